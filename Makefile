@@ -1,0 +1,47 @@
+# All set-up happens here: a virtual environment in .venv, pinned by constraints.txt.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+CORPUS := build/standard-library.jsonl
+SOURCES := embedfarm producer scheduler workers collector tests benchmarks
+
+help: ## Show this help.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+install: .venv/installed ## Install what a farm needs.
+
+demo: install ## Embed this Python's own documentation and ask it something.
+	mkdir -p build
+	$(BIN)/python -m producer.standard_library $(CORPUS)
+	$(BIN)/embedfarm embed $(CORPUS) --id-field id --out build/vectors
+	$(BIN)/embedfarm search build/vectors "read a table of comma separated values"
+
+check: .venv/installed-dev ## Format, lint and types.
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+
+test: .venv/installed-dev ## All tests but the slow ones.
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+accept: .venv/installed-dev ## The slow tests: every promise at full size.
+	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+
+bench: install ## Throughput of everything but the model.
+	$(BIN)/python -m benchmarks.transport $(ARGS)
+
+clean: ## Remove what was built.
+	rm -rf .venv build
+
+.PHONY: help install demo check test accept bench clean

@@ -1,0 +1,83 @@
+"""Files that survive a crash: whole or absent, and on the disk before anyone is told."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+TEMPORARY_SUFFIX: Final = ".embedfarm.tmp"
+_READ_BYTES: Final = 1 << 20
+
+
+class Span(NamedTuple):
+    """Consecutive bytes of a file."""
+
+    path: Path
+    offset: int
+    bytes: int
+
+
+def whole(path: Path) -> Span:
+    """All bytes of a file."""
+    return Span(path, 0, path.stat().st_size)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path`, durably, when the block ends.
+
+    A block that raises leaves `path` as it was, and a temporary file beside it that
+    `remove_temporaries` finds.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with temporary.open("wb") as file:
+        yield file
+        sync(file)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync(file: BinaryIO) -> None:
+    """Return when what was written to `file` is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """Return when the names in `directory` are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Delete what `replacing` left in `directory` when it was interrupted."""
+    for path in directory.glob(f"*{TEMPORARY_SUFFIX}"):
+        path.unlink()
+
+
+def sha256_of(spans: Iterable[Span]) -> str:
+    """Hexadecimal SHA-256 over the bytes of the spans, one after the other.
+
+    Raises:
+        OSError: A file cannot be read. A file that ends early is no error: its digest differs.
+    """
+    digest = hashlib.sha256()
+    for span in spans:
+        for piece in _read(span):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read(span: Span) -> Iterator[bytes]:
+    """The bytes of a span in pieces of bounded size."""
+    with span.path.open("rb") as file:
+        file.seek(span.offset)
+        left = span.bytes
+        while left and (piece := file.read(min(left, _READ_BYTES))):
+            left -= len(piece)
+            yield piece

@@ -1,0 +1,317 @@
+"""What a finished output says about itself, and how its source is recognised again."""
+
+import hashlib
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from collector.files import Span, replacing
+
+VERSION: Final = 1
+MANIFEST_FILE: Final = "manifest.json"
+ERRORS_FILE: Final = "errors.jsonl"
+IDS_FILE: Final = "ids.jsonl"
+# A checksum of `Result.checksums`.
+CHECKSUM_BYTES: Final = 4
+
+
+class OutputError(ValueError):
+    """Base of all errors about an output; the message is for people."""
+
+
+class ManifestError(OutputError):
+    """A manifest or error list that is absent, damaged or of another version."""
+
+
+class TilingError(OutputError):
+    """Parts that do not cover every chunk exactly once."""
+
+
+class SourceChanged(OutputError):
+    """The source no longer holds the texts that were embedded."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """What every row of an output has in common.
+
+    Attributes:
+        dimensions: Components per vector.
+        dtype: "float32" or "float16".
+        ids: Whether the chunks carry identifiers of the caller's.
+    """
+
+    dimensions: int
+    dtype: str
+    ids: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one vector."""
+        return self.dimensions * np.dtype(self.dtype).itemsize
+
+
+class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Where the rows of a part are.
+
+    Attributes:
+        file: Name of the file in the output directory.
+        offset_bytes: Where the part begins in `file`; not 0 only where parts share a file (npy).
+        bytes: Size of the part in `file`.
+        ids_offset_bytes: Where the part's lines begin in ids.jsonl (npy).
+        ids_bytes: Size of the part's lines in ids.jsonl; 0 where ids are in `file` or absent.
+        sha256: Of the part in `file`, followed by its lines in ids.jsonl.
+    """
+
+    file: str
+    offset_bytes: int = 0
+    bytes: int
+    ids_offset_bytes: int = 0
+    ids_bytes: int = 0
+    sha256: str
+
+    def spans(self, directory: Path) -> list[Span]:
+        """The bytes that `sha256` is about."""
+        spans = [Span(directory / self.file, self.offset_bytes, self.bytes)]
+        if self.ids_bytes:
+            spans.append(Span(directory / IDS_FILE, self.ids_offset_bytes, self.ids_bytes))
+        return spans
+
+
+class Part(Written, kw_only=True):
+    """Consecutive chunks that were written, and survive a crash, together.
+
+    Attributes:
+        start: Index of the first chunk.
+        count: Chunks, the failed ones included.
+        rows: Vectors: `count - errors`.
+        errors: Chunks that failed.
+        tokens: Real tokens that went through the model.
+        texts_sha256: SHA-256 over the checksums of the chunks in order (`Result.checksums`).
+    """
+
+    start: int
+    count: int
+    rows: int
+    errors: int
+    tokens: int
+    texts_sha256: str
+
+    @property
+    def end(self) -> int:
+        """Index after the last chunk."""
+        return self.start + self.count
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """One line of errors.jsonl: a chunk that was given up on."""
+
+    index: int
+    id: str | None = None
+    reason: str
+    attempts: int
+
+
+class WorkerFigures(msgspec.Struct):
+    """What one worker did for an output; seconds are its device's."""
+
+    chunks: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "WorkerFigures") -> "WorkerFigures":
+        return WorkerFigures(
+            self.chunks + other.chunks, self.tokens + other.tokens, self.seconds + other.seconds
+        )
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what decides about the bytes of an output."""
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "pyarrow": pa.__version__,
+    }
+
+
+class About(msgspec.Struct, kw_only=True):
+    """What only the caller knows about an output.
+
+    Attributes:
+        job: Identifier of the job.
+        model: As the user wrote it.
+        fingerprint: Of the model, by component.
+        source: Description of the corpus; `texts_sha256` in it covers the checksums of all chunks.
+        skipped: Rows of the source that became no chunk.
+        settings: Whatever else decided about the vectors.
+        load_seconds: Time until the model was loaded.
+        embed_seconds: Time from the first block to the last result.
+        created: Unix time.
+        versions: Libraries by name.
+    """
+
+    job: str
+    model: str
+    fingerprint: dict[str, str]
+    source: dict[str, Any]
+    skipped: int = 0
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    load_seconds: float = 0.0
+    embed_seconds: float = 0.0
+    created: float = msgspec.field(default_factory=time.time)
+    versions: dict[str, str] = msgspec.field(default_factory=library_versions)
+
+
+class Manifest(About, kw_only=True):
+    """manifest.json: an output that has one is complete.
+
+    Attributes:
+        version: Of this layout.
+        format: Name of the sink.
+        dimensions: Components per vector.
+        dtype: "float32" or "float16".
+        ids: Whether the identifiers of the chunks are stored.
+        count: Chunks: indices 0 to `count - 1` are each in a part or in errors.jsonl.
+        failed: Chunks in errors.jsonl.
+        tokens: Real tokens that went through the model.
+        errors_sha256: Of errors.jsonl, "" when no chunk failed.
+        parts: In order; they tile the chunks.
+        workers: What each worker did, by name.
+    """
+
+    version: int = VERSION
+    format: str
+    dimensions: int
+    dtype: str
+    ids: bool
+    count: int
+    failed: int
+    tokens: int
+    errors_sha256: str
+    parts: list[Part]
+    workers: dict[str, WorkerFigures]
+
+    @property
+    def layout(self) -> Layout:
+        """What every row has in common."""
+        return Layout(self.dimensions, self.dtype, self.ids)
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Put `manifest.json` in `directory`, whole and durably."""
+    with replacing(directory / MANIFEST_FILE) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a finished output.
+
+    Raises:
+        ManifestError: There is none, or it is damaged or of another version.
+    """
+    path = directory / MANIFEST_FILE
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError as error:
+        raise ManifestError(f"{path} does not exist: no finished output is here") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} is damaged: {error}") from error
+    if manifest.version != VERSION:
+        raise ManifestError(
+            f"{path} is of version {manifest.version}; this program reads {VERSION}"
+        )
+    return manifest
+
+
+def read_failures(directory: Path) -> Iterator[Failure]:
+    """The lines of errors.jsonl in their order; none when there is no such file.
+
+    Raises:
+        ManifestError: A line is damaged; the message has its number.
+    """
+    path = directory / ERRORS_FILE
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(Failure)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ManifestError(f"{path}, line {number} is damaged: {error}") from error
+
+
+def tile(parts: Iterable[Part], count: int) -> None:
+    """Check that the parts, in their order, cover 0 to `count - 1` without gap or overlap.
+
+    Raises:
+        TilingError: They do not; the message names the first chunks that are missing or double.
+    """
+    bounds = [(0, 0), *((part.start, part.end) for part in parts), (count, count)]
+    for (_, end), (start, _) in pairwise(bounds):
+        if start > end:
+            raise TilingError(f"chunks {end} to {start - 1} are in no part")
+        if start < count and start < end:
+            raise TilingError(f"chunks {start} to {end - 1} are in more than one part")
+        if start < end:
+            raise TilingError(f"the parts go on to chunk {end - 1}, but there are only {count}")
+
+
+class PrefixCheck:
+    """Tells whether a source still begins with the texts that an output was made from.
+
+    Feed it the checksums (`records.text_checksums`) of the source's rows from the first on.
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._whole = hashlib.sha256()
+        self._parts = iter(parts)
+        self._begin_part()
+
+    def feed(self, checksums: bytes) -> None:
+        """Take the checksums of the next rows, in batches of any size.
+
+        Raises:
+            SourceChanged: A part was made from other texts.
+        """
+        self._whole.update(checksums)
+        view = memoryview(checksums)
+        while self._part is not None and view:
+            piece, view = view[: self._left_bytes], view[self._left_bytes :]
+            self._digest.update(piece)
+            self._left_bytes -= len(piece)
+            if not self._left_bytes:
+                self._end_part(self._part)
+
+    def finish(self) -> str:
+        """Digest of the whole source, when all of it was fed.
+
+        Raises:
+            SourceChanged: The source ends before the parts do.
+        """
+        if self._part is not None:
+            raise SourceChanged(f"the source ends within {_rows(self._part)}")
+        return self._whole.hexdigest()
+
+    def _begin_part(self) -> None:
+        """Expect the next part, if there is one."""
+        self._part = next(self._parts, None)
+        self._digest = hashlib.sha256()
+        self._left_bytes = self._part.count * CHECKSUM_BYTES if self._part else 0
+
+    def _end_part(self, part: Part) -> None:
+        """Compare a part whose rows are all there."""
+        if self._digest.hexdigest() != part.texts_sha256:
+            raise SourceChanged(f"the source has other texts now in {_rows(part)}")
+        self._begin_part()
+
+
+def _rows(part: Part) -> str:
+    """The chunks of a part, for people."""
+    return f"rows {part.start} to {part.end - 1} ({part.file})"

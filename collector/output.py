@@ -1,0 +1,290 @@
+"""An output directory: results in, in order; parts, error list and manifest out.
+
+A part is durable before its journal line is, and its line before `add` returns it: only then may
+its results be deleted elsewhere. So a crash anywhere repeats at most one part, byte for byte.
+"""
+
+import fcntl
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from collector.files import (
+    TEMPORARY_SUFFIX,
+    remove_temporaries,
+    replacing,
+    sha256_of,
+    sync_directory,
+    whole,
+)
+from collector.journal import Entry, Journal
+from collector.manifest import (
+    ERRORS_FILE,
+    MANIFEST_FILE,
+    About,
+    Layout,
+    Manifest,
+    OutputError,
+    Part,
+    TilingError,
+    WorkerFigures,
+    tile,
+    write_manifest,
+)
+from collector.results import describe, gather, layout_of
+from collector.sinks import open_sink
+from embedfarm.records import Result
+
+STATE_DIRECTORY: Final = ".embedfarm"
+REQUEST_FILE: Final = "job.json"
+JOURNAL_FILE: Final = "parts.jsonl"
+LOCK_FILE: Final = "lock"
+
+_OURS: Final = re.compile(
+    r"(part-\d{12}\.(parquet|jsonl)|embeddings\.npy|ids\.jsonl|errors\.jsonl)"
+    rf"(\.partial|{re.escape(TEMPORARY_SUFFIX)})?"
+)
+_NO_ROWS: Final = Layout(0, "float32", ids=False)
+
+
+class OutputBusy(OutputError):
+    """Another process writes to the directory."""
+
+
+class State(StrEnum):
+    """How far an output directory is."""
+
+    NEW = "new"
+    UNFINISHED = "unfinished"
+    FINISHED = "finished"
+
+
+def read_state(directory: Path) -> State:
+    """How far the output in `directory` is; the directory need not exist."""
+    if (directory / MANIFEST_FILE).exists():
+        return State.FINISHED
+    if (directory / STATE_DIRECTORY / REQUEST_FILE).exists():
+        return State.UNFINISHED
+    return State.NEW
+
+
+def read_request(directory: Path) -> dict[str, Any]:
+    """The request that the unfinished output in `directory` belongs to.
+
+    Raises:
+        OutputError: It is absent or damaged.
+    """
+    path = directory / STATE_DIRECTORY / REQUEST_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise OutputError(f"{path} cannot be read: {error}") from error
+
+
+def list_output_files(directory: Path) -> list[str]:
+    """Names of the files in `directory` that an output consists of, without the manifest."""
+    return sorted(path.name for path in directory.glob("*") if _OURS.fullmatch(path.name))
+
+
+class Output:
+    """One job's output directory, open in this process alone.
+
+    Args:
+        directory: Made when absent.
+        request: What identifies the job; an output is only continued under an equal request.
+        sink: Name of the format.
+        part_bytes_max: Bytes of vectors after which a part is closed, at the end of a result.
+
+    Raises:
+        OutputBusy: Another process has it open.
+        OutputError: It is finished, belongs to another request, or lost files it had.
+    """
+
+    def __init__(
+        self, directory: Path, request: dict[str, Any], *, sink: str, part_bytes_max: int
+    ) -> None:
+        self._directory = directory
+        self._format = sink
+        self._sink = open_sink(sink, directory)
+        self._part_bytes_max = part_bytes_max
+        self._parts: list[Part] = []
+        self._workers: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
+        self._layout = _NO_ROWS
+        self._results: list[Result] = []
+        self._expected = 0
+        private = directory / STATE_DIRECTORY
+        with ExitStack() as stack:
+            stack.enter_context(_locked(private))
+            _claim(directory, {**request, "format": sink})
+            remove_temporaries(directory)
+            remove_temporaries(private)
+            self._journal = stack.enter_context(closing(Journal(private / JOURNAL_FILE)))
+            for entry in self._journal:
+                self._count(entry)
+            self._sink.resume(self._parts)
+            self._closing = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes have the directory; what is buffered is forgotten."""
+        self._closing.close()
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts that are on the disk, in order."""
+        return self._parts
+
+    @property
+    def next_index(self) -> int:
+        """Index after the last chunk that is on the disk: where a resume begins."""
+        return self._parts[-1].end if self._parts else 0
+
+    @property
+    def buffered(self) -> range:
+        """Chunks in memory, whose results must be kept elsewhere; `stop` is the next to add."""
+        return range(self.next_index, self._expected)
+
+    def add(self, result: Result) -> Part | None:
+        """Take the next result, and return the part that it closed, which is durable.
+
+        A result from before `buffered.stop` is a duplicate and changes nothing.
+
+        Raises:
+            OutputError: The result leaves a gap, contradicts itself, or has other dimensions,
+                another dtype, or ids where the others have none.
+            OSError: The disk refused; close the output and open it again.
+        """
+        if result.start < self._expected:
+            return None
+        if result.start > self._expected:
+            raise OutputError(f"result {result.start} came where {self._expected} is next")
+        layout = layout_of(result)
+        if self._expected and layout != self._layout:
+            raise OutputError(f"result {result.start} is {layout}, the others {self._layout}")
+        self._layout = layout
+        self._results.append(result)
+        self._expected += result.count
+        full = len(self.buffered) >= max(1, self._part_bytes_max // layout.row_bytes)
+        return self._write_part() if full else None
+
+    def finish(self, count: int, about: About) -> Manifest:
+        """Write what is buffered, the error list and the manifest; the output is complete then.
+
+        Raises:
+            TilingError: Not all of `count` chunks were added; nothing has changed.
+        """
+        if self._expected != count:
+            raise TilingError(f"{self._expected} of {count} chunks have results")
+        if self._results:
+            self._write_part()
+        tile(self._parts, count)
+        self._sink.finish(count, self._layout)
+        manifest = self._manifest(count, about, self._write_errors())
+        write_manifest(self._directory, manifest)
+        for name in (JOURNAL_FILE, REQUEST_FILE):
+            (self._directory / STATE_DIRECTORY / name).unlink()
+        return manifest
+
+    def _write_part(self) -> Part:
+        """Put the buffered results on the disk, then into the journal."""
+        entry = describe(self._results, self._sink.write(gather(self._results)))
+        self._journal.append(entry)
+        self._count(entry)
+        self._results = []
+        return entry.part
+
+    def _count(self, entry: Entry) -> None:
+        """Remember a part that is in the journal."""
+        self._parts.append(entry.part)
+        self._layout = entry.layout
+        self._expected = entry.part.end
+        for name, figures in entry.workers.items():
+            self._workers[name] += figures
+
+    def _write_errors(self) -> str:
+        """Write errors.jsonl if a chunk failed, and return its digest."""
+        if not any(part.errors for part in self._parts):
+            return ""
+        path = self._directory / ERRORS_FILE
+        with replacing(path) as file:
+            for entry in self._journal:
+                file.writelines(msgspec.json.encode(line) + b"\n" for line in entry.failures)
+        return sha256_of([whole(path)])
+
+    def _manifest(self, count: int, about: About, errors_sha256: str) -> Manifest:
+        """What the caller knows and what the parts add up to."""
+        return Manifest(
+            **msgspec.structs.asdict(about),
+            format=self._format,
+            dimensions=self._layout.dimensions,
+            dtype=self._layout.dtype,
+            ids=self._layout.ids,
+            count=count,
+            failed=sum(part.errors for part in self._parts),
+            tokens=sum(part.tokens for part in self._parts),
+            errors_sha256=errors_sha256,
+            parts=self._parts,
+            workers=dict(self._workers),
+        )
+
+
+@contextmanager
+def _locked(private: Path) -> Iterator[None]:
+    """Keep other processes out; the lock goes with the process, however it ends."""
+    private.mkdir(parents=True, exist_ok=True)
+    with (private / LOCK_FILE).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputBusy(f"another process is writing to {private.parent}") from error
+        yield
+
+
+def _claim(directory: Path, request: dict[str, Any]) -> None:
+    """Make `directory` the output of `request`, unless it is something else already."""
+    match read_state(directory):
+        case State.FINISHED:
+            raise OutputError(f"{directory} is finished: it has a {MANIFEST_FILE}")
+        case State.UNFINISHED:
+            compare_requests(directory, read_request(directory), request)
+        case State.NEW:
+            _begin(directory, request)
+
+
+def compare_requests(directory: Path, stored: dict[str, Any], request: dict[str, Any]) -> None:
+    """Refuse a request that is not the stored one, by name of what differs."""
+    # JSON knows fewer types than Python: compare what would be stored.
+    asked = msgspec.json.decode(msgspec.json.encode(request))
+    differing = [
+        f"{name} was {stored.get(name)!r} and is now {asked.get(name)!r}"
+        for name in sorted(stored.keys() | asked.keys())
+        if stored.get(name) != asked.get(name)
+    ]
+    if differing:
+        raise OutputError(f"{directory} belongs to another request: {'; '.join(differing)}")
+
+
+def _begin(directory: Path, request: dict[str, Any]) -> None:
+    """Store the request of a new output."""
+    if files := list_output_files(directory):
+        raise OutputError(f"{directory} holds {files[0]} of another output")
+    with replacing(directory / STATE_DIRECTORY / REQUEST_FILE) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(request)) + b"\n")
+    sync_directory(directory)

@@ -1,0 +1,81 @@
+"""Exact nearest neighbours in a finished output, one part in memory at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import nsmallest
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.manifest import read_manifest
+from collector.sinks import Vectors, open_sink
+
+_ROWS_AT_A_TIME: Final = 8192
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A chunk near a query; the score is their cosine, -1 to 1."""
+
+    index: int
+    id: str | None
+    score: float
+
+
+def iter_vectors(directory: Path) -> Iterator[Vectors]:
+    """The vectors of a finished output in order, a part at a time, without the failed chunks.
+
+    Raises:
+        OutputError: There is no manifest, or a part does not hold what it says.
+    """
+    manifest = read_manifest(directory)
+    sink = open_sink(manifest.format, directory)
+    return (sink.read(part, manifest.layout) for part in manifest.parts)
+
+
+def search(directory: Path, query: NDArray[np.float32], k: int) -> list[Hit]:
+    """The `k` chunks with the highest cosine to `query`, best first; ties in index order.
+
+    Args:
+        directory: A finished output of any format.
+        query: Shape (dimensions,), of any length but 0.
+        k: How many; fewer come back when there are fewer vectors.
+
+    Raises:
+        ValueError: The query is not a direction in the space of the output.
+        OutputError: As `iter_vectors`.
+    """
+    direction = _direction(query, read_manifest(directory).dimensions)
+    best: list[Hit] = []
+    for vectors in iter_vectors(directory):
+        for hits in _hits(vectors, direction, k):
+            best = nsmallest(k, best + hits, key=lambda hit: (-hit.score, hit.index))
+    return best
+
+
+def _direction(query: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+    """The query, scaled to length 1."""
+    if dimensions and query.shape != (dimensions,):
+        raise ValueError(f"the query has shape {query.shape}, the vectors ({dimensions},)")
+    norm = np.linalg.norm(query)
+    if not np.isfinite(norm) or not norm:
+        raise ValueError(f"a query of length {norm} has no direction")
+    return (query / norm).astype(np.float32)
+
+
+def _hits(vectors: Vectors, direction: NDArray[np.float32], k: int) -> Iterator[list[Hit]]:
+    """The best of each slice of rows: as float32 a slice is small, a part might not be."""
+    for first in range(0, len(vectors.indices), _ROWS_AT_A_TIME):
+        rows = vectors.matrix[first : first + _ROWS_AT_A_TIME].astype(np.float32, copy=False)
+        norms = np.linalg.norm(rows, axis=1)
+        scores = rows @ direction / np.maximum(norms, np.finfo(np.float32).tiny)
+        best = np.argsort(-scores, kind="stable")[:k]
+        yield [_hit(vectors, first + int(row), float(scores[row])) for row in best]
+
+
+def _hit(vectors: Vectors, row: int, score: float) -> Hit:
+    """One row as a hit."""
+    identifier = None if vectors.ids is None else vectors.ids[row]
+    return Hit(int(vectors.indices[row]), identifier, score)

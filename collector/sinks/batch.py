@@ -1,0 +1,72 @@
+"""The rows of one part, on their way to the disk and back."""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.manifest import Layout, OutputError, Part
+
+Matrix: TypeAlias = NDArray[np.floating[Any]]
+
+
+class PartError(OutputError):
+    """Files that do not hold what the sink wrote."""
+
+
+class Vectors(NamedTuple):
+    """Rows that have a vector.
+
+    Attributes:
+        indices: int64, shape (rows,), ascending.
+        ids: One per row, or None.
+        matrix: Shape (rows, dimensions).
+    """
+
+    indices: NDArray[np.int64]
+    ids: list[str] | None
+    matrix: Matrix
+
+
+class Batch(NamedTuple):
+    """All chunks of a part.
+
+    Attributes:
+        start: Index of the first chunk.
+        ids: One per chunk, or None.
+        matrix: Shape (count, dimensions); the rows of failed chunks mean nothing.
+        good: Whether each chunk has a vector, shape (count,).
+    """
+
+    start: int
+    ids: list[str] | None
+    matrix: Matrix
+    good: NDArray[np.bool_]
+
+    def vectors(self) -> Vectors:
+        """The rows without the failed chunks; no copy when there are none of those."""
+        kept = np.flatnonzero(self.good).astype(np.int64)
+        whole = len(kept) == len(self.good)
+        return Vectors(
+            indices=kept + self.start,
+            ids=self.ids if whole or self.ids is None else [self.ids[row] for row in kept],
+            matrix=self.matrix if whole else self.matrix[kept],
+        )
+
+
+def check_layout(vectors: Vectors, part: Part, layout: Layout) -> Vectors:
+    """Pass on `vectors` as they were read.
+
+    Raises:
+        PartError: They have another number of rows, dimensions, dtype or ids than promised.
+    """
+    found = (vectors.matrix.shape, str(vectors.matrix.dtype), vectors.ids is not None)
+    promised = ((part.rows, layout.dimensions), layout.dtype, layout.ids)
+    if found != promised:
+        raise PartError(f"holds {_describe(*found)} instead of {_describe(*promised)}")
+    return vectors
+
+
+def _describe(shape: tuple[int, ...], dtype: str, ids: bool) -> str:  # noqa: FBT001 - unpacked
+    """A layout and its size, for people."""
+    return f"{' x '.join(map(str, shape))} {dtype} {'with' if ids else 'without'} ids"

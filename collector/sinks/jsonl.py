@@ -1,0 +1,95 @@
+"""JSON Lines: one file a part, one object a vector; for people and small corpora."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from collector.files import replacing
+from collector.manifest import Layout, Part, Written
+from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
+from collector.sinks.part_files import check_parts, describe_part
+
+# As text a component takes about three times its memory: convert so many at a time.
+_COMPONENTS_AT_A_TIME: Final = 1 << 20
+
+
+class _Line(msgspec.Struct):
+    """One vector."""
+
+    index: int
+    embedding: list[float]
+    id: str | None = None
+
+
+class Jsonl:
+    """Writes and reads `part-<start>.jsonl`; failed chunks have no line.
+
+    Components are the shortest decimals that give the same float32.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def resume(self, parts: Sequence[Part]) -> None:
+        """Check the parts; a file behind them has the name of the next one and is replaced."""
+        check_parts(self._directory, parts)
+
+    def write(self, batch: Batch) -> Written:
+        """Write one file."""
+        path = self._directory / f"part-{batch.start:012d}.jsonl"
+        with replacing(path) as file:
+            file.writelines(_lines(batch.vectors()))
+        return describe_part(path)
+
+    def finish(self, count: int, layout: Layout) -> None:
+        """Every part is final already."""
+
+    def read(self, part: Part, layout: Layout) -> Vectors:
+        """The rows of one file."""
+        try:
+            with (self._directory / part.file).open("rb") as file:
+                lines = map(msgspec.json.Decoder(_Line).decode, file)
+                vectors = _vectors(lines, part.rows, layout)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise PartError(f"is not JSON Lines as it was written: {error}") from error
+        return check_layout(vectors, part, layout)
+
+
+def _lines(vectors: Vectors) -> Iterator[bytes]:
+    """One line a row."""
+    heads = map('{{"index":{},'.format, vectors.indices)
+    if vectors.ids is not None:
+        ids = (msgspec.json.encode(identifier).decode() for identifier in vectors.ids)
+        heads = map('{}"id":{},'.format, heads, ids)
+    for head, embedding in zip(heads, _embeddings(vectors.matrix), strict=True):
+        yield f'{head}"embedding":[{embedding}]}}\n'.encode()
+
+
+def _embeddings(matrix: Matrix) -> Iterator[str]:
+    """The components of each row, with commas between them."""
+    dimensions = matrix.shape[1]
+    step = max(1, _COMPONENTS_AT_A_TIME // dimensions)
+    for first in range(0, len(matrix), step):
+        rows = matrix[first : first + step]
+        # Arrow prints float32 in its shortest form; it is the only fast printer of it around.
+        components = pc.cast(pa.array(rows.astype(np.float32, copy=False).reshape(-1)), pa.string())
+        bounds = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * np.int32(dimensions))
+        yield from pc.binary_join(pa.ListArray.from_arrays(bounds, components), ",").to_pylist()
+
+
+def _vectors(lines: Iterator[_Line], rows: int, layout: Layout) -> Vectors:
+    """The lines as rows; a line of other dimensions or one too many raises ValueError."""
+    indices: list[int] = []
+    ids: list[str] = []
+    matrix = np.empty((rows, layout.dimensions), dtype=layout.dtype)
+    for row, line in zip(matrix, lines, strict=True):
+        row[:] = np.array(line.embedding, dtype=np.float32)
+        indices.append(line.index)
+        if line.id is not None:
+            ids.append(line.id)
+    return Vectors(np.array(indices, dtype=np.int64), ids if layout.ids else None, matrix)

@@ -1,0 +1,158 @@
+"""npy: one array for the whole corpus, row = index, to be mapped into memory."""
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from collector.files import Span, sha256_of, sync, sync_directory
+from collector.manifest import IDS_FILE, Layout, Part, Written
+from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
+
+EMBEDDINGS_FILE: Final = "embeddings.npy"
+PARTIAL_SUFFIX: Final = ".partial"
+
+_HEADER_BYTES: Final = 128
+_MAGIC: Final = b"\x93NUMPY\x01\x00"
+
+
+class Npy:
+    """Writes and reads `embeddings.npy`, and `ids.jsonl` with one JSON string a line.
+
+    The row of a failed chunk is NaN. Until all rows are there both names end in `.partial` and
+    the header is blank.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._ids_end_bytes = 0
+
+    def resume(self, parts: Sequence[Part]) -> None:
+        """Cut both files off behind the parts; a crash in `finish` may have renamed them."""
+        last = parts[-1] if parts else Written(file=EMBEDDINGS_FILE, bytes=0, sha256="")
+        self._ids_end_bytes = last.ids_offset_bytes + last.ids_bytes
+        for name, end in (
+            (EMBEDDINGS_FILE, last.offset_bytes + last.bytes),
+            (IDS_FILE, self._ids_end_bytes),
+        ):
+            _rename(self._directory / name, self._partial(name))
+            _cut(self._partial(name), end)
+        sync_directory(self._directory)
+
+    def write(self, batch: Batch) -> Written:
+        """Append the rows; they are written from where they are, without a copy."""
+        rows, lines = _rows(batch), _lines(batch)
+        offset = _HEADER_BYTES + batch.start * rows[0].nbytes
+        spans = [self._put(EMBEDDINGS_FILE, offset, rows.data)]
+        if lines:
+            spans.append(self._put(IDS_FILE, self._ids_end_bytes, lines))
+        sync_directory(self._directory)
+        written = Written(
+            file=EMBEDDINGS_FILE,
+            offset_bytes=offset,
+            bytes=rows.nbytes,
+            ids_offset_bytes=self._ids_end_bytes,
+            ids_bytes=len(lines),
+            sha256=sha256_of(spans),
+        )
+        self._ids_end_bytes += len(lines)
+        return written
+
+    def finish(self, count: int, layout: Layout) -> None:
+        """Write the header and take the suffix away; a corpus without chunks has no array."""
+        if not count:
+            return
+        self._put(EMBEDDINGS_FILE, 0, _header(count, layout))
+        for name in (EMBEDDINGS_FILE, IDS_FILE):
+            _rename(self._partial(name), self._directory / name)
+        sync_directory(self._directory)
+
+    def read(self, part: Part, layout: Layout) -> Vectors:
+        """The rows of a part, mapped, without those that are NaN."""
+        matrix = self._map(layout)[part.start : part.end]
+        ids = self._read_ids(part) if layout.ids else None
+        # A failed row is NaN throughout: its first component tells.
+        vectors = Batch(part.start, ids, matrix, ~np.isnan(matrix[:, 0])).vectors()
+        return check_layout(vectors, part, layout)
+
+    def _map(self, layout: Layout) -> Matrix:
+        """The whole array, its header checked to the byte."""
+        path = self._directory / EMBEDDINGS_FILE
+        try:
+            matrix: Matrix = np.asarray(np.load(path, mmap_mode="r"))
+        except (ValueError, EOFError) as error:
+            raise PartError(f"is not an array as it was written: {error}") from error
+        with path.open("rb") as file:
+            if file.read(_HEADER_BYTES) != _header(len(matrix), layout):
+                raise PartError(f"has another header than {layout.dimensions} {layout.dtype} a row")
+        return matrix
+
+    def _read_ids(self, part: Part) -> list[str]:
+        """One id for each chunk of the part."""
+        with (self._directory / IDS_FILE).open("rb") as file:
+            file.seek(part.ids_offset_bytes)
+            lines = file.read(part.ids_bytes).splitlines()
+        try:
+            ids = [msgspec.json.decode(line, type=str) for line in lines]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise PartError(f"has a damaged line in {IDS_FILE}: {error}") from error
+        if len(ids) != part.count:
+            raise PartError(f"has {len(ids)} instead of {part.count} lines in {IDS_FILE}")
+        return ids
+
+    def _partial(self, name: str) -> Path:
+        """Where a file grows."""
+        return self._directory / (name + PARTIAL_SUFFIX)
+
+    def _put(self, name: str, offset: int, content: bytes | memoryview) -> Span:
+        """Write durably at a place of a growing file."""
+        path = self._partial(name)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            file.seek(offset)
+            file.write(content)
+            sync(file)
+        return Span(path, offset, memoryview(content).nbytes)
+
+
+def _rows(batch: Batch) -> Matrix:
+    """The vectors, NaN where there are none."""
+    if batch.good.all():
+        return batch.matrix
+    rows = batch.matrix.copy()
+    rows[~batch.good] = np.nan
+    return rows
+
+
+def _lines(batch: Batch) -> bytes:
+    """The ids, one JSON string a line."""
+    return b"".join(msgspec.json.encode(identifier) + b"\n" for identifier in batch.ids or ())
+
+
+def _header(count: int, layout: Layout) -> bytes:
+    """Version 1.0 header of an array of shape (count, dimensions), always of the same size."""
+    shape = (count, layout.dimensions)
+    text = repr({"descr": np.dtype(layout.dtype).str, "fortran_order": False, "shape": shape})
+    size = _HEADER_BYTES - len(_MAGIC) - 2
+    return _MAGIC + struct.pack("<H", size) + text.ljust(size - 1).encode() + b"\n"
+
+
+def _rename(path: Path, other: Path) -> None:
+    """Rename a file that need not exist."""
+    if path.exists():
+        path.replace(other)
+
+
+def _cut(path: Path, size: int) -> None:
+    """Bring a file back to an earlier size, durably; without bytes it is not there at all."""
+    if not size:
+        path.unlink(missing_ok=True)
+        return
+    if not path.exists() or path.stat().st_size < size:
+        raise PartError(f"{path} does not have the {size} bytes that were written")
+    with path.open("r+b") as file:
+        file.truncate(size)
+        sync(file)

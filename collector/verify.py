@@ -1,0 +1,214 @@
+"""Checks that an output holds what its manifest says, and comes from the source it names."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.files import sha256_of, whole
+from collector.manifest import (
+    CHECKSUM_BYTES,
+    ERRORS_FILE,
+    MANIFEST_FILE,
+    Layout,
+    Manifest,
+    OutputError,
+    Part,
+    TilingError,
+    read_failures,
+    read_manifest,
+    tile,
+)
+from collector.output import list_output_files
+from collector.sinks import PartError, Sink, Vectors, open_sink
+from embedfarm.records import Rows, text_checksums
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something an output should not have.
+
+    Attributes:
+        file: Name in the output directory.
+        sentence: What is wrong with it.
+    """
+
+    file: str
+    sentence: str
+
+
+def verify(directory: Path, against: Iterator[Rows] | None = None) -> list[Problem]:
+    """All that is wrong with an output; nothing when it is as it was when it was finished.
+
+    Args:
+        directory: A finished output.
+        against: The rows of the source, in batches of any size, to compare texts and ids with.
+    """
+    try:
+        manifest = read_manifest(directory)
+        sink = open_sink(manifest.format, directory)
+    except ValueError as error:
+        return [Problem(MANIFEST_FILE, str(error))]
+    problems = [*_check_totals(manifest), *_check_files(directory, manifest)]
+    try:
+        failed = _read_failed(directory, manifest)
+    except OutputError as error:
+        failed = np.empty(0, dtype=np.int64)
+        problems.append(Problem(ERRORS_FILE, str(error)))
+    source = None if against is None else _Source(against)
+    for part in manifest.parts:
+        expected = _expect(part, failed, source)
+        problems += _check_part(directory, sink, manifest.layout, part, expected)
+    if source is not None and (count := source.count_all()) != manifest.count:
+        sentence = f"counts {manifest.count} chunks, the source has {count} rows"
+        problems.append(Problem(MANIFEST_FILE, sentence))
+    # Parts that share a file all miss it when it is gone.
+    return list(dict.fromkeys(problems))
+
+
+class _Expected(NamedTuple):
+    """What a part should hold.
+
+    Attributes:
+        indices: Its chunks that did not fail.
+        texts_sha256: Of the source's rows, "" when there is no source to compare with.
+        ids: Of the chunks that did not fail, None when there is no source to compare with or it
+            has none.
+    """
+
+    indices: NDArray[np.int64]
+    texts_sha256: str
+    ids: list[str] | None
+
+
+class _Source:
+    """The rows of a source, a part at a time."""
+
+    def __init__(self, batches: Iterator[Rows]) -> None:
+        self._batches = batches
+        self._count = 0
+        self._checksums = bytearray()
+        self._ids: list[str] = []
+
+    def take(self, count: int) -> tuple[bytes, list[str]]:
+        """Checksums and ids of the next rows, fewer at the end of the source."""
+        size = count * CHECKSUM_BYTES
+        while len(self._checksums) < size and self._fetch():
+            pass
+        rows = bytes(self._checksums[:size]), self._ids[:count]
+        del self._checksums[:size], self._ids[:count]
+        return rows
+
+    def count_all(self) -> int:
+        """Rows in the source; what was not taken is read and dropped."""
+        while self._fetch():
+            self._checksums.clear()
+            self._ids.clear()
+        return self._count
+
+    def _fetch(self) -> bool:
+        """Read a batch, if there is one."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        self._count += len(batch.texts)
+        self._checksums += text_checksums(batch.texts)
+        self._ids += batch.ids or ()
+        return True
+
+
+def _check_totals(manifest: Manifest) -> Iterator[Problem]:
+    """The parts tile the chunks and add up."""
+    try:
+        tile(manifest.parts, manifest.count)
+    except TilingError as error:
+        yield Problem(MANIFEST_FILE, str(error))
+    failed = sum(part.errors for part in manifest.parts)
+    if failed != manifest.failed:
+        yield Problem(MANIFEST_FILE, f"counts {manifest.failed} failed chunks, its parts {failed}")
+    for part in manifest.parts:
+        if part.rows + part.errors != part.count:
+            yield _problem(part, f"does not add up: {part.rows} and {part.errors} failed")
+
+
+def _check_files(directory: Path, manifest: Manifest) -> Iterator[Problem]:
+    """Files have the size their parts make up, and none is there that nobody lists."""
+    spans = [span for part in manifest.parts for span in part.spans(directory)]
+    ends = {span.path.name: span.offset + span.bytes for span in spans}
+    for name in list_output_files(directory):
+        size = (directory / name).stat().st_size
+        if name not in ends and name != ERRORS_FILE:
+            yield Problem(name, "is not listed in the manifest")
+        elif size != ends.get(name, size):
+            yield Problem(name, f"has {size} bytes instead of {ends[name]}")
+
+
+def _read_failed(directory: Path, manifest: Manifest) -> NDArray[np.int64]:
+    """The chunks that errors.jsonl lists, which has to be the file that was written."""
+    path = directory / ERRORS_FILE
+    sha256 = sha256_of([whole(path)]) if path.exists() else ""
+    if sha256 != manifest.errors_sha256:
+        raise OutputError("is not the error list that was written" if sha256 else "is missing")
+    failed = np.fromiter((line.index for line in read_failures(directory)), dtype=np.int64)
+    if len(failed) != manifest.failed:
+        raise OutputError(f"lists {len(failed)} chunks, the manifest {manifest.failed}")
+    return failed
+
+
+def _expect(part: Part, failed: NDArray[np.int64], source: _Source | None) -> _Expected:
+    """What a part should hold; takes its rows from the source."""
+    indices = np.setdiff1d(np.arange(part.start, part.end, dtype=np.int64), failed)
+    if source is None:
+        return _Expected(indices, "", None)
+    checksums, ids = source.take(part.count)
+    rows = indices - part.start
+    good = [ids[row] for row in rows[rows < len(ids)]] if ids else None
+    return _Expected(indices, hashlib.sha256(checksums).hexdigest(), good)
+
+
+def _check_part(
+    directory: Path, sink: Sink, layout: Layout, part: Part, expected: _Expected
+) -> Iterator[Problem]:
+    """The part is undamaged, and holds what is expected."""
+    if expected.texts_sha256 not in ("", part.texts_sha256):
+        yield _problem(part, "was made from other texts than the source has there")
+    try:
+        vectors = _read(directory, sink, layout, part)
+    except FileNotFoundError as error:
+        yield Problem(Path(error.filename).name, "is missing")
+    except (OSError, PartError) as error:
+        yield _problem(part, str(error))
+    else:
+        yield from (_problem(part, sentence) for sentence in _check_vectors(vectors, expected))
+
+
+def _read(directory: Path, sink: Sink, layout: Layout, part: Part) -> Vectors:
+    """The rows of a part; damaged bytes are not even parsed."""
+    if sha256_of(part.spans(directory)) != part.sha256:
+        raise PartError("has other bytes than were written")
+    return sink.read(part, layout)
+
+
+def _check_vectors(vectors: Vectors, expected: _Expected) -> Iterator[str]:
+    """The right chunks in the right order, with vectors that mean something."""
+    for index in np.setdiff1d(expected.indices, vectors.indices)[:1]:
+        yield f"misses chunk {index}, which {ERRORS_FILE} does not list"
+    for index in np.setdiff1d(vectors.indices, expected.indices)[:1]:
+        yield f"has a vector of chunk {index}, which does not belong there"
+    if (np.diff(vectors.indices) <= 0).any():
+        yield "has its chunks out of order"
+    for index in vectors.indices[~np.isfinite(vectors.matrix).all(axis=1)][:1]:
+        yield f"has a vector that is not finite, the first for chunk {index}"
+    for index in vectors.indices[~vectors.matrix.any(axis=1)][:1]:
+        yield f"has a vector that is zero, the first for chunk {index}"
+    if expected.texts_sha256 and vectors.ids != expected.ids:
+        yield "has other ids than the source has there"
+
+
+def _problem(part: Part, sentence: str) -> Problem:
+    """A problem of one part, which the sentence names."""
+    return Problem(part.file, f"chunks {part.start} to {part.end - 1}: {sentence}")

@@ -1,0 +1,23 @@
+"""All verbs."""
+
+import typer
+
+from embedfarm.cli import embed, inspection, outputs, roles
+
+app = typer.Typer(
+    name="embedfarm",
+    help="Turn a corpus into vectors on every device you have.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(embed.embed)
+app.command()(outputs.verify)
+app.command()(outputs.search)
+app.command()(roles.up)
+app.command()(roles.schedule)
+app.command()(roles.work)
+app.add_typer(inspection.jobs_app, name="jobs")
+app.command()(inspection.workers)
+app.command()(inspection.devices)
+app.command()(inspection.doctor)

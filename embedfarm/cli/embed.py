@@ -1,0 +1,182 @@
+"""`embedfarm embed`: the main job."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from embedfarm.cli.options import (
+    FAILED_CHUNKS,
+    INTERRUPTED,
+    AsJson,
+    CpuWorkers,
+    Devices,
+    RedisUrl,
+    fail,
+    plain_errors,
+    print_json,
+    read_settings,
+    stop_on_signals,
+)
+from embedfarm.records import JobSpec
+
+if TYPE_CHECKING:
+    from collector.manifest import Manifest
+    from embedfarm.cli.run import Place, Request
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+Corpus = Annotated[
+    list[str], typer.Argument(help="Files, directories, URLs, or - for standard input.")
+]
+Out = Annotated[Path, typer.Option(help="Output directory.")]
+Model = Annotated[str, typer.Option(help="Directory, hub name, or null:DIMENSIONS.")]
+TextField = Annotated[str, typer.Option(help="Field or column of the text.")]
+IdField = Annotated[str, typer.Option(help="Field or column of an id to keep.")]
+InputFormat = Annotated[
+    str, typer.Option(help="jsonl, csv, tsv, parquet or txt; default: by suffix.")
+]
+Glob = Annotated[str, typer.Option(help="Which files of a directory.")]
+ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a directory's files.")]
+ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chunk repeats.")]
+OnBadRow = Annotated[
+    Literal["fail", "skip"], typer.Option(help="skip lists bad rows in skipped.jsonl.")
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the model.")
+]
+VectorDtype = Annotated[Literal["float32", "float16"], typer.Option(help="Of the stored vectors.")]
+OutputFormat = Annotated[
+    Literal["parquet", "npy", "jsonl"], typer.Option("--format", help="Of the output.")
+]
+Prompt = Annotated[str, typer.Option(help="Text put before every chunk.")]
+MaxLength = Annotated[
+    int, typer.Option(min=0, help="Tokens kept of a chunk; 0: the model's limit.")
+]
+Dimensions = Annotated[int, typer.Option(min=0, help="Leading components kept; 0: all.")]
+Normalize = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
+
+
+def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
+    corpus: Corpus,
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    text_field: TextField = "text",
+    id_field: IdField = "",
+    input_format: InputFormat = "",
+    glob: Glob = "**/*",
+    chunk_tokens: ChunkTokens = 200,
+    chunk_overlap: ChunkOverlap = 20,
+    on_bad_row: OnBadRow = "fail",
+    dtype: Dtype = "auto",
+    vector_dtype: VectorDtype = "float32",
+    output_format: OutputFormat = "parquet",
+    prompt: Prompt = "",
+    max_length: MaxLength = 0,
+    dimensions: Dimensions = 0,
+    normalize: Normalize = False,  # noqa: FBT002 -- a flag
+    workers: CpuWorkers = 0,
+    devices: Devices = "all",
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Embed a corpus; run the same command again to resume an unfinished one.
+
+    Without a server it runs a private farm for the time of the job. Status 3 means that some
+    chunks failed and errors.jsonl names them; 130 that it was interrupted and can be resumed.
+    """
+    from embedfarm.cli.run import Place, Request, tokenizer_file
+    from producer.readers import CorpusOptions
+
+    settings = read_settings(redis)
+    with plain_errors():
+        options = CorpusOptions(
+            text_field=text_field,
+            id_field=id_field or None,
+            format=input_format or None,
+            glob=glob,
+            tokenizer_file=tokenizer_file(corpus, model, settings),
+            chunk_tokens=chunk_tokens,
+            chunk_overlap=chunk_overlap,
+        )
+        spec = JobSpec(
+            model=model,
+            dtype=dtype,
+            vector_dtype=vector_dtype,
+            prompt=prompt,
+            max_length=max_length,
+            normalize=normalize,
+            dimensions=dimensions,
+            created=time.time(),
+            name=out.name,
+        )
+        request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
+        run_to_end(request, Place(out, settings, devices, workers), as_json=as_json)
+
+
+def run_to_end(request: "Request", place: "Place", *, as_json: bool) -> None:
+    """Embed unless it is done already, report, and end with the status that says how it went."""
+    from embedfarm.cli.progress import View
+    from embedfarm.cli.run import Interrupted, Run, check_finished
+
+    stop = stop_on_signals()
+    manifest = check_finished(request, place.out)
+    finished = manifest is not None
+    if manifest is None:
+        view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
+        try:
+            with view:
+                manifest = Run(request, place, view, stop).embed()
+        except Interrupted:
+            fail("interrupted; the same command goes on from here", INTERRUPTED)
+    report(manifest, place.out, finished=finished, as_json=as_json)
+    if manifest.failed:
+        raise typer.Exit(FAILED_CHUNKS)
+
+
+def report(manifest: "Manifest", out: Path, *, finished: bool, as_json: bool) -> None:
+    """Say where the vectors are and how fast it was."""
+    rate = manifest.count / manifest.embed_seconds if manifest.embed_seconds else 0.0
+    tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0
+    if as_json:
+        print_json(
+            {
+                "out": str(out),
+                "finished_before": finished,
+                "count": manifest.count,
+                "failed": manifest.failed,
+                "skipped": manifest.skipped,
+                "dimensions": manifest.dimensions,
+                "tokens": manifest.tokens,
+                "load_seconds": manifest.load_seconds,
+                "embed_seconds": manifest.embed_seconds,
+                "chunks_per_second": rate,
+                "tokens_per_second": tokens,
+                "workers": {n: w.chunks for n, w in manifest.workers.items()},
+            }
+        )
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    if finished:
+        console.print(f"{out} is finished already; nothing to do.")
+    console.print(
+        f"[bold]{manifest.count - manifest.failed:,} vectors[/bold] of {manifest.dimensions} "
+        f"dimensions in {out} ({len(manifest.parts)} parts, {manifest.format})"
+    )
+    console.print(
+        f"{manifest.embed_seconds:,.1f} s, {rate:,.0f} chunks/s, {tokens:,.0f} tokens/s; "
+        f"model loaded in {manifest.load_seconds:,.1f} s"
+    )
+    for name, figures in sorted(manifest.workers.items()):
+        share = figures.chunks / max(1, manifest.count)
+        console.print(f"  {name}: {figures.chunks:,} chunks ({share:.0%})")
+    if manifest.skipped:
+        console.print(
+            f"[yellow]{manifest.skipped:,} bad rows skipped[/yellow]: {out}/skipped.jsonl"
+        )
+    if manifest.failed:
+        console.print(f"[red]{manifest.failed:,} chunks failed[/red]: {out}/errors.jsonl")

@@ -1,0 +1,207 @@
+"""`embedfarm jobs | workers | devices | doctor`: what is there, and is it well."""
+
+import importlib.metadata
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import redis as redis_client
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from embedfarm import model_files
+from embedfarm.broker import (
+    ServerError,
+    closing_client,
+    find_server,
+    hide_password,
+)
+from embedfarm.cli.options import (
+    FAILED,
+    AsJson,
+    RedisUrl,
+    need_server,
+    plain_errors,
+    print_json,
+    read_settings,
+)
+from embedfarm.cli.progress import format_seconds, worker_table
+from embedfarm.farm import Farm
+from embedfarm.settings import Settings
+
+DISK_BYTES_MIN = 4 << 30
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+LIBRARIES = ("torch", "sentence-transformers", "transformers", "redis", "pyarrow", "numpy")
+
+jobs_app = typer.Typer(help="What the farm works on.", no_args_is_help=True)
+JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it.")]
+
+
+@jobs_app.command("ls")
+def list_jobs(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """All jobs on the server, oldest first."""
+    settings = read_settings(redis)
+    with plain_errors(), closing_client(need_server(settings)) as client:
+        farm = Farm(client)
+        jobs = [_describe_job(farm, job) for job in farm.job_ids()]
+    if as_json:
+        print_json(jobs)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("job", "name", "model", "state", "chunks", "done", "failed"):
+        table.add_column(name, justify="right" if name in {"chunks", "done", "failed"} else "left")
+    for job in jobs:
+        counts = (f"{job[name]:,}" for name in ("chunks_in", "chunks_done", "chunks_failed"))
+        table.add_row(job["job"], job["name"], job["model"], job["state"], *counts)
+    Console().print(table)
+
+
+@jobs_app.command("show")
+def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """One job: what it asks for, how far it is, and who refused it."""
+    settings = read_settings(redis)
+    with plain_errors(), closing_client(need_server(settings)) as client:
+        facts = _describe_job(Farm(client), job)
+    if as_json:
+        print_json(facts)
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for name, value in facts.items():
+        console.print(f"{name:20} {value}")
+
+
+@jobs_app.command("cancel")
+def cancel_job(job: JobId, redis: RedisUrl = "") -> None:
+    """Stop a job; what is embedded already stays with its collector."""
+    settings = read_settings(redis)
+    with plain_errors(), closing_client(need_server(settings)) as client:
+        handle = Farm(client).job(job)
+        handle.status()
+        handle.set_state("cancelled")
+
+
+def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """The workers that are alive."""
+    settings = read_settings(redis)
+    with plain_errors(), closing_client(need_server(settings)) as client:
+        beats = Farm(client).workers()
+    if as_json:
+        print_json([msgspec.structs.asdict(beat) for beat in beats])
+    else:
+        Console().print(worker_table(beats))
+
+
+def devices(as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """The devices of this host, or why there are no GPUs."""
+    from workers.devices import available_cores, cpu_workers_default, describe_devices
+
+    report = describe_devices()
+    cores = len(available_cores())
+    if as_json:
+        print_json(
+            {
+                "gpus": [asdict(gpu) | report.facts[gpu.label] for gpu in report.gpus],
+                "reason": report.reason,
+                "cores": cores,
+            }
+        )
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for index, gpu in enumerate(report.gpus):
+        facts = report.facts[gpu.label]
+        console.print(
+            f"{index}  {gpu.name}  {gpu.uuid}  "
+            f"{facts.get('memory_used_bytes', 0) / (1 << 30):.1f} of "
+            f"{gpu.memory_total_bytes / (1 << 30):.1f} GiB used, "
+            f"{facts.get('utilization_ratio', 0):.0%} busy"
+        )
+    if not report.gpus:
+        console.print(f"no GPU: {report.reason}")
+    console.print(f"{cores} CPU cores, {cpu_workers_default(cores)} CPU workers by default")
+
+
+def doctor(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Say what a farm on this machine would run on; status 1 when something will not work."""
+    settings = read_settings(redis)
+    findings = list(_examine(settings))
+    if as_json:
+        print_json([{"what": what, "ok": ok, "found": found} for what, ok, found in findings])
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for what, ok, found in findings:
+            mark = "[green]ok  [/green]" if ok else "[red]bad [/red]"
+            console.print(f"{mark} {what:12} {found}")
+    if not all(ok for _, ok, _ in findings):
+        raise typer.Exit(FAILED)
+
+
+def _describe_job(farm: Farm, job: str) -> dict[str, Any]:
+    handle = farm.job(job)
+    spec, status = handle.spec(), handle.status()
+    return {
+        "job": job,
+        "name": spec.name,
+        "model": spec.model,
+        "age": format_seconds(max(0.0, time.time() - spec.created)),
+        **asdict(status),
+        "refused": farm.refusals(job),
+    }
+
+
+def _examine(settings: Settings) -> Iterator[tuple[str, bool, str]]:
+    """What was looked at, whether it is well, and what was found."""
+    yield "python", True, f"{platform.python_version()} on {platform.platform()}"
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    yield "libraries", True, ", ".join(versions)
+    yield from _examine_server(settings)
+    yield _examine_devices()
+    yield _examine_model(settings)
+    free = shutil.disk_usage(Path.cwd()).free
+    yield "disk", free > DISK_BYTES_MIN, f"{free / (1 << 30):.0f} GiB free here"
+
+
+def _examine_server(settings: Settings) -> Iterator[tuple[str, bool, str]]:
+    if not settings.redis_url:
+        try:
+            yield "server", True, f"private: {' '.join(find_server())}"
+        except ServerError as error:
+            yield "server", False, str(error)
+        return
+    try:
+        with closing_client(settings.redis_url) as client:
+            facts = client.info()
+            policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "unknown")
+    except redis_client.RedisError as error:
+        yield "server", False, f"{hide_password(settings.redis_url)}: {error}"
+        return
+    version = facts.get("valkey_version", facts["redis_version"])
+    yield "server", True, f"{version} at {hide_password(settings.redis_url)}"
+    persistent = bool(facts["aof_enabled"])
+    yield "persistence", persistent, "append-only file" if persistent else "no append-only file"
+    yield "eviction", policy == "noeviction", f"maxmemory-policy {policy}"
+
+
+def _examine_devices() -> tuple[str, bool, str]:
+    from workers.devices import available_cores, describe_devices
+
+    report = describe_devices()
+    if report.gpus:
+        return "devices", True, ", ".join(gpu.name for gpu in report.gpus)
+    return (
+        "devices",
+        not report.broken,
+        f"{len(available_cores())} CPU cores; no GPU: {report.reason}",
+    )
+
+
+def _examine_model(settings: Settings) -> tuple[str, bool, str]:
+    """Whether the default model is at hand, without asking the hub for it."""
+    path = model_files.find_local(DEFAULT_MODEL, settings.model_cache)
+    found = f"in {path}" if path else "would be downloaded"
+    return "model", True, f"{DEFAULT_MODEL} {found}"

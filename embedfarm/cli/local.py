@@ -1,0 +1,101 @@
+"""A whole farm on this machine: a private server, a scheduler, and a worker per device."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedfarm.broker import (
+    UNAVAILABLE,
+    PrivateServer,
+    ServerError,
+    closing_client,
+    wait_until_ready,
+)
+from embedfarm.processes import Child, ChildError, Supervisor
+from embedfarm.settings import Settings
+
+SERVER_DIRECTORY = "server"
+SERVER_SECONDS_MAX = 60.0  # to load an append-only file of some gigabytes
+SHUTDOWN_SECONDS_MAX = 20.0
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class LocalFarm:
+    """The running processes.
+
+    Attributes:
+        url: The private server.
+        server: Supervises the server.
+        stations: Supervises the scheduler and the workers.
+    """
+
+    url: str
+    server: Supervisor
+    stations: Supervisor
+
+    @property
+    def failed(self) -> ChildError | None:
+        """Why the farm cannot go on, if so."""
+        return self.server.failed or self.stations.failed
+
+
+def scheduler_child(settings: Settings) -> Child:
+    """The scheduler process; its server is `settings.redis_url`."""
+    return Child(
+        name="scheduler",
+        command=[sys.executable, "-m", "scheduler.main"],
+        environment=settings.environment(),
+    )
+
+
+@contextlib.contextmanager
+def run_local_farm(
+    directory: Path, settings: Settings, devices: str, workers: int
+) -> Iterator[LocalFarm]:
+    """Run a private farm whose state is in `directory`, and stop it at the end.
+
+    The same directory continues with the same server data.
+
+    Args:
+        directory: Holds the server's data and the logs.
+        settings: Passed on to every process.
+        devices: As for `--devices`.
+        workers: How many CPU workers; 0 for the default.
+
+    Raises:
+        ServerError: The server does not start.
+        DeviceError: There are no such devices.
+    """
+    from workers.devices import discover
+    from workers.supervisor import children
+
+    chosen = discover(devices, workers)
+    server = PrivateServer.at(directory / SERVER_DIRECTORY)
+    _stop_leftover(server)
+    child = Child("server", server.command(settings), {}, die_with_parent=True)
+    settings = settings.model_copy(update={"redis_url": server.url})
+    stations = [scheduler_child(settings), *children(chosen, settings)]
+    logs = directory / "logs"
+    # Nested, because the stations need the server while they drain.
+    with Supervisor([child], logs, drain_seconds=settings.drain_seconds) as outer:
+        wait_until_ready(server.url, threading.Event(), SERVER_SECONDS_MAX)
+        with Supervisor(stations, logs, drain_seconds=settings.drain_seconds) as inner:
+            yield LocalFarm(server.url, outer, inner)
+
+
+def _stop_leftover(server: PrivateServer) -> None:
+    """End a server that survived its farm, as it may where processes do not die with a parent."""
+    if not server.alive():
+        return
+    with closing_client(server.url) as client, contextlib.suppress(*UNAVAILABLE):
+        client.shutdown()
+    deadline = time.monotonic() + SHUTDOWN_SECONDS_MAX
+    while server.alive():
+        if time.monotonic() > deadline:
+            raise ServerError(f"an older server of {server.directory} does not end")
+        threading.Event().wait(POLL_SECONDS)

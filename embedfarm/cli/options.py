@@ -1,0 +1,97 @@
+"""Options that several verbs share, and how every verb ends."""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import redis
+import typer
+from pydantic import ValidationError
+
+from embedfarm.broker import ServerError, hide_password
+from embedfarm.model_files import ModelError
+from embedfarm.processes import ChildError
+from embedfarm.settings import Settings
+
+FAILED, USAGE, FAILED_CHUNKS, INTERRUPTED = 1, 2, 3, 130
+
+RedisUrl = Annotated[
+    str, typer.Option("--redis", help="Server URL; default EMBEDFARM_REDIS_URL.", metavar="URL")
+]
+Devices = Annotated[
+    str, typer.Option(help="all, cpu, or GPU indices and UUIDs with commas between.")
+]
+CpuWorkers = Annotated[
+    int, typer.Option("--workers", min=0, help="CPU workers; 0: two, or one per four cores.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def read_settings(redis_url: str = "") -> Settings:
+    """The settings, the server's URL overruled by the flag; wrong ones end the program."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        fail(f"settings: {error}", USAGE)
+    return settings.model_copy(update={"redis_url": redis_url or settings.redis_url})
+
+
+def need_server(settings: Settings) -> str:
+    """The URL of the server that must have been given."""
+    if not settings.redis_url:
+        fail("which server? give --redis URL or set EMBEDFARM_REDIS_URL", USAGE)
+    return settings.redis_url
+
+
+def fail(message: str, status: int = FAILED) -> NoReturn:
+    """End the program with a sentence on standard error."""
+    typer.echo(f"embedfarm: {message}", err=True)
+    raise typer.Exit(status)
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401 -- anything that JSON can say
+    """Print one JSON object."""
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn what can go wrong outside the program into a sentence and a status."""
+    from collector.collect import JobEnded
+    from collector.manifest import OutputError
+    from embedfarm.farm import ModelRefused
+    from embedfarm.jobs import JobGone
+    from producer.readers import CorpusError
+    from producer.submit import JobRefused, Rewind
+    from workers.devices import DeviceError
+
+    try:
+        yield
+    except (CorpusError, OutputError, DeviceError, ModelError, ModelRefused) as error:
+        fail(str(error), USAGE)
+    except JobGone as error:
+        fail(f"no such job: {error}", USAGE)
+    except (ServerError, ChildError, JobRefused, JobEnded, Rewind, OSError) as error:
+        fail(str(error))
+    except redis.AuthenticationError as error:
+        fail(f"the server refused the password: {error}", USAGE)
+    except redis.RedisError as error:
+        fail(f"the server: {hide_password(str(error))}")
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGINT and SIGTERM set; a second signal ends the program at once."""
+    stop = threading.Event()
+
+    def handle(number: int, _: object) -> None:
+        if stop.is_set():
+            sys.exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return stop

@@ -1,0 +1,182 @@
+"""The farm on the server: its jobs, workers, plans, events, history, and the scheduler's lock."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import redis
+from redis.commands.core import Script
+
+from embedfarm import wire
+from embedfarm.jobs import Job
+from embedfarm.records import Completion, Heartbeat, JobSpec, Plan, Rate, decode, encode
+
+HISTORY_SECONDS: Final = 30 * 86400
+WORKER_SECONDS: Final = 3600
+
+
+class ModelRefused(RuntimeError):
+    """A worker cannot or must not embed a job; the message says why."""
+
+
+def model_key(spec: JobSpec) -> str:
+    """Name under which throughput of a model is remembered: all that changes its speed."""
+    return f"{spec.model}|{spec.dtype}|{spec.max_length}"
+
+
+def length_class(tokens_mean: float) -> int:
+    """Class of jobs whose chunks are about as long: the power of two at or below the mean."""
+    return max(0, int(tokens_mean).bit_length() - 1)
+
+
+@dataclass
+class Farm:
+    """A handle on the farm's own keys."""
+
+    client: redis.Redis
+    _scripts: dict[str, Script] = field(init=False, default_factory=dict)
+
+    def _script(self, name: str) -> Script:
+        if name not in self._scripts:
+            self._scripts[name] = self.client.register_script(wire.script(name))
+        return self._scripts[name]
+
+    def job(self, job: str) -> Job:
+        """A handle on one job."""
+        return Job(self.client, job)
+
+    def job_ids(self) -> list[str]:
+        """All jobs, oldest first."""
+        return [each.decode() for each in cast("list[bytes]", self.client.zrange(wire.JOBS, 0, -1))]
+
+    # Workers.
+
+    def beat(self, heartbeat: Heartbeat, ttl_seconds: float) -> bool:
+        """Announce a worker; False when a newer process owns its name."""
+        answer = self._script("beat")(
+            keys=[wire.worker_key(heartbeat.worker), wire.WORKERS],
+            args=[
+                heartbeat.worker,
+                heartbeat.incarnation,
+                encode(heartbeat),
+                int(ttl_seconds * 1000),
+            ],
+        )
+        return bool(answer == b"alive")
+
+    def leave(self, worker: str) -> None:
+        """Take a worker off the list at once, on a clean stop."""
+        self.client.unlink(wire.worker_key(worker))
+        self.client.zrem(wire.WORKERS, worker)
+
+    def workers(self) -> list[Heartbeat]:
+        """Heartbeats of the workers that are alive, by name; forgets those gone for an hour."""
+        now = self.client.time()[0]
+        self.client.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
+        names = sorted(
+            each.decode() for each in cast("list[bytes]", self.client.zrange(wire.WORKERS, 0, -1))
+        )
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(wire.worker_key(name), "heartbeat")
+        return [decode(Heartbeat, data) for data in pipe.execute() if data is not None]
+
+    # Plans and statistics.
+
+    def plan(self, worker: str) -> Plan | None:
+        """The current plan of a worker, None without one."""
+        data = cast("bytes | None", self.client.get(wire.plan_key(worker)))
+        return None if data is None else decode(Plan, data)
+
+    def publish(self, plans: Sequence[Plan], fence: int, ttl_seconds: float) -> bool:
+        """Write plans; False when another scheduler has taken over."""
+        answer = self._script("publish")(
+            keys=[wire.SCHEDULER, *(wire.plan_key(plan.worker) for plan in plans)],
+            args=[fence, int(ttl_seconds * 1000), *(encode(plan) for plan in plans)],
+        )
+        return bool(answer == b"published")
+
+    def elect(self, token: str, ttl_seconds: float) -> int:
+        """Take or keep the scheduler's lock; its fence, or 0 while another one holds it."""
+        return int(
+            self._script("elect")(
+                keys=[wire.SCHEDULER, wire.FENCE], args=[token, int(ttl_seconds * 1000)]
+            )
+        )
+
+    def abdicate(self, fence: int) -> None:
+        """Give the lock up, so that a standby need not wait for it to expire."""
+        if self.client.hget(wire.SCHEDULER, "fence") == str(fence).encode():
+            self.client.unlink(wire.SCHEDULER)
+
+    def report(self, completion: Completion, events_max: int) -> None:
+        """Tell the scheduler about a micro-batch."""
+        self.client.xadd(
+            wire.EVENTS, {"done": encode(completion)}, maxlen=events_max, approximate=True
+        )
+
+    def events(self, after: str, block_seconds: float) -> tuple[str, list[Completion]]:
+        """Completions since ID `after` ("$" for from now on), waiting up to `block_seconds`.
+
+        Returns:
+            The ID to go on from, and the completions; other events only end the waiting.
+        """
+        answer = self.client.xread(
+            {wire.EVENTS: after}, count=1000, block=max(1, int(block_seconds * 1000))
+        )
+        items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
+        last = items[-1][0].decode() if items else after
+        return last, [decode(Completion, f[b"done"]) for _, f in items if b"done" in f]
+
+    def history(self) -> dict[str, Rate]:
+        """Remembered rates by `worker|model|length class`."""
+        stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.HISTORY))
+        return {name.decode(): decode(Rate, data) for name, data in stored.items()}
+
+    def remember(self, rates: Mapping[str, Rate], forgotten: Sequence[str]) -> None:
+        """Store rates that changed, and drop the ones too old to believe."""
+        if rates:
+            self.client.hset(wire.HISTORY, mapping={k: encode(v) for k, v in rates.items()})
+        if forgotten:
+            self.client.hdel(wire.HISTORY, *forgotten)
+
+    # What a worker says about a job.
+
+    def agree(self, job: str, fingerprint: Mapping[str, str]) -> None:
+        """Make sure that every worker of a job has the same model files.
+
+        The first worker's fingerprint becomes the job's, unless the submitter gave one.
+
+        Raises:
+            ModelRefused: This worker's differs; the message names the components that do.
+        """
+        meta = wire.JobKeys(job).meta
+        self.client.hsetnx(meta, "fingerprint", json.dumps(dict(fingerprint), sort_keys=True))
+        agreed = json.loads(cast("bytes", self.client.hget(meta, "fingerprint")))
+        differing = differences(agreed, fingerprint)
+        if differing:
+            raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
+
+    def fingerprint(self, job: str) -> dict[str, str]:
+        """The fingerprint that the job's workers agreed on, empty before the first one."""
+        data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "fingerprint"))
+        return {} if data is None else dict(json.loads(data))
+
+    def refuse(self, job: str, worker: str, reason: str) -> None:
+        """Note that a worker cannot embed a job, for people and for the submitter."""
+        self.client.hset(wire.JobKeys(job).meta, f"refused:{worker}", reason)
+
+    def refusals(self, job: str) -> dict[str, str]:
+        """Reasons by worker name."""
+        stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.JobKeys(job).meta))
+        return {
+            name.decode().removeprefix("refused:"): reason.decode()
+            for name, reason in stored.items()
+            if name.startswith(b"refused:")
+        }
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Names of the components in which two fingerprints differ."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))

@@ -1,0 +1,360 @@
+"""One job on the server: create, push, lease, renew, commit, split, drain, delete.
+
+The stream delivers at least once and in no order. The commit script makes it once, the start index
+gives the order, and only the collector, who sees that ranges tile [0, N), says complete.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import redis
+from redis.commands.core import Script
+
+from embedfarm import wire
+from embedfarm.records import Block, JobSpec, Result, decode, encode
+
+
+class JobGone(LookupError):
+    """The job was deleted, or never was."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job's state and counters, as the server has them.
+
+    `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), "done",
+    "cancelled", "paused" or "failed". The job was begun at `first_chunk` (an earlier run did those
+    before), has got the chunks below `pushed_upto`, and has those below `drained_upto` on disk.
+    `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results.
+    """
+
+    state: str = ""
+    created_ms: int = 0
+    first_chunk: int = 0
+    pushed_upto: int = 0
+    chunk_count: int = -1
+    blocks_in: int = 0
+    chunks_in: int = 0
+    tokens_in: int = 0
+    bytes_in: int = 0
+    blocks_done: int = 0
+    chunks_done: int = 0
+    chunks_failed: int = 0
+    tokens_done: int = 0
+    bytes_done: int = 0
+    real_tokens_done: int = 0
+    result_bytes: int = 0
+    vector_bytes: int = 0
+    drained_upto: int = 0
+    first_read_ms: int = 0
+    last_commit_ms: int = 0
+    load_seconds: float = 0.0
+
+    @property
+    def block_tokens_mean(self) -> float:
+        """Tokens of an average block that is not done."""
+        blocks = self.blocks_in - self.blocks_done
+        return max(1.0, (self.tokens_in - self.tokens_done) / blocks) if blocks > 0 else 1.0
+
+    @property
+    def block_bytes_mean(self) -> float:
+        """Bytes of an average block."""
+        return self.bytes_in / self.blocks_in if self.blocks_in else 1.0
+
+    @property
+    def chunk_tokens_mean(self) -> float:
+        """Tokens of an average chunk."""
+        return self.tokens_in / self.chunks_in if self.chunks_in else 1.0
+
+
+class Entry(NamedTuple):
+    """A leased stream entry: where it is pending, and what it holds."""
+
+    stream: str
+    id: str
+    data: bytes
+    chunks: int
+    tokens: int
+
+
+class Pending(NamedTuple):
+    """A lease as the server sees it."""
+
+    stream: str
+    id: str
+    worker: str
+    idle_ms: int
+    deliveries: int
+
+
+@dataclass
+class Job:
+    """A handle on one job; holds no state of its own but the scripts."""
+
+    client: redis.Redis
+    id: str
+    keys: wire.JobKeys = field(init=False)
+    _scripts: dict[str, Script] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys = wire.JobKeys(self.id)
+
+    def _script(self, name: str) -> Script:
+        if name not in self._scripts:
+            self._scripts[name] = self.client.register_script(wire.script(name))
+        return self._scripts[name]
+
+    def create(self, spec: JobSpec, start: int) -> str:
+        """Make the job, to be filled from chunk `start` on; a second call changes nothing.
+
+        Returns:
+            The job's state.
+        """
+        state = self._script("create")(
+            keys=[self.keys.blocks, self.keys.retry, self.keys.meta],
+            args=[encode(spec), start, int(time.time() * 1000)],
+        )
+        self.client.zadd(wire.JOBS, {self.id: spec.created}, nx=True)
+        self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
+        return str(state, "ascii")
+
+    def spec(self) -> JobSpec:
+        """What the job asks for.
+
+        Raises:
+            JobGone: There is no such job.
+        """
+        data = cast("bytes | None", self.client.hget(self.keys.meta, "spec"))
+        if data is None:
+            raise JobGone(self.id)
+        return decode(JobSpec, data)
+
+    def status(self) -> JobStatus:
+        """State and counters now.
+
+        Raises:
+            JobGone: There is no such job.
+        """
+        fields = list(JobStatus.__dataclass_fields__)
+        return status_from(
+            fields, cast("list[bytes | None]", self.client.hmget(self.keys.meta, fields))
+        )
+
+    def set_state(self, state: str) -> None:
+        """Change the state; workers and producers see it at their next step."""
+        self.client.hset(self.keys.meta, "state", state)
+
+    def close(self, chunk_count: int) -> None:
+        """Say that all chunks are in: N is `chunk_count`."""
+        self.client.hset(self.keys.meta, mapping={"chunk_count": chunk_count, "state": "closed"})
+
+    def delete(self) -> None:
+        """Remove the job and everything it left on the server."""
+        self.client.unlink(*self.keys.all())
+        self.client.zrem(wire.JOBS, self.id)
+
+    # The producer's side.
+
+    def push(self, blocks: Sequence[tuple[Block, bytes]]) -> list[str]:
+        """Append blocks, given with their bytes, in order and in one round trip.
+
+        Returns:
+            For each "added", or "exists" when a resend met itself, or the state that refused it
+            ("cancelled", …; "gone" after deletion).
+        """
+        pipe = self.client.pipeline(transaction=False)
+        push = self._script("push")
+        for block, data in blocks:
+            push(
+                keys=[self.keys.blocks, self.keys.meta],
+                args=[
+                    wire.entry_id(block.start),
+                    data,
+                    len(block.texts),
+                    block.token_count,
+                    block.start + len(block.texts),
+                ],
+                client=pipe,
+            )
+        return [str(answer, "ascii") for answer in pipe.execute()]
+
+    # The worker's side.
+
+    def read(self, worker: str, count: int, block_seconds: float | None = None) -> list[Entry]:
+        """Lease up to `count` new entries of each stream; pieces of failed blocks come first.
+
+        Args:
+            worker: The lease holder.
+            count: Entries.
+            block_seconds: Time to wait for the first one; None does not wait.
+        """
+        answer = self.client.xreadgroup(
+            wire.GROUP,
+            worker,
+            {self.keys.retry: ">", self.keys.blocks: ">"},
+            count=count,
+            block=None if block_seconds is None else max(1, int(block_seconds * 1000)),
+        )
+        streams = cast("Iterable[tuple[bytes, list[Any]]]", answer or [])
+        return [entry for stream, items in streams for entry in _entries(stream.decode(), items)]
+
+    def pending(
+        self, stream: str, worker: str | None, count: int, idle_seconds: float = 0.0
+    ) -> list[Pending]:
+        """Up to `count` leases on `stream`, of one worker or of all, idle for at least so long."""
+        idle = int(idle_seconds * 1000) or None
+        rows = cast(
+            "list[dict[str, Any]]",
+            self.client.xpending_range(stream, wire.GROUP, "-", "+", count, worker, idle),
+        )
+        return [
+            Pending(
+                stream,
+                row["message_id"].decode(),
+                row["consumer"].decode(),
+                row["time_since_delivered"],
+                row["times_delivered"],
+            )
+            for row in rows
+        ]
+
+    def backlog(self) -> tuple[int, int]:
+        """Blocks that nobody has leased, and blocks that somebody has."""
+        pipe = self.client.pipeline(transaction=False)
+        for stream in (self.keys.blocks, self.keys.retry):
+            pipe.xlen(stream)
+            pipe.xpending(stream, wire.GROUP)
+        blocks, blocks_held, retry, retry_held = pipe.execute()
+        held = blocks_held["pending"] + retry_held["pending"]
+        return max(0, blocks + retry - held), held
+
+    def expired(self, stream: str, idle_seconds: float, count: int) -> list[Pending]:
+        """Up to `count` leases on `stream` that nobody renewed for `idle_seconds`."""
+        return self.pending(stream, None, count, idle_seconds)
+
+    def wait_for_block(self, seconds: float) -> None:
+        """Return when a block is pushed, or after `seconds`; leases nothing."""
+        self.client.xread(
+            {self.keys.blocks: "$", self.keys.retry: "$"}, count=1, block=int(seconds * 1000)
+        )
+
+    def begin(self) -> None:
+        """Note the time of the first block read, once per job."""
+        self.client.hsetnx(self.keys.meta, "first_read_ms", int(time.time() * 1000))
+
+    def claim(
+        self, stream: str, worker: str, ids: Sequence[str], idle_seconds: float
+    ) -> list[Entry]:
+        """Take over those leases that were not renewed for `idle_seconds`."""
+        if not ids:
+            return []
+        items = self.client.xclaim(stream, wire.GROUP, worker, int(idle_seconds * 1000), list(ids))
+        return _entries(stream, cast("list[Any]", items))
+
+    def copies(self, ids: Sequence[str]) -> list[Entry]:
+        """Entries of the main stream that somebody else holds, for a second try at the tail."""
+        pipe = self.client.pipeline(transaction=False)
+        for each in ids:
+            pipe.xrange(self.keys.blocks, each, each, count=1)
+        return [entry for items in pipe.execute() for entry in _entries(self.keys.blocks, items)]
+
+    def renew(self, stream: str, worker: str, ids: Sequence[str]) -> set[str]:
+        """Keep leases; returns the IDs that are no longer this worker's."""
+        answer = self._script("renew")(keys=[stream], args=[worker, *ids])
+        return {each.decode() for each in answer}
+
+    def release(self, stream: str, worker: str, ids: Sequence[str]) -> None:
+        """Hand leases back for anyone to take at once."""
+        self._script("release")(keys=[stream], args=[worker, *ids])
+
+    def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
+        """Store results and acknowledge their entries, each atomically, in one round trip.
+
+        Returns:
+            For each "committed", "duplicate" (somebody was first, nothing changed) or "cancelled".
+        """
+        pipe = self.client.pipeline(transaction=False)
+        commit = self._script("commit")
+        keys = self.keys
+        for entry, result in results:
+            errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
+            commit(
+                keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.bell],
+                args=[
+                    entry.id,
+                    result.start,
+                    encode(result),
+                    result.count,
+                    entry.tokens,
+                    len(entry.data),
+                    result.token_count,
+                    len(result.vectors) // max(1, result.count),
+                    *errors,
+                ],
+                client=pipe,
+            )
+        return [str(answer, "ascii") for answer in pipe.execute()]
+
+    def split(self, entry: Entry, pieces: Sequence[Block]) -> str:
+        """Replace a pending block by smaller ones on the retry stream, atomically."""
+        words = [w for b in pieces for w in (encode(b), len(b.texts), b.token_count)]
+        answer = self._script("split")(
+            keys=[entry.stream, self.keys.retry, self.keys.meta],
+            args=[entry.id, len(entry.data), *words],
+        )
+        return str(answer, "ascii")
+
+    # The collector's side.
+
+    def result(self, start: int) -> Result | None:
+        """The result that begins at chunk `start`, if it is there."""
+        data = cast("bytes | None", self.client.hget(self.keys.results, str(start)))
+        return None if data is None else decode(Result, data)
+
+    def result_starts(self) -> list[int]:
+        """Start indices of all uncollected results, unordered."""
+        return [int(each) for each in cast("list[bytes]", self.client.hkeys(self.keys.results))]
+
+    def drain(self, upto: int, starts: Sequence[int]) -> None:
+        """Forget results; everything below chunk `upto` is on disk."""
+        self._script("drain")(
+            keys=[self.keys.results, self.keys.meta, self.keys.room], args=[upto, *starts]
+        )
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait up to `seconds` until `key` (bell or room) is rung; returns whether it was."""
+        return self.client.blpop([key], timeout=seconds) is not None
+
+
+def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobStatus:
+    """A status out of hash fields.
+
+    Raises:
+        JobGone: The hash has no state.
+    """
+    known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
+    if "state" not in known:
+        raise JobGone("the job is not on the server")
+    numbers = {
+        name: float(value) if name == "load_seconds" else int(value)
+        for name, value in known.items()
+        if name != "state"
+    }
+    return JobStatus(state=known["state"].decode(), **numbers)  # type: ignore[arg-type] # int and float by name
+
+
+def _entries(stream: str, items: Iterable[Any]) -> list[Entry]:
+    """Entries with a payload; one deleted while pending has none and is nobody's work any more."""
+    return [
+        Entry(
+            stream,
+            identifier.decode(),
+            fields[b"block"],
+            int(fields.get(b"count", 1)),
+            int(fields.get(b"tokens", 1)),
+        )
+        for identifier, fields in items
+        if fields
+    ]

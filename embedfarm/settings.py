@@ -1,0 +1,120 @@
+"""Every limit and every waiting time of the farm, in one place.
+
+Each field is read from `EMBEDFARM_<FIELD>`, else from `embedfarm.toml` in the working directory,
+else it is the default below. A command-line flag of the same name overrules both.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+MEBIBYTE = 1 << 20
+
+
+class Settings(BaseSettings):
+    """The farm's limits. Sizes are in the unit of the name, times in seconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="EMBEDFARM_", toml_file="embedfarm.toml", frozen=True, extra="forbid"
+    )
+
+    redis_url: Annotated[str, Field(description="Server to use; empty: a private one.")] = ""
+    model_cache: Annotated[
+        Path | None, Field(description="Where hub models are kept; empty: the hub's own cache.")
+    ] = None
+
+    lease_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A lease not renewed for this long goes to another worker."),
+    ] = 12.0
+    heartbeat_seconds: Annotated[PositiveFloat, Field(description="Time between heartbeats.")] = 1.0
+    heartbeat_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A worker silent for this long is counted as dead.")
+    ] = 6.0
+    plan_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A plan older than this is not followed any more.")
+    ] = 5.0
+    scheduler_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A standby takes over when the lock is this old.")
+    ] = 5.0
+    drain_seconds: Annotated[
+        PositiveFloat, Field(description="Time between SIGTERM and SIGKILL.")
+    ] = 30.0
+    reconnect_seconds_max: Annotated[
+        PositiveFloat, Field(description="How long a command waits for a server that is away.")
+    ] = 120.0
+
+    deliveries_max: Annotated[
+        PositiveInt, Field(description="Deliveries of a block before it is split.")
+    ] = 3
+    block_seconds: Annotated[
+        PositiveFloat, Field(description="Size of a block, in work of the slowest live worker.")
+    ] = 0.1
+    block_chunks_min: Annotated[PositiveInt, Field(description="Least chunks in a block.")] = 8
+    block_chunks_max: Annotated[PositiveInt, Field(description="Most chunks in a block.")] = 8192
+    block_bytes_max: Annotated[PositiveInt, Field(description="Most text in a block.")] = MEBIBYTE
+    window_bytes_max: Annotated[
+        PositiveInt,
+        Field(
+            description="Text and vectors of a job that Redis holds at most; the producer waits."
+        ),
+    ] = 96 * MEBIBYTE
+    results_bytes_max: Annotated[
+        PositiveInt, Field(description="Uncollected results at which no more work is planned.")
+    ] = 128 * MEBIBYTE
+    part_bytes_max: Annotated[
+        PositiveInt, Field(description="Vectors in one part file of the output.")
+    ] = 24 * MEBIBYTE
+    micro_batch_seconds_max: Annotated[
+        PositiveFloat, Field(description="Most work that a worker leases at a time.")
+    ] = 2.0
+    micro_batch_bytes_max: Annotated[
+        PositiveInt, Field(description="Most text that a worker leases at a time.")
+    ] = 4 * MEBIBYTE
+    probe_seconds: Annotated[
+        PositiveFloat, Field(description="Size of the first micro-batch of an unknown worker.")
+    ] = 0.3
+    rate_half_life_seconds: Annotated[
+        PositiveFloat, Field(description="Age at which a measured rate counts half.")
+    ] = 7.0
+    batch_tokens_max: Annotated[
+        NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
+    ] = 0
+    redis_bytes_max: Annotated[
+        PositiveInt, Field(description="`maxmemory` of the private server.")
+    ] = 1024 * MEBIBYTE
+    events_max: Annotated[PositiveInt, Field(description="Completions kept for statistics.")] = 4096
+
+    slowdown: Annotated[
+        dict[str, float],
+        Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
+    ] = {}
+
+    def environment(self) -> dict[str, str]:
+        """The settings that differ from their defaults, as variables for a child process."""
+        changed = self.model_dump(mode="json", exclude_defaults=True)
+        return {
+            f"EMBEDFARM_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in changed.items()
+        }
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment, then `embedfarm.toml`."""
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)

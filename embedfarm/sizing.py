@@ -1,0 +1,16 @@
+"""How many blocks make a micro-batch; the scheduler and a worker without one use the same rule."""
+
+from embedfarm.jobs import JobStatus
+from embedfarm.settings import Settings
+
+
+def blocks_for(tokens: float, status: JobStatus, settings: Settings) -> int:
+    """Stream entries that hold about `tokens` tokens, at least 1, within the limit on text."""
+    by_tokens = round(tokens / status.block_tokens_mean)
+    by_bytes = int(settings.micro_batch_bytes_max // max(1.0, status.block_bytes_mean))
+    return max(1, min(by_tokens, by_bytes))
+
+
+def has_room(status: JobStatus, settings: Settings) -> bool:
+    """Whether results are collected fast enough for more work to be leased."""
+    return status.result_bytes < settings.results_bytes_max

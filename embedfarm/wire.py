@@ -1,0 +1,113 @@
+"""Every key of the farm, with its type, writer, reader and lifetime, and every script.
+
+A stream promises at-least-once delivery in no particular order. Exactly once is made by the commit
+script, order by the start index, and completeness by the collector.
+
+Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with their scripts.
+
+    key                      type    what                             writer    -> reader     lives
+    ef:{J}:in                stream  blocks, ID `<start + 1>-0`       producer  -> worker     job
+    ef:{J}:retry             stream  pieces of blocks that failed     worker    -> worker     job
+    ef:{J}:res               hash    start index -> Result            worker    -> collector  drain
+    ef:{J}:meta              hash    spec, state, `JobStatus`         all       -> all        job
+    ef:{J}:failed            stream  newest 10,000 failed chunks      worker    -> people     job
+    ef:{J}:bell              list    <= 1 item: a result came         worker    -> collector  job
+    ef:{J}:room              list    <= 1 item: results drained       collector -> producer   job
+
+    ef:{farm}:jobs           zset    job -> unix seconds of creation  producer  -> all        job
+    ef:{farm}:workers        zset    worker -> unix seconds last seen worker    -> all        1 h
+    ef:{farm}:worker:<name>  hash    incarnation, Heartbeat           worker    -> all        6 s
+    ef:{farm}:plan:<name>    string  Plan                             scheduler -> worker     5 s
+    ef:{farm}:events         stream  completions, capped              worker    -> scheduler
+    ef:{farm}:history        hash    worker|model|class -> Rate       scheduler -> scheduler  30 d
+    ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
+    ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
+
+The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
+written by a script that looks at the lock.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+GROUP: Final = "farm"
+JOBS: Final = "ef:{farm}:jobs"
+WORKERS: Final = "ef:{farm}:workers"
+EVENTS: Final = "ef:{farm}:events"
+HISTORY: Final = "ef:{farm}:history"
+SCHEDULER: Final = "ef:{farm}:scheduler"
+FENCE: Final = "ef:{farm}:fence"
+
+
+def worker_key(name: str) -> str:
+    """Key of a worker's heartbeat."""
+    return f"ef:{{farm}}:worker:{name}"
+
+
+def plan_key(name: str) -> str:
+    """Key of a worker's plan."""
+    return f"ef:{{farm}}:plan:{name}"
+
+
+@dataclass(frozen=True)
+class JobKeys:
+    """The keys of one job."""
+
+    job: str
+
+    def _key(self, suffix: str) -> str:
+        return f"ef:{{{self.job}}}:{suffix}"
+
+    @property
+    def blocks(self) -> str:
+        """Stream of blocks."""
+        return self._key("in")
+
+    @property
+    def retry(self) -> str:
+        """Stream of pieces of failed blocks."""
+        return self._key("retry")
+
+    @property
+    def results(self) -> str:
+        """Hash of results."""
+        return self._key("res")
+
+    @property
+    def meta(self) -> str:
+        """Hash of spec, state and counters."""
+        return self._key("meta")
+
+    @property
+    def failed(self) -> str:
+        """Stream of failed chunks."""
+        return self._key("failed")
+
+    @property
+    def bell(self) -> str:
+        """List that the collector waits on."""
+        return self._key("bell")
+
+    @property
+    def room(self) -> str:
+        """List that the producer waits on."""
+        return self._key("room")
+
+    def all(self) -> list[str]:
+        """Every key, for deletion."""
+        return [
+            self.blocks, self.retry, self.results, self.meta, self.failed, self.bell, self.room,
+        ]  # fmt: skip
+
+
+def entry_id(start: int) -> str:
+    """Stream ID of the block that starts at chunk `start`; IDs begin at 1."""
+    return f"{start + 1}-0"
+
+
+@cache
+def script(name: str) -> str:
+    """Source of a Lua script; its head comment documents keys, arguments and answer."""
+    return (Path(__file__).parent / "scripts" / f"{name}.lua").read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The producer: corpus -> chunks -> blocks -> stream."""

@@ -1,0 +1,191 @@
+"""The door of the readers: sources in, batches of good rows out."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import PurePosixPath
+from typing import BinaryIO, Final, TypeAlias
+
+import pyarrow as pa
+
+from embedfarm.records import Rows
+from producer import chunker
+from producer.readers import delimited, directory, jsonl, parquet, text
+from producer.readers.items import BadRow, CorpusError, Item
+from producer.readers.source import COMPRESSIONS, Location, locate, open_binary, split_compression
+
+BATCH_ROWS_MAX: Final = 2048
+BATCH_CHARACTERS_MAX: Final = 1 << 20
+"""A batch ends with the row that reaches this."""
+
+_Read: TypeAlias = Callable[[BinaryIO, str, str, str | None], Iterator[Item]]
+_Cut: TypeAlias = Callable[[str], Iterator[str]]
+
+FORMATS: Final[dict[str, _Read]] = {
+    "jsonl": jsonl.read,
+    "csv": partial(delimited.read, delimiter=","),
+    "tsv": partial(delimited.read, delimiter="\t"),
+    "parquet": parquet.read,
+    "txt": text.read,
+}
+_SUFFIXES: Final = {".ndjson": "jsonl"} | {f".{name}": name for name in FORMATS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    """How sources are read.
+
+    Attributes:
+        text_field: Column or key of the text.
+        id_field: Column or key of the id; None for rows without ids.
+        format: A name in `FORMATS` for every file named as a source; None goes by the suffix.
+        glob: Which files of a directory are read, by their path below it.
+        tokenizer_file: A tokenizer.json, which a directory needs to be cut into chunks.
+        chunk_tokens: Tokens of a chunk of a directory's file, at most.
+        chunk_overlap: Tokens of it that the next chunk repeats, at most.
+
+    Raises:
+        CorpusError: The options contradict one another or themselves.
+    """
+
+    text_field: str = "text"
+    id_field: str | None = None
+    format: str | None = None
+    glob: str = "**/*"
+    tokenizer_file: str | None = None
+    chunk_tokens: int = 200
+    chunk_overlap: int = 20
+
+    def __post_init__(self) -> None:
+        if self.id_field == self.text_field:
+            raise CorpusError(f"field {self.text_field!r} cannot be text and id at once")
+        if self.format is not None and self.format not in FORMATS:
+            raise CorpusError(f"unknown format {self.format!r}; known: {', '.join(FORMATS)}")
+        if self.chunk_tokens < 1 or not 0 <= self.chunk_overlap <= self.chunk_tokens // 2:
+            raise CorpusError(
+                f"chunks of {self.chunk_tokens} tokens cannot overlap by {self.chunk_overlap};"
+                " from 0 to half of the chunk can"
+            )
+
+
+def read_corpus(
+    sources: Sequence[str],
+    options: CorpusOptions,
+    bad_rows: Callable[[BadRow], None],
+    stdin: BinaryIO | None = None,
+) -> Iterator[Rows]:
+    """The good rows of all sources, in the order given, in batches that stay small.
+
+    A source is a path, an fsspec URL, a glob of either, or "-" for standard input (JSON Lines
+    unless `options.format` says otherwise). `bad_rows` gets every row that is left out, when its
+    turn comes: it raises to stop (`fail_on_bad_row`) or keeps account and returns to go on.
+
+    `stdin` stands in for the process's own standard input.
+
+    Raises:
+        CorpusError: At the call: a source is missing, its format unknown, a directory has no
+            tokenizer, or some sources have ids and some have none. While iterating: a file is
+            damaged, or is not what its format promises.
+    """
+    locations = [location for source in sources for location in locate(source)]
+    with_ids = _agree_on_ids(locations, options)
+    cut = _load_cut(locations, options)
+    for location in locations:
+        if not location.is_directory:
+            _format_of(location, options)
+    items = chain.from_iterable(_read(location, options, cut, stdin) for location in locations)
+    return _gather(items, bad_rows, with_ids=with_ids)
+
+
+def _agree_on_ids(locations: Sequence[Location], options: CorpusOptions) -> bool:
+    """Whether the rows have ids: those of a directory always do, others where a field is named."""
+    directories = [location.name for location in locations if location.is_directory]
+    files = [location.name for location in locations if not location.is_directory]
+    if directories and files and options.id_field is None:
+        raise CorpusError(
+            f"the chunks of {directories[0]} have ids and those of {files[0]} have none:"
+            " name the id field, or read them apart"
+        )
+    return bool(directories) or options.id_field is not None
+
+
+def _load_cut(locations: Sequence[Location], options: CorpusOptions) -> _Cut | None:
+    """What cuts the files of directories; None where no location is one."""
+    names = [location.name for location in locations if location.is_directory]
+    if not names:
+        return None
+    if options.tokenizer_file is None:
+        raise CorpusError(f"{names[0]}: a directory is cut into chunks, which needs a tokenizer")
+    try:
+        tokenizer = chunker.load_tokenizer(options.tokenizer_file)
+    except ValueError as error:
+        raise CorpusError(str(error)) from error
+    return partial(
+        chunker.cut,
+        find_spans=partial(chunker.token_spans, tokenizer),
+        chunk_tokens=options.chunk_tokens,
+        chunk_overlap=options.chunk_overlap,
+    )
+
+
+def _format_of(location: Location, options: CorpusOptions) -> str:
+    """Name in `FORMATS` of the format a file is read in."""
+    stem, compression = split_compression(location.path)
+    by_name = "jsonl" if location.is_stdin else _SUFFIXES.get(PurePosixPath(stem).suffix.lower())
+    chosen = options.format or by_name
+    if chosen is None:
+        raise CorpusError(
+            f"{location.name}: unknown format; name one of {', '.join(FORMATS)}, or use a suffix:"
+            f" {', '.join(_SUFFIXES)}, each but .parquet also with {' or '.join(COMPRESSIONS)}"
+        )
+    if chosen == "parquet" and (compression or location.is_stdin):
+        raise CorpusError(
+            f"{location.name}: Parquet is read from a file as it is, which this is not"
+        )
+    return chosen
+
+
+def _read(
+    location: Location, options: CorpusOptions, cut: _Cut | None, stdin: BinaryIO | None
+) -> Iterator[Item]:
+    """The items of one location; what is wrong with the whole of it becomes a `CorpusError`."""
+    try:
+        if cut is not None and location.is_directory:
+            yield from directory.read(location, options.glob, cut)
+            return
+        read = FORMATS[_format_of(location, options)]
+        with _open(location, stdin) as file:
+            yield from read(file, location.name, options.text_field, options.id_field)
+    except (OSError, pa.ArrowException) as error:
+        raise CorpusError(f"{location.name}: {error}") from error
+
+
+def _open(location: Location, stdin: BinaryIO | None) -> AbstractContextManager[BinaryIO]:
+    """The location's bytes; standard input is left open."""
+    if location.is_stdin:
+        return nullcontext(sys.stdin.buffer if stdin is None else stdin)
+    return open_binary(location.filesystem, location.path)
+
+
+def _gather(
+    items: Iterable[Item], bad_rows: Callable[[BadRow], None], *, with_ids: bool
+) -> Iterator[Rows]:
+    """Batches of the rows, in order; bad rows go to `bad_rows` between them."""
+    texts: list[str] = []
+    ids: list[str] = []
+    characters = 0
+    for item in items:
+        if isinstance(item, BadRow):
+            bad_rows(item)
+            continue
+        texts.append(item[0])
+        ids.append(item[1])
+        characters += len(item[0])
+        if characters >= BATCH_CHARACTERS_MAX or len(texts) >= BATCH_ROWS_MAX:
+            yield Rows(texts, ids if with_ids else None)
+            texts, ids, characters = [], [], 0
+    if texts:
+        yield Rows(texts, ids if with_ids else None)

@@ -1,0 +1,55 @@
+"""A directory: every file is a document, cut into chunks."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from fsspec import AbstractFileSystem
+from fsspec.utils import glob_translate
+
+from producer.readers.items import BadRow, Item, is_unicode
+from producer.readers.source import Location, open_binary, printable
+
+DOCUMENT_BYTES_MAX: Final = 256 << 20
+"""A larger file is refused: a document is decoded whole before it is cut."""
+
+
+def read(directory: Location, glob: str, cut: Callable[[str], Iterator[str]]) -> Iterator[Item]:
+    """The chunks of every file whose path below the directory matches `glob`, in order of path.
+
+    The id of a chunk is "path/below/the/directory#n", n from 0 in each file. A file that cannot be
+    read or is not text is one bad row. Links to directories are not followed: they can form a ring.
+    """
+    for relative, entry in _find(directory, glob):
+        try:
+            text = _read_document(directory.filesystem, entry, relative)
+        except (OSError, UnicodeError) as error:
+            name = printable(f"{directory.name.rstrip('/')}/{relative}")
+            yield BadRow(name, None, None, f"not a readable UTF-8 text: {error}")
+            continue
+        for number, chunk in enumerate(cut(text)):
+            yield chunk, f"{relative}#{number}"
+
+
+def _find(directory: Location, glob: str) -> list[tuple[str, dict[str, Any]]]:
+    """Paths below the directory that match, sorted, each with what the file system knows of it."""
+    # `walk` can be told to raise at a directory it may not list; `find` would pass over it.
+    walk = directory.filesystem.walk(directory.path, detail=True, on_error="raise")
+    entries = (entry for _, _, files in walk for entry in files.values())
+    above = len(directory.path.rstrip("/")) + 1
+    paths = ((entry["name"][above:], entry) for entry in entries)
+    matches = re.compile(glob_translate(glob)).match
+    return sorted((item for item in paths if matches(item[0])), key=lambda item: item[0])
+
+
+def _read_document(filesystem: AbstractFileSystem, entry: dict[str, Any], relative: str) -> str:
+    """The file's text without byte order mark; `OSError` or `UnicodeError` where there is none."""
+    if not is_unicode(relative):
+        raise OSError("its name is not UTF-8, so its chunks could have no ids")
+    if entry["type"] != "file" and not filesystem.isfile(entry["name"]):
+        raise OSError("neither a file nor a link to one")
+    with open_binary(filesystem, entry["name"]) as file:
+        content = file.read(DOCUMENT_BYTES_MAX + 1)
+    if len(content) > DOCUMENT_BYTES_MAX:
+        raise OSError(f"larger than {DOCUMENT_BYTES_MAX >> 20} MiB")
+    return content.decode("utf-8-sig")

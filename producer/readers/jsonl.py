@@ -1,0 +1,82 @@
+"""JSON Lines: one object per line."""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from producer.readers.items import BadRow, CorpusError, Item
+from producer.readers.source import number_lines
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_JSON_NAMES: Final = {
+    str: "string",
+    int: "number",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def read(file: BinaryIO, name: str, text_field: str, id_field: str | None) -> Iterator[Item]:
+    """One item per line that is not blank; other fields are skipped, not decoded.
+
+    A number as id becomes the text Python writes for it.
+
+    Raises:
+        CorpusError: A line without end, or a field whose name the decoder cannot look for.
+    """
+    decode = _row_decoder(name, text_field, id_field).decode
+    for number, line in number_lines(file, name):
+        try:
+            row = decode(line)
+        except _UNREADABLE as error:
+            if not line.isspace():
+                field, reason = _diagnose(line, text_field, id_field)
+                yield BadRow(name, number, field, reason or str(error))
+            continue
+        yield row.text, "" if id_field is None else str(row.id)
+
+
+def _row_decoder(name: str, text_field: str, id_field: str | None) -> msgspec.json.Decoder[Any]:
+    """Decodes a line to `text` and, if asked, `id`, whatever their names in the file."""
+    fields: list[tuple[str, Any]] = [("text", str)]
+    rename = {"text": text_field}
+    if id_field is not None:
+        fields.append(("id", str | int | float))
+        rename["id"] = id_field
+    try:
+        kind = msgspec.defstruct("JsonRow", fields, rename=rename, gc=False)
+    except ValueError as error:
+        raise CorpusError(f"{name}: {error}") from error
+    return msgspec.json.Decoder(kind)
+
+
+def _diagnose(line: bytes, text_field: str, id_field: str | None) -> tuple[str | None, str]:
+    """The field and the reason for which a line was refused, "" where the decoder knows better."""
+    try:
+        row = msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        return None, f"not UTF-8: {error.reason}"
+    except _UNREADABLE as error:
+        return None, f"not JSON: {error}"
+    if not isinstance(row, dict):
+        return None, f"an object is expected, not {_JSON_NAMES[type(row)]}"
+    if problem := _field_problem(row, text_field, (str,)):
+        return text_field, problem
+    if id_field is not None and (problem := _field_problem(row, id_field, (str, int, float))):
+        return id_field, problem
+    return None, ""  # Such as a key given twice, wrong and right
+
+
+def _field_problem(row: dict[str, Any], field: str, kinds: tuple[type, ...]) -> str | None:
+    """What is wrong with one field of a decoded object, if anything is."""
+    if field not in row:
+        return "missing"
+    kind = type(row[field])
+    if kind in kinds:
+        return None
+    expected = " or ".join(dict.fromkeys(_JSON_NAMES[kind] for kind in kinds))
+    return f"{expected} expected, not {_JSON_NAMES[kind]}"

@@ -1,0 +1,1 @@
+"""Completions in, plans out: how much each worker leases at a time. Never touches a GPU."""

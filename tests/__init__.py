@@ -1,0 +1,1 @@
+"""The tests; each docstring is the claim that its test checks."""

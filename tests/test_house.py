@@ -1,0 +1,119 @@
+"""The house rules, as tests: see docs/decisions.md."""
+
+import ast
+import io
+import statistics
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+STATIONS = {"producer", "scheduler", "workers", "collector"}
+PACKAGES = STATIONS | {"embedfarm"}
+MODULE_LINES_MAX = 300
+FUNCTION_LINES_MAX = 60
+FUNCTION_LINES_MEDIAN = 8
+
+
+def modules() -> list[Path]:
+    """Every module that ships."""
+    return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level packages that a module imports, lazily or not."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.split(".")[0] for name in names}
+
+
+def code_lines(path: Path) -> int:
+    """Lines that carry a token, minus comments and docstrings."""
+    source = path.read_text()
+    ignored = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {
+        line
+        for token in tokens
+        if token.type not in ignored
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(lines - docstring_lines(ast.parse(source)))
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """Lines of all docstrings."""
+    bodies = [
+        node.body
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    strings = [
+        body[0]
+        for body in bodies
+        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    ]
+    return {
+        line
+        for node in strings
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
+def function_lengths(path: Path) -> dict[str, int]:
+    """Lines from `def` to the end, minus the docstring, by name."""
+    lengths = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            documented = ast.get_docstring(node, clean=False)
+            documentation = len(documented.splitlines()) if documented else 0
+            end = node.end_lineno or node.lineno
+            lengths[f"{path.relative_to(ROOT)}:{node.name}"] = end - node.lineno + 1 - documentation
+    return lengths
+
+
+def test_stations_meet_only_in_the_contract() -> None:
+    """A station imports the contract and itself; only the CLI sees them all."""
+    for path in modules():
+        relative = path.relative_to(ROOT)
+        own = {relative.parts[0]}
+        if relative.parts[:2] != ("embedfarm", "cli"):
+            assert imported(path) & STATIONS <= own, relative
+
+
+def test_the_contract_is_light() -> None:
+    """No torch and no web framework outside the workers' engines."""
+    for path in modules():
+        if "engines" not in path.parts:
+            assert not imported(path) & {"torch", "sentence_transformers", "fastapi"}, path
+
+
+def test_modules_are_small() -> None:
+    """No module has more than 300 code lines; over it, the file becomes a folder."""
+    sizes = {str(path.relative_to(ROOT)): code_lines(path) for path in modules()}
+    assert not {name: size for name, size in sizes.items() if size > MODULE_LINES_MAX}
+
+
+def test_functions_are_small() -> None:
+    """No function has more than 60 lines, and half of them have at most 8."""
+    lengths = {name: size for path in modules() for name, size in function_lengths(path).items()}
+    assert not {name: size for name, size in lengths.items() if size > FUNCTION_LINES_MAX}
+    assert statistics.median(lengths.values()) <= FUNCTION_LINES_MEDIAN
+
+
+def test_tests_do_not_sleep() -> None:
+    """A test waits for a condition or a signal, with a deadline, and never just for time."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "sleep"}
+        ]
+        assert not calls, path

@@ -1,0 +1,262 @@
+"""Device discovery, against a fake NVML: the only part that needs a GPU's driver."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+import psutil
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers import devices
+from workers.devices import DeviceError, describe_devices, discover, facts
+
+GIB: Final = 2**30
+NAMES: Final = ("Alpha 80", "Beta 24", "Gamma 8")
+
+
+class FakeNvml(ModuleType):
+    """NVML with `gpus` GPUs; `errors` maps a function's name to the NVML error it raises."""
+
+    def __init__(self, gpus: int = 3, errors: dict[str, int] | None = None) -> None:
+        super().__init__("pynvml")
+        self.opened = 0
+        self.errors = errors or {}
+        self.NVMLError = pynvml.NVMLError
+        self.NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
+        for name in ("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "GPU_NOT_FOUND", "NOT_SUPPORTED"):
+            setattr(self, f"NVML_ERROR_{name}", getattr(pynvml, f"NVML_ERROR_{name}"))
+        memory = SimpleNamespace(total=80 * GIB, used=20 * GIB, free=60 * GIB)
+        answers: dict[str, Any] = {
+            "Count": lambda: gpus,
+            "HandleByIndex": lambda index: index,
+            "HandleByUUID": lambda uuid: int(uuid.removeprefix("GPU-")),
+            "UUID": lambda handle: f"GPU-{handle}",
+            "Name": lambda handle: NAMES[handle],
+            "MemoryInfo": lambda _: memory,
+            "UtilizationRates": lambda _: SimpleNamespace(gpu=50, memory=10),
+            "Temperature": lambda _handle, _sensor: 61,
+            "PowerUsage": lambda _: 250_000,
+        }
+        for name, answer in answers.items():
+            setattr(self, f"nvmlDeviceGet{name}", self._guard(name, answer))
+        self.nvmlInit = self._guard("Init", lambda: self._count(1))
+        self.nvmlShutdown = lambda: self._count(-1)
+
+    def _count(self, step: int) -> None:
+        self.opened += step
+
+    def _guard(self, name: str, answer: Any) -> Any:  # noqa: ANN401 -- any NVML function
+        def call(*arguments: object) -> object:
+            if name != "Init":
+                assert self.opened == 1, f"{name} outside of a session"
+            if name in self.errors:
+                raise pynvml.NVMLError(self.errors[name])
+            return answer(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that may use the cores 10 to 17 of its host."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10, 18)), raising=False)
+    monkeypatch.setattr(devices, "cgroup_quota", lambda _root, _membership: math.inf)
+
+
+def uuids(selection: str, nvml: ModuleType) -> list[str]:
+    """UUIDs of the devices that a selection finds."""
+    return [device.uuid for device in discover(selection, nvml=nvml)]
+
+
+def test_all_is_every_gpu_in_order() -> None:
+    """`all` on a host with GPUs: each once, labelled by NVML index, and no CPU worker."""
+    found = discover("all", cpu_workers=4, nvml=FakeNvml())
+    assert [(d.kind, d.label, d.uuid, d.name) for d in found] == [
+        ("cuda", f"cuda-{i}", f"GPU-{i}", name) for i, name in enumerate(NAMES)
+    ]
+    assert {d.memory_total_bytes for d in found} == {80 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [("2,0", [2, 0]), ("GPU-1", [1]), ("1, GPU-2", [1, 2]), ("0,GPU-0,0", [0])],
+)
+def test_indices_and_uuids_select(selection: str, expected: list[int]) -> None:
+    """Indices and UUIDs may be mixed, keep their order, and name a GPU once."""
+    assert uuids(selection, FakeNvml()) == [f"GPU-{i}" for i in expected]
+
+
+@pytest.mark.parametrize("selection", ["3", "GPU-9", "0,x", "", "gpu"])
+def test_unknown_device_lists_what_there_is(selection: str) -> None:
+    """An unknown index or UUID is an error that lists every device by index, UUID and name."""
+    with pytest.raises(DeviceError, match=r"no such device.*1 \(GPU-1, Beta 24\).*cpu"):
+        discover(selection, nvml=FakeNvml())
+
+
+def test_unknown_device_says_why_there_is_no_gpu() -> None:
+    """On a host without a driver the error for index 0 gives NVML's reason."""
+    nvml = FakeNvml(errors={"Init": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
+    with pytest.raises(DeviceError, match=r"'0'; there is: cpu \(no GPUs: Driver Not Loaded\)"):
+        discover("0", nvml=nvml)
+
+
+@pytest.mark.parametrize(
+    "nvml",
+    [
+        FakeNvml(gpus=0),
+        FakeNvml(errors={"Init": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}),
+        FakeNvml(errors={"Init": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}),
+    ],
+)
+def test_all_without_gpus_is_the_cpu_workers(nvml: ModuleType) -> None:
+    """`all` falls back to CPU workers when there is no GPU, and the report says why."""
+    assert [d.label for d in discover("all", cpu_workers=2, nvml=nvml)] == ["cpu-0", "cpu-1"]
+    report = describe_devices(nvml)
+    assert report.gpus == ()
+    assert report.reason
+    assert not report.broken
+
+
+def test_broken_nvml_is_not_mistaken_for_no_gpu() -> None:
+    """A host whose driver and library disagree does not start CPU workers in silence."""
+    nvml = FakeNvml(errors={"Init": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH})
+    with pytest.raises(DeviceError, match="--devices cpu goes on"):
+        discover("all", nvml=nvml)
+    assert describe_devices(nvml).broken
+    assert discover("cpu", cpu_workers=1, nvml=nvml)[0].kind == "cpu"
+
+
+def test_facts_of_a_gpu() -> None:
+    """Facts come in bytes, a ratio, degrees Celsius and watts."""
+    nvml = FakeNvml()
+    assert facts(discover("1", nvml=nvml)[0], nvml) == {
+        "memory_used_bytes": 20.0 * GIB,
+        "memory_total_bytes": 80.0 * GIB,
+        "utilization_ratio": 0.5,
+        "temperature_celsius": 61.0,
+        "power_watts": 250.0,
+    }
+
+
+def test_unsupported_metric_is_left_out() -> None:
+    """A GPU without a power sensor or memory counter has every other fact, and is still found."""
+    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
+    nvml = FakeNvml(errors={"PowerUsage": unsupported, "MemoryInfo": unsupported})
+    report = describe_devices(nvml)
+    assert len(report.gpus) == 3
+    assert report.gpus[0].memory_total_bytes == 0
+    assert report.facts["cuda-0"] == {"utilization_ratio": 0.5, "temperature_celsius": 61.0}
+
+
+def test_lost_gpu_is_an_error_that_names_it() -> None:
+    """Any other NVML error of a metric names the device, and NVML is closed all the same."""
+    device = discover("0", nvml=FakeNvml())[0]
+    lost = FakeNvml(errors={"Temperature": pynvml.NVML_ERROR_GPU_IS_LOST})
+    with pytest.raises(DeviceError, match=r"cuda-0 \(GPU-0\): GPU is lost"):
+        facts(device, lost)
+    assert lost.opened == 0
+
+
+def test_nvml_is_closed_again() -> None:
+    """Each question to NVML ends with a shutdown."""
+    nvml = FakeNvml()
+    facts(discover("all", nvml=nvml)[0], nvml)
+    assert nvml.opened == 0
+
+
+def test_facts_of_a_cpu_worker() -> None:
+    """A CPU worker reports this process's resident memory and the host's total."""
+    reading = facts(discover("cpu", cpu_workers=1)[0])
+    assert 0 < reading["rss_bytes"] < reading["memory_total_bytes"]
+    assert reading["memory_total_bytes"] == psutil.virtual_memory().total
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_cpu_workers_split_the_cores() -> None:
+    """Three workers on eight cores get contiguous, disjoint groups of what the process may use."""
+    assert [d.cores for d in discover("cpu", cpu_workers=3)] == [
+        (10, 11),
+        (12, 13, 14),
+        (15, 16, 17),
+    ]
+    assert len(discover("cpu")) == 2
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_environment_pins_before_cuda_starts() -> None:
+    """A GPU worker sees its GPU alone, a CPU worker none; thread pools get the worker's cores."""
+    gpu = discover("1", nvml=FakeNvml())[0].environment()
+    cpu = discover("cpu", cpu_workers=4)[0].environment()
+    assert gpu == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+        "OMP_NUM_THREADS": "8",
+        "MKL_NUM_THREADS": "8",
+        "RAYON_NUM_THREADS": "8",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    assert (cpu["CUDA_VISIBLE_DEVICES"], cpu["OMP_NUM_THREADS"]) == ("", "2")
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_core_groups_tile_the_cores(cores: int, groups: int) -> None:
+    """Groups cover the cores in order, differ by one at most, and are disjoint if cores suffice."""
+    split = devices.split_cores(tuple(range(cores)), groups)
+    sizes = {len(group) for group in split}
+    assert len(split) == groups
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    flat = [core for group in split for core in group]
+    if groups <= cores:
+        assert flat == list(range(cores))
+    else:
+        assert flat == sorted(flat)
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers"), [(1, 1), (2, 2), (4, 2), (6, 2), (8, 2), (16, 4), (64, 16)]
+)
+def test_default_cpu_workers(cores: int, workers: int) -> None:
+    """Two on a small host, one per four cores on a large one."""
+    assert devices.cpu_workers_default(cores) == workers
+
+
+def test_quota_is_the_least_of_the_group_and_its_ancestors(tmp_path: Path) -> None:
+    """A container of 1.5 cores under a slice of 4 has 1.5; "max" and missing files set no limit."""
+    membership = tmp_path / "membership"
+    group = tmp_path / "slice" / "box"
+    group.mkdir(parents=True)
+    assert devices.cgroup_quota(tmp_path, membership) == math.inf
+    membership.write_text("3:cpu:/elsewhere\n0::/slice/box\n")
+    assert devices.cgroup_quota(tmp_path, membership) == math.inf
+    (group.parent / "cpu.max").write_text("400000 100000\n")
+    (group / "cpu.max").write_text("max 100000\n")
+    assert devices.cgroup_quota(tmp_path, membership) == 4
+    (group / "cpu.max").write_text("150000 100000\n")
+    assert devices.cgroup_quota(tmp_path, membership) == 1.5
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(("quota", "expected"), [(2.9, 2), (0.5, 1), (64, 8)])
+def test_cores_respect_the_quota(
+    quota: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota below the affinity cuts the cores, down to one."""
+    monkeypatch.setattr(devices, "cgroup_quota", lambda _root, _membership: quota)
+    assert len(devices.available_cores()) == expected
+
+
+def test_discovery_loads_neither_torch_nor_cuda() -> None:
+    """Asking this host for all its devices, through the real NVML bindings, never imports torch."""
+    program = (
+        "import sys; from workers.devices import describe_devices, discover;"
+        "discover('cpu'); describe_devices(); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

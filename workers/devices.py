@@ -1,0 +1,273 @@
+"""The devices a worker can be pinned to, found before CUDA or torch is loaded.
+
+GPUs are found through NVML, which sees every physical GPU whatever CUDA_VISIBLE_DEVICES says and
+makes no CUDA context. NVML is opened for each question and always closed again. Every function
+that asks it takes the NVML module (`pynvml`) as an argument; None imports it.
+"""
+
+import importlib
+import math
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal
+
+import psutil
+
+CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+CGROUP_MEMBERSHIP: Final = Path("/proc/self/cgroup")
+
+
+class DeviceError(ValueError):
+    """A selection that cannot be served; the message lists what there is."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one worker process is pinned to.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        label: "cpu-0" or "cuda-0"; the number of a GPU is its NVML index (PCI order).
+        uuid: NVML's UUID of a GPU, "" for a CPU worker.
+        name: Product name of a GPU, architecture of a CPU.
+        cores: The worker's share of the available cores; its thread pools get this size.
+        memory_total_bytes: Memory of the GPU, or of the host; 0 where NVML cannot tell.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    label: str
+    uuid: str
+    name: str
+    cores: tuple[int, ...]
+    memory_total_bytes: int
+
+    def environment(self) -> dict[str, str]:
+        """Variables that pin a process; they must be set before it loads CUDA or torch."""
+        threads = str(max(1, len(self.cores)))
+        return {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": self.uuid,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            # The tokenizer's pool would otherwise take every core of the host.
+            "RAYON_NUM_THREADS": threads,
+            "TOKENIZERS_PARALLELISM": "true",
+        }
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """What NVML says about this host.
+
+    Attributes:
+        gpus: Every GPU, in NVML's order, each with its share of the cores.
+        facts: `facts` of each GPU by label.
+        reason: Why there are no GPUs, "" when there are some.
+        broken: Whether NVML is there but failed, such as after half a driver update.
+    """
+
+    gpus: tuple[Device, ...]
+    facts: dict[str, dict[str, float]]
+    reason: str = ""
+    broken: bool = False
+
+
+def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = None) -> list[Device]:
+    """The devices that `--devices` names, one per worker to start.
+
+    Args:
+        selection: "all" (every GPU, or the CPU workers on a host without any), "cpu", or GPU
+            indices and UUIDs with commas between them; one named twice counts once.
+        cpu_workers: How many CPU workers, 0 for `cpu_workers_default`.
+        nvml: The NVML module.
+
+    Raises:
+        DeviceError: No such device, or "all" on a host whose NVML is broken: going on without
+            its GPUs in silence would cost hours.
+    """
+    if selection == "cpu":
+        return _cpu_devices(cpu_workers)
+    report = describe_devices(nvml)
+    if selection != "all":
+        return _share_cores(_pick(report, selection))
+    if report.broken:
+        raise DeviceError(f"NVML failed: {report.reason}; --devices cpu goes on without GPUs")
+    return list(report.gpus) or _cpu_devices(cpu_workers)
+
+
+def describe_devices(nvml: ModuleType | None = None) -> DeviceReport:
+    """The GPUs of this host, or the reason why there are none."""
+    nvml = nvml or _load_nvml()
+    try:
+        with _session(nvml):
+            found = dict(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    except nvml.NVMLError as error:
+        return DeviceReport((), {}, str(error), broken=error.value not in _absences(nvml))
+    gpus = tuple(_share_cores(list(found)))
+    readings = {gpu.label: reading for gpu, reading in found.items()}
+    return DeviceReport(gpus, readings, "" if gpus else "NVML reports no devices")
+
+
+def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
+    """What a heartbeat says about a device; a metric the device does not support is left out.
+
+    Returns:
+        For a GPU memory_used_bytes, memory_total_bytes, utilization_ratio (0 to 1),
+        temperature_celsius and power_watts; for a CPU worker rss_bytes of the calling process
+        and memory_total_bytes of the host.
+
+    Raises:
+        DeviceError: NVML failed, or the GPU is lost.
+    """
+    if device.kind == "cpu":
+        return {
+            "rss_bytes": float(psutil.Process().memory_info().rss),
+            "memory_total_bytes": float(device.memory_total_bytes),
+        }
+    nvml = nvml or _load_nvml()
+    try:
+        with _session(nvml):
+            return _read_metrics(nvml, nvml.nvmlDeviceGetHandleByUUID(device.uuid))
+    except nvml.NVMLError as error:
+        raise DeviceError(f"{device.label} ({device.uuid}): {error}") from error
+
+
+def pinned(label: str) -> Device:
+    """The device that this process was pinned to, as its `environment` says."""
+    uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    kind: Literal["cpu", "cuda"] = "cuda" if label.startswith("cuda") else "cpu"
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    cores = available_cores()[:threads]
+    return Device(kind, label, uuid, label, cores, psutil.virtual_memory().total)
+
+
+def available_cores() -> tuple[int, ...]:
+    """The cores this process may use: its affinity, cut to the CPU quota of its cgroup."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    quota = cgroup_quota(CGROUP_ROOT, CGROUP_MEMBERSHIP)
+    return tuple(cores[: max(1, math.floor(min(quota, len(cores))))])
+
+
+def cgroup_quota(root: Path, membership: Path) -> float:
+    """Cores' worth of CPU time granted by cgroup v2: the least of its group and those above it.
+
+    Args:
+        root: Where cgroup v2 is mounted.
+        membership: The process's `/proc/<pid>/cgroup`.
+    """
+    lines = membership.read_text().splitlines() if membership.exists() else []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    folders = [root / own, *(root / parent for parent in Path(own).parents)]
+    limits = [folder / "cpu.max" for folder in folders]
+    return min((_quota(limit.read_text()) for limit in limits if limit.exists()), default=math.inf)
+
+
+def cpu_workers_default(cores: int) -> int:
+    """Two workers hide each other's waits on a small host; four cores each feed a larger one."""
+    return min(cores, max(2, cores // 4))
+
+
+def split_cores(cores: tuple[int, ...], groups: int) -> list[tuple[int, ...]]:
+    """Contiguous groups of cores, equal to within one; disjoint unless they outnumber the cores."""
+    edges = [group * len(cores) // groups for group in range(groups + 1)] if groups else []
+    return [cores[first : max(last, first + 1)] for first, last in pairwise(edges)]
+
+
+def _quota(cpu_max: str) -> float:
+    """Cores in a `cpu.max` line: "<quota> <period>" in microseconds, or "max <period>"."""
+    quota, period = cpu_max.split()
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
+def _cpu_devices(workers: int) -> list[Device]:
+    """CPU workers that split the available cores."""
+    count = workers or cpu_workers_default(len(available_cores()))
+    name = platform.processor() or platform.machine()
+    total = psutil.virtual_memory().total
+    devices = [Device("cpu", f"cpu-{i}", "", name, (), total) for i in range(count)]
+    return _share_cores(devices)
+
+
+def _share_cores(devices: list[Device]) -> list[Device]:
+    """The devices, each with its share of the available cores."""
+    shares = split_cores(available_cores(), len(devices))
+    return [replace(device, cores=share) for device, share in zip(devices, shares, strict=True)]
+
+
+def _pick(report: DeviceReport, selection: str) -> list[Device]:
+    """The GPUs that `selection` names, in its order, each once."""
+    by_name = {gpu.uuid: gpu for gpu in report.gpus}
+    by_name |= {str(index): gpu for index, gpu in enumerate(report.gpus)}
+    names = [name.strip() for name in selection.split(",")]
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        there = [f"{i} ({gpu.uuid}, {gpu.name})" for i, gpu in enumerate(report.gpus)]
+        reason = f" (no GPUs: {report.reason})" if report.reason else ""
+        raise DeviceError(
+            f"no such device: {', '.join(map(repr, unknown))}; "
+            f"there is: {', '.join([*there, 'cpu'])}{reason}"
+        )
+    return list(dict.fromkeys(by_name[name] for name in names))
+
+
+def _load_nvml() -> ModuleType:
+    """The NVML bindings; a host without GPUs never pays for them."""
+    return importlib.import_module("pynvml")
+
+
+@contextmanager
+def _session(nvml: ModuleType) -> Iterator[None]:
+    """NVML, initialised; shut down whatever happens."""
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _absences(nvml: ModuleType) -> set[int]:
+    """NVML's errors that mean that the host has no GPU to use."""
+    return {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        nvml.NVML_ERROR_GPU_NOT_FOUND,
+    }
+
+
+def _gpu(nvml: ModuleType, index: int) -> tuple[Device, dict[str, float]]:
+    """One GPU, still without cores, and its metrics."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    metrics = _read_metrics(nvml, handle)
+    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+    total = int(metrics.get("memory_total_bytes", 0))
+    return Device("cuda", f"cuda-{index}", uuid, name, (), total), metrics
+
+
+def _read_metrics(nvml: ModuleType, handle: Any) -> dict[str, float]:  # noqa: ANN401 -- NVML's handles are opaque
+    """The metrics that the GPU supports."""
+    readers: dict[str, Callable[[], float]] = {
+        "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
+        "utilization_ratio": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+        "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(
+            handle, nvml.NVML_TEMPERATURE_GPU
+        ),
+        "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    }
+    metrics = {}
+    for name, read in readers.items():
+        try:
+            metrics[name] = float(read())
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+                raise
+    return metrics

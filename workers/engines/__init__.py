@@ -1,0 +1,89 @@
+"""What turns texts into vectors, behind one small protocol.
+
+An engine is used by two threads at once: one tokenises the next micro-batch while the other runs
+the current one through the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm import model_files
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+
+
+class OutOfMemory(RuntimeError):
+    """A device batch did not fit; a smaller one may."""
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """Texts ready for the model.
+
+    Attributes:
+        lengths: Tokens of each text after truncation, shape (n,).
+        features: What the engine needs to run any subset of the texts.
+    """
+
+    lengths: NDArray[np.int64]
+    features: Any
+
+
+class Engine(Protocol):
+    """One model on one device."""
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+
+    @property
+    def padded(self) -> bool:
+        """Whether a device batch is padded to its longest text."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Padded tokens in one device batch, before memory is learned."""
+
+    @property
+    def launch_tokens(self) -> int:
+        """What a device batch costs by itself, as the tokens that would take as long."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What must be equal for two vectors to be comparable."""
+
+    def tokenise(self, texts: Sequence[str]) -> Tokenised:
+        """Texts cut to the model's limit, as tokens."""
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Vectors of some rows, shape (len(rows), dimensions).
+
+        Raises:
+            OutOfMemory: The rows do not fit on the device together.
+        """
+
+
+def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
+    """The engine that a job asks for, loaded and warmed up.
+
+    Args:
+        spec: The job.
+        device: torch's name of the device that this process is pinned to: "cpu" or "cuda:0".
+        settings: Where models are kept.
+
+    Raises:
+        embedfarm.model_files.ModelError: The model is not to be had.
+    """
+    if model_files.is_null(spec.model):
+        from workers.engines.null import NullEngine  # noqa: PLC0415 # one engine, one import
+
+        return NullEngine.open(spec)
+    from workers.engines.sentence_transformer import (  # noqa: PLC0415 # imports torch: seconds
+        SentenceTransformerEngine,
+    )
+
+    return SentenceTransformerEngine.open(spec, device, settings.model_cache)

@@ -1,0 +1,155 @@
+"""Any sentence-transformers model on torch, with our packing instead of `encode`'s fixed batches.
+
+The vectors are those of `SentenceTransformer.encode`: its own preprocessing makes the tokens
+(prompts, templates and truncation included) and its own modules make the vectors. Only what is
+batched with what is ours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from transformers.utils.logging import disable_progress_bar
+
+from embedfarm import model_files
+from embedfarm.records import JobSpec
+from workers.engines import OutOfMemory, Tokenised
+
+TORCH_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+CHARACTERS_PER_TOKEN: Final = 4
+# Padded tokens per device batch before memory is learned, and the tokens that take as long as a
+# launch by itself: on a CPU from benchmarks/batch_shapes.py, on a GPU set from launch latency.
+BATCH_TOKENS: Final = {"cpu": 2048, "cuda": 65536}
+LAUNCH_TOKENS: Final = {"cpu": 64, "cuda": 2048}
+WARM_UP: Final = ("warm up", "a text that is a little longer than the other one " * 4)
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """What "auto" means on a device: half precision only where the hardware computes in it."""
+    if dtype != "auto":
+        return dtype
+    if device.startswith("cuda"):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    fast = torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 # torch offers no public question
+    return "bfloat16" if fast else "float32"
+
+
+@dataclass
+class SentenceTransformerEngine:
+    """A SentenceTransformer on one device; the transformer in `dtype`, the rest in float32."""
+
+    model: SentenceTransformer
+    spec: JobSpec
+    device: torch.device
+    fingerprint: dict[str, str]
+    dimensions: int = field(init=False)
+    padded: bool = field(init=False, default=True)
+    batch_tokens: int = field(init=False)
+    launch_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        full = self.model.get_embedding_dimension()
+        if full is None:
+            full = self.model.encode([WARM_UP[0]]).shape[1]
+        self.dimensions = min(self.spec.dimensions or full, full)
+        self.batch_tokens = BATCH_TOKENS[self.device.type]
+        self.launch_tokens = LAUNCH_TOKENS[self.device.type]
+
+    @classmethod
+    def open(cls, spec: JobSpec, device: str, cache: Path | None) -> "SentenceTransformerEngine":
+        """Load the model and run it once, so that the first device batch pays for nothing else.
+
+        Raises:
+            embedfarm.model_files.ModelError: The model is not to be had, or cannot be loaded.
+        """
+        disable_progress_bar()  # type: ignore[no-untyped-call] # it has no annotations
+        directory = model_files.resolve(spec.model, cache)
+        dtype = resolve_dtype(spec.dtype, device)
+        try:
+            model = SentenceTransformer(str(directory), device=device, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise model_files.ModelError(f"{directory} does not load: {error}") from error
+        model.eval()
+        if isinstance(model[0], Transformer):
+            model[0].to(TORCH_DTYPES[dtype])
+        if spec.max_length:
+            model.max_seq_length = min(spec.max_length, model.max_seq_length or spec.max_length)
+        fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
+        engine = cls(model, spec, torch.device(device), fingerprint)
+        engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
+        return engine
+
+    def tokenise(self, texts: Sequence[str]) -> Tokenised:
+        """Token lists of the texts without padding, where the model has a tokenizer of its own.
+
+        A model whose first module is not a transformer (static or averaged word vectors) keeps the
+        texts; its own preprocessing runs with the forward pass, and lengths are estimates.
+        """
+        if not isinstance(self.model[0], Transformer):
+            guesses = [1 + len(text) // CHARACTERS_PER_TOKEN for text in texts]
+            return Tokenised(np.asarray(guesses, dtype=np.int64), list(texts))
+        features = self.model.preprocess(
+            list(texts),
+            prompt=self.spec.prompt or None,
+            processing_kwargs={"text": {"padding": False}, "common": {"return_tensors": None}},
+        )
+        lengths = np.fromiter(map(len, features["input_ids"]), dtype=np.int64, count=len(texts))
+        return Tokenised(lengths, features)
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Vectors of `rows`, shape (len(rows), dimensions), in float32.
+
+        Raises:
+            OutOfMemory: The rows do not fit on the device together.
+        """
+        try:
+            with torch.inference_mode():
+                return self._embed(self._features(batch, rows))
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise OutOfMemory(str(error)) from error
+        except RuntimeError as error:
+            if "not enough memory" in str(error):  # torch's word for it on a CPU
+                raise OutOfMemory(str(error)) from error
+            raise
+
+    def _features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
+        """One padded batch on the device, as the first module wants it."""
+        features: dict[str, Any] = batch.features
+        if isinstance(features, list):
+            texts = [features[row] for row in rows]
+            features = self.model.preprocess(texts, prompt=self.spec.prompt or None)
+        else:
+            ragged = {
+                name: [column[row] for row in rows]
+                for name, column in features.items()
+                if isinstance(column, list)
+            }
+            constant = {n: v for n, v in features.items() if not isinstance(v, list)}
+            features = {**self.model.tokenizer.pad(ragged, return_tensors="pt"), **constant}
+        return {
+            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
+            for name, value in features.items()
+        }
+
+    def _embed(self, features: dict[str, Any]) -> NDArray[np.float32]:
+        """The model's modules in order; all after the transformer in float32."""
+        for module in self.model:
+            features = module(features)
+            for name in ("token_embeddings", "sentence_embedding"):
+                if name in features:
+                    features[name] = features[name].float()
+        vectors = features["sentence_embedding"][:, : self.dimensions]
+        if self.spec.normalize:
+            vectors = torch.nn.functional.normalize(vectors, dim=1)
+        return np.ascontiguousarray(vectors.cpu().numpy(), dtype=np.float32)

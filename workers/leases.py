@@ -1,0 +1,108 @@
+"""What a worker holds: leases on blocks, and micro-batches made of them."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from embedfarm.jobs import Entry
+from embedfarm.records import Block, JobSpec
+from workers.engines import Engine, Tokenised
+
+
+@dataclass(eq=False)
+class Lease:
+    """One block that this worker embeds.
+
+    Attributes:
+        job: The job it belongs to.
+        entry: Where it is pending on the server.
+        block: Its content.
+        deliveries: How often the server has handed it out, this time included.
+        copied: Another worker holds the lease; this is a second try at the tail.
+        lost: The server gave it to somebody else, or it was committed elsewhere.
+    """
+
+    job: str
+    entry: Entry
+    block: Block
+    deliveries: int = 1
+    copied: bool = False
+    lost: bool = False
+
+
+@dataclass
+class MicroBatch:
+    """The run of blocks that a worker embeds at a time, tokenised.
+
+    Attributes:
+        leases: In the order of their texts.
+        tokenised: All texts of all leases.
+        reasons: Why single texts cannot be embedded, by row in `tokenised`.
+        fetch_began: Monotonic time at which fetching began.
+        forward_began: Monotonic time at which the device began, 0 before.
+        forward_seconds: Time on the device.
+        padded_tokens: Tokens through the device, padding included.
+        real_tokens: Tokens through the device, without padding.
+    """
+
+    job: str
+    spec: JobSpec
+    engine: Engine
+    leases: list[Lease]
+    tokenised: Tokenised
+    reasons: dict[int, str]
+    fetch_began: float
+    forward_began: float = 0.0
+    forward_seconds: float = 0.0
+    padded_tokens: int = 0
+    real_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Size in the tokens of plans."""
+        return sum(lease.entry.tokens for lease in self.leases)
+
+    @property
+    def chunks(self) -> int:
+        """Texts in all blocks."""
+        return sum(len(lease.block.texts) for lease in self.leases)
+
+
+@dataclass
+class Holdings:
+    """The leases that this process has not given up, for renewal; safe between threads."""
+
+    _leases: dict[tuple[str, str], Lease] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, leases: Iterable[Lease]) -> None:
+        """Hold more leases."""
+        with self._lock:
+            self._leases.update({(lease.entry.stream, lease.entry.id): lease for lease in leases})
+
+    def remove(self, leases: Iterable[Lease]) -> None:
+        """Give leases up."""
+        with self._lock:
+            for lease in leases:
+                self._leases.pop((lease.entry.stream, lease.entry.id), None)
+
+    def holds(self, stream: str, entry_id: str) -> bool:
+        """Whether this process already works on an entry."""
+        with self._lock:
+            return (stream, entry_id) in self._leases
+
+    def by_stream(self) -> dict[tuple[str, str], list[Lease]]:
+        """Leases of this worker's own (no copies) by job and stream."""
+        groups: dict[tuple[str, str], list[Lease]] = defaultdict(list)
+        with self._lock:
+            for lease in self._leases.values():
+                if not lease.copied:
+                    groups[lease.job, lease.entry.stream].append(lease)
+        return groups
+
+    @property
+    def tokens(self) -> int:
+        """Tokens leased and not committed."""
+        with self._lock:
+            return sum(lease.entry.tokens for lease in self._leases.values())

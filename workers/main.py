@@ -1,0 +1,48 @@
+"""The process of one worker: `python -m workers.main --device cpu-0`.
+
+The supervisor starts it with the environment that pins the device, so nothing here may choose one.
+The server's URL comes from `EMBEDFARM_REDIS_URL`, where no process list shows its password.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+
+from embedfarm.processes import watch_lifeline
+from embedfarm.settings import Settings
+from workers import devices
+from workers.worker import Worker
+
+
+def main() -> int:
+    """Run a worker until SIGTERM, SIGINT or the end of its parent."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = Settings()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    watch_lifeline(stop.set)
+    device = devices.pinned(arguments.device)
+    torch_device = "cpu" if device.kind == "cpu" else "cuda:0"
+    Worker(
+        settings.redis_url, device.label, torch_device, settings, stop, lambda: _facts(device)
+    ).run()
+    return 0
+
+
+def _facts(device: devices.Device) -> dict[str, float]:
+    """Facts for a heartbeat, none while NVML fails: the model's own calls will say if it is bad."""
+    try:
+        return devices.facts(device)
+    except devices.DeviceError as error:
+        logging.getLogger(__name__).warning("no device facts: %s", error)
+        return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
