@@ -3,11 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from collector.output import Output
-from embedfarm.broker import persist
+from embedfarm.broker import UNAVAILABLE, persist
 from embedfarm.jobs import Job, JobGone, JobStatus
 from embedfarm.records import Result
 from embedfarm.settings import Settings
@@ -26,6 +26,10 @@ class JobEnded(RuntimeError):
 class Collector:
     """Moves one job's results into an output; the disk, not the server, knows how far it is.
 
+    The results on the server never overlap: blocks tile the job, and a server that lost the end of
+    its log has lost all that came of it. But after such a loss, results may begin elsewhere than
+    those that were taken before.
+
     Attributes:
         job: On a connection that nobody else uses.
         output: Where results go.
@@ -38,8 +42,7 @@ class Collector:
     settings: Settings
     stop: threading.Event
     on_part: Callable[[], object] = lambda: None
-    _starts: list[int] = field(default_factory=list)
-    _seen_at: float = field(default_factory=time.monotonic)
+    _gone_since: float | None = None
 
     def collect(self) -> int | None:
         """Collect until every chunk has its result in the output; None when `stop` came first.
@@ -50,20 +53,61 @@ class Collector:
         Raises:
             JobEnded: Somebody cancelled the job.
             JobGone: Somebody deleted it.
+            OutputError, OSError: As for `Output.add`.
             redis.ConnectionError: The server stayed away.
         """
-        self._persist(self._forget_stale)
-        while not self.stop.is_set():
-            result = self._persist(lambda: self.job.result(self.output.buffered.stop))
-            if result is not None:
-                self._keep(result)
-                continue
-            status = self._status()
-            if status is not None and self._is_complete(status):
-                return status.chunk_count
-            if not self._persist(lambda: self.job.wait(self.job.keys.bell, WAIT_SECONDS)):
-                self._persist(self._take_straddling)
+        try:
+            self._persist(self._forget_durable)
+            while not self.stop.is_set():
+                if self._take_next():
+                    continue
+                status = self._status()
+                if status is not None and self._is_complete(status):
+                    return status.chunk_count
+                self._wait()
+        except UNAVAILABLE:
+            if not self.stop.is_set():
+                raise
         return None
+
+    # Results.
+
+    def _take_next(self) -> bool:
+        """Take the result that is next, if it is there."""
+        result = self._persist(lambda: self.job.result(self.output.buffered.stop))
+        if result is not None:
+            self._keep(result)
+        return result is not None
+
+    def _take_straddling(self) -> None:
+        """Take the rest of a result that begins before the chunk that is next, and has it.
+
+        It is there when a server came back that had lost a split, or blocks that were then cut in
+        another way, and embedded again what was collected in other pieces.
+        """
+        upto = self.output.buffered.stop
+        before = max((s for s in self.job.result_starts() if s < upto), default=None)
+        result = None if before is None else self.job.result(before)
+        if result is not None and result.start + result.count > upto:
+            self._keep(result.rest(upto))
+
+    def _keep(self, result: Result) -> None:
+        """Take one result; when it closes a part, take what is durable off the server."""
+        if self.output.add(result) is not None:
+            self._persist(self._forget_durable)
+            self.on_part()
+
+    def _forget_durable(self) -> None:
+        """Take results off the server that are on disk.
+
+        Not the last one, which may go on beyond the disk (see `_take_straddling`); its turn comes
+        with the next part.
+        """
+        upto = self.output.next_index
+        begun = sorted(start for start in self.job.result_starts() if start < upto)
+        self.job.drain(upto, begun[:-1])
+
+    # The job.
 
     def _status(self) -> JobStatus | None:
         """The job's status; None while it may be that a server forgot a job that is just begun.
@@ -73,52 +117,31 @@ class Collector:
         try:
             status = self._persist(self.job.status)
         except JobGone:
-            if time.monotonic() - self._seen_at > GONE_SECONDS:
+            now = time.monotonic()
+            self._gone_since = self._gone_since or now
+            if now - self._gone_since > GONE_SECONDS:
                 raise
             return None
-        self._seen_at = time.monotonic()
+        self._gone_since = None
         return status
 
     def _is_complete(self, status: JobStatus) -> bool:
         """Whether the result that is missing never comes, because there are no more chunks."""
+        if 0 <= status.chunk_count <= self.output.buffered.stop:
+            return True
         if status.state not in {"open", "closed", "paused"}:
             raise JobEnded(f"the job is {status.state}")
-        return status.state == "closed" and self.output.buffered.stop >= status.chunk_count
+        return False
 
-    def _keep(self, result: Result) -> None:
-        """Take one result; when it closes a part, take what is durable off the server."""
-        self._starts.append(result.start)
-        part = self.output.add(result)
-        if part is not None:
-            starts, self._starts = self._starts, []
-            self._persist(lambda: self.job.drain(part.end, starts))
-            self.on_part()
+    # Waiting.
 
-    def _forget_stale(self) -> None:
-        """Take results off the server that are on disk already.
-
-        They are there after a crash between the two, and after a server came back that had lost
-        the end of its log and let blocks be embedded again.
-        """
-        upto = self.output.next_index
-        stale = [start for start in self.job.result_starts() if start < upto]
-        self.job.drain(upto, stale)
-
-    def _take_straddling(self) -> None:
-        """Take the rest of a block of which some pieces are on disk.
-
-        It is there when a server came back that had lost a split: then the whole block is embedded
-        again, and no result begins at the chunk that is next.
-        """
-        upto = self.output.buffered.stop
-        before = max((s for s in self.job.result_starts() if s < upto), default=None)
-        result = None if before is None else self.job.result(before)
-        if result is not None and result.start + result.count > upto:
-            self._starts.append(result.start)
-            self._keep(result.rest(upto))
+    def _wait(self) -> None:
+        """Wait for a result; when none comes, see whether what is next is there in another one."""
+        if not self._persist(lambda: self.job.wait(self.job.keys.bell, WAIT_SECONDS)):
+            self._persist(self._take_straddling)
 
     def _persist(self, attempt: Callable[[], T]) -> T:
         """`attempt`, over outages of the server."""
         return persist(
-            attempt, self.stop, self.settings.reconnect_seconds_max, recover=self._forget_stale
+            attempt, self.stop, self.settings.reconnect_seconds_max, recover=self._forget_durable
         )

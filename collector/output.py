@@ -100,7 +100,8 @@ class Output:
         directory: Made when absent.
         request: What identifies the job; an output is only continued under an equal request.
         sink: Name of the format.
-        part_bytes_max: Bytes of vectors after which a part is closed, at the end of a result.
+        part_bytes_max: Bytes of vectors (or of ids, where those are longer) after which a part is
+            closed, at the end of a result.
 
     Raises:
         OutputBusy: Another process has it open.
@@ -118,6 +119,7 @@ class Output:
         self._workers: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
         self._layout = _NO_ROWS
         self._results: list[Result] = []
+        self._bytes = 0
         self._expected = 0
         private = directory / STATE_DIRECTORY
         with ExitStack() as stack:
@@ -181,8 +183,8 @@ class Output:
         self._layout = layout
         self._results.append(result)
         self._expected += result.count
-        full = len(self.buffered) >= max(1, self._part_bytes_max // layout.row_bytes)
-        return self._write_part() if full else None
+        self._bytes += _size(result)
+        return self._write_part() if self._bytes >= self._part_bytes_max else None
 
     def finish(self, count: int, about: About) -> Manifest:
         """Write what is buffered, the error list and the manifest; the output is complete then.
@@ -207,7 +209,7 @@ class Output:
         entry = describe(self._results, self._sink.write(gather(self._results)))
         self._journal.append(entry)
         self._count(entry)
-        self._results = []
+        self._results, self._bytes = [], 0
         return entry.part
 
     def _count(self, entry: Entry) -> None:
@@ -255,6 +257,11 @@ def _locked(private: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise OutputBusy(f"another process is writing to {private.parent}") from error
         yield
+
+
+def _size(result: Result) -> int:
+    """Bytes that a result counts for in a part: its vectors, or its ids where those are longer."""
+    return max(len(result.vectors), sum(map(len, result.ids or ())))
 
 
 def _claim(directory: Path, request: dict[str, Any]) -> None:

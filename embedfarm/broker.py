@@ -5,6 +5,8 @@ started again on its directory.
 """
 
 import contextlib
+import os
+import re
 import shutil
 import socket
 import tempfile
@@ -21,7 +23,7 @@ import redis.retry
 
 from embedfarm.settings import Settings
 
-BLOCK_SECONDS_MAX: Final = 2.0  # the longest blocking read; must stay below the socket timeout
+BLOCK_SECONDS_MAX: Final = 2.0  # far below the socket timeout: a longer read hangs, then fails
 SOCKET_SECONDS: Final = 10.0
 FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
@@ -42,20 +44,25 @@ def connect(url: str) -> redis.Redis:
     redis-py would send a command again after a lost reply, which doubles an XADD; every caller here
     decides for itself what may be repeated (`persist`).
     """
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=SOCKET_SECONDS,
-        socket_connect_timeout=SOCKET_SECONDS,
-        retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-        health_check_interval=0,
-    )
+    pool = redis.ConnectionPool.from_url(url)
+    pool.connection_kwargs |= {  # whatever the URL says
+        "socket_timeout": SOCKET_SECONDS,
+        "socket_connect_timeout": SOCKET_SECONDS,
+        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+    }
+    return redis.Redis.from_pool(pool)
+
+
+def block_ms(seconds: float) -> int:
+    """`seconds` for a blocking command: at most `BLOCK_SECONDS_MAX`, and never 0, which is ever."""
+    return max(1, int(1000 * min(seconds, BLOCK_SECONDS_MAX)))
 
 
 def persist(
     attempt: Callable[[], T],
     stop: threading.Event,
     seconds_max: float,
-    recover: Callable[[], None] | None = None,
+    recover: Callable[[], object] | None = None,
 ) -> T:
     """The answer of `attempt`, tried again while the server is away.
 
@@ -66,7 +73,8 @@ def persist(
         recover: Called before each repetition, to learn what the outage undid.
 
     Raises:
-        redis.ConnectionError: The server stayed away, or `stop` was set meanwhile.
+        redis.ConnectionError, redis.TimeoutError: The server stayed away, or `stop` was set.
+        redis.AuthenticationError: It refuses us, which waiting does not change.
     """
     deadline = time.monotonic() + seconds_max
     pause = FIRST_PAUSE_SECONDS
@@ -76,6 +84,8 @@ def persist(
             if failed and recover is not None:
                 recover()
             return attempt()
+        except redis.AuthenticationError:
+            raise
         except UNAVAILABLE:
             failed = True
             if stop.wait(pause) or time.monotonic() > deadline:
@@ -123,16 +133,22 @@ class PrivateServer:
 
     @classmethod
     def at(cls, directory: Path) -> "PrivateServer":
-        """The server of `directory`, made if need be; the same directory gives the same socket."""
+        """The server of `directory`, made if need be; the same directory gives the same socket.
+
+        Raises:
+            ServerError: Somebody else has made the socket's directory, after a reboot emptied /tmp.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         remembered = directory / "socket"
-        if remembered.exists():
-            path = Path(remembered.read_text(encoding="utf-8"))
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-        else:
-            path = Path(tempfile.mkdtemp(prefix="embedfarm-")) / "redis.sock"
-            remembered.write_text(str(path), encoding="utf-8")
-        return cls(directory, path)
+        name = remembered.read_text(encoding="utf-8") if remembered.exists() else ""
+        if not name:  # never written, or a crash left it empty
+            name = f"{tempfile.mkdtemp(prefix='embedfarm-')}/redis.sock"
+            remembered.write_text(name, encoding="utf-8")
+        place = Path(name).parent
+        place.mkdir(mode=0o700, exist_ok=True)
+        if place.stat().st_uid != os.getuid():
+            raise ServerError(f"{place} belongs to somebody else; remove {remembered}")
+        return cls(directory, Path(name))
 
     @property
     def url(self) -> str:
@@ -161,14 +177,14 @@ class PrivateServer:
         ]
 
     def alive(self) -> bool:
-        """Whether a server answers on the socket."""
-        client = connect(self.url)
-        try:
-            return bool(client.ping())
-        except UNAVAILABLE:
-            return False
-        finally:
-            client.close()
+        """Whether a server is there, even one that still loads its data or hangs."""
+        with closing_client(self.url) as client:
+            try:
+                return bool(client.ping())
+            except (redis.BusyLoadingError, redis.TimeoutError):
+                return True
+            except redis.ConnectionError:
+                return False
 
     def remove(self) -> None:
         """Forget everything; the server must have ended."""
@@ -181,24 +197,21 @@ def wait_until_ready(url: str, stop: threading.Event, seconds_max: float) -> Non
 
     Raises:
         ServerError: It did not within `seconds_max`.
+        redis.AuthenticationError: It refuses us.
     """
-    client = connect(url)
-    try:
-        persist(client.ping, stop, seconds_max)
-    except UNAVAILABLE as error:
-        raise ServerError(f"no server at {hide_password(url)}: {error}") from error
-    finally:
-        client.close()
+    with closing_client(url) as client:
+        try:
+            persist(client.ping, stop, seconds_max)
+        except redis.AuthenticationError:
+            raise
+        except UNAVAILABLE as error:
+            raise ServerError(f"no server at {hide_password(url)}: {error}") from error
 
 
 def hide_password(url: str) -> str:
     """`url` without its password, for people and logs."""
-    scheme, separator, rest = url.partition("://")
-    credentials, at, host = rest.rpartition("@")
-    if not at:
-        return url
-    user = credentials.split(":", 1)[0]
-    return f"{scheme}{separator}{user}:***@{host}"
+    shown = re.sub(r"(password=)[^&]*", r"\1***", url)
+    return re.sub(r"^(\w+://)?+([^:]*):.*@", r"\1\2:***@", shown, flags=re.DOTALL)
 
 
 @contextlib.contextmanager

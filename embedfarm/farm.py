@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import redis
 from redis.commands.core import Script
 
 from embedfarm import wire
-from embedfarm.jobs import Job
+from embedfarm.broker import block_ms
+from embedfarm.jobs import Job, JobGone
 from embedfarm.records import Completion, Heartbeat, JobSpec, Plan, Rate, decode, encode
 
 HISTORY_SECONDS: Final = 30 * 86400
@@ -35,12 +36,9 @@ class Farm:
     """A handle on the farm's own keys."""
 
     client: redis.Redis
-    _scripts: dict[str, Script] = field(init=False, default_factory=dict)
 
     def _script(self, name: str) -> Script:
-        if name not in self._scripts:
-            self._scripts[name] = self.client.register_script(wire.script(name))
-        return self._scripts[name]
+        return self.client.register_script(wire.script(name))
 
     def job(self, job: str) -> Job:
         """A handle on one job."""
@@ -107,8 +105,7 @@ class Farm:
 
     def abdicate(self, fence: int) -> None:
         """Give the lock up, so that a standby need not wait for it to expire."""
-        if self.client.hget(wire.SCHEDULER, "fence") == str(fence).encode():
-            self.client.unlink(wire.SCHEDULER)
+        self._script("abdicate")(keys=[wire.SCHEDULER], args=[fence])
 
     def report(self, completion: Completion, events_max: int) -> None:
         """Tell the scheduler about a micro-batch."""
@@ -117,14 +114,16 @@ class Farm:
         )
 
     def events(self, after: str, block_seconds: float) -> tuple[str, list[Completion]]:
-        """Completions since ID `after` ("$" for from now on), waiting up to `block_seconds`.
+        """Completions since ID `after` ("$" for from now on).
+
+        Args:
+            after: Where the last call ended.
+            block_seconds: Time to wait for the first one, as `block_ms`.
 
         Returns:
             The ID to go on from, and the completions; other events only end the waiting.
         """
-        answer = self.client.xread(
-            {wire.EVENTS: after}, count=1000, block=max(1, int(block_seconds * 1000))
-        )
+        answer = self.client.xread({wire.EVENTS: after}, count=1000, block=block_ms(block_seconds))
         items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
         last = items[-1][0].decode() if items else after
         return last, [decode(Completion, f[b"done"]) for _, f in items if b"done" in f]
@@ -150,11 +149,13 @@ class Farm:
 
         Raises:
             ModelRefused: This worker's differs; the message names the components that do.
+            JobGone: There is no such job.
         """
-        meta = wire.JobKeys(job).meta
-        self.client.hsetnx(meta, "fingerprint", json.dumps(dict(fingerprint), sort_keys=True))
-        agreed = json.loads(cast("bytes", self.client.hget(meta, "fingerprint")))
-        differing = differences(agreed, fingerprint)
+        ours = json.dumps(dict(fingerprint), sort_keys=True)
+        agreed = self.job(job).note("fingerprint", ours, first=True)
+        if agreed is None:
+            raise JobGone(job)
+        differing = differences(json.loads(agreed), fingerprint)
         if differing:
             raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
 
@@ -165,7 +166,7 @@ class Farm:
 
     def refuse(self, job: str, worker: str, reason: str) -> None:
         """Note that a worker cannot embed a job, for people and for the submitter."""
-        self.client.hset(wire.JobKeys(job).meta, f"refused:{worker}", reason)
+        self.job(job).note(f"refused:{worker}", reason)
 
     def refusals(self, job: str) -> dict[str, str]:
         """Reasons by worker name."""

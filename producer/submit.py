@@ -1,41 +1,52 @@
 """Blocks into the stream, never more than a bounded window of them.
 
-The producer keeps what is not on disk yet. When the server comes back with a suffix of its log
-missing, what it no longer knows is sent again; what it does know is refused by its explicit ID.
+The producer keeps what it sent last. When the server comes back with a suffix of its log missing,
+what it no longer knows is sent again; what it does know is refused by its explicit ID. What is
+neither known nor kept, only the source has (`Rewind`).
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from itertools import starmap
+from typing import Final, NamedTuple, TypeVar
 
 from embedfarm.broker import persist
 from embedfarm.farm import Farm, model_key
 from embedfarm.jobs import Job, JobGone, JobStatus
-from embedfarm.records import Block, JobSpec, Rows, encode
+from embedfarm.records import Block, JobSpec, Rows, decode, encode
 from embedfarm.settings import Settings
 from producer.blocks import TOKENS_MAX, Blocker
 
-PIPELINE_BYTES: Final = 1 << 20
-PIPELINE_BLOCKS: Final = 64
+GROUPS_PER_WINDOW: Final = 16  # a group is sent in one round trip, when there is room for all of it
 PROBE_TOKENS: Final = 1024  # size of a block while no worker's speed is known
 PROBE_BLOCKS: Final = 64  # backlog while no worker's speed is known
-PROBE_WAIT_SECONDS: Final = 0.1
-ROOM_WAIT_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.2  # time between looks at the workers, and at a window that is full
 VECTOR_BYTES_GUESSED: Final = 4096
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
 class Rewind(RuntimeError):
-    """The server has lost blocks that only the source still has; submit again from `start`."""
+    """The server has lost blocks that only the source still has; `attach`, and submit again."""
 
 
 class JobRefused(RuntimeError):
-    """The server takes no more blocks of this job: it was cancelled or deleted."""
+    """The server takes no more blocks of this job: it was cancelled, closed or deleted."""
+
+
+class Sent(NamedTuple):
+    """An encoded block, of the chunks `start` to `end - 1`."""
+
+    start: int
+    end: int
+    data: bytes
 
 
 @dataclass
@@ -46,7 +57,7 @@ class Submitter:
         farm: On a connection that nobody else uses.
         job: Id of the job.
         spec: What it asks for.
-        start: First chunk that is still wanted; once open, the first one that is to be sent.
+        start: First chunk that is still wanted; once open, the next one to send.
         stop: Ends all waiting.
     """
 
@@ -56,8 +67,9 @@ class Submitter:
     start: int
     settings: Settings
     stop: threading.Event
-    _kept: deque[tuple[Block, bytes]] = field(default_factory=deque)
-    _expected_in: int = 0
+    _kept: deque[Sent] = field(default_factory=deque)
+    _kept_bytes: int = 0
+    _vector_bytes: int = VECTOR_BYTES_GUESSED
     _look_at: float = 0.0
     _speed: float = 0.0
 
@@ -68,169 +80,210 @@ class Submitter:
 
     def attach(self) -> None:
         """Make the job, or find out how far an earlier run has filled it."""
-        self._kept.clear()
-        persist(self._create, self.stop, self.settings.reconnect_seconds_max)
-        status = self._status()
-        self._expected_in = status.chunks_in
-        self.start = max(self._wanted, status.pushed_upto)
+        while self._kept:
+            self._drop()
+        status = persist(self._create, self.stop, self.settings.reconnect_seconds_max)
+        self.start = status.pushed_upto
 
     def submit(self, source: Iterable[Rows]) -> int:
-        """Send all rows and close the job; returns the number of chunks in it.
+        """Send the rows, which begin at chunk `start`, and close the job.
+
+        Returns:
+            The number of chunks in the job. When `stop` comes first the job stays open, and the
+            number means nothing.
 
         Raises:
             JobRefused: Somebody cancelled or deleted the job.
             Rewind: The source must be read again, from a new `start`; `attach` first.
-            redis.ConnectionError: The server stayed away, or `stop` was set.
+            redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
         blocker = Blocker(self.start, self.settings, self.spec.max_length or TOKENS_MAX)
-        group: list[tuple[Block, bytes]] = []
-        size = 0
-        for rows in source:
-            blocker.tokens_target = self._tokens_target()
-            for block in blocker.add(rows):
-                group.append((block, encode(block)))
-                size += len(group[-1][1])
-                if size >= PIPELINE_BYTES or len(group) >= PIPELINE_BLOCKS:
-                    self._send(group)
-                    group, size = [], 0
-                    blocker.tokens_target = self._tokens_target()
-            if self.stop.is_set():
-                return blocker.start
-        group += [(block, encode(block)) for block in blocker.flush()]
-        self._send(group)
-        self._close(blocker.start)
+        try:
+            for rows in source:
+                self._size(blocker)
+                self._send(blocker.add(rows))
+            self._send(blocker.flush())
+            # Whoever sets `stop` may also have ended the source early.
+            if not self.stop.is_set():
+                self._close(blocker.start)
+        except JobGone as error:
+            raise JobRefused(f"job {self.job} was deleted") from error
         return blocker.start
 
     def watch(self, chunk_count: int) -> None:
         """Until `stop`, see to it that an outage of the server loses nothing of a closed job.
 
         Raises:
-            JobRefused, Rewind: As for `submit`.
+            JobRefused, Rewind, redis.ConnectionError: As for `submit`.
         """
-        while not self.stop.is_set():
-            status = self._status()
-            if status.chunks_in < self._expected_in or status.chunk_count != chunk_count:
-                self._resend()
+        try:
+            while not self.stop.is_set():
                 self._close(chunk_count)
-            self._wait(ROOM_WAIT_SECONDS)
+                self._wait()
+        except JobGone:
+            # It is finished, or somebody deleted it. The collector knows, and ends the run.
+            self.stop.wait()
 
     # Sending.
 
-    def _send(self, group: Sequence[tuple[Block, bytes]]) -> None:
-        """Append blocks as soon as the window has room for them."""
-        if not group:
-            return
-        self._wait_for_room(sum(len(data) for _, data in group))
-        self._kept.extend(group)
-        answers = persist(
-            lambda: self._handle.push(group),
-            self.stop,
-            self.settings.reconnect_seconds_max,
-            recover=self._resend,
-        )
-        self._expect(group, answers)
+    def _send(self, blocks: Iterable[Block]) -> None:
+        """Append blocks as soon as the window has room for them; not after `stop`."""
+        for group in self._groups(blocks):
+            if not self._wait_for_room(group):
+                return
+            self._keep(group)
+            self._persist(partial(self._push, group))
 
-    def _expect(self, group: Sequence[tuple[Block, bytes]], answers: Sequence[str]) -> None:
-        for (block, _), answer in zip(group, answers, strict=True):
-            if answer == "added":
-                self._expected_in += len(block.texts)
-            elif answer != "exists":
-                raise JobRefused(f"job {self.job} takes no more chunks: it is {answer}")
+    def _groups(self, blocks: Iterable[Block]) -> Iterator[list[tuple[Block, bytes]]]:
+        """Blocks with their bytes, in groups that each take a small part of the window."""
+        group: list[tuple[Block, bytes]] = []
+        cost = 0
+        for block in blocks:
+            data = encode(block)
+            group.append((block, data))
+            cost += self._cost(block, data)
+            if cost >= self._group_bytes:
+                yield group
+                group, cost = [], 0
+        if group:
+            yield group
 
-    def _resend(self) -> None:
-        """After an outage: send what the server has lost.
+    @property
+    def _group_bytes(self) -> int:
+        return self.settings.window_bytes_max // GROUPS_PER_WINDOW
 
-        Raises:
-            Rewind: It has lost blocks that were sent by an earlier run.
-        """
-        self._create()
-        status = self._handle.status()
-        self._expected_in = status.chunks_in
-        missing = [(block, data) for block, data in self._kept if block.start >= status.pushed_upto]
-        first_kept = self._kept[0][0].start if self._kept else self.start
-        if status.pushed_upto < first_kept:
-            raise Rewind(f"the server has chunks up to {status.pushed_upto} only")
-        log.warning("server back; it has lost %d blocks", len(missing))
-        for first in range(0, len(missing), PIPELINE_BLOCKS):
-            group = missing[first : first + PIPELINE_BLOCKS]
-            self._expect(group, self._handle.push(group))
+    def _cost(self, block: Block, data: bytes) -> int:
+        """Bytes of a block, and of its vectors when it is embedded."""
+        return len(data) + len(block.texts) * self._vector_bytes
 
-    def _create(self) -> None:
-        self._handle.create(self.spec, self._wanted)
+    def _push(self, group: Sequence[tuple[Block, bytes]]) -> None:
+        for answer in self._handle.push(group):
+            self._check(answer, {"added", "exists"})
 
     def _close(self, chunk_count: int) -> None:
-        persist(
-            lambda: self._handle.close(chunk_count),
-            self.stop,
-            self.settings.reconnect_seconds_max,
-            recover=self._resend,
-        )
+        """Say that all chunks are in, unless the server knows it."""
+        if self._status().chunk_count != chunk_count:
+            state = self._persist(partial(self._handle.close, chunk_count))
+            self._check(state, {"closed", "paused"})
 
-    # Back-pressure.
+    def _check(self, state: str, allowed: set[str]) -> None:
+        """Give up unless the job is in a state that lets us go on."""
+        if state == "gone":
+            raise JobGone(self.job)
+        if state not in allowed:
+            raise JobRefused(f"job {self.job} takes no more chunks: it is {state}")
 
-    def _wait_for_room(self, size: int) -> None:
-        """Wait until `size` more bytes of text fit into the window."""
-        while not self.stop.is_set():
-            status = self._status()
-            self._forget(status.drained_upto)
-            if self._has_room(status, size):
-                return
-            self._wait(ROOM_WAIT_SECONDS if self._speed else PROBE_WAIT_SECONDS)
-            self._tokens_target()
+    def _create(self) -> JobStatus:
+        """Make the job unless it is there; its status."""
+        self._handle.create(self.spec, self._wanted)
+        return self._handle.status()
 
-    def _has_room(self, status: JobStatus, size: int) -> bool:
-        """Whether text and vectors on the server, now and when all of it is embedded, stay bounded.
+    # After an outage.
 
-        What waits is counted as its text and its vectors, what is done as its result.
+    def _persist(self, attempt: Callable[[], T]) -> T:
+        """`attempt`, over outages of the server."""
+        return persist(attempt, self.stop, self.settings.reconnect_seconds_max, self._resend)
+
+    def _resend(self) -> None:
+        """Send what the server has lost.
+
+        Raises:
+            Rewind: It has lost blocks that are not kept.
         """
-        if status.state not in {"open", "paused"}:
-            raise JobRefused(f"job {self.job} takes no more chunks: it is {status.state}")
-        blocks = status.blocks_in - status.blocks_done
-        if not self._speed and blocks >= PROBE_BLOCKS:
-            return False
-        waiting = max(0, status.chunks_in - status.chunks_done)
-        vectors = waiting * (status.vector_bytes or VECTOR_BYTES_GUESSED)
-        used = status.bytes_in - status.bytes_done + vectors + status.result_bytes
-        return blocks == 0 or used + size <= self.settings.window_bytes_max
+        status = self._create()
+        if status.pushed_upto < self._kept_from:
+            raise Rewind(f"the server has lost the chunks from {status.pushed_upto} on")
+        missing = [sent for sent in self._kept if sent.start >= status.pushed_upto]
+        log.warning("the server was away; it has lost %d blocks", len(missing))
+        for group in self._groups(decode(Block, sent.data) for sent in missing):
+            self._push(group)
 
     def _status(self) -> JobStatus:
-        try:
-            return persist(
-                self._handle.status,
-                self.stop,
-                self.settings.reconnect_seconds_max,
-                recover=self._resend,
-            )
-        except JobGone as error:
-            raise JobRefused(f"job {self.job} was deleted") from error
+        """The job as the server has it, once it has again what it may have lost.
 
-    def _wait(self, seconds: float) -> None:
-        """Wait for the collector to make room."""
-        persist(
-            lambda: self._handle.wait(self._handle.keys.room, seconds),
-            self.stop,
-            self.settings.reconnect_seconds_max,
-            recover=self._resend,
-        )
+        The client renews an idle connection without a word, so that an outage is not always met as
+        an error.
+
+        Raises:
+            JobGone: The job was deleted.
+        """
+        while (status := self._persist(self._handle.status)).pushed_upto < self.start:
+            self._persist(self._resend)
+        self._vector_bytes = status.vector_bytes or VECTOR_BYTES_GUESSED
+        self._forget(status.drained_upto)
+        return status
+
+    # What is kept.
+
+    @property
+    def _kept_from(self) -> int:
+        """Index of the first chunk that was sent and is kept, else of the next one to send."""
+        return self._kept[0].start if self._kept else self.start
+
+    def _keep(self, group: Sequence[tuple[Block, bytes]]) -> None:
+        """Remember a group; of text that is embedded but not on disk, no more than a window."""
+        while self._kept_bytes > self.settings.window_bytes_max:
+            self._drop()
+        self._kept.extend(Sent(b.start, b.start + len(b.texts), data) for b, data in group)
+        self._kept_bytes += sum(len(data) for _, data in group)
+        self.start = self._kept[-1].end
+
+    def _drop(self) -> None:
+        self._kept_bytes -= len(self._kept.popleft().data)
 
     def _forget(self, drained_upto: int) -> None:
         """Drop what is on disk."""
-        while self._kept and self._kept[0][0].start + len(self._kept[0][0].texts) <= drained_upto:
-            block, _ = self._kept.popleft()
-            self._wanted = block.start + len(block.texts)
+        while self._kept and self._kept[0].end <= drained_upto:
+            self._drop()
+        # A block that is on disk in part is wanted whole, because it is sent whole.
+        self._wanted = max(self._wanted, min(drained_upto, self._kept_from))
+
+    # Back-pressure.
+
+    def _wait_for_room(self, group: Sequence[tuple[Block, bytes]]) -> bool:
+        """Whether the window has room for a group, which is waited for until `stop`."""
+        while not self.stop.is_set():
+            status = self._status()
+            self._check(status.state, {"open", "paused"})
+            if self._has_room(status, sum(starmap(self._cost, group))):
+                return True
+            self._wait()
+            self._look()
+        return False
+
+    def _has_room(self, status: JobStatus, cost: int) -> bool:
+        """Whether text and vectors on the server, now and when all of it is embedded, stay bounded.
+
+        What waits is counted as its text and its vectors, what is done as its result. When nothing
+        waits there is room for a group, since the collector may need more to fill a part; workers
+        stop at `results_bytes_max`.
+        """
+        blocks = status.blocks_in - status.blocks_done
+        if not self._speed and blocks >= PROBE_BLOCKS:
+            return False
+        vectors = (status.chunks_in - status.chunks_done) * self._vector_bytes
+        used = status.bytes_in - status.bytes_done + vectors + status.result_bytes
+        return blocks <= 0 or used + cost <= self.settings.window_bytes_max
+
+    def _wait(self) -> None:
+        """Wait a moment for the collector to make room."""
+        self._persist(partial(self._handle.wait, self._handle.keys.room, LOOK_SECONDS))
 
     # Sizing.
 
-    def _tokens_target(self) -> float:
-        """Tokens of a block: a short time's work of the slowest live worker."""
+    def _size(self, blocker: Blocker) -> None:
+        """Make blocks a short time's work of the slowest live worker, and their results small."""
+        self._look()
+        speed = self._speed or PROBE_TOKENS / self.settings.block_seconds
+        blocker.tokens_target = speed * self.settings.block_seconds
+        chunks = self._group_bytes // self._vector_bytes
+        blocker.chunks_max = min(chunks, self.settings.block_chunks_max)
+
+    def _look(self) -> None:
+        """See how fast the workers are, if it is time to."""
         if time.monotonic() >= self._look_at:
-            self._speed = persist(
-                self._slowest, self.stop, self.settings.reconnect_seconds_max, self._resend
-            )
-            self._look_at = time.monotonic() + (
-                ROOM_WAIT_SECONDS if self._speed else PROBE_WAIT_SECONDS
-            )
-        return self.settings.block_seconds * self._speed if self._speed else PROBE_TOKENS
+            self._speed = self._persist(self._slowest)
+            self._look_at = time.monotonic() + LOOK_SECONDS
 
     def _slowest(self) -> float:
         """Tokens per second of the slowest live worker, as it says itself or as is remembered."""

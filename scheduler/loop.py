@@ -10,9 +10,9 @@ from typing import Final
 
 import redis
 
-from embedfarm.broker import BLOCK_SECONDS_MAX, PAUSE_SECONDS_MAX, UNAVAILABLE, connect
+from embedfarm.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
 from embedfarm.farm import Farm, model_key
-from embedfarm.jobs import Job, JobGone, Pending
+from embedfarm.jobs import JobGone
 from embedfarm.records import Plan, Rate
 from embedfarm.settings import Settings
 from scheduler.history import History
@@ -20,8 +20,9 @@ from scheduler.passes import Pass, decide, default_passes
 from scheduler.state import Draft, FarmState, JobState, WorkerState
 
 DECISION_SECONDS_MIN: Final = 0.05  # completions that come closer together share a decision
+DECISION_SECONDS_MAX: Final = 0.5  # jobs and workers come and go without a completion
 REMEMBER_SECONDS: Final = 2.0
-TAIL_LEASES_MAX: Final = 1000
+TAIL_LEASES_MAX: Final = 4000  # with more, the end is not near
 ACTIVE: Final = frozenset({"open", "closed", "paused"})
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Scheduler:
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     fence: int = 0
     _history: History = field(init=False)
-    _seen: str = "$"
+    _seen: str = "$"  # ID of the last event
     _remember_at: float = 0.0
     _models: dict[str, str] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)
@@ -58,22 +59,19 @@ class Scheduler:
                 self.fence = 0
                 self.stop.wait(PAUSE_SECONDS_MAX)
         try:
-            self.farm.abdicate(self.fence)
+            self._hand_over()
         except UNAVAILABLE as error:
             log.warning("lock not given back: %s", error)
 
     def _step(self) -> None:
         """One decision, if the lock is ours; then wait for something to happen."""
-        held, self.fence = (
-            self.fence,
-            self.farm.elect(self.token, self.settings.scheduler_ttl_seconds),
-        )
+        held = self.fence
+        self.fence = self.farm.elect(self.token, self.settings.scheduler_ttl_seconds)
         if not self.fence:
             self.stop.wait(self.settings.scheduler_ttl_seconds / 5)
             return
-        if not held:
-            log.info("active, fence %d", self.fence)
-            self._history.rates = self.farm.history()
+        if self.fence != held:
+            self._take_over()
         draft = decide(self._look(), self.passes)
         plans = plans_of(draft, self.fence)
         if not self.farm.publish(plans, self.fence, self.settings.plan_ttl_seconds):
@@ -82,12 +80,24 @@ class Scheduler:
             return
         self._listen()
 
+    def _take_over(self) -> None:
+        """Go on from what the last holder of the lock stored, and from the events of now."""
+        log.info("active, fence %d", self.fence)
+        self._history = History(self.settings.rate_half_life_seconds, self.farm.history())
+        seconds, microseconds = self.farm.client.time()
+        self._seen = f"{seconds * 1000 + microseconds // 1000}-0"
+
+    def _hand_over(self) -> None:
+        """Store what was learned, and let a standby go on at once."""
+        if self.fence:
+            self.farm.remember(*self._history.take_changes(time.time()))
+            self.farm.abdicate(self.fence)
+
     def _listen(self) -> None:
-        """Learn from completions; waits for the first, then a moment for those close behind."""
-        wait = min(BLOCK_SECONDS_MAX, self.settings.plan_ttl_seconds / 4, 0.5)
+        """Learn from completions; waits for the first one after a short pause."""
+        self.stop.wait(DECISION_SECONDS_MIN)
+        wait = min(DECISION_SECONDS_MAX, self.settings.plan_ttl_seconds / 4)
         self._seen, completions = self.farm.events(self._seen, wait)
-        if completions:
-            self.stop.wait(DECISION_SECONDS_MIN)
         self._history.learn(completions, self._means, time.time())
         if time.monotonic() >= self._remember_at:
             self.farm.remember(*self._history.take_changes(time.time()))
@@ -99,13 +109,7 @@ class Scheduler:
         self._models = {job.job: job.model for job in jobs}
         self._means = {job.job: job.status.chunk_tokens_mean for job in jobs}
         workers = tuple(
-            WorkerState(
-                name=beat.worker,
-                loaded=beat.model,
-                held_tokens=beat.held_tokens,
-                held_seconds=beat.held_seconds,
-                draining=beat.state == "draining",
-            )
+            WorkerState(beat.worker, beat.held_seconds, draining=beat.state == "draining")
             for beat in self.farm.workers()
         )
         rates: dict[tuple[str, str], Rate] = {}
@@ -125,18 +129,15 @@ class Scheduler:
                 return None
             model = self._models.get(name) or model_key(job.spec())
             waiting, held = job.backlog()
-            tail = status.state == "closed" and not waiting and held
-            leases = self._leases(job) if tail else ()
+            tail = not waiting and 0 < held <= TAIL_LEASES_MAX
+            leases = job.pending(job.keys.blocks, None, TAIL_LEASES_MAX) if tail else ()
         except JobGone:
             return None
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
             return None
-        return JobState(name, model, status, waiting, leases)
-
-    def _leases(self, job: Job) -> tuple[Pending, ...]:
-        return tuple(job.pending(job.keys.blocks, None, TAIL_LEASES_MAX))
+        return JobState(name, model, status, waiting, tuple(leases))
 
 
 def plans_of(draft: Draft, fence: int) -> list[Plan]:

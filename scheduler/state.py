@@ -13,15 +13,12 @@ class WorkerState:
 
     Attributes:
         name: Its name.
-        loaded: Key of the model it has loaded, "" when none.
-        held_tokens: Leased and not committed.
-        held_seconds: Since its current micro-batch began on the device, 0 when idle.
+        held_seconds: Since its current micro-batch began on the device, 0 when idle; as of its
+            last heartbeat.
         draining: It takes no more work.
     """
 
     name: str
-    loaded: str = ""
-    held_tokens: int = 0
     held_seconds: float = 0.0
     draining: bool = False
 
@@ -35,7 +32,8 @@ class JobState:
         model: Key under which rates are remembered.
         status: Its counters.
         waiting_blocks: Blocks that nobody has leased.
-        leases: Every lease, oldest block first; only looked up when nothing waits.
+        leases: Every lease, oldest block first; only looked up when nothing waits. Pieces of
+            blocks that failed are not among them: each goes alone, and no worker copies it.
     """
 
     job: str

@@ -3,17 +3,16 @@
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.farm import model_key
-from embedfarm.records import ChunkError, Result, text_checksums
-from workers.engines import OutOfMemory
-from workers.leases import Lease, MicroBatch
-from workers.packing import pack, padded_tokens
-
-VECTOR_DTYPES = {"float32": "<f4", "float16": "<f2"}
+from workers.engines import DeviceFailed, OutOfMemory
+from workers.leases import MicroBatch
+from workers.packing import batch_tokens, pack
+from workers.results import VECTOR_DTYPES
 
 
 @dataclass
@@ -21,70 +20,65 @@ class Embedder:
     """Runs micro-batches on one device and remembers how much it can take at once.
 
     Attributes:
-        worker: Name that results carry.
         batch_tokens_max: Budget of a device batch in padded tokens; 0 takes the engine's own.
         slowdown: Makes the device this many times slower, for tests.
         budgets: Learned budgets by model.
     """
 
-    worker: str
     batch_tokens_max: int = 0
     slowdown: float = 1.0
     budgets: dict[str, int] = field(default_factory=dict)
 
-    def embed(self, batch: MicroBatch) -> list[tuple[Lease, Result]]:
-        """Results of all leases that are still ours; accounts are left in `batch`.
+    def embed(self, batch: MicroBatch) -> NDArray[np.floating[Any]]:
+        """Vectors of all texts as they are stored, shape (n, dimensions); accounts go to `batch`.
 
-        A chunk that the engine cannot embed is named in its block's result, with a zero vector.
+        A chunk that the engine cannot embed gets a zero vector and an entry in `batch.reasons`.
+        Rows of lost leases stay zero.
+
+        Raises:
+            DeviceFailed: Nothing works on this device any more; no chunk is to blame.
         """
-        batch.forward_began = time.monotonic()
-        live = _live_rows(batch)
+        began = time.monotonic()
+        rows = _live_rows(batch)
         vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
-        reasons = dict(batch.reasons)
-        self._run(batch, live, vectors, reasons)
-        finite = np.isfinite(vectors).all(axis=1)
-        for row in np.flatnonzero(~finite):
-            reasons[int(row)] = "the model gave a vector that is not finite"
-        vectors[sorted(reasons)] = 0.0
-        batch.forward_seconds = time.monotonic() - batch.forward_began
-        return self._results(batch, vectors, reasons)
+        self._run(batch, rows, vectors)
+        stored = _store(vectors, batch)
+        batch.forward_seconds = time.monotonic() - began
+        return stored
 
-    def _run(
-        self,
-        batch: MicroBatch,
-        live: NDArray[np.intp],
-        vectors: NDArray[np.float32],
-        reasons: dict[int, str],
-    ) -> None:
-        """Fill `vectors` for the rows in `live`; halve what does not fit or raises."""
-        lengths = batch.tokenised.lengths
-        todo = self._pack(batch, live)[::-1]
+    def _run(self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]) -> None:
+        """Fill `vectors` for `rows`; halve what does not fit or raises."""
+        todo = self._pack(batch, rows)
         while todo:
             rows = todo.pop()
             try:
                 self._forward(batch, rows, vectors)
             except OutOfMemory as error:
                 if len(rows) == 1:
-                    reasons[int(rows[0])] = f"does not fit on the device: {error}"
+                    batch.reasons[int(rows[0])] = f"does not fit on the device: {error}"
                     continue
-                self.budgets[model_key(batch.spec)] = max(1, padded_tokens(lengths[rows]) // 2)
-                todo = self._pack(batch, np.concatenate([rows, *todo]))[::-1]
+                cost = batch_tokens(batch.tokenised.lengths[rows], padded=batch.engine.padded)
+                self.budgets[model_key(batch.spec)] = max(1, cost // 2)
+                todo = self._pack(batch, np.concatenate([rows, *todo]))
+            except DeviceFailed:
+                raise
             except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
                 if len(rows) == 1:
-                    reasons[int(rows[0])] = f"the model raised {type(error).__name__}: {error}"
+                    reason = f"the model raised {type(error).__name__}: {error}"
+                    batch.reasons[int(rows[0])] = reason
                     continue
                 half = len(rows) // 2
                 todo += [rows[half:], rows[:half]]
 
     def _pack(self, batch: MicroBatch, rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-        """Device batches of `rows` within the learned budget."""
+        """Device batches of `rows` within the learned budget, the longest chunks last."""
         engine = batch.engine
         budget = self.budgets.get(
             model_key(batch.spec), self.batch_tokens_max or engine.batch_tokens
         )
         lengths = batch.tokenised.lengths[rows]
         batches = pack(lengths, budget, engine.launch_tokens, padded=engine.padded)
-        return [rows[each] for each in batches]
+        return [rows[each] for each in reversed(batches)]
 
     def _forward(
         self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
@@ -94,81 +88,28 @@ class Embedder:
         vectors[rows] = batch.engine.forward(batch.tokenised, rows)
         lengths = batch.tokenised.lengths[rows]
         batch.real_tokens += int(lengths.sum())
-        batch.padded_tokens += padded_tokens(lengths) if batch.engine.padded else int(lengths.sum())
+        batch.padded_tokens += batch_tokens(lengths, padded=batch.engine.padded)
         if self.slowdown > 1:
             threading.Event().wait((self.slowdown - 1) * (time.monotonic() - began))
 
-    def _results(
-        self, batch: MicroBatch, vectors: NDArray[np.float32], reasons: dict[int, str]
-    ) -> list[tuple[Lease, Result]]:
-        """Cut the micro-batch into the results of its blocks."""
-        dtype = VECTOR_DTYPES[batch.spec.vector_dtype]
-        stored = vectors.astype(dtype, copy=False)
-        seconds_per_token = batch.forward_seconds / max(1, batch.real_tokens)
-        results = []
-        row = 0
-        for lease in batch.leases:
-            rows = slice(row, row + len(lease.block.texts))
-            row = rows.stop
-            if lease.lost:
-                continue
-            tokens = int(batch.tokenised.lengths[rows].sum())
-            failed = [index for index in reasons if rows.start <= index < rows.stop]
-            errors = [
-                ChunkError(
-                    index=lease.block.start + index - rows.start,
-                    reason=reasons[index],
-                    attempts=lease.deliveries,
-                )
-                for index in sorted(failed)
-            ]
-            results.append(
-                (
-                    lease,
-                    Result(
-                        start=lease.block.start,
-                        count=len(lease.block.texts),
-                        dimensions=batch.engine.dimensions,
-                        dtype=dtype,
-                        vectors=stored[rows].tobytes(),
-                        checksums=text_checksums(lease.block.texts),
-                        ids=lease.block.ids,
-                        errors=errors,
-                        token_count=tokens,
-                        worker=self.worker,
-                        seconds=seconds_per_token * tokens,
-                    ),
-                )
-            )
-        return results
-
-
-def failure(lease: Lease, dimensions: int, dtype: str, worker: str, reason: str) -> Result:
-    """The result of a block whose every chunk is given up on."""
-    block = lease.block
-    count = len(block.texts)
-    return Result(
-        start=block.start,
-        count=count,
-        dimensions=dimensions,
-        dtype=VECTOR_DTYPES[dtype],
-        vectors=bytes(count * dimensions * np.dtype(VECTOR_DTYPES[dtype]).itemsize),
-        checksums=text_checksums(block.texts),
-        ids=block.ids,
-        errors=[
-            ChunkError(index=block.start + row, reason=reason, attempts=lease.deliveries)
-            for row in range(count)
-        ],
-        worker=worker,
-    )
-
 
 def _live_rows(batch: MicroBatch) -> NDArray[np.intp]:
-    """Rows that need the model: of leases that are ours, and not given up on already."""
-    live = np.ones(len(batch.tokenised.lengths), dtype=bool)
-    row = 0
-    for lease in batch.leases:
-        live[row : row + len(lease.block.texts)] = not lease.lost
-        row += len(lease.block.texts)
-    live[sorted(batch.reasons)] = False
+    """Rows that need the model: of leases that are ours, with tokens, not given up on already."""
+    lengths = batch.tokenised.lengths
+    for row in np.flatnonzero(lengths == 0).tolist():
+        batch.reasons.setdefault(row, "the tokenizer makes no token of it")
+    live = np.ones(len(lengths), dtype=bool)
+    for lease, rows in batch.rows():
+        live[rows] = not lease.lost
+    live[list(batch.reasons)] = False
     return np.flatnonzero(live)
+
+
+def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[np.floating[Any]]:
+    """Vectors in the type that is stored; rows that are not finite in it have failed."""
+    with np.errstate(over="ignore"):  # what is too large for it is caught below
+        stored = vectors.astype(VECTOR_DTYPES[batch.spec.vector_dtype], copy=False)
+    for row in np.flatnonzero(~np.isfinite(stored).all(axis=1)).tolist():
+        batch.reasons[row] = f"the model gave a vector that is not finite in {stored.dtype}"
+    stored[list(batch.reasons)] = 0
+    return stored

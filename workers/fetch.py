@@ -1,27 +1,30 @@
 """First stage: lease blocks as the plan says, rescue what others left, tokenise."""
 
 import logging
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 import redis
 
-from embedfarm import sizing
+from embedfarm import sizing, wire
 from embedfarm.broker import BLOCK_SECONDS_MAX
 from embedfarm.farm import Farm
 from embedfarm.jobs import Entry, Job, JobGone, Pending
 from embedfarm.records import Block, JobShare, RecordError, decode
 from embedfarm.settings import Settings
-from workers.embed import failure
 from workers.engines import Engine, Tokenised
-from workers.leases import Holdings, Lease, MicroBatch
+from workers.leases import Holdings, Lease, MicroBatch, is_gone
 from workers.models import Models
+from workers.results import failure
 
 PIECES: Final = 8  # a block that failed is split into this many
 IDLE_SECONDS: Final = 0.25  # an idle worker looks for expired leases this often
-RESCUE_ENTRIES_MAX: Final = 64
+PENDING_MAX: Final = 1024  # leases looked at in one go: more than a worker holds
 
 log = logging.getLogger(__name__)
 
@@ -35,36 +38,90 @@ class Fetcher:
     holdings: Holdings
     models: Models
     settings: Settings
+    stop: threading.Event
     tokens_per_second: float = 0.0
     tokenise_seconds: float = 0.0
-    _rescue_at: float = 0.0
+    _alone: bool = False
+    _rescue_at: dict[str, float] = field(default_factory=dict)
     _events_seen: str = "$"
     _begun: set[str] = field(default_factory=set)
 
-    def fetch(self) -> list[MicroBatch]:
-        """Micro-batches that are ready, empty after a short wait in which none came.
+    def fetch(self) -> MicroBatch | None:
+        """The next micro-batch, None after a short wait in which none came.
 
         Raises:
             redis.ConnectionError: The server is away; call `recover` when it is back.
         """
+        if self._alone and not self.holdings.wait_empty(IDLE_SECONDS):
+            return None
+        self._alone = False
         shares = [share for share in self._shares() if not self.models.refused(share.job)]
-        for share in shares:
+        for share in sorted(shares, key=lambda share: self.models.ever_refused(share.job)):
             try:
-                if self.models.prepare(share.job) is None:
-                    continue
-                began = time.monotonic()
-                leases = self._lease(share)
-                if leases:
-                    return self._prepare(share.job, leases, began)
+                batch = self._fetch(share)
             except (JobGone, redis.ResponseError) as error:
-                if not _is_gone(error):
+                if not is_gone(error):
                     raise
+                self.models.forget(share.job)
+                self._begun.discard(share.job)
+                continue
+            if batch is not None or self._alone:
+                return batch
         self._wait([share.job for share in shares])
-        return []
+        return None
 
     def recover(self) -> None:
         """Look for leases that a lost reply stranded, at the next fetch."""
-        self._rescue_at = 0.0
+        self._rescue_at.clear()
+
+    def _fetch(self, share: JobShare) -> MicroBatch | None:
+        """A micro-batch of one job; loading its model may take minutes."""
+        job = self.farm.job(share.job)
+        if self.models.swaps(job.id) and not self._may_swap(job):
+            return None
+        engine = self.models.prepare(job.id)
+        if engine is None or self.stop.is_set():
+            return None
+        began = time.monotonic()
+        leases = self._choose(job, self._lease(job, share))
+        if not leases:
+            return None
+        if job.id not in self._begun:
+            job.begin()
+            self._begun.add(job.id)
+        # Not sooner: what an error above leaves behind must look stranded, or nobody rescues it.
+        self.holdings.add(leases)
+        return self._tokenise(job.id, engine, leases, began)
+
+    def _may_swap(self, job: Job) -> bool:
+        """Whether to load another model for a job: if it has work, and once the device is idle."""
+        if not self._has_work(job):
+            return False
+        self._alone = not self.holdings.wait_empty(0)  # two models at a time may not fit
+        return not self._alone
+
+    def _choose(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
+        """All that is healthy; else one suspect, if nothing else is held that could die with it.
+
+        The rest is handed back, so that a delivery of a suspect always means that it was tried:
+        beside one that kills the worker, the others would be counted out with it.
+        """
+        suspects = [lease for lease in leases if self._suspect(lease)]
+        if not suspects:
+            return list(leases)
+        self._alone = True
+        chosen = [lease for lease in leases if lease not in suspects]
+        if not chosen and self.holdings.wait_empty(0):
+            chosen = suspects[:1]
+        for lease in leases:
+            if lease not in chosen:
+                job.release(lease.entry.stream, self.worker, [lease.entry.id])
+        return chosen
+
+    def _suspect(self, lease: Lease) -> bool:
+        """Whether a block may bring the worker down."""
+        retried = lease.entry.stream == wire.JobKeys(lease.job).retry
+        return retried or lease.deliveries >= self.settings.deliveries_max
 
     # What to work on.
 
@@ -90,6 +147,15 @@ class Fetcher:
                 blocks=sizing.blocks_for(tokens, status, self.settings),
             )
 
+    def _has_work(self, job: Job) -> bool:
+        """Whether there are blocks of a job that nobody works on: worth loading its model."""
+        waiting, held = job.backlog()
+        expired = (
+            job.expired(stream, self.settings.lease_seconds, 1)
+            for stream in (job.keys.retry, job.keys.blocks)
+        )
+        return waiting > 0 or (held > 0 and any(expired))
+
     def _wait(self, jobs: Sequence[str]) -> None:
         """Wait for the first block of the first job, or without jobs for one to be created."""
         if jobs:
@@ -99,28 +165,26 @@ class Fetcher:
 
     # Leasing.
 
-    def _lease(self, share: JobShare) -> list[Lease]:
+    def _lease(self, job: Job, share: JobShare) -> list[Lease]:
         """Expired leases first, then new blocks, then copies at the tail."""
-        job = self.farm.job(share.job)
         leases = []
-        if time.monotonic() >= self._rescue_at:
-            leases = self._rescue(job)
+        if time.monotonic() >= self._rescue_at.get(job.id, 0.0):
+            leases = self._rescue(job, share.blocks)
         if not leases:
-            leases = self._open(share.job, job.read(self.worker, share.blocks))
-        if not leases and not self.holdings.tokens:
-            leases = self._rescue(job) or self._copy(job, share.copies)
+            leases = self._open(job.id, job.read(self.worker, share.blocks))
+        if not leases and self.holdings.wait_empty(0):
+            leases = self._rescue(job, share.blocks) or self._copy(job, share.copies)
         return leases
 
-    def _rescue(self, job: Job) -> list[Lease]:
+    def _rescue(self, job: Job, count: int) -> list[Lease]:
         """Take over leases nobody renewed, and our own that a lost reply or a crash stranded."""
-        self._rescue_at = time.monotonic() + self.settings.lease_seconds / 3
         for stream in (job.keys.retry, job.keys.blocks):
-            mine = job.pending(stream, self.worker, RESCUE_ENTRIES_MAX + 1024)
-            rows = [row for row in mine if not self.holdings.holds(stream, row.id)]
-            rows += job.expired(stream, self.settings.lease_seconds, RESCUE_ENTRIES_MAX)
+            rows = job.pending(stream, self.worker, PENDING_MAX)
+            rows += job.expired(stream, self.settings.lease_seconds, PENDING_MAX)
             found = {row.id: row for row in rows if not self.holdings.holds(stream, row.id)}
             if found:
-                return self._claim(job, stream, list(found.values())[:RESCUE_ENTRIES_MAX])
+                return self._claim(job, stream, list(found.values())[:count])
+        self._rescue_at[job.id] = time.monotonic() + self.settings.lease_seconds / 3
         return []
 
     def _claim(self, job: Job, stream: str, rows: Sequence[Pending]) -> list[Lease]:
@@ -131,37 +195,39 @@ class Fetcher:
             idle = 0.0 if stranded else self.settings.lease_seconds
             entries = job.claim(stream, self.worker, list(chosen), idle)
             leases += self._open(job.id, entries, {e.id: chosen[e.id].deliveries for e in entries})
-        log.info("rescued %d blocks of job %s", len(leases), job.id)
+        if leases:
+            log.info("rescued %d blocks of job %s", len(leases), job.id)
         return leases
 
     def _copy(self, job: Job, ids: Sequence[str]) -> list[Lease]:
         """Second tries of blocks that others hold."""
         wanted = [each for each in ids if not self.holdings.holds(job.keys.blocks, each)]
-        leases = self._open(job.id, job.copies(wanted)) if wanted else []
-        for lease in leases:
-            lease.copied = True
-        return leases
+        return self._open(job.id, job.copies(wanted), copied=True) if wanted else []
 
     def _open(
-        self, job: str, entries: Sequence[Entry], deliveries: dict[str, int] | None = None
+        self,
+        job: str,
+        entries: Sequence[Entry],
+        deliveries: Mapping[str, int] = MappingProxyType({}),
+        *,
+        copied: bool = False,
     ) -> list[Lease]:
-        """Decode entries, and hold those that may be tried (again)."""
+        """Decode entries; those that may not be tried again are dealt with here."""
         leases = []
         for entry in entries:
-            before = (deliveries or {}).get(entry.id, 0)
+            tries = deliveries.get(entry.id, 0) + 1
             try:
-                lease = Lease(job, entry, decode(Block, entry.data), before + 1)
+                lease = Lease(job, entry, decode(Block, entry.data), tries, copied)
             except RecordError as error:
-                self._give_up(_unreadable(job, entry, before + 1), str(error))
+                self._give_up(_unreadable(job, entry, tries), str(error))
                 continue
             if self._may_try(lease):
                 leases.append(lease)
-        self.holdings.add(leases)
         return leases
 
     def _may_try(self, lease: Lease) -> bool:
         """Whether a block gets another try; if not it is split, or its one chunk has failed."""
-        piece = lease.entry.stream == self.farm.job(lease.job).keys.retry
+        piece = lease.entry.stream == wire.JobKeys(lease.job).retry
         chunks = len(lease.block.texts)
         allowed = 1 if piece and chunks > 1 else self.settings.deliveries_max
         if lease.deliveries <= allowed:
@@ -182,27 +248,8 @@ class Fetcher:
             result = failure(lease, engine.dimensions, dtype, self.worker, reason)
             self.farm.job(lease.job).commit([(lease.entry, result)])
 
-    # Getting ready.
-
-    def _prepare(self, job: str, leases: Sequence[Lease], began: float) -> list[MicroBatch]:
-        """One micro-batch of all that is healthy, and one for each block that failed before."""
-        engine = self.models.prepare(job)
-        if engine is None:
-            return []
-        if job not in self._begun:
-            self.farm.job(job).begin()
-            self._begun.add(job)
-        healthy = [lease for lease in leases if not self._suspect(lease)]
-        groups = ([healthy] if healthy else []) + [[s] for s in leases if self._suspect(s)]
-        return [self._tokenise(job, engine, group, began) for group in groups]
-
-    def _suspect(self, lease: Lease) -> bool:
-        """Whether a block may bring the worker down, and so should go alone."""
-        retried = lease.entry.stream == self.farm.job(lease.job).keys.retry
-        return retried or lease.deliveries >= self.settings.deliveries_max
-
     def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
-        texts = [text for lease in leases for text in lease.block.texts]
+        texts = list(chain.from_iterable(lease.block.texts for lease in leases))
         started = time.monotonic()
         reasons: dict[int, str] = {}
         try:
@@ -216,16 +263,17 @@ class Fetcher:
 
 
 def pieces(block: Block, count: int) -> list[Block]:
-    """`block` cut into about `count` blocks of consecutive chunks."""
-    size = -(-len(block.texts) // count)
+    """`block` cut into at most `count` blocks of consecutive chunks."""
+    total = len(block.texts)
+    size = -(-total // count)
     return [
         Block(
             start=block.start + first,
             texts=block.texts[first : first + size],
             ids=None if block.ids is None else block.ids[first : first + size],
-            token_count=-(-block.token_count // count),
+            token_count=-(-block.token_count * min(size, total - first) // total),
         )
-        for first in range(0, len(block.texts), size)
+        for first in range(0, total, size)
     ]
 
 
@@ -246,8 +294,3 @@ def _unreadable(job: str, entry: Entry, deliveries: int) -> Lease:
     """A lease on a block that cannot be decoded; its place is known from the stream ID."""
     start = int(entry.id.split("-")[0]) - 1
     return Lease(job, entry, Block(start=start, texts=[""] * entry.chunks), deliveries)
-
-
-def _is_gone(error: Exception) -> bool:
-    """Whether an error says that the job was deleted under us."""
-    return isinstance(error, JobGone) or str(error).startswith("NOGROUP")

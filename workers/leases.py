@@ -2,10 +2,10 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from embedfarm.jobs import Entry
+from embedfarm.jobs import Entry, JobGone
 from embedfarm.records import Block, JobSpec
 from workers.engines import Engine, Tokenised
 
@@ -20,6 +20,7 @@ class Lease:
         block: Its content.
         deliveries: How often the server has handed it out, this time included.
         copied: Another worker holds the lease; this is a second try at the tail.
+        tried: The device has begun with it, so this delivery counts.
         lost: The server gave it to somebody else, or it was committed elsewhere.
     """
 
@@ -28,10 +29,11 @@ class Lease:
     block: Block
     deliveries: int = 1
     copied: bool = False
+    tried: bool = False
     lost: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class MicroBatch:
     """The run of blocks that a worker embeds at a time, tokenised.
 
@@ -58,15 +60,13 @@ class MicroBatch:
     padded_tokens: int = 0
     real_tokens: int = 0
 
-    @property
-    def tokens(self) -> int:
-        """Size in the tokens of plans."""
-        return sum(lease.entry.tokens for lease in self.leases)
-
-    @property
-    def chunks(self) -> int:
-        """Texts in all blocks."""
-        return sum(len(lease.block.texts) for lease in self.leases)
+    def rows(self) -> Iterable[tuple[Lease, slice]]:
+        """Each lease with its rows in `tokenised`."""
+        first = 0
+        for lease in self.leases:
+            end = first + len(lease.block.texts)
+            yield lease, slice(first, end)
+            first = end
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Holdings:
     """The leases that this process has not given up, for renewal; safe between threads."""
 
     _leases: dict[tuple[str, str], Lease] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Condition = field(default_factory=threading.Condition)
 
     def add(self, leases: Iterable[Lease]) -> None:
         """Hold more leases."""
@@ -86,13 +86,19 @@ class Holdings:
         with self._lock:
             for lease in leases:
                 self._leases.pop((lease.entry.stream, lease.entry.id), None)
+            self._lock.notify_all()
 
     def holds(self, stream: str, entry_id: str) -> bool:
         """Whether this process already works on an entry."""
         with self._lock:
             return (stream, entry_id) in self._leases
 
-    def by_stream(self) -> dict[tuple[str, str], list[Lease]]:
+    def wait_empty(self, seconds: float) -> bool:
+        """Whether nothing is held, now or at some time in the next `seconds`."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._leases, seconds)
+
+    def by_stream(self) -> Mapping[tuple[str, str], list[Lease]]:
         """Leases of this worker's own (no copies) by job and stream."""
         groups: dict[tuple[str, str], list[Lease]] = defaultdict(list)
         with self._lock:
@@ -106,3 +112,11 @@ class Holdings:
         """Tokens leased and not committed."""
         with self._lock:
             return sum(lease.entry.tokens for lease in self._leases.values())
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether an error says that the job was deleted under us.
+
+    redis-py puts words of its own before an error that comes out of a pipeline.
+    """
+    return isinstance(error, JobGone) or "NOGROUP" in str(error)

@@ -1,12 +1,13 @@
 """Which model is loaded: one at a time, and only for jobs whose files agree with ours."""
 
+import gc
 import logging
 import time
 from dataclasses import dataclass, field
 
 from embedfarm.farm import Farm, ModelRefused, model_key
 from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
+from embedfarm.records import JobSpec, RecordError
 from embedfarm.settings import Settings
 from workers.engines import Engine, open_engine
 
@@ -17,9 +18,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Models:
-    """Loads the model that a job needs; the previous one goes when nothing uses it any more.
+    """Loads the model that a job needs, in place of the one before.
 
     Attributes:
+        loading: Whether a model is being loaded now.
         load_seconds: What the last loading took.
         loaded: Key of the loaded model, "" when there is none.
     """
@@ -28,20 +30,51 @@ class Models:
     worker: str
     torch_device: str
     settings: Settings
+    loading: bool = False
     load_seconds: float = 0.0
     loaded: str = ""
     _engine: Engine | None = None
     _identity: tuple[object, ...] = ()
     _specs: dict[str, JobSpec] = field(default_factory=dict)
+    _accepted: set[str] = field(default_factory=set)
     _refused_until: dict[str, float] = field(default_factory=dict)
 
     def refused(self, job: str) -> bool:
         """Whether this worker refused the job a moment ago."""
         return time.monotonic() < self._refused_until.get(job, 0.0)
 
+    def ever_refused(self, job: str) -> bool:
+        """Whether this worker has refused the job at all."""
+        return job in self._refused_until
+
     def spec(self, job: str) -> JobSpec:
-        """What a job that `prepare` accepted asks for."""
+        """What a job asks for.
+
+        Raises:
+            embedfarm.jobs.JobGone: There is no such job.
+        """
+        if job not in self._specs:
+            self._specs[job] = self.farm.job(job).spec()
         return self._specs[job]
+
+    def forget(self, job: str) -> None:
+        """Drop what is known about a job that was deleted: its id may come back as another one."""
+        self._specs.pop(job, None)
+        self._accepted.discard(job)
+        self._refused_until.pop(job, None)
+
+    def swaps(self, job: str) -> bool:
+        """Whether the loaded model would have to go for this job.
+
+        Raises:
+            embedfarm.jobs.JobGone: There is no such job.
+        """
+        if self._engine is None or job in self._accepted:
+            return False
+        try:
+            return self._identity != _identity(self.spec(job))
+        except RecordError:
+            return False  # `prepare` refuses it
 
     def prepare(self, job: str) -> Engine | None:
         """The engine for a job, None when this worker refuses it and has said why.
@@ -49,18 +82,18 @@ class Models:
         Raises:
             embedfarm.jobs.JobGone: There is no such job.
         """
-        if job in self._specs:
+        if job in self._accepted:
             return self._engine
-        spec = self.farm.job(job).spec()
         try:
-            engine = self._open(spec)
+            engine = self._open(self.spec(job))
             self.farm.agree(job, engine.fingerprint)
-        except (ModelError, ModelRefused) as error:
+        except (ModelError, ModelRefused, RecordError) as error:
             log.warning("job %s refused: %s", job, error)
             self._refused_until[job] = time.monotonic() + REFUSAL_SECONDS
             self.farm.refuse(job, self.worker, str(error))
             return None
-        self._specs[job] = spec
+        self._refused_until.pop(job, None)
+        self._accepted.add(job)
         return engine
 
     def _open(self, spec: JobSpec) -> Engine:
@@ -68,9 +101,14 @@ class Models:
         if self._engine is not None and self._identity == _identity(spec):
             return self._engine
         self._engine, self.loaded = None, ""
-        self._specs.clear()  # jobs of the previous model are looked at afresh
+        self._accepted.clear()  # jobs of the previous model are looked at afresh
+        gc.collect()  # its modules refer to each other, and the next one needs the memory
         began = time.monotonic()
-        self._engine = open_engine(spec, self.torch_device, self.settings)
+        self.loading = True
+        try:
+            self._engine = open_engine(spec, self.torch_device, self.settings)
+        finally:
+            self.loading = False
         self.load_seconds = time.monotonic() - began
         self.loaded, self._identity = model_key(spec), _identity(spec)
         log.info("loaded %s in %.1f s", spec.model, self.load_seconds)

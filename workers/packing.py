@@ -55,6 +55,8 @@ def _padded_rows(rows: NDArray[np.int64], budget_tokens: int, launch_tokens: int
     return int(np.searchsorted(padding, launch_tokens, side="right"))
 
 
-def padded_tokens(lengths: NDArray[np.integer]) -> int:
-    """Tokens of a batch with its padding."""
-    return int(lengths.max()) * len(lengths) if len(lengths) else 0
+def batch_tokens(lengths: NDArray[np.integer], *, padded: bool) -> int:
+    """What a device batch of such chunks costs in tokens, with its padding if it has any."""
+    if not padded or not len(lengths):
+        return int(lengths.sum())
+    return int(lengths.max()) * len(lengths)

@@ -11,11 +11,13 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import redis
+from numpy.typing import NDArray
 
 from embedfarm.broker import (
     FIRST_PAUSE_SECONDS,
@@ -25,19 +27,21 @@ from embedfarm.broker import (
     host_name,
 )
 from embedfarm.farm import Farm
-from embedfarm.records import Heartbeat, Result
+from embedfarm.jobs import Job
+from embedfarm.records import Heartbeat
 from embedfarm.settings import Settings
 from workers.commit import Committer
 from workers.embed import Embedder
 from workers.fetch import Fetcher
-from workers.leases import Holdings, Lease, MicroBatch
+from workers.leases import Holdings, MicroBatch, is_gone
 from workers.models import Models
 
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
+FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-Embedded = tuple[MicroBatch, list[tuple[Lease, Result]]]
+Embedded = tuple[MicroBatch, NDArray[np.floating[Any]]]
 Facts = Callable[[], dict[str, float]]
 
 
@@ -62,69 +66,77 @@ class Worker:
     facts: Facts
     name: str = field(init=False)
     failure: BaseException | None = field(init=False, default=None)
+    superseded: bool = field(init=False, default=False)
     _current: MicroBatch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.name = f"{host_name()}:{self.device}"
         self.incarnation = f"{time.time_ns():020d}-{os.getpid()}"
-        farm = Farm(connect(self.url))
+        self.client = connect(self.url)  # its pool gives each thread a connection of its own
+        farm = Farm(self.client)
         self.holdings = Holdings()
         self.models = Models(farm, self.name, self.torch_device, self.settings)
-        self.fetcher = Fetcher(farm, self.name, self.holdings, self.models, self.settings)
+        self.fetcher = Fetcher(
+            farm, self.name, self.holdings, self.models, self.settings, self.stop
+        )
         self.embedder = Embedder(
-            self.name, self.settings.batch_tokens_max, self.settings.slowdown.get(self.device, 1.0)
+            self.settings.batch_tokens_max, self.settings.slowdown.get(self.device, 1.0)
         )
-        self.committer = Committer(
-            Farm(connect(self.url)), self.name, self.holdings, self.settings, self.stop
-        )
-        self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
+        self.committer = Committer(farm, self.name, self.holdings, self.settings, self.stop)
+        self.ready: queue.Queue[MicroBatch] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
+        self._hungry = threading.Event()
         self._ended = threading.Event()
         self.where = {"queue": 0.0, "forward": 0.0}
 
     def run(self) -> None:
         """Work until `stop` is set, then finish the current micro-batch and hand the rest back.
 
+        A model that is being loaded then, which nothing can interrupt, is left behind in a daemon
+        thread that leases nothing any more.
+
         Raises:
-            BaseException: Whatever made a stage fail.
+            BaseException: Whatever made a stage fail first.
         """
-        stages = [self._thread("fetch", self._fetch), self._thread("commit", self._commit)]
-        beating = self._thread("beat", self._beat)
-        try:
-            self._forward()
-        finally:
-            self.stop.set()
-            self._offer(self.done, None)
-            for stage in stages:
-                stage.join()
-            self._ended.set()
-            beating.join()
-        self._leave()
+        fetching = self._start("fetch", self._fetch)
+        committing = self._start("commit", self._commit)
+        beating = self._start("beat", self._beat)
+        self._guard(lambda: self._forward(committing))
+        self.stop.set()
+        self._offer(self.done, None, committing.is_alive)
+        committing.join()
+        fetching.join(FETCH_SECONDS_MAX)
+        self._ended.set()
+        beating.join()
+        self._guard(self._leave)
+        self.client.close()
         if self.failure is not None:
             raise self.failure
 
-    def _thread(self, name: str, stage: Callable[[], None]) -> threading.Thread:
-        """A stage in a thread of its own; its failure stops the worker."""
-
-        def guarded() -> None:
-            try:
-                stage()
-            except BaseException as error:  # noqa: BLE001 # `run` raises it again
-                self.failure = self.failure or error
-                self.stop.set()
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
+    def _start(self, name: str, stage: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=self._guard, args=[stage], name=name, daemon=True)
         thread.start()
         return thread
+
+    def _guard(self, stage: Callable[[], None]) -> None:
+        """Run a stage; its failure stops the worker."""
+        try:
+            stage()
+        except BaseException as error:  # noqa: BLE001 # `run` raises it again
+            self.failure = self.failure or error
+            self.stop.set()
 
     # The stages.
 
     def _fetch(self) -> None:
         pause = FIRST_PAUSE_SECONDS
+        self._hungry.set()
         while not self.stop.is_set():
+            if not self._hungry.wait(QUEUE_SECONDS):
+                continue
             try:
                 self.fetcher.tokens_per_second = self.committer.tokens_per_second
-                batches = self.fetcher.fetch()
+                batch = self.fetcher.fetch()
                 pause = FIRST_PAUSE_SECONDS
             except UNAVAILABLE as error:
                 log.warning("server away, trying again: %s", error)
@@ -132,57 +144,65 @@ class Worker:
                 self.stop.wait(pause)
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
                 continue
-            for batch in batches:
-                if not self.stop.is_set():  # else the leases stay in `holdings`, to be released
-                    self._offer(self.ready, batch)
+            if batch is not None:
+                self._hungry.clear()
+                self._offer(self.ready, batch, lambda: not self.stop.is_set())
+            del batch
 
-    def _offer(self, stage: "queue.Queue[T | None]", item: T | None) -> None:
-        """Hand an item to the next stage, unless a stage has failed and nobody will take it."""
-        while self.failure is None:
+    def _offer(self, stage: "queue.Queue[T]", item: T, wanted: Callable[[], bool]) -> None:
+        """Hand an item to the next stage, as long as there is one that may take it."""
+        while wanted():
             try:
                 stage.put(item, timeout=QUEUE_SECONDS)
             except queue.Full:
-                if stage is self.ready and self.stop.is_set():
-                    return
                 continue
             return
 
-    def _forward(self) -> None:
+    def _forward(self, committing: threading.Thread) -> None:
         while not self.stop.is_set():
             began = time.monotonic()
             try:
                 batch = self.ready.get(timeout=QUEUE_SECONDS)
             except queue.Empty:
                 continue
-            if batch is None:
-                return
+            self._hungry.set()  # only now, so that no more than the next one is ever leased
+            batch.forward_began = time.monotonic()
+            self.where["queue"] += batch.forward_began - began
             self._current = batch
-            self.where["queue"] += time.monotonic() - began
-            results = self.embedder.embed(batch)
-            self.where["forward"] += batch.forward_seconds
+            for lease in batch.leases:
+                lease.tried = True
+            vectors = self.embedder.embed(batch)
             self._current = None
-            self._offer(self.done, (batch, results))
+            self.where["forward"] += batch.forward_seconds
+            self._offer(self.done, (batch, vectors), committing.is_alive)
+            del batch, vectors  # while we wait, their memory and model may be wanted
 
     def _commit(self) -> None:
         while (item := self.done.get()) is not None:
-            self.committer.commit(*item)
+            try:
+                self.committer.commit(*item)
+            except UNAVAILABLE as error:
+                if not self.stop.is_set():
+                    raise
+                log.warning("results not committed, server away; others will: %s", error)
+            del item
 
     def _beat(self) -> None:
         """Renew leases and say that we live, until the stages have ended."""
-        farm = Farm(connect(self.url))
+        farm = Farm(self.client)
         renew_at = 0.0
-        while True:
+        while not self._ended.is_set():
             try:
                 if time.monotonic() >= renew_at:
                     self._renew(farm)
                     renew_at = time.monotonic() + self.settings.lease_seconds / 3
                 if not farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds):
                     log.warning("another process has taken the name %s; stopping", self.name)
+                    self.superseded = True
                     self.stop.set()
             except UNAVAILABLE as error:
                 log.warning("no heartbeat, server away: %s", error)
-            if self._ended.wait(self.settings.heartbeat_seconds):
-                return
+            self._ended.wait(self.settings.heartbeat_seconds)
 
     def _renew(self, farm: Farm) -> None:
         """Keep our leases; mark those that are lost, so that the device skips them."""
@@ -190,7 +210,7 @@ class Worker:
             try:
                 lost = farm.job(job).renew(stream, self.name, [lease.entry.id for lease in leases])
             except redis.ResponseError as error:
-                if not str(error).startswith("NOGROUP"):
+                if not is_gone(error):
                     raise
                 lost = {lease.entry.id for lease in leases}
             for lease in leases:
@@ -198,18 +218,17 @@ class Worker:
 
     def _heartbeat(self) -> Heartbeat:
         current = self._current
-        busy = current is not None
         return Heartbeat(
             worker=self.name,
             incarnation=self.incarnation,
             host=host_name(),
             pid=os.getpid(),
             device=self.device,
-            state="draining" if self.stop.is_set() else "busy" if busy else "idle",
+            state=self._state(),
             model=self.models.loaded,
-            job=current.job if current is not None else "",
+            job="" if current is None else current.job,
             held_tokens=self.holdings.tokens,
-            held_seconds=time.monotonic() - current.forward_began if current is not None else 0.0,
+            held_seconds=0.0 if current is None else time.monotonic() - current.forward_began,
             tokens_per_second=self.committer.tokens_per_second,
             tokens_done=self.committer.tokens_done,
             chunks_done=self.committer.chunks_done,
@@ -222,12 +241,34 @@ class Worker:
             },
         )
 
+    def _state(self) -> str:
+        if self.stop.is_set():
+            return "draining"
+        if self.models.loading:
+            return "loading"
+        return "idle" if self._current is None else "busy"
+
     def _leave(self) -> None:
-        """Hand back what was leased and not begun; a server that is away finds out by itself."""
-        farm = Farm(connect(self.url))
+        """Hand back what was leased and not begun; a server that is away finds out by itself.
+
+        What was begun and not committed is left to expire: that delivery was a try.
+        """
+        if self.superseded:
+            return  # name and leases are the other process's
+        farm = Farm(self.client)
         try:
-            for (job, stream), leases in self.holdings.by_stream().items():
-                farm.job(job).release(stream, self.name, [lease.entry.id for lease in leases])
             farm.leave(self.name)
-        except (*UNAVAILABLE, redis.ResponseError) as error:
+            for (job, stream), leases in self.holdings.by_stream().items():
+                ids = [lease.entry.id for lease in leases if not lease.tried]
+                _release(farm.job(job), stream, self.name, ids)
+        except UNAVAILABLE as error:
             log.warning("leases not handed back: %s", error)
+
+
+def _release(job: Job, stream: str, worker: str, ids: Sequence[str]) -> None:
+    """Hand leases back, unless the job is gone."""
+    try:
+        job.release(stream, worker, ids)
+    except redis.ResponseError as error:
+        if not is_gone(error):
+            raise

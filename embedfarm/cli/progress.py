@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -125,7 +126,8 @@ class View:
         )
         if status.chunks_failed:
             head.append(f"   {status.chunks_failed:,} failed", "bold red")
-        return Group(head, bar, worker_table(workers))
+        # Padding ends the bar with a new line, which a bar by itself does not.
+        return Group(head, Padding(bar, 0), worker_table(workers))
 
 
 def describe_workers(workers: Sequence[Heartbeat]) -> str:

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Store the result of one block and acknowledge it, or change nothing at all.
 -- A block that is no longer pending was committed by somebody else: stragglers' copies, retries
 -- after a lost reply and zombies all end here.

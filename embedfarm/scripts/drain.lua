@@ -1,14 +1,14 @@
+#!lua flags=allow-oom
 -- Forget results that are safe on disk, and tell the producer that there is room.
 -- KEYS: res, meta, room   ARGV: first index that is not on disk, start indices
-local freed = 0
+local grown = 0  -- counted down: Redis 7.0 takes -0, the negative of 0, for no integer
 for i = 2, #ARGV do
-  freed = freed + redis.call('HSTRLEN', KEYS[1], ARGV[i])
+  grown = grown - redis.call('HSTRLEN', KEYS[1], ARGV[i])
   redis.call('HDEL', KEYS[1], ARGV[i])
 end
-if redis.call('EXISTS', KEYS[2]) == 1 then
-  redis.call('HINCRBY', KEYS[2], 'result_bytes', -freed)
-  redis.call('HSET', KEYS[2], 'drained_upto', ARGV[1])
-end
+if redis.call('EXISTS', KEYS[2]) == 0 then return 'gone' end
+redis.call('HINCRBY', KEYS[2], 'result_bytes', grown)
+redis.call('HSET', KEYS[2], 'drained_upto', ARGV[1])
 redis.call('LPUSH', KEYS[3], '1')
 redis.call('LTRIM', KEYS[3], '0', '0')
-return freed
+return 'drained'

@@ -1,14 +1,13 @@
--- Append one block. The explicit ID makes a resend harmless: 'exists' instead of a second entry.
+-- Append the next block. A resend says 'exists'; a block after blocks that are not there (the server
+-- restarted and lost them) says 'gap', so that everything below pushed_upto was in the stream.
 -- KEYS: in, meta   ARGV: entry id, block, chunks, tokens, index after its last chunk
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then return 'gone' end
 if state ~= 'open' and state ~= 'paused' then return state end
-local added = redis.pcall('XADD', KEYS[1], ARGV[1],
-  'block', ARGV[2], 'count', ARGV[3], 'tokens', ARGV[4])
-if type(added) == 'table' and added.err then
-  if string.find(added.err, 'equal or smaller') then return 'exists' end
-  return added
-end
+local upto = tonumber(redis.call('HGET', KEYS[2], 'pushed_upto'))
+if tonumber(ARGV[5]) <= upto then return 'exists' end
+if ARGV[5] - ARGV[3] ~= upto then return 'gap' end
+redis.call('XADD', KEYS[1], ARGV[1], 'block', ARGV[2], 'count', ARGV[3], 'tokens', ARGV[4])
 redis.call('HSET', KEYS[2], 'pushed_upto', ARGV[5])
 redis.call('HINCRBY', KEYS[2], 'blocks_in', 1)
 redis.call('HINCRBY', KEYS[2], 'chunks_in', ARGV[3])

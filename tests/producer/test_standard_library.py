@@ -52,14 +52,14 @@ def test_nothing_imported(rows: list[tuple[str, str]]) -> None:
 
 
 def test_command(rows: list[tuple[str, str]], tmp_path: Path) -> None:
-    """The command writes the same corpus as JSON Lines, says how many, and warns of nothing."""
+    """The command writes it all, each text under its name, says how many, and warns of nothing."""
     path = tmp_path / "corpus.jsonl"
     command = [sys.executable, "-W", "always", "-m", "producer.standard_library", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == f"{len(rows):,} docstrings written to {path}\n"
     assert not done.stderr
     written = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert written == [{"id": name, "text": text} for name, text in rows]
+    assert written == [{"id": name, "text": f"{name}: {text}"} for name, text in rows]
 
 
 def test_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

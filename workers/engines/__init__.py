@@ -20,6 +20,10 @@ class OutOfMemory(RuntimeError):
     """A device batch did not fit; a smaller one may."""
 
 
+class DeviceFailed(RuntimeError):
+    """The device itself has failed: only a new process can use it again."""
+
+
 @dataclass(frozen=True)
 class Tokenised:
     """Texts ready for the model.
@@ -64,6 +68,7 @@ class Engine(Protocol):
 
         Raises:
             OutOfMemory: The rows do not fit on the device together.
+            DeviceFailed: Nothing works on this device any more.
         """
 
 

@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,16 @@ from embedfarm.records import JobSpec
 from workers.engines import Tokenised
 
 BYTES_PER_TOKEN = 4
+CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True)
 class NullEngine:
-    """Vectors that depend on the text alone, of length 1; equal texts give equal bytes."""
+    """Vectors that depend on the text alone: equal texts give equal bytes.
+
+    A vector is four runs of components, each looked up by one byte of the text's CRC-32, so that
+    making one costs little more than copying it. Its length is 1 if `dimensions` divides by four.
+    """
 
     dimensions: int
     tokens_per_second: float
@@ -41,32 +47,40 @@ class NullEngine:
         words = spec.model.split(":")[1:]
         try:
             dimensions, speed = int(words[0]), float(words[1]) if len(words) > 1 else 0.0
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError):
+            dimensions, speed = 0, 0.0
+        if dimensions < 1 or speed < 0:
             raise model_files.ModelError(
                 f"{spec.model!r} is not null:<dimensions>[:<tokens per second>]"
-            ) from error
+            )
         kept = min(spec.dimensions or dimensions, dimensions)
         return cls(
             kept, speed, model_files.fingerprint(f"null:{dimensions}", None, spec, "float32")
         )
 
+    @cached_property
+    def runs(self) -> NDArray[np.float32]:
+        """The runs of components that vectors are made of, shape (4 * 256, dimensions / 4)."""
+        size = -(-self.dimensions // CHECKSUM_BYTES)
+        runs = np.random.default_rng(0).standard_normal((CHECKSUM_BYTES * 256, size))
+        norms = np.linalg.norm(runs, axis=1, keepdims=True) * np.sqrt(CHECKSUM_BYTES)
+        return np.asarray(runs / norms, dtype=np.float32)
+
     def tokenise(self, texts: Sequence[str]) -> Tokenised:
-        """Hashes of the texts; a token is four bytes."""
-        data = [text.encode() for text in texts]
+        """Checksums of the texts; a token is four bytes."""
+        data = list(map(str.encode, texts))
         lengths = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
-        hashes = np.fromiter(map(zlib.crc32, data), dtype=np.uint32, count=len(data))
-        return Tokenised(np.maximum(1, lengths // BYTES_PER_TOKEN), hashes)
+        checksums = np.fromiter(map(zlib.crc32, data), dtype="<u4", count=len(data))
+        return Tokenised(np.maximum(1, lengths // BYTES_PER_TOKEN), checksums)
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """A multiplicative hash per component (Knuth, TAOCP 3, 6.4), scaled to length 1."""
-        factors = np.arange(1, self.dimensions + 1, dtype=np.uint32) * np.uint32(2654435761)
-        mixed = batch.features[rows, None] * (factors | np.uint32(1)) + factors
-        vectors: NDArray[np.float32] = mixed.view(np.int32).astype(np.float32)
-        norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
-        vectors *= (1.0 / np.maximum(norms, 1.0))[:, None]
+        """The runs that the checksums' bytes choose, side by side."""
+        chosen = batch.features[rows].view(np.uint8).reshape(len(rows), CHECKSUM_BYTES)
+        places = chosen + np.arange(CHECKSUM_BYTES) * 256
+        vectors = self.runs[places].reshape(len(rows), -1)[:, : self.dimensions]
         if self.tokens_per_second:
             _pause(float(batch.lengths[rows].sum()) / self.tokens_per_second)
-        return vectors
+        return np.asarray(vectors)
 
 
 def _pause(seconds: float) -> None:

@@ -7,6 +7,7 @@ batched with what is ours.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,13 +20,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedfarm import model_files
 from embedfarm.records import JobSpec
-from workers.engines import OutOfMemory, Tokenised
+from workers.engines import DeviceFailed, OutOfMemory, Tokenised
 
-TORCH_DTYPES: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 CHARACTERS_PER_TOKEN: Final = 4
 # Padded tokens per device batch before memory is learned, and the tokens that take as long as a
 # launch by itself: on a CPU from benchmarks/batch_shapes.py, on a GPU set from launch latency.
@@ -44,9 +40,24 @@ def resolve_dtype(dtype: str, device: str) -> str:
     return "bfloat16" if fast else "float32"
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Texts as tokens, end to end in one array per feature: a list per text would cost more.
+
+    Attributes:
+        columns: Feature by name, such as "input_ids", shape (tokens of all texts,).
+        ends: Where each text ends in them, shape (texts,).
+        constants: Features of the whole batch, such as "prompt_length".
+    """
+
+    columns: dict[str, NDArray[np.int64]]
+    ends: NDArray[np.int64]
+    constants: dict[str, Any]
+
+
 @dataclass
 class SentenceTransformerEngine:
-    """A SentenceTransformer on one device; the transformer in `dtype`, the rest in float32."""
+    """A SentenceTransformer on one device; the transformer in its dtype, the rest in float32."""
 
     model: SentenceTransformer
     spec: JobSpec
@@ -64,33 +75,36 @@ class SentenceTransformerEngine:
         self.dimensions = min(self.spec.dimensions or full, full)
         self.batch_tokens = BATCH_TOKENS[self.device.type]
         self.launch_tokens = LAUNCH_TOKENS[self.device.type]
+        # As in `encode`: without a prompt of its own a job gets the model's default one, if any.
+        self._prompt = self.spec.prompt or self.model.prompts.get(
+            self.model.default_prompt_name or ""
+        )
 
     @classmethod
     def open(cls, spec: JobSpec, device: str, cache: Path | None) -> "SentenceTransformerEngine":
         """Load the model and run it once, so that the first device batch pays for nothing else.
 
         Raises:
-            embedfarm.model_files.ModelError: The model is not to be had, or cannot be loaded.
+            embedfarm.model_files.ModelError: The model is not to be had, or does not work.
         """
         disable_progress_bar()  # type: ignore[no-untyped-call] # it has no annotations
         directory = model_files.resolve(spec.model, cache)
         dtype = resolve_dtype(spec.dtype, device)
         try:
-            model = SentenceTransformer(str(directory), device=device, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+            model = _load(directory, device, dtype, spec.max_length)
+            if not isinstance(model[0], Transformer):
+                dtype = "float32"
+            fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
+            engine = cls(model, spec, torch.device(device), fingerprint)
+            engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
+        except DeviceFailed:
+            raise
+        except Exception as error:  # a model's files may make anything happen
             raise model_files.ModelError(f"{directory} does not load: {error}") from error
-        model.eval()
-        if isinstance(model[0], Transformer):
-            model[0].to(TORCH_DTYPES[dtype])
-        if spec.max_length:
-            model.max_seq_length = min(spec.max_length, model.max_seq_length or spec.max_length)
-        fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
-        engine = cls(model, spec, torch.device(device), fingerprint)
-        engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
         return engine
 
     def tokenise(self, texts: Sequence[str]) -> Tokenised:
-        """Token lists of the texts without padding, where the model has a tokenizer of its own.
+        """Tokens of the texts, where the model has a tokenizer of its own.
 
         A model whose first module is not a transformer (static or averaged word vectors) keeps the
         texts; its own preprocessing runs with the forward pass, and lengths are estimates.
@@ -100,17 +114,24 @@ class SentenceTransformerEngine:
             return Tokenised(np.asarray(guesses, dtype=np.int64), list(texts))
         features = self.model.preprocess(
             list(texts),
-            prompt=self.spec.prompt or None,
+            prompt=self._prompt,
             processing_kwargs={"text": {"padding": False}, "common": {"return_tensors": None}},
         )
         lengths = np.fromiter(map(len, features["input_ids"]), dtype=np.int64, count=len(texts))
-        return Tokenised(lengths, features)
+        columns = {
+            name: np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+            for name, rows in features.items()
+            if isinstance(rows, list)
+        }
+        constants = {name: value for name, value in features.items() if name not in columns}
+        return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), constants))
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         """Vectors of `rows`, shape (len(rows), dimensions), in float32.
 
         Raises:
             OutOfMemory: The rows do not fit on the device together.
+            DeviceFailed: CUDA is in a state that only a new process gets out of.
         """
         try:
             with torch.inference_mode():
@@ -119,28 +140,46 @@ class SentenceTransformerEngine:
             torch.cuda.empty_cache()
             raise OutOfMemory(str(error)) from error
         except RuntimeError as error:
-            if "not enough memory" in str(error):  # torch's word for it on a CPU
-                raise OutOfMemory(str(error)) from error
+            if "not enough memory" in str(error) or "ALLOC_FAILED" in str(error):
+                raise OutOfMemory(str(error)) from error  # a CPU's words, and those of cuBLAS
+            if "CUDA error" in str(error):
+                raise DeviceFailed(str(error)) from error
             raise
 
     def _features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
         """One padded batch on the device, as the first module wants it."""
-        features: dict[str, Any] = batch.features
-        if isinstance(features, list):
-            texts = [features[row] for row in rows]
-            features = self.model.preprocess(texts, prompt=self.spec.prompt or None)
+        if isinstance(batch.features, Tokens):
+            features = self._pad(batch.features, batch.lengths[rows], rows)
         else:
-            ragged = {
-                name: [column[row] for row in rows]
-                for name, column in features.items()
-                if isinstance(column, list)
-            }
-            constant = {n: v for n, v in features.items() if not isinstance(v, list)}
-            features = {**self.model.tokenizer.pad(ragged, return_tensors="pt"), **constant}
+            texts = [batch.features[row] for row in rows]
+            features = self.model.preprocess(texts, prompt=self._prompt)
         return {
             name: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
         }
+
+    def _pad(
+        self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
+    ) -> dict[str, Any]:
+        """What the tokenizer's own padding would give."""
+        tokenizer = self.model.tokenizer
+        fill = {
+            "input_ids": tokenizer.pad_token_id or 0,
+            "token_type_ids": tokenizer.pad_token_type_id,
+        }
+        places = np.arange(lengths.max())
+        if tokenizer.padding_side == "left":
+            places = places[::-1]
+        taken = places < lengths[:, None]
+        # A text's tokens lie as far from their places in this batch as its end does.
+        shifts = np.repeat(tokens.ends[rows] - np.cumsum(lengths), lengths)
+        sources = shifts + np.arange(len(shifts))
+        features = dict(tokens.constants)
+        for name, column in tokens.columns.items():
+            padded = np.full(taken.shape, fill.get(name, 0), dtype=np.int64)
+            padded[taken] = column[sources]
+            features[name] = torch.from_numpy(padded)
+        return features
 
     def _embed(self, features: dict[str, Any]) -> NDArray[np.float32]:
         """The model's modules in order; all after the transformer in float32."""
@@ -153,3 +192,18 @@ class SentenceTransformerEngine:
         if self.spec.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
         return np.ascontiguousarray(vectors.cpu().numpy(), dtype=np.float32)
+
+
+def _load(directory: Path, device: str, dtype: str, max_length: int) -> SentenceTransformer:
+    """The model, its transformer in `dtype`, all other modules in float32."""
+    model = SentenceTransformer(
+        str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
+    )
+    model.eval()
+    for module in list(model)[1:]:
+        module.float()
+    if max_length:
+        if not isinstance(model[0], Transformer):
+            raise model_files.ModelError("it takes whole texts, and keeps no maximum length")
+        model.max_seq_length = min(max_length, model.max_seq_length or max_length)
+    return model

@@ -1,0 +1,168 @@
+"""Everything but the model: throughput and memory of the whole farm with the null engine.
+
+    python -m benchmarks.transport [--chunks N] [--workers N] [--json]
+
+200-byte texts from a JSON Lines file, vectors of 384 floats in Parquet, all processes on this
+machine. Says what each process used, and so what bounds it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+TEXT_BYTES: Final = 200
+DIMENSIONS: Final = 384
+SAMPLE_SECONDS: Final = 0.1
+MEBIBYTE: Final = 1 << 20
+
+
+@dataclass
+class Usage:
+    """What one process used.
+
+    Attributes:
+        cpu_seconds: User and system time.
+        rss_bytes: Resident memory at each sample.
+    """
+
+    cpu_seconds: float = 0.0
+    rss_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def rss_bytes_max(self) -> int:
+        """Peak of the samples."""
+        return max(self.rss_bytes, default=0)
+
+
+@dataclass
+class Report:
+    """One run.
+
+    Attributes:
+        chunks: In the corpus.
+        embed_seconds: From the first block read to the last commit.
+        wall_seconds: Of the whole command, its start and end included.
+        usage: By process.
+    """
+
+    chunks: int
+    embed_seconds: float
+    wall_seconds: float
+    usage: dict[str, Usage]
+
+    @property
+    def chunks_per_second(self) -> float:
+        """Throughput from the first block read to the last commit."""
+        return self.chunks / self.embed_seconds
+
+
+def write_corpus(path: Path, chunks: int) -> None:
+    """A corpus of `chunks` distinct texts of `TEXT_BYTES` bytes."""
+    filler = "the quick brown fox jumps over the lazy dog " * 5
+    with path.open("w", encoding="ascii") as file:
+        for index in range(chunks):
+            file.write(json.dumps({"text": f"{index:012d} {filler}"[:TEXT_BYTES]}) + "\n")
+
+
+def run(directory: Path, chunks: int, workers: int) -> Report:
+    """Embed `chunks` texts in `directory`, and watch all processes.
+
+    Raises:
+        RuntimeError: The farm failed.
+    """
+    corpus = directory / f"corpus-{chunks}.jsonl"
+    write_corpus(corpus, chunks)
+    words = ["embed", str(corpus), "--out", str(directory / "vectors"), "--json"]
+    words += ["--model", f"null:{DIMENSIONS}", "--workers", str(workers), "--devices", "cpu"]
+    command = [sys.executable, "-c", "from embedfarm.cli import main; main()", *words]
+    began = time.monotonic()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        ended = threading.Event()
+        usage: dict[str, Usage] = defaultdict(Usage)
+        watcher = threading.Thread(target=_watch, args=(process.pid, usage, ended))
+        watcher.start()
+        output, errors = process.communicate()
+        ended.set()
+        watcher.join()
+    if process.returncode:
+        raise RuntimeError(f"embedfarm ended with {process.returncode}: {errors}")
+    facts: dict[str, Any] = json.loads(output)
+    wall = time.monotonic() - began
+    return Report(facts["count"], facts["embed_seconds"], wall, dict(usage))
+
+
+def _watch(pid: int, usage: dict[str, Usage], ended: threading.Event) -> None:
+    """Sample a process and its descendants until `ended`."""
+    root = psutil.Process(pid)
+    while not ended.wait(SAMPLE_SECONDS):
+        try:
+            processes = [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in processes:
+            try:
+                name = _name(process)
+                times = process.cpu_times()
+                usage[name].cpu_seconds = times.user + times.system
+                usage[name].rss_bytes.append(process.memory_info().rss)
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue  # it ended between two looks
+
+
+def _name(process: psutil.Process) -> str:
+    """What a process is in the farm."""
+    words = process.cmdline()
+    if "scheduler.main" in words:
+        return "scheduler"
+    if "workers.main" in words:
+        return f"worker {words[-1]}"
+    if any("valkey-server" in word or "redis-server" in word for word in words[:1]):
+        return "server"
+    return "embed (producer and collector)" if "embed" in words else "starting"
+
+
+def main() -> None:
+    """Run once and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chunks", type=int, default=400_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
+        report = run(Path(directory), arguments.chunks, arguments.workers)
+    sys.stdout.write(to_json(report) if arguments.json else to_table(report))
+
+
+def to_json(report: Report) -> str:
+    """The report as one JSON object."""
+    peaks = {n: asdict(u) | {"rss_bytes": u.rss_bytes_max} for n, u in report.usage.items()}
+    rate = {"chunks_per_second": report.chunks_per_second}
+    return json.dumps(asdict(report) | rate | {"usage": peaks}) + "\n"
+
+
+def to_table(report: Report) -> str:
+    """The report for people."""
+    lines = [f"{report.chunks:,} chunks of {TEXT_BYTES} bytes to {DIMENSIONS} floats in Parquet:"]
+    speed = f"{report.chunks_per_second:,.0f} chunks/s over {report.embed_seconds:.1f} s"
+    lines.append(f"{speed} ({report.wall_seconds:.1f} s with start and end)")
+    lines.append(f"{'process':32}{'CPU s':>8}{'peak MiB':>10}")
+    for name, usage in sorted(report.usage.items()):
+        peak = usage.rss_bytes_max / MEBIBYTE
+        lines.append(f"{name:32}{usage.cpu_seconds:8.1f}{peak:10.0f}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

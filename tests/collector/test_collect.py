@@ -1,0 +1,334 @@
+"""Results of a real server into an output."""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from collector import collect
+from collector.collect import Collector, JobEnded
+from collector.manifest import About
+from collector.output import Output
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job, JobGone
+from embedfarm.records import Block, JobSpec, decode, encode
+from embedfarm.settings import Settings
+from producer.submit import Submitter
+from tests.hash_worker import (
+    VECTOR_BYTES,
+    Bench,
+    HashWorker,
+    corpus,
+    crash,
+    log_bytes,
+    result_of,
+    text_of,
+    vectors_of,
+)
+from tests.support import LiveServer, wait_until
+
+SPEC = JobSpec(model="hash")
+ABOUT = About(job="j", model="hash", fingerprint={}, source={"texts_sha256": ""})
+PART_CHUNKS = 100
+SETTINGS = Settings(
+    part_bytes_max=PART_CHUNKS * VECTOR_BYTES,
+    window_bytes_max=1 << 17,
+    block_chunks_min=1,
+    block_seconds=0.001,
+    reconnect_seconds_max=15,
+)
+
+
+class Desk:
+    """One job, a worker that makes blocks of about ten chunks, and an output in small parts."""
+
+    def __init__(self, bench: Bench, directory: Path) -> None:
+        self.bench = bench
+        self.job = Job(bench.client(), "j")
+        self.job.create(SPEC, 0)
+        self.worker = HashWorker(bench.client(), "j", SETTINGS, tokens_per_second=70_000)
+        self._directory = directory
+        self.output = self._open()
+
+    def _open(self) -> Output:
+        size = SETTINGS.part_bytes_max
+        return Output(self._directory, {}, sink="parquet", part_bytes_max=size)
+
+    def reopen(self) -> None:
+        """What another process does after this one has died."""
+        self.output.close()
+        self.output = self._open()
+
+    def push(self, *bounds: int) -> None:
+        """A whole job of blocks between these indices."""
+        blocks = [block(first, end) for first, end in pairwise(bounds)]
+        self.job.push([(each, encode(each)) for each in blocks])
+        self.job.close(bounds[-1])
+
+    def work(self) -> None:
+        """Embed all that is there."""
+        while self.worker.step():
+            pass
+
+    def produce(self, count: int) -> None:
+        """The whole corpus, as the producer of a run does."""
+        farm, start = Farm(self.bench.client()), self.output.next_index
+        submitter = Submitter(farm, "j", SPEC, start, SETTINGS, self.bench.stop)
+        source = corpus(submitter.start, count)
+        self.bench.run(lambda: submitter.watch(submitter.submit(source)))
+
+    def collect(self) -> int | None:
+        """Collect to the end."""
+        return self.collector().collect()
+
+    def collector(self) -> Collector:
+        """A collector that has not begun."""
+        return Collector(Job(self.bench.client(), "j"), self.output, SETTINGS, self.bench.stop)
+
+    def waits(self) -> bool:
+        """Whether the collector waits for results."""
+        return any(each["cmd"] == "blpop" for each in self.job.client.client_list())
+
+    def check(self, count: int) -> None:
+        """Finish the output: it has every chunk's vector once and in order, under its id."""
+        self.output.finish(count, ABOUT)
+        parts = sorted(self._directory.glob("*.parquet"))
+        rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
+        assert [row["index"] for row in rows] == list(range(count))
+        assert [row["id"] for row in rows] == [str(index) for index in range(count)]
+        vectors = np.array([row["embedding"] for row in rows]).reshape(count, -1)
+        assert (vectors == vectors_of([text_of(index) for index in range(count)])).all()
+
+
+@pytest.fixture
+def desk(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """A job, a worker and an output; waits are short."""
+    monkeypatch.setattr(collect, "WAIT_SECONDS", 0.1)
+    with Bench(server.url) as bench:
+        desk = Desk(bench, tmp_path / "out")
+        yield desk
+    desk.output.close()
+
+
+def block(first: int, end: int) -> Block:
+    """Some chunks."""
+    indices = range(first, end)
+    texts, ids = [text_of(index) for index in indices], [str(index) for index in indices]
+    return Block(start=first, texts=texts, ids=ids, token_count=7 * len(texts))
+
+
+# The whole way.
+
+
+def test_path(desk: Desk) -> None:
+    """From producer over worker and collector, every chunk gets its own vector, in order."""
+    desk.bench.run(desk.worker.run, desk.bench.stop)
+    desk.produce(3_000)
+    assert desk.collect() == 3_000
+    assert len(desk.output.parts) >= 20
+    assert desk.job.status().drained_upto == desk.output.next_index
+    desk.check(3_000)
+
+
+def test_empty(desk: Desk) -> None:
+    """A job of 0 chunks is complete as it is."""
+    desk.job.close(0)
+    assert desk.collect() == 0
+    assert desk.output.finish(0, ABOUT).count == 0
+    assert not desk.output.parts
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the last half", "all"])
+def test_crash_of_the_server(server: LiveServer, desk: Desk, lost: str) -> None:
+    """The server crashes in the midst, and loses what came last; the output is whole after all."""
+    size = log_bytes(server) if lost == "all" else None
+    desk.bench.run(desk.worker.run, desk.bench.stop)
+    done = desk.bench.run(desk.collect)
+    desk.produce(15_000)
+    wait_until(lambda: len(desk.output.parts) > 5)
+    if lost == "the last half":
+        size = log_bytes(server)
+    wait_until(lambda: len(desk.output.parts) > 15)
+    assert not done.done()
+    crash(server, size)
+    assert done.result(20) == 15_000
+    assert desk.job.status().chunk_count == 15_000
+    desk.check(15_000)
+
+
+class Crash(Exception):
+    """Ends a collector like a crash."""
+
+
+@pytest.mark.parametrize("when", ["before drain", "after drain"])
+def test_crash_of_the_collector(desk: Desk, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """A collector that ends between the disk and the server is continued without a trace."""
+    desk.push(*range(0, 1_001, 10))
+    desk.work()
+    drain = Job.drain
+
+    def crash_at_third_part(self: Job, upto: int, starts: list[int]) -> None:
+        if when == "after drain":
+            drain(self, upto, starts)
+        if upto >= 3 * PART_CHUNKS:
+            raise Crash
+
+    monkeypatch.setattr(Job, "drain", crash_at_third_part)
+    with pytest.raises(Crash):
+        desk.collect()
+    monkeypatch.setattr(Job, "drain", drain)
+    desk.reopen()
+    assert desk.output.next_index == 3 * PART_CHUNKS
+    assert desk.collect() == 1_000
+    assert desk.job.result_starts() == [990]
+    desk.check(1_000)
+
+
+# What is on the server.
+
+
+def test_drained(desk: Desk) -> None:
+    """What is on disk leaves the server, but for the last result; what is only in memory stays."""
+    desk.push(*range(0, 251, 10))
+    desk.work()
+    size = desk.job.status().result_bytes
+    assert desk.collect() == 250
+    assert (desk.output.next_index, desk.output.buffered.stop) == (200, 250)
+    assert sorted(desk.job.result_starts()) == [190, *range(200, 250, 10)]
+    assert desk.job.status().drained_upto == 200
+    assert 0 < desk.job.status().result_bytes < size / 3
+
+
+def test_stale_results(desk: Desk) -> None:
+    """Results that a server made anew after a loss, and the disk has, are forgotten."""
+    desk.output.add(result_of(block(0, PART_CHUNKS)))
+    desk.push(*range(0, 151, 10))
+    desk.work()
+    assert desk.collect() == 150
+    assert min(desk.job.result_starts()) == PART_CHUNKS - 10
+
+
+def test_disorder(desk: Desk) -> None:
+    """Results are taken in order, however they come."""
+    desk.push(*range(0, 301, 10))
+    done = desk.bench.run(desk.collect)
+    for entry in reversed(desk.worker.lease(100)):
+        wait_until(desk.waits)
+        desk.worker.job.commit([(entry, result_of(decode(Block, entry.data)))])
+    assert done.result(10) == 300
+    desk.check(300)
+
+
+@pytest.mark.parametrize("collector", ["goes on", "starts anew"])
+@pytest.mark.parametrize("pieces", [1, 6, 12])
+def test_lost_split(server: LiveServer, desk: Desk, collector: str, pieces: int) -> None:
+    """A server that lost a split embeds the block whole: its rest is taken, and not forgotten.
+
+    Of the pieces some are on disk, and some in memory only.
+    """
+    desk.push(0, 200)
+    (entry,) = desk.worker.lease()
+    size = log_bytes(server)
+    desk.job.split(entry, [block(first, first + 10) for first in range(0, 200, 10)])
+    desk.worker.job.commit(
+        [(e, result_of(decode(Block, e.data))) for e in desk.job.read("hash", pieces)]
+    )
+    done = desk.bench.run(desk.collect)
+    wait_until(lambda: desk.output.buffered.stop == 10 * pieces and desk.waits())
+    if collector == "starts anew":
+        desk.bench.stop.set()
+        assert done.result(10) is None
+        desk.reopen()
+        desk.bench.stop.clear()
+    crash(server, size)
+    wait_until(desk.worker.step)
+    assert desk.job.result_starts() == [0]
+    if collector == "starts anew":
+        done = desk.bench.run(desk.collect)
+    assert done.result(10) == 200
+    desk.check(200)
+
+
+def test_cut_in_another_way(desk: Desk) -> None:
+    """Results that begin elsewhere than those in memory are taken from where these end."""
+    for first in range(0, 180, 30):
+        desk.output.add(result_of(block(first, first + 30)))
+    assert (desk.output.next_index, desk.output.buffered.stop) == (120, 180)
+    desk.push(0, 70, 140, 210)
+    desk.work()
+    assert desk.collect() == 210
+    assert sorted(desk.job.result_starts()) == [70, 140]
+    desk.check(210)
+
+
+# Ends.
+
+
+def test_cancelled(desk: Desk) -> None:
+    """A cancelled job ends the collection."""
+    done = desk.bench.run(desk.collect)
+    wait_until(desk.waits)
+    desk.job.set_state("cancelled")
+    with pytest.raises(JobEnded, match="cancelled"):
+        done.result(10)
+
+
+def test_paused_when_all_is_there(desk: Desk) -> None:
+    """A job of which every result came is complete, whatever became of its state."""
+    desk.push(0, 10)
+    desk.work()
+    desk.job.set_state("paused")
+    assert desk.collect() == 10
+
+
+@pytest.mark.parametrize("server_is", ["there", "away"])
+def test_stop(server: LiveServer, desk: Desk, server_is: str) -> None:
+    """`stop` ends the waiting for results, and for a server."""
+    done = desk.bench.run(desk.collect)
+    wait_until(desk.waits)
+    if server_is == "away":
+        server.kill()
+    desk.bench.stop.set()
+    assert done.result(10) is None
+
+
+def test_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted job ends the collection after the time of grace."""
+    monkeypatch.setattr(collect, "GONE_SECONDS", 0.1)
+    done = desk.bench.run(desk.collect)
+    wait_until(desk.waits)
+    desk.job.delete()
+    with pytest.raises(JobGone):
+        done.result(10)
+
+
+def test_grace_begins_when_the_job_is_missed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that a server forgot is waited for, however long ago it was seen."""
+    monkeypatch.setattr(collect, "GONE_SECONDS", 2)
+    desk.job.delete()
+    collector = desk.collector()
+    made = time.monotonic()
+    wait_until(lambda: time.monotonic() > made + 2)
+    done = desk.bench.run(collector.collect)
+    wait_until(desk.waits)
+    desk.job.create(SPEC, 0)
+    desk.push(0, 10)
+    desk.work()
+    assert done.result(10) == 10
+
+
+def test_idle_is_quiet(desk: Desk) -> None:
+    """A collector without results waits on the server, and asks little."""
+    desk.bench.run(desk.collect)
+
+    def calls(*names: str) -> int:
+        statistics = cast("dict[str, dict[str, int]]", desk.job.client.info("commandstats"))
+        return sum(statistics.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
+
+    wait_until(lambda: calls("blpop") >= 5)
+    assert calls("hget", "hmget", "hkeys") <= 4 * (calls("blpop") + 2)

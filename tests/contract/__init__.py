@@ -1,0 +1,1 @@
+"""Tests of the contract: records, scripts, limits, servers and model files."""

@@ -1,0 +1,107 @@
+"""A job of a few chunks, and what its stations do, in one thread."""
+
+import numpy as np
+import redis
+
+from embedfarm.farm import Farm
+from embedfarm.jobs import Entry, Job
+from embedfarm.records import (
+    Block,
+    ChunkError,
+    Completion,
+    Heartbeat,
+    JobSpec,
+    Plan,
+    Rate,
+    Result,
+    decode,
+    encode,
+    text_checksums,
+)
+
+SPEC = JobSpec(model="null:2", created=1.0)
+CHUNKS = 2  # in each block
+COMPLETION = Completion(
+    worker="one",
+    model="null:2",
+    job="little",
+    chunks=2,
+    tokens=20,
+    padded_tokens=24,
+    real_tokens=18,
+    seconds=0.5,
+    overhead_seconds=0.1,
+)
+
+
+def block(start: int) -> Block:
+    """The block that begins at chunk `start`."""
+    texts = [f"text {index}" for index in range(start, start + CHUNKS)]
+    return Block(start=start, texts=texts, token_count=10 * CHUNKS)
+
+
+def push(job: Job, *starts: int) -> list[str]:
+    """Push the blocks that begin at `starts`."""
+    return job.push([(block(start), encode(block(start))) for start in starts])
+
+
+def make_job(client: redis.Redis, blocks: int, name: str = "little") -> Job:
+    """An open job with so many blocks."""
+    job = Job(client, name)
+    job.create(SPEC, 0)
+    push(job, *range(0, blocks * CHUNKS, CHUNKS))
+    return job
+
+
+def embed(entry: Entry, *failed: int) -> tuple[Entry, Result]:
+    """An entry with its result; some chunks fail."""
+    leased = decode(Block, entry.data)
+    count = len(leased.texts)
+    return entry, Result(
+        start=leased.start,
+        count=count,
+        dimensions=2,
+        dtype="<f4",
+        vectors=np.ones((count, 2), "<f4").tobytes(),
+        checksums=text_checksums(leased.texts),
+        errors=[ChunkError(index=index, reason="bad", attempts=2) for index in failed],
+        token_count=9 * count,
+    )
+
+
+def heartbeat(worker: str, incarnation: str = "1") -> Heartbeat:
+    """A heartbeat of a worker."""
+    return Heartbeat(
+        worker=worker, incarnation=incarnation, host="h", pid=1, device="cpu-0", state="idle"
+    )
+
+
+def snapshot(client: redis.Redis) -> dict[bytes, bytes | None]:
+    """Every key with its whole content."""
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def run_everything(client: redis.Redis) -> Job:
+    """A job and a farm in which every kind of key is there; nothing but deletion is left to do."""
+    farm = Farm(client)
+    assert farm.beat(heartbeat("one"), 60)
+    fence = farm.elect("scheduler", 60)
+    assert farm.publish([Plan(worker="one", fence=fence, shares=[])], fence, 60)
+    rate = Rate(tokens_per_second=1.0, overhead_seconds=0.0, updated=1.0, samples=1)
+    farm.remember({"one|null:2|3": rate}, ["two|null:2|3"])
+    farm.report(COMPLETION, 100)
+    job = make_job(client, 4)
+    farm.agree(job.id, {"weights": "1"})
+    farm.refuse(job.id, "two", "no memory")
+    job.begin()
+    entries = job.read("one", 4)
+    stream = job.keys.blocks
+    assert not job.renew(stream, "one", [entry.id for entry in entries])
+    assert job.split(entries[3], [block(6)]) == "split"
+    job.release(stream, "one", [entries[2].id])
+    assert job.commit([embed(entries[0]), embed(entries[1], 3)]) == ["committed"] * 2
+    job.drain(CHUNKS, [0])
+    assert job.close(4 * CHUNKS) == "closed"
+    assert job.wait(job.keys.bell, 0)
+    assert job.commit([embed(job.claim(stream, "two", [entries[2].id], 60)[0])]) == ["committed"]
+    return job

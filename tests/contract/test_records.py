@@ -1,0 +1,197 @@
+"""Records and their bytes."""
+
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedfarm.records import (
+    Block,
+    ChunkError,
+    Completion,
+    Heartbeat,
+    JobShare,
+    JobSpec,
+    Plan,
+    Rate,
+    Record,
+    RecordError,
+    Result,
+    decode,
+    encode,
+    text_checksums,
+)
+
+KINDS: list[type[Record]] = [
+    Block,
+    ChunkError,
+    Result,
+    Completion,
+    Heartbeat,
+    JobShare,
+    Plan,
+    Rate,
+    JobSpec,
+]
+TEXTS = st.text(max_size=20)
+VALUES: dict[object, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    bytes: st.binary(max_size=50),
+    dict[str, float]: st.dictionaries(TEXTS, st.floats(allow_nan=False), max_size=3),
+    dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
+    float: st.floats(allow_nan=False),  # NaN equals nothing
+    int: st.integers(-(2**63), 2**64 - 1),
+    list[str]: st.lists(TEXTS, max_size=3),
+    list[str] | None: st.none() | st.lists(TEXTS, max_size=3),
+    str: TEXTS,
+}
+
+
+def records(kind: type[Record]) -> st.SearchStrategy[Record]:
+    """Any record of a kind."""
+    fields = {name: VALUES[of] for name, of in get_type_hints(kind).items()}
+    return st.builds(kind, **fields)
+
+
+VALUES[list[ChunkError]] = st.lists(records(ChunkError), max_size=3)
+VALUES[list[JobShare]] = st.lists(records(JobShare), max_size=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_round_trip(kind: type[Record], data: st.DataObject) -> None:
+    """Every record comes back from its bytes as it was, in any Unicode, NUL and emptiness."""
+    record = data.draw(records(kind))
+    assert decode(kind, encode(record)) == record
+
+
+def test_all_kinds_are_tested() -> None:
+    """No record is missing from these tests."""
+    assert set(KINDS) == {
+        kind for kind in Record.__subclasses__() if kind.__module__ == Record.__module__
+    }
+
+
+def test_block_layout() -> None:
+    """The documented bytes of a block: a version byte, then a msgpack array of its fields."""
+    block = Block(start=64, texts=["a", "é"], ids=["x", "y"], token_count=300)
+    assert encode(block) == bytes.fromhex("01 94 40 92 a161 a2c3a9 92 a178 a179 cd012c")
+    assert encode(Block(start=0, texts=[])) == bytes.fromhex("01 94 00 90 c0 00")
+
+
+def test_result_layout() -> None:
+    """The documented bytes of a result, vectors and checksums as little-endian binary."""
+    result = Result(
+        start=8,
+        count=1,
+        dimensions=2,
+        dtype="<f4",
+        vectors=np.array([1.0, -2.0], "<f4").tobytes(),
+        checksums=text_checksums(["a"]),
+        errors=[ChunkError(index=8, reason="bad")],
+        token_count=3,
+        worker="w",
+        seconds=0.5,
+    )
+    expected = (
+        "01 9b 08 01 02 a33c6634 c408 0000803f 000000c0 c404 43beb7e8"
+        "c0 91 93 08 a3626164 01 03 a177 cb3fe0000000000000"
+    )
+    assert encode(result) == bytes.fromhex(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(data=st.binary(max_size=60))
+def test_foreign_bytes_are_refused(kind: type[Record], data: bytes) -> None:
+    """Whatever the bytes are, they are a record or a `RecordError` that names the kind."""
+    for candidate in (data, b"\x01" + data):
+        try:
+            assert isinstance(decode(kind, candidate), kind)
+        except RecordError as error:
+            assert kind.__name__ in str(error)  # noqa: PT017 -- most bytes raise, some may not
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_damage_is_refused(kind: type[Record], data: st.DataObject) -> None:
+    """A record cut short or with bytes behind its end is refused by name."""
+    whole = encode(data.draw(records(kind)))
+    end = data.draw(st.integers(0, len(whole) - 1))
+    for damaged in (whole[:end], whole + b"\x00"):
+        with pytest.raises(RecordError, match=kind.__name__):
+            decode(kind, damaged)
+
+
+def test_another_version_is_refused() -> None:
+    """A record of a layout from the future is refused, and both versions are named."""
+    with pytest.raises(RecordError, match="Rate record of version '02', not 1"):
+        decode(Rate, b"\x02\x90")
+    with pytest.raises(RecordError, match="Rate record of version '', not 1"):
+        decode(Rate, b"")
+
+
+def test_another_kind_is_refused() -> None:
+    """A block where a result should be is an error that names the result."""
+    with pytest.raises(RecordError, match="not a Result record"):
+        decode(Result, encode(Block(start=0, texts=["a"])))
+
+
+def test_invalid_unicode_is_refused() -> None:
+    """A text that is not UTF-8 is refused."""
+    with pytest.raises(RecordError, match="Block"):
+        decode(Block, b"\x01\x92\x00\x91\xa1\xff")
+
+
+def test_bottomless_nesting_is_refused() -> None:
+    """A field nested a hundred thousand deep is a refused record, not an overflow."""
+    with pytest.raises(RecordError, match="Block"):
+        decode(Block, b"\x01\x95\x00\x90\xc0\x00" + b"\x91" * 100_000 + b"\x00")
+
+
+class Grown(Block, kw_only=True, array_like=True):
+    """A block as a later program may write it."""
+
+    language: str = "en"
+
+
+def test_a_field_added_at_the_end_needs_no_new_version() -> None:
+    """An old record reads with the new field's default, and an old reader skips the new field."""
+    old, new = Block(start=1, texts=["a"]), Grown(start=1, texts=["a"], language="fr")
+    assert decode(Grown, encode(old)) == Grown(start=1, texts=["a"])
+    assert decode(Block, encode(new)) == old
+
+
+@given(count=st.integers(1, 5), dimensions=st.integers(1, 4), data=st.data())
+def test_rest_of_a_result(count: int, dimensions: int, data: st.DataObject) -> None:
+    """The rest of a result has exactly the rows, checksums, ids and errors from there on."""
+    start = data.draw(st.integers(100, 100 + count))
+    matrix = np.arange(count * dimensions, dtype="<f2").reshape(count, dimensions)
+    texts = [str(row) for row in range(count)]
+    failed = data.draw(st.sets(st.integers(100, 99 + count)))
+    result = Result(
+        start=100,
+        count=count,
+        dimensions=dimensions,
+        dtype="<f2",
+        vectors=matrix.tobytes(),
+        checksums=text_checksums(texts),
+        ids=data.draw(st.sampled_from([None, texts])),
+        errors=[ChunkError(index=index, reason="bad") for index in sorted(failed)],
+    )
+    rest = result.rest(start)
+    skip = start - 100
+    assert (rest.start, rest.count) == (start, count - skip)
+    assert np.array_equal(rest.matrix(), matrix[skip:])
+    assert rest.checksums == text_checksums(texts[skip:])
+    assert rest.ids == (None if result.ids is None else texts[skip:])
+    assert [error.index for error in rest.errors] == sorted(i for i in failed if i >= start)
+
+
+def test_checksums() -> None:
+    """A text's checksum is the CRC-32 of its UTF-8, little-endian."""
+    assert text_checksums(["", "123456789"]) == bytes(4) + (0xCBF43926).to_bytes(4, "little")

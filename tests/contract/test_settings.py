@@ -1,0 +1,103 @@
+"""Every limit of the farm."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from embedfarm.settings import MEBIBYTE, Settings
+
+PRINT = "from embedfarm.settings import Settings; print(Settings().model_dump_json())"
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings from anywhere but the test."""
+    monkeypatch.chdir(tmp_path)
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"EMBEDFARM_{name.upper()}", raising=False)
+
+
+def test_every_field_is_documented() -> None:
+    """Every field says what it limits; sizes and times end in their unit."""
+    units = ("bytes", "bytes_max", "seconds", "seconds_max")
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert field.description.endswith("."), name
+        if field.annotation is float:
+            assert name.endswith(units), name
+
+
+def test_flag_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag overrules the environment, that overrules the file, and that the default."""
+    file = "drain_seconds = 1\nevents_max = 1\nprobe_seconds = 1\n[slowdown]\ncpu-1 = 4\n"
+    (tmp_path / "embedfarm.toml").write_text(file)
+    monkeypatch.setenv("EMBEDFARM_EVENTS_MAX", "2")
+    monkeypatch.setenv("EMBEDFARM_PROBE_SECONDS", "2")
+    settings = Settings(probe_seconds=3)
+    assert (settings.drain_seconds, settings.events_max, settings.probe_seconds) == (1, 2, 3)
+    assert (settings.slowdown, settings.deliveries_max) == ({"cpu-1": 4}, 3)
+
+
+def test_unknown_field_in_the_file_is_refused(tmp_path: Path) -> None:
+    """A misspelt name in the file is an error that names it."""
+    (tmp_path / "embedfarm.toml").write_text("lease_second = 20\n")
+    with pytest.raises(ValidationError, match="lease_second"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"window_bytes_max": 48 * MEBIBYTE}, r"window_bytes_max .* 2 \* part_bytes_max, .* 5033"),
+        ({"results_bytes_max": 9}, r"results_bytes_max must be more than 2 \* part_bytes_max"),
+        ({"part_bytes_max": 60 * MEBIBYTE}, r"window_bytes_max must be more than 2"),
+        ({"lease_seconds": 3.0}, r"lease_seconds must be more than 3 \* heartbeat_seconds"),
+        ({"heartbeat_seconds": 3.0}, r"heartbeat_ttl_seconds must be more than 2"),
+        ({"lease_seconds": 0}, "lease_seconds"),
+        ({"deliveries_max": 0}, "deliveries_max"),
+        ({"batch_tokens_max": -1}, "batch_tokens_max"),
+    ],
+)
+def test_limits_that_do_not_work_are_refused(changed: dict[str, Any], message: str) -> None:
+    """Limits that would stop the farm, or make it do its work twice, are refused by name."""
+    with pytest.raises(ValidationError, match=message):
+        Settings(**{"lease_seconds": 30.0, **changed})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {
+            "redis_url": "redis://:p%40ss@host:1/0?x=1",
+            "model_cache": Path("/models of mine"),
+            "lease_seconds": 0.5,
+            "heartbeat_seconds": 0.1,
+            "events_max": 7,
+            "slowdown": {"cpu-1": 4.0},
+        },
+    ],
+)
+def test_child_gets_our_settings(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """A child process has our settings exactly, whatever the file in its directory says."""
+    settings = Settings(**changed)
+    (tmp_path / "embedfarm.toml").write_text("events_max = 1\n")
+    child = subprocess.run(
+        [sys.executable, "-c", PRINT],
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), **settings.environment()},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(child.stdout) == settings.model_dump(mode="json")
+
+
+def test_settings_do_not_change() -> None:
+    """A setting is the same for all who hold the object."""
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().lease_seconds = 1.0

@@ -1,0 +1,1 @@
+"""The whole farm, as its users start it."""

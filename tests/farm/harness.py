@@ -1,0 +1,187 @@
+"""Runs the command line as a user does, looks inside while it runs, and checks what it left."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedfarm.broker import UNAVAILABLE, closing_client
+from embedfarm.farm import Farm
+from embedfarm.jobs import JobGone
+from embedfarm.records import JobSpec
+from tests.support import wait_until
+from workers.engines.null import NullEngine
+
+COMMAND = [sys.executable, "-c", "from embedfarm.cli import main; main()"]
+SECONDS_MAX = 120.0
+
+
+def run(
+    *words: object,
+    environment: dict[str, str] | None = None,
+    stdin: bytes | None = None,
+    seconds_max: float = SECONDS_MAX,
+) -> subprocess.CompletedProcess[str]:
+    """Run `embedfarm` to its end."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, words)],
+        input=stdin,
+        capture_output=True,
+        timeout=seconds_max,
+        check=False,
+        env=os.environ | (environment or {}),
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def write_corpus(path: Path, texts: Sequence[str], ids: Sequence[str] | None = None) -> Path:
+    """A JSON Lines corpus."""
+    with path.open("w", encoding="utf-8") as file:
+        for index, text in enumerate(texts):
+            row = {"text": text} if ids is None else {"text": text, "id": ids[index]}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def null_vectors(texts: Sequence[str], dimensions: int) -> NDArray[np.float32]:
+    """What the null engine makes of texts, shape (len(texts), dimensions)."""
+    engine = NullEngine.open(JobSpec(model=f"null:{dimensions}"))
+    return engine.forward(engine.tokenise(texts), np.arange(len(texts)))
+
+
+def read_parquet(out: Path) -> tuple[list[int], NDArray[np.float32], list[str] | None]:
+    """Indices, vectors and ids of all parts, in the order of the files."""
+    tables = [pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))]
+    indices = [index for table in tables for index in table.column("index").to_pylist()]
+    vectors = np.concatenate([np.stack(table.column("embedding").to_numpy()) for table in tables])
+    if "id" not in tables[0].column_names:
+        return indices, vectors, None
+    return indices, vectors, [each for table in tables for each in table.column("id").to_pylist()]
+
+
+def check_output(out: Path, texts: Sequence[str], dimensions: int) -> None:
+    """Every index exactly once, in order, with the vector of its own text."""
+    indices, vectors, _ = read_parquet(out)
+    assert indices == list(range(len(texts)))
+    np.testing.assert_array_equal(vectors, null_vectors(texts, dimensions))
+
+
+class Embedding:
+    """A running `embedfarm embed` and its private farm."""
+
+    def __init__(self, words: Sequence[object], out: Path, environment: dict[str, str]) -> None:
+        self.out = out
+        with (out.parent / "embed.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "embed", *map(str, words), "--out", str(out)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | environment,
+            )
+
+    def wait(self, seconds: float = SECONDS_MAX) -> int:
+        """Exit status."""
+        return self.process.wait(seconds)
+
+    def log(self) -> str:
+        """What it printed."""
+        return (self.out.parent / "embed.log").read_text()
+
+    def kill(self) -> None:
+        """End the command itself as a crash would; its children must notice by themselves."""
+        self.process.kill()
+        self.process.wait()
+
+    def pids(self, role: str) -> list[int]:
+        """Processes of a role: "worker", "scheduler" or "server"."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                words = process.cmdline()
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            if _role(words) == role:
+                found.append(process.pid)
+        return found
+
+    def kill_one(self, role: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Signal one process of a role, as soon as there is one."""
+        wait_until(lambda: self.pids(role), 30)
+        os.kill(self.pids(role)[0], number)
+
+    def chunks_done(self) -> int:
+        """Chunks embedded so far, -1 while nobody can say."""
+        socket = self.out / ".embedfarm" / "server" / "socket"
+        try:
+            with closing_client(f"unix://{socket.read_text()}") as client:
+                farm = Farm(client)
+                return farm.job(farm.job_ids()[0]).status().chunks_done
+        except (*UNAVAILABLE, FileNotFoundError, JobGone, IndexError):
+            return -1
+
+
+def _role(words: Sequence[str]) -> str:
+    if "workers.main" in words:
+        return "worker"
+    if "scheduler.main" in words:
+        return "scheduler"
+    program = words[0] if words else ""  # a server that runs writes its socket behind its name
+    return "server" if re.search("(redis|valkey)-server", program) else ""
+
+
+class Watch:
+    """Notes when the number of embedded chunks last changed, in a thread."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        self.embedding = embedding
+        self.gap_seconds_max = 0.0
+        self.chunks_done = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        changed = time.monotonic()
+        while not self._ended.wait(0.1):
+            done = self.embedding.chunks_done()
+            if done in {-1, self.chunks_done} and self.chunks_done:
+                continue
+            now = time.monotonic()
+            if self.chunks_done:
+                self.gap_seconds_max = max(self.gap_seconds_max, now - changed)
+            self.chunks_done, changed = max(done, 0), now
+
+
+def manifest(out: Path) -> dict[str, Any]:
+    """manifest.json."""
+    facts: dict[str, Any] = json.loads((out / "manifest.json").read_text())
+    return facts
+
+
+def texts_of(count: int, seed: int = 0) -> Iterator[str]:
+    """Distinct texts of mixed length."""
+    generator = np.random.default_rng(seed)
+    for index, size in enumerate(generator.lognormal(3, 1, count)):
+        yield f"chunk {index} " + "word " * int(min(size, 300))

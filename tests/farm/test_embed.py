@@ -1,0 +1,187 @@
+"""`embedfarm embed` on corpora of all kinds, with a real private farm and the null engine."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.farm.harness import (
+    check_output,
+    manifest,
+    null_vectors,
+    read_parquet,
+    run,
+    texts_of,
+    write_corpus,
+)
+
+MODEL = ("--model", "null:16", "--devices", "cpu")
+
+
+def test_a_corpus_becomes_vectors_in_order(tmp_path: Path) -> None:
+    """20,000 chunks of mixed length: every index once, in order, with its own vector and id."""
+    texts = list(texts_of(20_000))
+    ids = [f"id-{index}" for index in range(len(texts))]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts, ids)
+    done = run("embed", corpus, "--id-field", "id", "--out", tmp_path / "out", "--json", *MODEL)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["count"] == len(texts)
+    check_output(tmp_path / "out", texts, 16)
+    assert read_parquet(tmp_path / "out")[2] == ids
+    facts = manifest(tmp_path / "out")
+    assert facts["count"] == sum(figures["chunks"] for figures in facts["workers"].values())
+    assert facts["embed_seconds"] > 0
+    assert not (tmp_path / "out" / ".embedfarm").exists()
+    assert run("verify", tmp_path / "out", "--against", corpus).returncode == 0
+
+
+def test_a_finished_output_is_left_alone(tmp_path: Path) -> None:
+    """The same command again says that all is done; another model or corpus is refused."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
+    words = ("embed", corpus, "--out", tmp_path / "out")
+    assert run(*words, *MODEL).returncode == 0
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    again = run(*words, *MODEL)
+    assert again.returncode == 0
+    assert "finished already" in again.stdout
+    other = run(*words, "--model", "null:8")
+    assert other.returncode == 2
+    assert "model" in other.stderr
+    write_corpus(tmp_path / "corpus.jsonl", ["one", "three"])
+    changed = run(*words, *MODEL)
+    assert changed.returncode == 2
+    assert "other texts" in changed.stderr
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("sink", ["npy", "jsonl"])
+def test_other_formats_hold_the_same_vectors(tmp_path: Path, sink: str) -> None:
+    """Outputs as npy and jsonl verify, and hold what parquet would."""
+    texts = list(texts_of(50))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out = tmp_path / "out"
+    assert run("embed", corpus, "--out", out, "--format", sink, *MODEL).returncode == 0
+    if sink == "npy":
+        vectors = np.load(out / "embeddings.npy", mmap_mode="r")
+    else:
+        lines = (out / "part-000000000000.jsonl").read_text().splitlines()
+        vectors = np.array([json.loads(line)["embedding"] for line in lines], np.float32)
+    np.testing.assert_array_equal(vectors, null_vectors(texts, 16))
+    assert run("verify", out).returncode == 0
+
+
+def test_strange_texts_become_vectors(tmp_path: Path) -> None:
+    """Unicode, empty, huge, NUL and duplicate texts: none is lost and no row is shifted."""
+    texts = [
+        "",
+        "\0",
+        "a\0b",
+        "é",
+        "é",
+        "😀 emoji 👩‍👩‍👧",
+        "x" * 100_000,
+        "twice",
+        "twice",
+        " ",
+        "\u202e",
+    ]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    assert run("embed", corpus, "--out", tmp_path / "out", *MODEL).returncode == 0
+    check_output(tmp_path / "out", texts, 16)
+
+
+def test_csv_with_quoted_newlines(tmp_path: Path) -> None:
+    """A quoted newline is part of its text and shifts nothing."""
+    corpus = tmp_path / "corpus.csv"
+    corpus.write_text('name,body\na,"one\ntwo"\nb,"say ""hi"""\n', encoding="utf-8")
+    words = ("--text-field", "body", "--id-field", "name")
+    assert run("embed", corpus, "--out", tmp_path / "out", *words, *MODEL).returncode == 0
+    check_output(tmp_path / "out", ["one\ntwo", 'say "hi"'], 16)
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    """`-` reads JSON Lines from a pipe."""
+    done = run(
+        "embed", "-", "--out", tmp_path / "out", *MODEL, stdin=b'{"text": "a"}\n{"text": "b"}\n'
+    )
+    assert done.returncode == 0, done.stderr
+    check_output(tmp_path / "out", ["a", "b"], 16)
+
+
+def test_an_empty_corpus_is_done_at_once(tmp_path: Path) -> None:
+    """No chunk gives a finished output without vectors."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", [])
+    done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
+    assert done.returncode == 0, done.stderr
+    assert manifest(tmp_path / "out")["count"] == 0
+
+
+def damaged(folder: Path, kind: str) -> tuple[Path, str]:
+    """A corpus that cannot be read, and what the error must name."""
+    path = folder / f"corpus.{kind}"
+    if kind == "jsonl.gz":
+        whole = gzip.compress(b'{"text": "a"}\n' * 1000)
+        path.write_bytes(whole[: len(whole) // 2])
+        return path, r"corpus\.jsonl\.gz"
+    if kind == "parquet":
+        pq.write_table(pa.table({"body": ["a"]}), path)
+        return path, r"corpus\.parquet.*text.*body"
+    if kind == "jsonl":
+        path.write_text('{"text": "a"}\n{"txet": "b"}\n', encoding="utf-8")
+        return path, r"corpus\.jsonl line 2, field 'text'"
+    if kind == "csv":
+        path.write_text("a,b\n1,2\n", encoding="utf-8")
+        return path, r"corpus\.csv.*text"
+    path = folder / "absent.jsonl"
+    return path, r"absent\.jsonl"
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "jsonl", "csv", "absent"])
+def test_a_bad_corpus_is_named(tmp_path: Path, kind: str) -> None:
+    """What cannot be read ends with status 2 and a sentence with file, line and field."""
+    corpus, expected = damaged(tmp_path, kind)
+    done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
+    assert done.returncode == 2, done.stderr
+    assert re.search(expected, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
+    """With --on-bad-row skip they are left out, counted, and listed with line and reason."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "a"}\nnot json\n{"text": 7}\n{"text": "b"}\n', encoding="utf-8")
+    out = tmp_path / "out"
+    done = run("embed", corpus, "--out", out, "--on-bad-row", "skip", *MODEL)
+    assert done.returncode == 0, done.stderr
+    check_output(out, ["a", "b"], 16)
+    lines = (out / "skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in lines] == [2, 3]
+    assert manifest(out)["skipped"] == 2
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """No worker can load it: status 2, and the reason in a sentence."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["a"])
+    done = run(
+        "embed", corpus, "--out", tmp_path / "out", "--model", "nobody/nothing",
+        environment={"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "nobody/nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_half_precision_vectors(tmp_path: Path) -> None:
+    """--vector-dtype float16 stores the same vectors in half the space."""
+    texts = list(texts_of(30))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out = tmp_path / "out"
+    assert run("embed", corpus, "--out", out, "--vector-dtype", "float16", *MODEL).returncode == 0
+    _, vectors, _ = read_parquet(out)
+    assert vectors.dtype == np.float16
+    np.testing.assert_array_equal(vectors, null_vectors(texts, 16).astype(np.float16))

@@ -1,0 +1,106 @@
+"""The real model: the same vectors as `SentenceTransformer.encode`, whatever the batches were."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from embedfarm.model_files import resolve
+from producer.standard_library import docstrings
+from tests.farm.harness import read_parquet, run, write_corpus
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def mixed_texts(count: int) -> list[str]:
+    """Real texts of 10 to 2,000 characters: docstrings, and runs of them."""
+    generator = random.Random(0)
+    strings = [text for _, text in docstrings()]
+    texts = []
+    for index in range(count):
+        text = strings[index % len(strings)]
+        while len(text) < generator.lognormvariate(5.6, 0.9):
+            text += "\n" + generator.choice(strings)
+        texts.append(text[:2000])
+    return texts
+
+
+def embed(folder: Path, texts: list[str], dtype: str) -> NDArray[np.float32]:
+    """Vectors of texts from the whole farm, checked to be in order."""
+    folder.mkdir()
+    corpus = write_corpus(folder / "corpus.jsonl", texts)
+    words = ("--model", MODEL, "--dtype", dtype, "--devices", "cpu", "--json")
+    done = run("embed", corpus, "--out", folder / "out", *words, seconds_max=3600)
+    assert done.returncode == 0, done.stderr
+    indices, vectors, _ = read_parquet(folder / "out")
+    assert indices == list(range(len(texts)))
+    return vectors
+
+
+def cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Cosine of each pair of rows."""
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return np.asarray(np.einsum("ij,ij->i", one, other) / norms, dtype=np.float32)
+
+
+def compare(folder: Path, count: int, dtype: str, cosine_min: float) -> None:
+    """Embed a corpus and its shuffle, and compare both with `encode`."""
+    texts = mixed_texts(count)
+    vectors = embed(folder / "plain", texts, dtype)
+    model = SentenceTransformer(str(resolve(MODEL)), device="cpu")
+    expected = model.encode(texts, batch_size=16, show_progress_bar=False)
+    assert cosines(vectors, expected).min() >= cosine_min
+    order = list(range(count))
+    random.Random(1).shuffle(order)
+    shuffled = embed(folder / "shuffled", [texts[index] for index in order], dtype)
+    assert cosines(shuffled, vectors[order]).min() >= cosine_min
+
+
+def test_vectors_are_those_of_encode(tmp_path: Path) -> None:
+    """200 real texts in float32: cosine >= 0.9999 for each, in any order."""
+    compare(tmp_path, 200, "float32", 0.9999)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "cosine_min"), [("float32", 0.9999), ("bfloat16", 0.999)])
+def test_twenty_thousand(tmp_path: Path, dtype: str, cosine_min: float) -> None:
+    """20,000 real texts of 10 to 2,000 characters, in full and in half precision."""
+    compare(tmp_path, 20_000, dtype, cosine_min)
+
+
+def test_a_query_finds_its_text(tmp_path: Path) -> None:
+    """`search` embeds the query with the output's own model and finds the nearest text."""
+    corpus = write_corpus(
+        tmp_path / "corpus.jsonl",
+        ["how to bake bread", "read a table of comma separated values", "the moon landing"],
+        ["bread", "csv", "moon"],
+    )
+    out = tmp_path / "out"
+    words = ("--id-field", "id", "--devices", "cpu", "--workers", "1")
+    assert run("embed", corpus, "--out", out, *words).returncode == 0
+    hits = json.loads(run("search", out, "parse a CSV file", "--json").stdout)
+    assert hits[0]["id"] == "csv"
+    assert hits[0]["text"] == "read a table of comma separated values"
+
+
+def test_a_directory_is_cut_into_chunks(tmp_path: Path) -> None:
+    """Files below a directory become chunks by the model's own tokenizer, named by path."""
+    notes = tmp_path / "notes"
+    (notes / "deep").mkdir(parents=True)
+    (notes / "a.md").write_text("One sentence about cats. " * 100, encoding="utf-8")
+    (notes / "deep" / "b.md").write_text("Short.", encoding="utf-8")
+    (notes / "c.txt").write_text("not asked for", encoding="utf-8")
+    out = tmp_path / "out"
+    words = ("--glob", "**/*.md", "--chunk-tokens", "50", "--chunk-overlap", "5")
+    done = run("embed", notes, "--out", out, *words, "--devices", "cpu", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    _, vectors, ids = read_parquet(out)
+    assert ids is not None
+    assert ids[0] == "a.md#0"
+    assert ids[-1] == "deep/b.md#0"
+    assert len(vectors) == len(ids) > 5
+    assert run("verify", out, "--against", notes).returncode == 0

@@ -1,0 +1,104 @@
+"""kill -9 of any process at any time: nothing lost, nothing doubled, work goes on."""
+
+import contextlib
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.farm.harness import Embedding, Watch, check_output, run, texts_of, write_corpus
+from tests.support import wait_until
+
+DIMENSIONS = 32
+TOKENS_PER_SECOND = 25_000  # of each of two workers: the job takes about ten seconds
+CHUNKS = 16_000
+RECOVERY_SECONDS_MAX = 20.0
+ROLES = ("worker", "scheduler", "server", "embed")
+
+
+class Victim:
+    """A job that is shot at, and started again when it is the command itself that was hit."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.texts = list(texts_of(CHUNKS, seed))
+        self.corpus = write_corpus(folder / "corpus.jsonl", self.texts)
+        self.out = folder / "out"
+        self.random = random.Random(seed)
+        self.embedding = self.start()
+
+    def start(self) -> Embedding:
+        """The same command, every time."""
+        model = f"null:{DIMENSIONS}:{TOKENS_PER_SECOND}"
+        words = [self.corpus, "--model", model, "--devices", "cpu", "--workers", 2]
+        return Embedding(words, self.out, {})
+
+    def shoot(self, role: str) -> None:
+        """Kill a process of a role with -9 when a random share of the rest of the job is done."""
+        done = max(0, self.embedding.chunks_done())
+        target = done + self.random.random() * 0.5 * (CHUNKS - done)
+        wait_until(lambda: self.embedding.chunks_done() >= target or self.finished, 60)
+        if self.finished:
+            return
+        if role == "embed":
+            self.embedding.kill()
+            self.embedding = self.start()
+        else:
+            self.embedding.kill_one(role, signal.SIGKILL)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the manifest is written."""
+        return (self.out / "manifest.json").exists()
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.embedding.kill()
+
+    def check(self) -> None:
+        """The command ends well, and so does its output."""
+        assert self.embedding.wait() == 0, self.embedding.log()
+        check_output(self.out, self.texts, DIMENSIONS)
+        assert run("verify", self.out, "--against", self.corpus).returncode == 0
+
+
+def survive(folder: Path, seed: int, roles: tuple[str, ...]) -> float:
+    """Shoot at a job; returns the longest time in which no chunk was embedded."""
+    gap = 0.0
+    with contextlib.closing(Victim(folder, seed)) as victim:
+        for role in roles:
+            with Watch(victim.embedding) as watch:
+                victim.shoot(role)
+                wait_for_progress(victim, watch.chunks_done)
+            gap = max(gap, watch.gap_seconds_max)
+        victim.check()
+    return gap
+
+
+def wait_for_progress(victim: Victim, before: int) -> None:
+    """Wait until more chunks are embedded than were."""
+    wait_until(
+        lambda: victim.finished or victim.embedding.chunks_done() > before,
+        2 * RECOVERY_SECONDS_MAX,
+    )
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_one_process_is_killed(tmp_path: Path, role: str) -> None:
+    """A worker, the scheduler, the server, or the command itself (and then the same again)."""
+    assert survive(tmp_path, 1, (role,)) <= RECOVERY_SECONDS_MAX
+
+
+def test_all_of_them_in_one_run(tmp_path: Path) -> None:
+    """One after the other, in one job."""
+    assert survive(tmp_path, 2, ROLES) <= RECOVERY_SECONDS_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_runs(tmp_path: Path, seed: int) -> None:
+    """Each alone and all in one run, in random order at random times, twenty times."""
+    roles = list(ROLES)
+    random.Random(seed).shuffle(roles)
+    chosen = tuple(roles) if seed % 5 == 4 else (ROLES[seed % 5],)
+    assert survive(tmp_path, seed, chosen) <= RECOVERY_SECONDS_MAX

@@ -1,0 +1,134 @@
+"""The roles on their own, against a server that was given, as several machines would run them."""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+import redis
+
+from embedfarm import wire
+from embedfarm.farm import Farm
+from embedfarm.records import Completion, decode
+from tests.farm.harness import COMMAND, check_output, manifest, run, texts_of, write_corpus
+from tests.support import LiveServer, wait_until
+
+TOKENS_PER_SECOND = 30_000
+MODEL = ("--model", f"null:16:{TOKENS_PER_SECOND}")
+
+
+@contextlib.contextmanager
+def role(server: LiveServer, home: Path, *words: str, **settings: str) -> Iterator[int]:
+    """A long-running role; SIGTERM must end it with status 0. Gives its process id."""
+    environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url, "HOME": str(home)}
+    environment |= {f"EMBEDFARM_{name.upper()}": value for name, value in settings.items()}
+    with subprocess.Popen(
+        [*COMMAND, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as process:
+        try:
+            yield process.pid
+            process.terminate()
+            assert process.wait(40) == 0
+        finally:
+            process.kill()
+
+
+def completions(client: redis.Redis, job: str) -> list[tuple[int, Completion]]:
+    """Milliseconds and content of every micro-batch of a job, oldest first."""
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(wire.EVENTS))
+    done = [
+        (int(entry.split(b"-")[0]), decode(Completion, fields[b"done"]))
+        for entry, fields in entries
+        if b"done" in fields
+    ]
+    return [(at, each) for at, each in done if each.job == job]
+
+
+@pytest.fixture
+def farm(server: LiveServer, tmp_path: Path) -> Iterator[None]:
+    """A scheduler, a standby, and two CPU workers of which the second is four times slower."""
+    slow = json.dumps({"cpu-1": 4})
+    with (
+        role(server, tmp_path, "schedule"),
+        role(server, tmp_path, "schedule"),
+        role(server, tmp_path, "work", "--devices", "cpu", "--workers", "2", slowdown=slow),
+    ):
+        yield
+
+
+def test_unequal_workers_finish_together(
+    farm: None, server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Shares follow speed, both end within 10 % of the makespan, and the second job is not probed.
+
+    The probe of the first job is one block or 0.3 s of work; with history even the first
+    micro-batches of the second job are as large as its sizing rule allows.
+    """
+    del farm
+    wait_until(lambda: len(Farm(client).workers()) == 2, 30)
+    texts = list(texts_of(12_000))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    jobs = []
+    for name in ("first", "second"):
+        out = tmp_path / name
+        done = run("embed", corpus, "--out", out, "--redis", server.url, "--json", *MODEL)
+        assert done.returncode == 0, done.stderr
+        check_output(out, texts, 16)
+        jobs.append(manifest(out)["job"])
+    for name in ("first", "second"):
+        workers = manifest(tmp_path / name)["workers"]
+        shares = [figures["chunks"] for figures in workers.values()]
+        assert 2.5 < max(shares) / min(shares) < 6
+    second = completions(client, jobs[1])
+    began = min(at - 1000 * each.seconds for at, each in second)
+    ends = {each.worker: at for at, each in second}
+    makespan = max(ends.values()) - began
+    assert max(ends.values()) - min(ends.values()) <= 0.1 * makespan
+    first_sizes = {}
+    for _, each in reversed(second):
+        first_sizes[each.worker] = each.tokens
+    assert max(first_sizes.values()) > 0.5 * TOKENS_PER_SECOND
+
+
+def test_the_farm_goes_on_without_a_scheduler(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A worker without a plan leases by its own rate; the job ends complete."""
+    texts = list(texts_of(2_000))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+        done = run("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
+    assert done.returncode == 0, done.stderr
+    check_output(tmp_path / "out", texts, 16)
+    assert not Farm(client).job_ids()
+
+
+def test_people_can_look(server: LiveServer, tmp_path: Path) -> None:
+    """`workers`, `jobs ls`, `devices` and `doctor` answer, in words and in JSON."""
+    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+        wait_until(lambda: "cpu-0" in run("workers", "--redis", server.url).stdout, 30)
+        assert json.loads(run("workers", "--redis", server.url, "--json").stdout)
+    assert json.loads(run("jobs", "ls", "--redis", server.url, "--json").stdout) == []
+    assert "cores" in json.loads(run("devices", "--json").stdout)
+    findings = json.loads(run("doctor", "--redis", server.url, "--json").stdout)
+    assert {"server", "persistence", "eviction", "disk"} <= {each["what"] for each in findings}
+    assert all(each["ok"] for each in findings)
+
+
+def test_a_missing_server_is_a_sentence(tmp_path: Path) -> None:
+    """No traceback, no password, and not status 0."""
+    url = "redis://user:secret@127.0.0.1:1/0"
+    done = run("doctor", "--redis", url)
+    assert done.returncode == 1
+    assert "secret" not in done.stdout + done.stderr
+    done = run("workers", environment={"HOME": str(tmp_path)})
+    assert done.returncode == 2
+    assert "EMBEDFARM_REDIS_URL" in done.stderr

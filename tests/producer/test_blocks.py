@@ -1,0 +1,97 @@
+"""Rows into blocks."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedfarm.records import Block, Rows
+from embedfarm.settings import Settings
+from producer.blocks import Blocker
+
+BATCHES = st.lists(st.lists(st.text(max_size=40), max_size=12), max_size=12)
+LIMITS = st.builds(
+    lambda least, more, size: Settings(
+        block_chunks_min=least, block_chunks_max=least + more, block_bytes_max=size
+    ),
+    st.integers(1, 6),
+    st.integers(0, 6),
+    st.integers(1, 200),
+)
+
+
+def cut(blocker: Blocker, batches: Sequence[Rows]) -> Iterator[Block]:
+    """All blocks of some rows."""
+    for rows in batches:
+        yield from blocker.add(rows)
+    yield from blocker.flush()
+
+
+def bytes_of(texts: Sequence[str]) -> int:
+    """Size of texts in UTF-8."""
+    return sum(len(text.encode()) for text in texts)
+
+
+@given(BATCHES, LIMITS, st.integers(0, 10**12), st.floats(0, 100), st.sampled_from(["ids", ""]))
+def test_blocks_tile(
+    batches: list[list[str]], settings: Settings, start: int, target: float, with_ids: str
+) -> None:
+    """The blocks are the rows, each once and in order, with their ids, from `start` on."""
+    texts = [text for batch in batches for text in batch]
+    ids = [str(index) for index in range(len(texts))]
+    left = iter(ids)
+    rows = [Rows(b, [next(left) for _ in b] if with_ids else None) for b in batches]
+    blocker = Blocker(start, settings, tokens_target=target)
+    blocks = list(cut(blocker, rows))
+    assert [text for block in blocks for text in block.texts] == texts
+    if with_ids:
+        assert [each for block in blocks for each in block.ids or ()] == ids
+    else:
+        assert all(block.ids is None for block in blocks)
+    ends = [start, *(block.start + len(block.texts) for block in blocks)]
+    assert [*(block.start for block in blocks), blocker.start] == ends
+
+
+@given(BATCHES, LIMITS, st.floats(0, 100))
+def test_blocks_keep_limits(batches: list[list[str]], settings: Settings, target: float) -> None:
+    """No block has too many chunks, or too much text unless it is one chunk; none is empty."""
+    blocker = Blocker(0, settings, tokens_target=target)
+    for block in cut(blocker, [Rows(batch, None) for batch in batches]):
+        assert 1 <= len(block.texts) <= settings.block_chunks_max
+        assert len(block.texts) == 1 or bytes_of(block.texts) <= settings.block_bytes_max
+
+
+@given(BATCHES, LIMITS, st.floats(0, 100))
+def test_blocks_are_no_smaller_than_need_be(
+    batches: list[list[str]], settings: Settings, target: float
+) -> None:
+    """A block ends only at its target, at a limit, or with the rows."""
+    blocker = Blocker(0, settings, tokens_target=target)
+    blocks = list(cut(blocker, [Rows(batch, None) for batch in batches]))
+    for block, following in pairwise(blocks):
+        chunks = len(block.texts)
+        reached = block.token_count >= target and chunks >= settings.block_chunks_min
+        overfull = bytes_of(block.texts + following.texts[:1]) > settings.block_bytes_max
+        assert reached or overfull or chunks == settings.block_chunks_max
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("", 2), ("x" * 40, 12), ("ä" * 20, 12), ("x" * 4000, 30)]
+)
+def test_tokens(text: str, tokens: int) -> None:
+    """A chunk counts a token for 4 bytes of UTF-8 and two for its frame, up to the maximum."""
+    blocks = list(cut(Blocker(0, Settings(), tokens_max=30), [Rows([text, text], None)]))
+    assert sum(block.token_count for block in blocks) == 2 * tokens
+
+
+def test_limits_change() -> None:
+    """A new target or limit is followed from the next block on."""
+    blocker = Blocker(0, Settings(block_chunks_min=1), tokens_target=4)
+    texts = ["x" * 8] * 24
+    assert [len(block.texts) for block in blocker.add(Rows(texts, None))] == [1] * 24
+    blocker.tokens_target = 16
+    assert [len(block.texts) for block in blocker.add(Rows(texts, None))] == [4] * 6
+    blocker.chunks_max = 3
+    assert [len(block.texts) for block in blocker.add(Rows(texts, None))] == [3] * 8

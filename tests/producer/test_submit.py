@@ -1,0 +1,468 @@
+"""A corpus into the stream of a real server."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import redis
+
+from embedfarm.farm import Farm, model_key
+from embedfarm.jobs import Job
+from embedfarm.records import Block, JobSpec, Rate, Rows, decode
+from embedfarm.settings import Settings
+from producer import submit
+from producer.submit import GROUPS_PER_WINDOW, JobRefused, Rewind, Submitter
+from tests.hash_worker import Bench, HashWorker, corpus, crash, log_bytes, text_of
+from tests.support import LiveServer, wait_until
+
+SPEC = JobSpec(model="hash")
+LARGE = Settings(block_chunks_max=10, reconnect_seconds_max=15)
+# A window that a few thousand short chunks fill, and a few dozen before their vectors are known.
+SMALL = Settings(
+    block_chunks_max=50,
+    part_bytes_max=1 << 12,
+    window_bytes_max=1 << 17,
+    results_bytes_max=(1 << 17) + (1 << 14),
+    reconnect_seconds_max=15,
+)
+
+FIRST = Block(start=0, texts=[text_of(i) for i in range(30)], ids=[str(i) for i in range(30)])
+
+Open = Callable[..., Submitter]
+
+
+@pytest.fixture
+def bench(server: LiveServer) -> Iterator[Bench]:
+    """Threads and connections."""
+    with Bench(server.url) as bench:
+        yield bench
+
+
+@pytest.fixture
+def opened(bench: Bench) -> Open:
+    """Opens the job as a run of the producer does."""
+
+    def open_job(start: int = 0, settings: Settings = LARGE) -> Submitter:
+        return Submitter(Farm(bench.client()), "j", SPEC, start, settings, bench.stop)
+
+    return open_job
+
+
+@pytest.fixture
+def job(bench: Bench) -> Job:
+    """The job, for looking at."""
+    return Job(bench.client(), "j")
+
+
+@pytest.fixture
+def worker(bench: Bench) -> HashWorker:
+    """A worker that is alive and has a speed."""
+    worker = HashWorker(bench.client(), "j", SMALL, tokens_per_second=1e6)
+    worker.beat()
+    return worker
+
+
+def blocks_of(job: Job) -> list[Block]:
+    """What is in the stream."""
+    entries = cast("list[Any]", job.client.xrange(job.keys.blocks))
+    return [decode(Block, fields[b"block"]) for _, fields in entries]
+
+
+def tiling(job: Job, first: int = 0) -> int:
+    """Checks that the stream holds the corpus from `first` on without a gap; gives its end."""
+    for block in blocks_of(job):
+        assert block.start == first
+        first += len(block.texts)
+        assert block.texts == [text_of(index) for index in range(block.start, first)]
+        assert block.ids == [str(index) for index in range(block.start, first)]
+    return first
+
+
+def held_bytes(job: Job) -> int:
+    """Text and results that the server holds."""
+    status = job.status()
+    return status.bytes_in - status.bytes_done + status.result_bytes
+
+
+def stuck(job: Job, pushed: Future[Any]) -> bool:
+    """Whether the producer waits for room."""
+    clients = job.client.client_list()
+    return pushed.done() or any(each["cmd"] == "blpop" for each in clients)
+
+
+# What is sent.
+
+
+def test_everything_is_sent(opened: Open, job: Job) -> None:
+    """The stream holds every chunk in order, the counters say so, and the job is closed."""
+    assert opened().submit(corpus(0, 500)) == 500
+    assert tiling(job) == 500
+    status = job.status()
+    assert (status.state, status.chunk_count, status.chunks_in) == ("closed", 500, 500)
+    assert status.blocks_in == len(blocks_of(job))
+    assert status.tokens_in == sum(block.token_count for block in blocks_of(job))
+
+
+@pytest.mark.parametrize("source", [[], [Rows([], None)]])
+def test_empty_source(opened: Open, job: Job, source: list[Rows]) -> None:
+    """A source without rows makes a job of 0 chunks that is closed."""
+    assert opened().submit(source) == 0
+    assert (job.status().state, job.status().chunk_count) == ("closed", 0)
+
+
+def test_blocks_follow_the_slowest_worker(opened: Open, job: Job, worker: HashWorker) -> None:
+    """A block is `block_seconds` of the slowest worker's work; unknown speeds do not count."""
+    settings = Settings(block_chunks_min=1, block_seconds=0.01)
+    worker.beat()  # 1e6 tokens/s, else 10,000 tokens in a block
+    HashWorker(job.client, "j", SMALL, tokens_per_second=6_000).beat("slow")
+    HashWorker(job.client, "j", SMALL).beat("new")
+    opened(settings=settings).submit(corpus(0, 500))
+    tokens = {block.token_count for block in blocks_of(job)[:-1]}
+    assert all(60 <= each < 70 for each in tokens)
+
+
+def test_blocks_follow_history(opened: Open, job: Job, bench: Bench) -> None:
+    """Of workers that did nothing yet, what is remembered of this model counts."""
+    HashWorker(bench.client(), "j", SMALL).beat()
+    rate = Rate(tokens_per_second=6_000, overhead_seconds=0, updated=0, samples=1)
+    fast = Rate(tokens_per_second=1, overhead_seconds=0, updated=0, samples=1)
+    Farm(job.client).remember({f"hash|{model_key(SPEC)}|3": rate, "hash|other|3": fast}, [])
+    opened(settings=Settings(block_chunks_min=1, block_seconds=0.01)).submit(corpus(0, 500))
+    assert all(60 <= block.token_count < 70 for block in blocks_of(job)[:-1])
+
+
+def test_results_stay_small(opened: Open, job: Job) -> None:
+    """A block's vectors take no more than a small part of the window, however fast the farm."""
+    opened(settings=SMALL)
+    job.client.hset(job.keys.meta, "vector_bytes", 1024)
+    opened(settings=SMALL).submit(corpus(0, 100, batch=10))
+    most = SMALL.window_bytes_max // GROUPS_PER_WINDOW // 1024
+    counts = [len(block.texts) for block in blocks_of(job)]
+    assert max(counts) == most
+
+
+# The window.
+
+
+def test_window(opened: Open, job: Job, worker: HashWorker, bench: Bench) -> None:
+    """The producer stops when the window is full, goes on as it empties, and never exceeds it."""
+    submitter = opened(settings=SMALL)
+    pushed = bench.run(submitter.submit, corpus(0, 20_000))
+    most = 0
+    while not pushed.done():
+        wait_until(lambda: stuck(job, pushed))
+        most = max(most, held_bytes(job))
+        while worker.step():
+            most = max(most, held_bytes(job))
+        job.drain(job.status().pushed_upto, job.result_starts())
+    assert pushed.result() == 20_000
+    assert most <= SMALL.window_bytes_max
+    assert most > SMALL.window_bytes_max / 4
+
+
+def test_paused_collector(
+    opened: Open,
+    job: Job,
+    worker: HashWorker,
+    bench: Bench,
+) -> None:
+    """While nothing is collected, the server holds no more than the workers' limit and a group."""
+    pushed = bench.run(opened(settings=SMALL).submit, corpus(0, 50_000))
+    bench.run(worker.run, bench.stop)
+    wait_until(lambda: job.status().result_bytes >= SMALL.results_bytes_max)
+    wait_until(lambda: job.status().blocks_in > job.status().blocks_done and stuck(job, pushed))
+    group = SMALL.window_bytes_max // GROUPS_PER_WINDOW
+    assert held_bytes(job) <= SMALL.results_bytes_max + 16 * group
+    held = job.status().pushed_upto
+    assert not pushed.done()
+    job.drain(held, job.result_starts())
+    wait_until(lambda: job.status().pushed_upto > held)
+
+
+def test_probe(opened: Open, job: Job, bench: Bench, worker: HashWorker) -> None:
+    """Before a speed is known, a few small blocks wait; then the window is filled."""
+    worker.farm.leave("hash")
+    pushed = bench.run(opened().submit, corpus(0, 15_000))
+    wait_until(lambda: job.status().blocks_in >= submit.PROBE_BLOCKS)
+    wait_until(lambda: stuck(job, pushed))
+    assert not pushed.done()
+    assert all(block.token_count < 2 * submit.PROBE_TOKENS for block in blocks_of(job))
+    worker.beat()
+    assert pushed.result(10) == 15_000
+
+
+def test_kept_is_bounded(
+    opened: Open,
+    job: Job,
+    worker: HashWorker,
+    bench: Bench,
+) -> None:
+    """What is kept for an outage is a window of text at most, and nothing that is on disk."""
+    long = [Rows(["x" * 1000], None)] * 600
+    submitter = opened(settings=SMALL)
+    pushed = bench.run(submitter.submit, long)
+    bench.run(worker.run, bench.stop)
+    wait_until(lambda: job.status().result_bytes > 300 * 36)  # a window has 131 of the texts
+    kept = sum(len(sent.data) for sent in list(submitter._kept))
+    group = SMALL.window_bytes_max // GROUPS_PER_WINDOW + 50 * 1_020  # a block is 50 chunks at most
+    assert kept <= SMALL.window_bytes_max + group
+    assert pushed.result(20) == 600
+    wait_until(lambda: job.status().blocks_done == job.status().blocks_in)
+    job.drain(600, job.result_starts())
+    submitter._status()
+    assert not submitter._kept
+    assert submitter._kept_bytes == 0
+
+
+# Ends.
+
+
+@pytest.mark.parametrize("end", ["cancelled", "deleted"])
+def test_refused_while_waiting(opened: Open, job: Job, bench: Bench, end: str) -> None:
+    """A producer that waits for room gives up when the job is cancelled or deleted."""
+    pushed = bench.run(opened(settings=SMALL).submit, corpus(0, 50_000))
+    wait_until(lambda: stuck(job, pushed))
+    if end == "cancelled":
+        job.set_state("cancelled")
+    else:
+        job.delete()
+    with pytest.raises(JobRefused, match=end):
+        pushed.result(10)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "deleted"])
+def test_refused_at_the_end(opened: Open, job: Job, end: str) -> None:
+    """A job that ends while the source is read is refused, and not closed."""
+
+    def source() -> Iterator[Rows]:
+        if end == "cancelled":
+            job.set_state("cancelled")
+        else:
+            job.delete()
+        yield from ()
+
+    with pytest.raises(JobRefused, match=end):
+        opened().submit(source())
+    assert job.client.hget(job.keys.meta, "state") == (b"cancelled" if end == "cancelled" else None)
+
+
+def test_paused(opened: Open, job: Job) -> None:
+    """A paused job is filled, and stays paused."""
+    submitter = opened()
+    job.set_state("paused")
+    assert submitter.submit(corpus(0, 100)) == 100
+    assert (job.status().state, job.status().chunk_count) == ("paused", 100)
+
+
+def test_stop_while_waiting(opened: Open, job: Job, bench: Bench) -> None:
+    """`stop` ends the waiting for room; the job stays open."""
+    pushed = bench.run(opened(settings=SMALL).submit, corpus(0, 50_000))
+    wait_until(lambda: stuck(job, pushed))
+    bench.stop.set()
+    pushed.result(5)
+    assert (job.status().state, job.status().chunk_count) == ("open", -1)
+
+
+def test_stop_ends_the_source(opened: Open, job: Job, bench: Bench) -> None:
+    """A source that ends because of `stop` is not taken for the whole corpus."""
+
+    def source() -> Iterator[Rows]:
+        yield from corpus(0, 100)
+        bench.stop.set()
+
+    opened().submit(source())
+    assert (job.status().state, job.status().chunk_count) == ("open", -1)
+
+
+def test_stop_without_server(opened: Open, server: LiveServer, bench: Bench) -> None:
+    """`stop` ends the waiting for a server that is away."""
+    submitter = opened(settings=SMALL)
+    server.kill()
+    pushed = bench.run(submitter.submit, corpus(0, 100))
+    bench.stop.set()
+    with pytest.raises(redis.ConnectionError):
+        pushed.result(5)
+
+
+# A second run.
+
+
+def test_resume(opened: Open, job: Job) -> None:
+    """A second run goes on after the last block of the first, whatever the disk has."""
+    first = opened()
+    first._send([FIRST])
+    second = opened(start=10)
+    assert second.start == 30
+    assert second.submit(corpus(30, 100)) == 100
+    assert tiling(job) == 100
+    assert job.status().chunks_in == 100
+
+
+def test_resume_when_all_is_in(opened: Open, job: Job) -> None:
+    """A second run over a job that is closed changes nothing."""
+    assert opened().submit(corpus(0, 100)) == 100
+    second = opened(start=10)
+    assert second.start == 100
+    assert second.submit([]) == 100
+    assert job.status().chunk_count == 100
+    assert tiling(job) == 100
+
+
+def test_new_server(opened: Open, job: Job) -> None:
+    """On a server that does not know the job, it begins with the first chunk not on disk."""
+    submitter = opened(start=40)
+    assert submitter.start == 40
+    assert submitter.submit(corpus(40, 100)) == 100
+    assert tiling(job, 40) == 100
+    assert job.status().first_chunk == 40
+
+
+def test_disk_is_ahead(opened: Open) -> None:
+    """What the server has lost but the disk has is not sent again."""
+    opened()._send([FIRST])
+    second = opened(start=50)
+    assert second.start == 50
+    assert second.submit(corpus(50, 100)) == 100
+
+
+# Outages.
+
+
+def outage(server: LiveServer, at: int, lost_from: int | None) -> Iterator[Rows]:
+    """500 chunks; before chunk `at` the server crashes and loses what came after `lost_from`."""
+    size = None
+    for first in range(0, 501, 100):
+        if first == lost_from:
+            size = log_bytes(server)
+        if first == at:
+            crash(server, size)
+        yield from corpus(first, min(first + 100, 500))
+
+
+@pytest.mark.parametrize("at", [400, 500])
+@pytest.mark.parametrize("lost_from", [None, 0, 300])
+def test_outage(opened: Open, job: Job, server: LiveServer, at: int, lost_from: int | None) -> None:
+    """A server that crashes, and even loses blocks, has all of them in the end, each once.
+
+    The connection is idle during the crash, and the client renews it without an error.
+    """
+    assert opened().submit(outage(server, at, lost_from)) == 500
+    assert tiling(job) == 500
+    status = job.status()
+    assert (status.state, status.chunk_count, status.chunks_in) == ("closed", 500, 500)
+
+
+def test_outage_while_waiting(
+    opened: Open,
+    job: Job,
+    server: LiveServer,
+    worker: HashWorker,
+    bench: Bench,
+) -> None:
+    """The same when the producer waits for room and meets the crash as an error."""
+    size = log_bytes(server)  # not even the job is known afterwards
+    pushed = bench.run(opened(settings=SMALL).submit, corpus(0, 20_000))
+    wait_until(lambda: stuck(job, pushed))
+    crash(server, size)
+    bench.run(worker.run, bench.stop)
+
+    def drained() -> bool:
+        job.drain(0, job.result_starts())
+        return pushed.done()
+
+    wait_until(drained, 20)
+    assert pushed.result() == 20_000
+    wait_until(lambda: job.status().chunks_done == 20_000)
+
+
+def test_outage_between_look_and_push(
+    opened: Open, job: Job, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a loss leave a gap between the last look at the server and the next block."""
+    submitter = opened()
+    size = log_bytes(server)
+    submitter._send([Block(start=0, texts=[text_of(0)], ids=["0"])])
+    has_room = submitter._has_room
+    crashes = iter([partial(crash, server, size)])
+
+    def crash_once(*args: object) -> bool:
+        for each in itertools.islice(crashes, 1):
+            each()
+        return bool(has_room(*args))  # type: ignore[arg-type] # handed through
+
+    monkeypatch.setattr(submitter, "_has_room", crash_once)
+    assert submitter.submit(corpus(1, 100)) == 100
+    assert tiling(job) == 100
+
+
+def test_close_is_repeated(
+    opened: Open,
+    job: Job,
+    server: LiveServer,
+    bench: Bench,
+) -> None:
+    """A server that lost the end of a job is told of it again, its last blocks included."""
+    submitter = opened()
+    size = log_bytes(server)
+    submitter.submit(corpus(0, 100))
+    watched = bench.run(submitter.watch, 100)
+    crash(server, size)
+    wait_until(lambda: job.client.exists(job.keys.meta) and job.status().chunk_count == 100)
+    assert tiling(job) == 100
+    bench.stop.set()
+    watched.result(5)
+
+
+def test_watch_outlives_the_job(opened: Open, job: Job, bench: Bench) -> None:
+    """A job that is finished, and so removed, is no error to the one who watches it."""
+    submitter = opened()
+    submitter.submit(corpus(0, 100))
+    watched = bench.run(submitter.watch, 100)
+    wait_until(lambda: stuck(job, watched))
+    job.delete()
+    wait_until(lambda: not any(e["cmd"] == "blpop" for e in job.client.client_list()))
+    assert not watched.done()
+    bench.stop.set()
+    watched.result(5)
+    assert not job.client.exists(*job.keys.all())
+
+
+def test_rewind(opened: Open, job: Job, server: LiveServer) -> None:
+    """Blocks of an earlier run that the server has lost must be read from the source again."""
+    first = opened()
+    size = log_bytes(server)
+    first._send([FIRST])
+    second = opened()
+
+    def source() -> Iterator[Rows]:
+        yield from corpus(30, 60)
+        crash(server, size)
+        yield from corpus(60, 100)
+
+    with pytest.raises(Rewind):
+        second.submit(source())
+    second.attach()
+    assert second.start == 0
+    assert second.submit(corpus(0, 100)) == 100
+    assert tiling(job) == 100
+
+
+def test_no_rewind_for_what_is_on_disk(opened: Open, job: Job, server: LiveServer) -> None:
+    """Lost blocks whose vectors are on disk are not missed, an earlier run's included."""
+    first = opened()
+    size = log_bytes(server)
+    first._send([FIRST])
+    second = opened()
+
+    def source() -> Iterator[Rows]:
+        yield from corpus(30, 60)
+        job.drain(30, [])
+        yield from corpus(60, 80)
+        crash(server, size)
+        yield from corpus(80, 100)
+
+    assert second.submit(source()) == 100
+    assert tiling(job, 30) == 100

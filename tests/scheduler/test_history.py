@@ -1,0 +1,150 @@
+"""What the farm remembers about speed."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedfarm.farm import HISTORY_SECONDS
+from embedfarm.records import Completion, Rate
+from scheduler.history import History, rate_key
+
+HALF_LIFE = 7.0
+seconds = st.floats(0.01, 100)
+token_counts = st.integers(1, 10**7)
+
+
+def completion(
+    tokens: int, seconds: float, *, chunks: int = 1, overhead: float = 0.0, job: str = "job"
+) -> Completion:
+    """An account of a micro-batch."""
+    return Completion(
+        worker="worker",
+        model="model",
+        job=job,
+        chunks=chunks,
+        tokens=tokens,
+        padded_tokens=tokens,
+        real_tokens=tokens,
+        seconds=seconds,
+        overhead_seconds=overhead,
+    )
+
+
+def known(speed: float, updated: float = 0.0) -> Rate:
+    """A rate."""
+    return Rate(tokens_per_second=speed, overhead_seconds=0.0, updated=updated, samples=1)
+
+
+def learned(history: History, *completions: Completion, now: float = 0.0) -> Rate:
+    """The rate of chunks of 100 tokens after completions."""
+    history.learn(completions, {"job": 100.0}, now)
+    rate = history.rate("worker", "model", 100)
+    assert rate is not None
+    return rate
+
+
+def seeded(speed: float) -> History:
+    """A history that the server kept."""
+    return History(HALF_LIFE, {rate_key("worker", "model", 6): known(speed)})
+
+
+def test_a_stored_rate_counts_half_after_the_half_life() -> None:
+    """One half-life of work at another speed moves a seeded rate half of the way."""
+    rate = learned(seeded(1000), completion(int(3000 * HALF_LIFE), HALF_LIFE))
+    assert rate.tokens_per_second == pytest.approx(2000)
+    assert rate.samples == 2
+
+
+@given(
+    before=st.lists(st.tuples(token_counts, seconds), max_size=3), tokens=token_counts, s=seconds
+)
+def test_two_halves_weigh_as_one(before: list[tuple[int, float]], tokens: int, s: float) -> None:
+    """A micro-batch counts the same whole or in two halves, whatever was known before."""
+    for whole, halves in ((History(HALF_LIFE), History(HALF_LIFE)), (seeded(1234), seeded(1234))):
+        past = [completion(*each) for each in before]
+        one = learned(whole, *past, completion(2 * tokens, 2 * s))
+        two = learned(halves, *past, completion(tokens, s), completion(tokens, s))
+        assert one.tokens_per_second == pytest.approx(two.tokens_per_second, rel=1e-6)
+
+
+@given(work=st.lists(st.tuples(token_counts, seconds), min_size=1), stored=st.floats(1, 1e7))
+def test_a_rate_lies_between_what_was_seen(work: list[tuple[int, float]], stored: float) -> None:
+    """An average is never above the best nor below the worst of what went into it."""
+    speeds = [stored, *(tokens / s for tokens, s in work)]
+    rate = learned(seeded(stored), *(completion(*each) for each in work)).tokens_per_second
+    assert min(speeds) * (1 - 1e-9) <= rate <= max(speeds) * (1 + 1e-9)
+
+
+def test_a_slow_first_micro_batch_is_soon_outvoted() -> None:
+    """Warming up halves the speed of a probe; after two more seconds of work it hardly shows."""
+    rate = learned(History(HALF_LIFE), completion(150, 0.3), completion(2000, 2.0))
+    assert rate.tokens_per_second == pytest.approx(1000, rel=0.1)
+
+
+@pytest.mark.parametrize("void", [completion(0, 1.0), completion(100, 0.0)])
+def test_an_empty_account_says_nothing(void: Completion) -> None:
+    """No tokens or no time: no rate is made of it, and no later division by it."""
+    history = History(HALF_LIFE)
+    history.learn([void], {}, 0)
+    assert not history.rates
+
+
+def test_waiting_for_work_is_no_overhead() -> None:
+    """One long wait between micro-batches does not raise the overhead; small ones lower it."""
+    history = History(HALF_LIFE)
+    learned(history, completion(1000, 1.0, overhead=0.5))
+    assert learned(history, completion(1000, 1.0, overhead=0.02)).overhead_seconds == 0.02
+    waited = learned(history, completion(10, 0.6, overhead=0.55)).overhead_seconds
+    assert 0.02 < waited < 0.3
+    assert learned(history, completion(1000, 1.0, overhead=0.02)).overhead_seconds == 0.02
+
+
+def test_rates_are_kept_by_length_class() -> None:
+    """A micro-batch belongs to the class of its job, and to its own mean when the job is gone."""
+    history = History(HALF_LIFE)
+    history.learn(
+        [completion(1000, 1.0, chunks=100), completion(5000, 1.0, chunks=10, job="gone")],
+        {"job": 70.0},
+        0.0,
+    )
+    assert set(history.rates) == {"worker|model|6", "worker|model|8"}
+
+
+@given(classes=st.sets(st.integers(0, 16), min_size=1), wanted=st.integers(0, 16))
+def test_the_nearest_length_class_answers(classes: set[int], wanted: int) -> None:
+    """Without experience at this length, the nearest length stands in; the shorter of two."""
+    rates = {rate_key("worker", "model", each): known(float(each)) for each in classes}
+    rate = History(HALF_LIFE, rates).rate("worker", "model", float(2**wanted))
+    assert rate is not None
+    nearest = min(classes, key=lambda each: (abs(each - wanted), each))
+    assert rate.tokens_per_second == nearest
+
+
+def test_other_workers_and_models_are_no_experience() -> None:
+    """Nothing is known of a worker or a model that has not been seen, whatever its name."""
+    history = seeded(1000)
+    assert history.rate("worke", "model", 100) is None
+    assert history.rate("worker", "model|6", 100) is None
+    assert history.rate("worker", "model", 100) is not None
+
+
+def test_changes_are_handed_out_once() -> None:
+    """What is to be stored is what changed since the last time, and not what the server gave."""
+    history = seeded(1000)
+    assert history.take_changes(0.0) == ({}, [])
+    rate = learned(history, completion(100, 1.0))
+    assert history.take_changes(0.0) == ({"worker|model|6": rate}, [])
+    assert history.take_changes(0.0) == ({}, [])
+
+
+def test_old_rates_are_forgotten() -> None:
+    """A rate that nothing confirmed for a month is dropped, here and on the server."""
+    history = seeded(1000)
+    assert history.take_changes(HISTORY_SECONDS) == ({}, [])
+    assert history.take_changes(math.nextafter(HISTORY_SECONDS, math.inf)) == (
+        {},
+        ["worker|model|6"],
+    )
+    assert history.rate("worker", "model", 100) is None

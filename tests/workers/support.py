@@ -1,0 +1,105 @@
+"""What the tests of the worker share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.farm import Farm
+from embedfarm.jobs import Entry, Job
+from embedfarm.records import Block, JobSpec, Result, encode
+from embedfarm.wire import entry_id
+from workers.engines import Engine, Tokenised
+from workers.engines.null import NullEngine
+from workers.leases import Lease, MicroBatch
+
+NULL = "null:8"
+
+
+def block_of(start: int, count: int, text: str = "chunk") -> Block:
+    """A block of numbered texts."""
+    texts = [f"{text} {index}" for index in range(start, start + count)]
+    return Block(start=start, texts=texts, token_count=4 * count)
+
+
+def lease_of(block: Block, stream: str = "ef:{j}:in") -> Lease:
+    """A lease on a block that was delivered once."""
+    entry = Entry(stream, entry_id(block.start), encode(block), len(block.texts), block.token_count)
+    return Lease("j", entry, block)
+
+
+def micro_batch(blocks: Sequence[Block], engine: Engine, spec: JobSpec | None = None) -> MicroBatch:
+    """Blocks as the first stage hands them on."""
+    texts = [text for block in blocks for text in block.texts]
+    return MicroBatch(
+        job="j",
+        spec=spec or JobSpec(model=NULL),
+        engine=engine,
+        leases=[lease_of(block) for block in blocks],
+        tokenised=engine.tokenise(texts),
+        reasons={},
+        fetch_began=0.0,
+    )
+
+
+def null_vectors(texts: Sequence[str], model: str = NULL) -> NDArray[np.float32]:
+    """What the null engine makes of texts, all at once."""
+    engine = NullEngine.open(JobSpec(model=model))
+    return engine.forward(engine.tokenise(texts), np.arange(len(texts)))
+
+
+def create_job(farm: Farm, blocks: Sequence[Block], name: str = "j", model: str = NULL) -> Job:
+    """A closed job with these blocks."""
+    job = farm.job(name)
+    job.create(JobSpec(model=model), 0)
+    job.push([(block, encode(block)) for block in blocks])
+    job.close(sum(len(block.texts) for block in blocks))
+    return job
+
+
+def results(job: Job) -> list[Result]:
+    """All results of a job by start index."""
+    return [result for start in sorted(job.result_starts()) if (result := job.result(start))]
+
+
+def embedded(job: Job) -> NDArray[np.float32]:
+    """The vectors of all results in order; they must tile the job from its first chunk on."""
+    found = results(job)
+    counts = [result.count for result in found]
+    assert [result.start for result in found] == np.cumsum([0, *counts[:-1]]).tolist()
+    return np.concatenate([result.matrix() for result in found]).astype(np.float32)
+
+
+class FakeEngine:
+    """An engine whose vectors can be told from the texts: (length of the text, its first letter).
+
+    A token is a character, so that a test decides what a text costs.
+    """
+
+    dimensions = 2
+    padded = True
+    batch_tokens = 1000
+    launch_tokens = 1000
+    fingerprint: dict[str, str] = {}  # noqa: RUF012 # a protocol's plain attribute; never changed
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def tokenise(self, texts: Sequence[str]) -> Tokenised:
+        """The texts themselves."""
+        lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
+        return Tokenised(lengths, list(texts))
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Length and first letter."""
+        texts = [batch.features[row] for row in rows]
+        self.batches.append(texts)
+        self.refuse(texts)
+        return self.vectors(texts)
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """What a text becomes."""
+        return np.asarray([[len(text), ord(text[0])] for text in texts], dtype=np.float32)
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """Raise what this engine raises for these texts."""

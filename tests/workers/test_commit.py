@@ -1,0 +1,189 @@
+"""The third stage on a real server: stored and acknowledged once, and the rate that follows."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import redis
+
+from embedfarm.broker import UNAVAILABLE
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import Block, JobSpec
+from embedfarm.settings import Settings
+from tests.support import LiveServer
+from tests.workers.support import (
+    NULL,
+    block_of,
+    create_job,
+    embedded,
+    micro_batch,
+    null_vectors,
+    results,
+)
+from workers.commit import PIPELINE_BYTES, Committer
+from workers.embed import Embedder
+from workers.engines.null import NullEngine
+from workers.leases import Holdings, Lease, MicroBatch
+
+
+@pytest.fixture
+def farm(client: redis.Redis) -> Farm:
+    """A farm."""
+    return Farm(client)
+
+
+def committer_on(farm: Farm, settings: Settings | None = None) -> Committer:
+    """A third stage."""
+    return Committer(farm, "w", Holdings(), settings or Settings(), threading.Event())
+
+
+def lease_all(job: Job, blocks: Sequence[Block], model: str = NULL) -> MicroBatch:
+    """All blocks of a job, leased by worker w."""
+    engine = NullEngine.open(JobSpec(model=model))
+    batch = micro_batch(blocks, engine, JobSpec(model=model))
+    entries = job.read("w", 1000)
+    batch.leases = [Lease(job.id, e, b) for e, b in zip(entries, blocks, strict=True)]
+    return batch
+
+
+def commit(committer: Committer, batch: MicroBatch) -> None:
+    """Embed and store."""
+    committer.holdings.add(batch.leases)
+    committer.commit(batch, Embedder().embed(batch))
+
+
+def test_results_are_stored_and_acknowledged(farm: Farm) -> None:
+    """After a commit every block has its result, nothing is leased, and the counters agree."""
+    blocks = [block_of(0, 3), block_of(3, 5)]
+    job = create_job(farm, blocks)
+    committer = committer_on(farm)
+    batch = lease_all(job, blocks)
+    commit(committer, batch)
+    assert np.array_equal(embedded(job), null_vectors([t for b in blocks for t in b.texts]))
+    status = job.status()
+    assert (status.chunks_done, status.tokens_done, status.blocks_done) == (8, 32, 2)
+    assert status.real_tokens_done == batch.real_tokens == committer.tokens_done
+    assert (job.backlog(), committer.holdings.tokens, committer.chunks_done) == ((0, 0), 0, 8)
+
+
+def test_large_results_go_in_several_round_trips(farm: Farm) -> None:
+    """More vectors than one round trip takes are all stored."""
+    model = "null:4096"
+    blocks = [block_of(100 * i, 100) for i in range(10)]
+    job = create_job(farm, blocks, model=model)
+    assert 3 * PIPELINE_BYTES < 1000 * 4096 * 4
+    commit(committer_on(farm), lease_all(job, blocks, model))
+    texts = [text for block in blocks for text in block.texts]
+    assert np.array_equal(embedded(job), null_vectors(texts, model))
+
+
+def test_second_commit_changes_nothing(farm: Farm) -> None:
+    """Whoever is first counts: a copy, or a commit repeated after a lost reply, is a duplicate."""
+    blocks = [block_of(0, 3)]
+    job = create_job(farm, blocks)
+    batch = lease_all(job, blocks)
+    first, second = committer_on(farm), committer_on(farm)
+    commit(first, batch)
+    stored = results(job)
+    batch.leases[0].copied = True
+    second.worker = "another"
+    commit(second, batch)
+    assert (first.duplicates, second.duplicates) == (0, 1)
+    assert results(job) == stored
+    assert job.status().chunks_done == 3
+    assert second.holdings.tokens == 0
+
+
+def test_lost_leases_are_dropped(farm: Farm) -> None:
+    """A lease that went to somebody else is not committed, and not held any longer."""
+    blocks = [block_of(0, 3), block_of(3, 3)]
+    job = create_job(farm, blocks)
+    batch = lease_all(job, blocks)
+    batch.leases[0].lost = True
+    committer = committer_on(farm)
+    commit(committer, batch)
+    assert [result.start for result in results(job)] == [3]
+    assert (committer.chunks_done, committer.holdings.tokens) == (3, 0)
+
+
+@pytest.mark.parametrize("fate", ["deleted", "cancelled"])
+def test_unwanted_results_are_dropped(fate: str, farm: Farm) -> None:
+    """Results of a job that was deleted or cancelled meanwhile leave nothing on the server."""
+    blocks = [block_of(0, 3)]
+    job = create_job(farm, blocks)
+    batch = lease_all(job, blocks)
+    if fate == "deleted":
+        job.delete()
+    else:
+        job.set_state("cancelled")
+    committer = committer_on(farm)
+    commit(committer, batch)
+    assert job.result_starts() == []
+    assert committer.holdings.tokens == 0
+    assert fate == "cancelled" or not farm.client.exists(*job.keys.all())
+
+
+def test_failed_chunks_are_counted_and_listed(farm: Farm) -> None:
+    """What could not be embedded is in the job's error stream, with its reason and attempts."""
+    blocks = [block_of(0, 3)]
+    job = create_job(farm, blocks)
+    batch = lease_all(job, blocks)
+    batch.reasons[1] = "no"
+    commit(committer_on(farm), batch)
+    assert job.status().chunks_failed == 1
+    entries = farm.client.xrange(job.keys.failed) or []
+    assert [fields for _, fields in entries] == [
+        {b"index": b"1", b"reason": b"no", b"attempts": b"1"}
+    ]
+
+
+def test_rate_counts_the_whole_pipeline(farm: Farm) -> None:
+    """The rate is tokens over the time from one commit to the next, or from fetch to commit.
+
+    The scheduler gets the same numbers.
+    """
+    committer = committer_on(farm, Settings(rate_half_life_seconds=10))
+    batch = micro_batch([block_of(0, 3)], NullEngine.open(JobSpec(model=NULL)))
+    batch.fetch_began = 100.0
+    batch.forward_seconds = 1.5
+    committer._account(batch, 3, 200, 102.0)
+    assert committer.tokens_per_second == 100
+    batch.fetch_began = 101.0  # while the one before was on the device
+    committer._account(batch, 3, 2000, 112.0)
+    assert committer.tokens_per_second == pytest.approx(150), "ten seconds count half"
+    batch.fetch_began = 500.0
+    committer._account(batch, 3, 0, 510.0)
+    assert committer.tokens_per_second == pytest.approx(75), "idle time does not count"
+    _, completions = farm.events("0", 0.01)
+    assert [c.seconds for c in completions] == [2.0, 10.0, 10.0]
+    assert [c.tokens for c in completions] == [200, 2000, 0]
+    assert completions[0].overhead_seconds == 0.5
+
+
+def test_commit_waits_for_the_server(server: LiveServer, farm: Farm) -> None:
+    """A server that is killed under a commit and starts again gets it, once."""
+    blocks = [block_of(0, 3)]
+    job = create_job(farm, blocks)
+    batch = lease_all(job, blocks)
+    farm.client.waitaof(1, 0, 5000)
+    server.kill()
+    restart = threading.Timer(0.3, server.start)
+    restart.start()
+    commit(committer_on(farm), batch)
+    restart.join()
+    assert np.array_equal(embedded(job), null_vectors(blocks[0].texts))
+    assert job.status().chunks_done == 3
+
+
+def test_stop_ends_the_waiting(server: LiveServer, farm: Farm) -> None:
+    """When the server is away and the worker is to stop, a commit gives up at once."""
+    blocks = [block_of(0, 3)]
+    committer = committer_on(farm)
+    batch = lease_all(create_job(farm, blocks), blocks)
+    server.kill()
+    committer.stop.set()
+    with pytest.raises(UNAVAILABLE):
+        commit(committer, batch)
+    assert committer.holdings.tokens

@@ -1,0 +1,232 @@
+"""The second stage, with engines that fail in every way."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from embedfarm.farm import model_key
+from embedfarm.records import Block, JobSpec, Result, text_checksums
+from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
+from workers.embed import Embedder
+from workers.engines import DeviceFailed, OutOfMemory
+from workers.engines.null import NullEngine
+from workers.leases import Lease, MicroBatch
+from workers.results import failure, results_of
+
+
+def run(batch: MicroBatch, embedder: Embedder | None = None) -> list[Result]:
+    """The results of a micro-batch."""
+    vectors = (embedder or Embedder()).embed(batch)
+    return [result for _, result in results_of(batch, vectors, "worker")]
+
+
+def errors(found: Sequence[Result]) -> dict[int, str]:
+    """Reasons by index of the chunk."""
+    return {error.index: error.reason for result in found for error in result.errors}
+
+
+class SmallDevice(FakeEngine):
+    """Runs out of memory above a number of padded tokens."""
+
+    tokens_max = 25
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """Count as a device with padding would."""
+        if len(texts) * max(map(len, texts)) > self.tokens_max:
+            raise OutOfMemory("no room")
+
+
+class SmallUnpaddedDevice(FakeEngine):
+    """Runs out of memory above a number of plain tokens."""
+
+    padded = False
+    tokens_max = 25
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """Count as a device without padding would."""
+        if sum(map(len, texts)) > self.tokens_max:
+            raise OutOfMemory("no room")
+
+
+class Picky(FakeEngine):
+    """Raises whenever one particular text is in the batch."""
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """As a model with a bug does."""
+        if any("bad" in text for text in texts):
+            raise ValueError("cannot be")
+
+
+class Broken(FakeEngine):
+    """Gives no finite vector for some texts."""
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """NaN, infinity, and a number too large for half precision."""
+        vectors = super().vectors(texts)
+        for row, text in enumerate(texts):
+            values = {"nan": np.nan, "inf": -np.inf, "huge": 1e6}
+            vectors[row, 1] = values.get(text, vectors[row, 1])
+        return vectors
+
+
+class Lost(FakeEngine):
+    """A device that has fallen off the bus."""
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """Every call fails from now on."""
+        raise DeviceFailed(f"CUDA error, with {len(texts)} texts")
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 60))
+def test_results_are_those_of_a_direct_computation(sizes: list[int], budget: int) -> None:
+    """Whatever the blocks and the budget, each chunk's vector is its own, under its own index."""
+    blocks = [block_of(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    batch = micro_batch(blocks, NullEngine.open(JobSpec(model=NULL)))
+    found = run(batch, Embedder(batch_tokens_max=budget))
+    texts = [text for block in blocks for text in block.texts]
+    expected = null_vectors(texts)
+    assert [(r.start, r.count) for r in found] == [(b.start, len(b.texts)) for b in blocks]
+    assert np.array_equal(np.concatenate([result.matrix() for result in found]), expected)
+    assert b"".join(result.checksums for result in found) == text_checksums(texts)
+    assert sum(result.token_count for result in found) == batch.real_tokens
+    assert batch.real_tokens <= batch.padded_tokens
+
+
+@pytest.mark.parametrize("engine", [SmallDevice(), SmallUnpaddedDevice()])
+def test_out_of_memory_halves_the_budget(engine: SmallDevice | SmallUnpaddedDevice) -> None:
+    """The budget shrinks until batches fit, is remembered for the model, and all rows are right."""
+    texts = [("x" * (1 + index % 9)) for index in range(50)]
+    spec = JobSpec(model=NULL)
+    embedder = Embedder()
+    found = run(micro_batch([Block(start=0, texts=texts)], engine, spec), embedder)
+    assert not errors(found)
+    assert np.array_equal(found[0].matrix(), engine.vectors(texts))
+    assert 1 <= embedder.budgets[model_key(spec)] <= engine.tokens_max
+    engine.batches.clear()
+    run(micro_batch([Block(start=0, texts=texts)], engine, spec), embedder)
+    assert sum(map(len, engine.batches)) == 50, "nothing was tried twice"
+    other = JobSpec(model="another")
+    assert model_key(other) not in embedder.budgets
+
+
+def test_chunk_that_never_fits_fails_alone() -> None:
+    """A chunk larger than the device is named; all others are embedded."""
+    texts = ["x" * 60, *["yy"] * 20]
+    found = run(micro_batch([Block(start=7, texts=texts)], SmallDevice()))
+    assert errors(found) == {7: "does not fit on the device: no room"}
+    assert not found[0].matrix()[0].any()
+    assert np.array_equal(found[0].matrix()[1:], FakeEngine().vectors(texts[1:]))
+
+
+@given(st.sets(st.integers(0, 59), max_size=12))
+def test_engine_that_raises_costs_only_the_chunk(bad: set[int]) -> None:
+    """Exactly the chunks that the model cannot take fail, with its words; the others are right."""
+    texts = [f"bad {i}" if i in bad else f"text {i}" for i in range(60)]
+    blocks = [Block(start=i, texts=texts[i : i + 20]) for i in (0, 20, 40)]
+    found = run(micro_batch(blocks, Picky()))
+    assert errors(found) == dict.fromkeys(bad, "the model raised ValueError: cannot be")
+    vectors = np.concatenate([result.matrix() for result in found])
+    for index, text in enumerate(texts):
+        expected = np.zeros(2) if index in bad else FakeEngine().vectors([text])[0]
+        assert np.array_equal(vectors[index], expected)
+    assert all(r.start <= e.index < r.start + r.count for r in found for e in r.errors)
+
+
+@pytest.mark.parametrize(("dtype", "failed"), [("float32", [1, 2]), ("float16", [1, 2, 3])])
+def test_vectors_that_are_not_finite_fail(dtype: str, failed: list[int]) -> None:
+    """NaN and infinity are never stored, neither are numbers too large for the stored type."""
+    block = Block(start=0, texts=["fine", "nan", "inf", "huge"])
+    found = run(micro_batch([block], Broken(), JobSpec(model=NULL, vector_dtype=dtype)))
+    assert list(errors(found)) == failed
+    assert all("not finite" in reason for reason in errors(found).values())
+    assert np.isfinite(found[0].matrix()).all()
+    assert not found[0].matrix()[failed].any()
+    assert found[0].matrix()[0].tolist() == [4, ord("f")]
+
+
+def test_text_without_tokens_fails_by_name() -> None:
+    """A text of which the tokenizer makes nothing never reaches the model, whatever is around it.
+
+    In a padded batch it would be a row of padding only, and its vector an accident.
+    """
+    engine = FakeEngine()
+    found = run(micro_batch([Block(start=0, texts=["a", "", "b"])], engine))
+    assert errors(found) == {1: "the tokenizer makes no token of it"}
+    assert "" not in [text for batch in engine.batches for text in batch]
+
+
+def test_lost_leases_get_no_result_and_no_time() -> None:
+    """What somebody else has by now does not go through the model and is not committed."""
+    engine = FakeEngine()
+    batch = micro_batch([block_of(0, 3, "mine"), block_of(3, 3, "theirs")], engine)
+    batch.leases[1].lost = True
+    found = run(batch)
+    assert [result.start for result in found] == [0]
+    assert not [text for texts in engine.batches for text in texts if "theirs" in text]
+    batch.leases[0].lost = True
+    assert run(batch) == []
+
+
+def test_reasons_from_the_tokenizer_are_kept() -> None:
+    """A chunk that was given up on before is named in the result and not run."""
+    engine = FakeEngine()
+    batch = micro_batch([block_of(0, 2), block_of(2, 2)], engine)
+    batch.reasons[3] = "no"
+    batch.leases[1].deliveries = 2
+    found = run(batch)
+    assert [(e.index, e.reason, e.attempts) for e in found[1].errors] == [(3, "no", 2)]
+    assert sum(map(len, engine.batches)) == 3
+
+
+def test_failed_device_blames_no_chunk() -> None:
+    """When the device itself is gone the failure is passed on: a new process starts afresh."""
+    with pytest.raises(DeviceFailed, match="with 5 texts"):
+        run(micro_batch([block_of(0, 5)], Lost()))
+
+
+def test_half_precision_is_stored() -> None:
+    """`vector_dtype` float16 gives rows of two-byte components."""
+    spec = JobSpec(model=NULL, vector_dtype="float16")
+    (result,) = run(micro_batch([block_of(0, 4)], NullEngine.open(spec), spec))
+    assert (result.dtype, len(result.vectors)) == ("<f2", 4 * 8 * 2)
+    expected = null_vectors(block_of(0, 4).texts)
+    assert np.allclose(result.matrix(), expected, atol=1e-3)
+
+
+def test_slowdown_makes_the_device_slower() -> None:
+    """A slowdown of 3 takes at least three times as long as the forward passes alone."""
+    spec = JobSpec(model="null:8:1000")
+    batch = micro_batch([block_of(0, 20)], NullEngine.open(spec), spec)
+    alone = int(batch.tokenised.lengths.sum()) / 1000
+    began = time.monotonic()
+    run(batch, Embedder(slowdown=3))
+    assert time.monotonic() - began >= 3 * alone
+    assert batch.forward_seconds >= 3 * alone
+
+
+def test_time_is_shared_by_tokens() -> None:
+    """The results' seconds and tokens add up to those of the micro-batch."""
+    batch = micro_batch([block_of(0, 10), block_of(10, 30)], FakeEngine())
+    found = run(batch)
+    assert sum(result.seconds for result in found) == pytest.approx(batch.forward_seconds)
+    assert found[1].seconds > found[0].seconds > 0
+
+
+def test_failure_names_every_chunk() -> None:
+    """A block that is given up on keeps its ids and checksums, and every chunk has the reason."""
+    block = Block(start=5, texts=["a", "b"], ids=["x", "y"])
+    entry_lease = micro_batch([block], FakeEngine()).leases[0]
+    lease = Lease("j", entry_lease.entry, block, deliveries=4)
+    result = failure(lease, 3, "float16", "worker", "why")
+    assert [(e.index, e.reason, e.attempts) for e in result.errors] == [
+        (5, "why", 4),
+        (6, "why", 4),
+    ]
+    assert result.matrix().shape == (2, 3)
+    assert not result.matrix().any()
+    assert (result.ids, result.checksums) == (["x", "y"], text_checksums(["a", "b"]))

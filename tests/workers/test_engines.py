@@ -1,0 +1,346 @@
+"""One conformance suite for all engines: the vectors are those of `SentenceTransformer.encode`."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from embedfarm.model_files import ModelError, resolve
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from tests.workers.support import NULL
+from tests.workers.tiny_models import KINDS, LENGTH_MAX, SENTENCES, build
+from workers.engines import DeviceFailed, Engine, OutOfMemory, open_engine
+from workers.engines.sentence_transformer import SentenceTransformerEngine
+
+MINILM: Final = "sentence-transformers/all-MiniLM-L6-v2"
+TEXTS: Final = (
+    *SENTENCES,
+    "one",
+    "a",
+    "",
+    " \n\t ",
+    SENTENCES[0],
+    "same text, twice",
+    "same text, twice",
+    "zero \x00 byte",
+    "emoji 🦊🦊 and 漢字 and combining e\u0301",
+    "long " * 20_000,
+    "x" * 2000,
+    *(" ".join(SENTENCES[1].split()[:count]) for count in (2, 3, 5, 8)),
+)
+# Of these models a text without words has no vector of length 1 to compare, as of `encode` itself.
+WORDLESS: Final = {"static", "bag_of_words"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only lose by more, and by threads that spin beside other programs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where each model is: a null model has no files."""
+    tiny = {kind: str(build(kind, tmp_path_factory.mktemp(kind))) for kind in KINDS}
+    return {"null": NULL, "minilm": MINILM} | tiny
+
+
+@pytest.fixture(scope="session")
+def engines(directories: dict[str, str]) -> dict[str, Engine]:
+    """Every engine in float32, loaded once."""
+    return {kind: open_one(directories, kind) for kind in directories}
+
+
+@pytest.fixture(scope="session")
+def references(directories: dict[str, str]) -> dict[str, SentenceTransformer]:
+    """What sentence-transformers itself makes of the same files, in float32."""
+    paths = {kind: str(resolve(m)) for kind, m in directories.items() if kind != "null"}
+    found = {
+        kind: SentenceTransformer(path, device="cpu", model_kwargs={"dtype": torch.float32})
+        for kind, path in paths.items()
+    }
+    found["minilm"].max_seq_length = LENGTH_MAX
+    return found
+
+
+@pytest.fixture(scope="session")
+def expected(references: dict[str, SentenceTransformer]) -> dict[str, NDArray[np.float32]]:
+    """What `encode` makes of each text by itself."""
+    return {kind: encode(reference, TEXTS) for kind, reference in references.items()}
+
+
+@pytest.fixture(params=["null", "minilm", *KINDS])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each engine and each kind of model."""
+    return str(request.param)
+
+
+@pytest.fixture(params=KINDS)
+def tiny(request: pytest.FixtureRequest) -> str:
+    """Each kind of model, but none that takes long."""
+    return str(request.param)
+
+
+def run(
+    engine: Engine, texts: Sequence[str], order: Sequence[int] | None = None, rows: int = 5
+) -> NDArray[np.float32]:
+    """Vectors of all texts, embedded in this order, some rows at a time."""
+    batch = engine.tokenise(texts)
+    order = list(range(len(texts))) if order is None else order
+    vectors = np.full((len(texts), engine.dimensions), np.nan, dtype=np.float32)
+    for first in range(0, len(order), rows):
+        chosen = np.asarray(order[first : first + rows], dtype=np.intp)
+        vectors[chosen] = engine.forward(batch, chosen)
+    return vectors
+
+
+def encode(reference: SentenceTransformer, texts: Sequence[str], **options: Any) -> NDArray[Any]:  # noqa: ANN401 # any of encode's
+    """Each text on its own, so that nothing depends on what else is in the batch."""
+    return np.concatenate(
+        [reference.encode([t], show_progress_bar=False, **options) for t in texts]
+    )
+
+
+def cosines(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """Cosine of each pair of rows; 1 where both are zero."""
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    products = np.einsum("ij,ij->i", one.astype(np.float64), other.astype(np.float64))
+    both_zero = ~one.any(axis=1) & ~other.any(axis=1)
+    return np.where(both_zero, 1.0, products / np.maximum(norms, 1e-30))
+
+
+def spec_of(directories: dict[str, str], kind: str, **fields: Any) -> JobSpec:  # noqa: ANN401 # any field
+    """A job in float32; that of the large model is cut short, for it takes its time."""
+    length = {"max_length": LENGTH_MAX} if kind == "minilm" else {}
+    return JobSpec(model=directories[kind], **({"dtype": "float32"} | length | fields))
+
+
+def open_one(directories: dict[str, str], kind: str, **fields: Any) -> Engine:  # noqa: ANN401 # same
+    """An engine for a job with these fields."""
+    return open_engine(spec_of(directories, kind, **fields), "cpu", Settings())
+
+
+# All engines.
+
+
+def test_shape_and_type(kind: str, engines: dict[str, Engine]) -> None:
+    """A text has a length and a finite float32 vector, whatever is in it."""
+    engine = engines[kind]
+    batch = engine.tokenise(TEXTS)
+    assert batch.lengths.shape == (len(TEXTS),)
+    vectors = run(engine, TEXTS)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(TEXTS), engine.dimensions)
+    assert np.isfinite(vectors).all()
+
+
+def test_vector_depends_on_the_text_alone(kind: str, engines: dict[str, Engine]) -> None:
+    """The same text has the same vector whatever it is batched with, and in whatever order."""
+    engine = engines[kind]
+    alone = run(engine, TEXTS, rows=1)
+    random = np.random.default_rng(1)
+    for rows in (2, 7, len(TEXTS)):
+        order = random.permutation(len(TEXTS)).tolist()
+        assert cosines(run(engine, TEXTS, order, rows), alone).min() > 0.999999
+    assert cosines(alone[[9]], alone[[10]])[0] == pytest.approx(1)
+
+
+def test_rows_can_be_any_subset(kind: str, engines: dict[str, Engine]) -> None:
+    """A device batch takes rows of a micro-batch in any order, one of them, or one twice."""
+    engine = engines[kind]
+    batch = engine.tokenise(TEXTS)
+    everything = run(engine, TEXTS)
+    for rows in ([4], [7, 0, 4], [2, 2]):
+        vectors = engine.forward(batch, np.asarray(rows))
+        assert cosines(vectors, everything[rows]).min() > 0.999999
+
+
+def test_two_threads_at_once(kind: str, engines: dict[str, Engine]) -> None:
+    """Tokenising the next micro-batch does not disturb the forward pass of the current one."""
+    engine = engines[kind]
+    before = run(engine, SENTENCES)
+    end = threading.Event()
+    errors: list[BaseException] = []
+
+    def tokenise() -> None:
+        try:
+            while not end.is_set():
+                engine.tokenise(TEXTS[:5])
+        except BaseException as error:  # noqa: BLE001 # the test raises it
+            errors.append(error)
+
+    thread = threading.Thread(target=tokenise)
+    thread.start()
+    try:
+        vectors = [run(engine, SENTENCES, rows=2) for _ in range(10)]
+    finally:
+        end.set()
+        thread.join()
+    assert not errors
+    assert all(cosines(each, before).min() > 0.999999 for each in vectors)
+
+
+def test_budgets_make_sense(kind: str, engines: dict[str, Engine]) -> None:
+    """A device batch holds more than one short text, and a launch costs less than a full one."""
+    engine = engines[kind]
+    assert engine.batch_tokens >= engine.launch_tokens > 0
+    assert engine.batch_tokens >= 512
+
+
+def test_fingerprint_tells_apart_what_changes_vectors(
+    tiny: str, directories: dict[str, str], engines: dict[str, Engine]
+) -> None:
+    """Equal for the same files and settings, different where a vector would be."""
+    same = open_one(directories, tiny).fingerprint
+    assert same == engines[tiny].fingerprint
+    for fields in ({"prompt": "p: "}, {"dimensions": 3}, {"normalize": True}):
+        assert open_one(directories, tiny, **fields).fingerprint != same
+
+
+# Models, against sentence-transformers.
+
+
+@pytest.mark.parametrize("model", ["minilm", *KINDS])
+def test_equal_to_encode(
+    model: str, engines: dict[str, Engine], expected: dict[str, NDArray[np.float32]]
+) -> None:
+    """Every vector has cosine 0.9999 at least, and the length, of `encode` of its own text."""
+    vectors, theirs = run(engines[model], TEXTS), expected[model]
+    assert cosines(vectors, theirs).min() >= 0.9999
+    assert np.allclose(np.linalg.norm(vectors, axis=1), np.linalg.norm(theirs, axis=1), rtol=1e-3)
+    assert theirs.any(axis=1).all() or model in WORDLESS
+
+
+@pytest.mark.parametrize("model", ["minilm", *KINDS])
+def test_half_precision_is_close(
+    model: str, directories: dict[str, str], expected: dict[str, NDArray[np.float32]]
+) -> None:
+    """In bfloat16 every vector has cosine 0.999 at least."""
+    vectors = run(open_one(directories, model, dtype="bfloat16"), TEXTS)
+    assert cosines(vectors, expected[model]).min() >= 0.999
+
+
+def test_auto_takes_what_the_device_computes_in(directories: dict[str, str]) -> None:
+    """The fingerprint says which precision "auto" became, never "auto"."""
+    engine = open_one(directories, "mean_pooled", dtype="auto")
+    assert engine.fingerprint["dtype"] in {"float32", "bfloat16"}
+
+
+def test_prompt_goes_before_each_text(
+    tiny: str, directories: dict[str, str], references: dict[str, SentenceTransformer]
+) -> None:
+    """A job's prompt gives what `encode` gives with it, left out of the pooling where it is."""
+    engine = open_one(directories, tiny, prompt="Passage: ")
+    theirs = encode(references[tiny], TEXTS, prompt="Passage: ")
+    assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
+
+
+def test_prompt_that_the_model_pools_without(references: dict[str, SentenceTransformer]) -> None:
+    """The models above differ where it matters: this one leaves its prompt out of the mean."""
+    reference = references["prompted"]
+    assert cosines(encode(reference, ["one"]), encode(reference, ["one"], prompt=""))[0] < 0.9999
+    assert cosines(encode(reference, ["one"]), encode(reference, ["Query: one"], prompt=""))[0] < 1
+
+
+@pytest.mark.parametrize("length", [5, 17])
+def test_truncation(
+    length: int, directories: dict[str, str], references: dict[str, SentenceTransformer]
+) -> None:
+    """`max_length` cuts a text where `encode` would, the frame of the tokenizer included."""
+    for kind in ("mean_pooled", "last_token_pooled"):
+        engine, reference = open_one(directories, kind, max_length=length), references[kind]
+        assert engine.tokenise(TEXTS).lengths.max() == length
+        before, reference.max_seq_length = reference.max_seq_length, length
+        try:
+            theirs = encode(reference, TEXTS)
+        finally:
+            reference.max_seq_length = before
+        assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
+
+
+def test_models_own_limit_holds(directories: dict[str, str], engines: dict[str, Engine]) -> None:
+    """A longer `max_length` than the model's own changes nothing."""
+    assert engines["mean_pooled"].tokenise(TEXTS).lengths.max() == LENGTH_MAX
+    longer = open_one(directories, "mean_pooled", max_length=10 * LENGTH_MAX)
+    assert longer.tokenise(TEXTS).lengths.max() == LENGTH_MAX
+
+
+def test_limit_that_a_model_cannot_keep_is_refused(directories: dict[str, str]) -> None:
+    """A model that never truncates does not pretend to."""
+    with pytest.raises(ModelError, match="maximum length"):
+        open_one(directories, "static", max_length=5)
+
+
+def test_dimensions_and_normalisation(
+    tiny: str, directories: dict[str, str], references: dict[str, SentenceTransformer]
+) -> None:
+    """Cutting keeps the leading components, and normalising comes after it, as in `encode`."""
+    options: dict[str, Any] = {"truncate_dim": 10, "normalize_embeddings": True}
+    theirs = encode(references[tiny], SENTENCES, **options)
+    vectors = run(open_one(directories, tiny, dimensions=10, normalize=True), SENTENCES)
+    assert np.allclose(vectors, theirs, atol=1e-4)
+    cut = run(open_one(directories, tiny, dimensions=10), SENTENCES)
+    assert np.allclose(cut, encode(references[tiny], SENTENCES, truncate_dim=10), atol=1e-4)
+    full = encode(references[tiny], SENTENCES).shape[1]
+    assert open_one(directories, tiny, dimensions=10_000).dimensions == full
+
+
+def test_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory without a model, and a broken one, are errors that name it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=tmp_path.name):
+        open_engine(JobSpec(model=str(tmp_path)), "cpu", Settings())
+
+
+@pytest.mark.parametrize("name", ["null:", "null:x", "null:8:fast", "null:0"])
+def test_null_model_checks_its_name(name: str) -> None:
+    """A null model that cannot be is an error, not a crash."""
+    with pytest.raises(ModelError, match="null:<dimensions>"):
+        open_engine(JobSpec(model=name), "cpu", Settings())
+
+
+# Failures of the device.
+
+
+@pytest.fixture
+def engine(engines: dict[str, Engine]) -> Iterator[SentenceTransformerEngine]:
+    """An engine whose first module can be made to fail."""
+    found = engines["mean_pooled"]
+    assert isinstance(found, SentenceTransformerEngine)
+    yield found
+    found.model[0]._forward_pre_hooks.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), OutOfMemory),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OutOfMemory),
+        (RuntimeError("CUDA error: device-side assert triggered"), DeviceFailed),
+        (RuntimeError("shape mismatch"), RuntimeError),
+    ],
+)
+def test_failures_are_told_apart(
+    error: Exception, kind: type[Exception], engine: SentenceTransformerEngine
+) -> None:
+    """Too little memory, a device that is gone, and a defect are three different things."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    engine.model[0].register_forward_pre_hook(fail)
+    with pytest.raises(kind) as raised:
+        run(engine, ["a"])
+    assert raised.type is kind

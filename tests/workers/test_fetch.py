@@ -1,0 +1,460 @@
+"""The first stage on a real server: whose turn a block is, and how often it was tried."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedfarm import wire
+from embedfarm.broker import UNAVAILABLE
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import Block, JobShare, JobSpec, Plan, encode
+from embedfarm.settings import Settings
+from tests.support import LiveServer, wait_until
+from tests.workers.support import (
+    FakeEngine,
+    block_of,
+    create_job,
+    embedded,
+    lease_of,
+    null_vectors,
+    results,
+)
+from workers.embed import Embedder
+from workers.engines import Tokenised
+from workers.fetch import Fetcher, pieces
+from workers.leases import Holdings, MicroBatch
+from workers.models import Models
+from workers.results import results_of
+
+SHORT = Settings(lease_seconds=0.3, heartbeat_seconds=0.05)
+LONG = Settings(lease_seconds=3600)
+BLOCKS = "ef:{j}:in"
+
+
+def fetcher_on(farm: Farm, worker: str = "w", settings: Settings = LONG) -> Fetcher:
+    """A first stage; another one of the same name is the same worker after a crash."""
+    models = Models(farm, worker, "cpu", settings)
+    return Fetcher(farm, worker, Holdings(), models, settings, threading.Event())
+
+
+@pytest.fixture
+def farm(client: redis.Redis) -> Farm:
+    """A farm without a scheduler."""
+    return Farm(client)
+
+
+def give_plan(farm: Farm, *shares: JobShare, worker: str = "w") -> None:
+    """A plan for a worker, that lasts."""
+    fence = farm.elect("test", 60)
+    assert farm.publish([Plan(worker=worker, fence=fence, shares=list(shares))], fence, 60)
+
+
+def share(blocks: int, job: str = "j", copies: Sequence[str] = ()) -> JobShare:
+    """So many blocks of a job."""
+    return JobShare(job=job, tokens=blocks, blocks=blocks, copies=list(copies))
+
+
+def fetch(fetcher: Fetcher) -> MicroBatch:
+    """What the fetcher gets, as soon as it gets anything."""
+    deadline = time.monotonic() + 10
+    while (batch := fetcher.fetch()) is None:
+        assert time.monotonic() < deadline, "nothing to fetch"
+    return batch
+
+
+def starts(batch: MicroBatch | None) -> list[int]:
+    """The blocks of a micro-batch."""
+    return [] if batch is None else [lease.block.start for lease in batch.leases]
+
+
+def deliveries(batch: MicroBatch) -> list[int]:
+    """How often each block of a micro-batch was delivered."""
+    return [lease.deliveries for lease in batch.leases]
+
+
+def commit(fetcher: Fetcher, batch: MicroBatch) -> None:
+    """Embed and store."""
+    found = results_of(batch, Embedder().embed(batch), fetcher.worker)
+    fetcher.farm.job(batch.job).commit([(lease.entry, result) for lease, result in found])
+    fetcher.holdings.remove(batch.leases)
+
+
+def test_plan_decides_how_much(farm: Farm) -> None:
+    """A fetch leases as many blocks as the plan says, the oldest first, of the first job first."""
+    create_job(farm, [block_of(10 * i, 10) for i in range(6)], "a")
+    create_job(farm, [block_of(0, 10)], "b")
+    give_plan(farm, share(9, "b"), share(4, "a"))
+    fetcher = fetcher_on(farm)
+    found = [fetch(fetcher) for _ in range(3)]
+    assert [batch.job for batch in found] == ["b", "a", "a"]
+    assert [starts(batch) for batch in found] == [[0], [0, 10, 20, 30], [40, 50]]
+    assert fetcher.holdings.tokens == 7 * 40
+
+
+def test_without_plan_a_worker_goes_at_its_own_rate(farm: Farm) -> None:
+    """No scheduler: one block at first, then half of what is there, at most two seconds' work."""
+    job = create_job(farm, [block_of(10 * i, 10) for i in range(20)])
+    fetcher = fetcher_on(farm)
+    assert starts(fetcher.fetch()) == [0]
+    fetcher.tokens_per_second = 60.0  # two seconds' work are 120 tokens: three blocks
+    assert starts(fetcher.fetch()) == [10, 20, 30]
+    fetcher.tokens_per_second = 1e9
+    assert len(starts(fetcher.fetch())) == 10
+    assert job.status().first_read_ms > 0
+
+
+def test_rows_are_the_texts_end_to_end(farm: Farm) -> None:
+    """Each lease knows its rows in the micro-batch."""
+    create_job(farm, [block_of(0, 3), block_of(3, 5)])
+    give_plan(farm, share(2))
+    batch = fetch(fetcher_on(farm))
+    rows = [(lease.block.start, rows) for lease, rows in batch.rows()]
+    assert rows == [(0, slice(0, 3)), (3, slice(3, 8))]
+    assert len(batch.tokenised.lengths) == 8
+
+
+def test_nothing_to_do_is_no_error(farm: Farm) -> None:
+    """An empty farm, and a job all of whose blocks are leased, give nothing after a short wait."""
+    fetcher = fetcher_on(farm)
+    assert fetcher.fetch() is None
+    create_job(farm, [block_of(0, 3)])
+    assert starts(fetcher.fetch()) == [0]
+    assert fetcher.fetch() is None
+
+
+def test_block_ends_the_waiting(farm: Farm) -> None:
+    """A worker that waits for work has a new block long before the wait would end."""
+    job = create_job(farm, [])
+    job.set_state("open")
+    fetcher = fetcher_on(farm)
+    waiting = threading.Thread(target=job.wait_for_block, args=[2.0])
+    waiting.start()
+    wait_until(lambda: farm.client.info("clients")["blocked_clients"])
+    job.push([(block_of(0, 3), encode(block_of(0, 3)))])
+    waiting.join(1.5)
+    assert not waiting.is_alive()
+    assert job.backlog() == (1, 0), "waiting leases nothing"
+    assert starts(fetch(fetcher)) == [0]
+
+
+@pytest.mark.parametrize("state", ["cancelled", "paused"])
+def test_jobs_that_are_not_open_are_left_alone(state: str, farm: Farm) -> None:
+    """Nothing is leased of a cancelled or paused job."""
+    job = create_job(farm, [block_of(0, 3)])
+    job.set_state(state)
+    assert fetcher_on(farm).fetch() is None
+    assert job.backlog() == (1, 0)
+
+
+def test_stop_leases_nothing_more(farm: Farm) -> None:
+    """A first stage that comes back from loading a model after a stop leaves the blocks alone."""
+    job = create_job(farm, [block_of(0, 3)])
+    fetcher = fetcher_on(farm)
+    fetcher.stop.set()
+    assert fetcher.fetch() is None
+    assert job.backlog() == (1, 0)
+
+
+# Leases that others left, and our own that went astray.
+
+
+def test_leases_of_a_dead_worker_are_rescued(farm: Farm) -> None:
+    """Leases that nobody renews go to a live worker once they have expired, and not before."""
+    job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
+    give_plan(farm, share(2), worker="dead")
+    give_plan(farm, share(2), worker="live")
+    assert starts(fetch(fetcher_on(farm, "dead"))) == [0, 3]
+    assert fetcher_on(farm, "live", LONG).fetch() is None
+    found = fetch(fetcher_on(farm, "live", SHORT))
+    assert starts(found) == [0, 3]
+    assert deliveries(found) == [2, 2]
+    assert [row.worker for row in job.pending(BLOCKS, None, 9)] == ["live", "live"]
+
+
+def test_rescue_takes_no_more_than_the_plan_allows(farm: Farm) -> None:
+    """A rescuer takes a micro-batch at a time, and goes on with the rest at once."""
+    create_job(farm, [block_of(3 * i, 3) for i in range(5)])
+    give_plan(farm, share(5), worker="dead")
+    give_plan(farm, share(2), worker="live")
+    assert len(starts(fetch(fetcher_on(farm, "dead")))) == 5
+    live = fetcher_on(farm, "live", SHORT)
+    assert [starts(fetch(live)) for _ in range(3)] == [[0, 3], [6, 9], [12]]
+
+
+def test_each_job_is_rescued(farm: Farm) -> None:
+    """Looking for expired leases of one job does not put off looking for those of the next."""
+    for name in ("a", "b"):
+        create_job(farm, [block_of(0, 3), block_of(3, 3)], name)
+        farm.job(name).read("dead", 1)
+    wait_until(lambda: farm.job("b").expired("ef:{b}:in", SHORT.lease_seconds, 1))
+    give_plan(farm, share(1, "a"), share(1, "b"))
+    fetcher = fetcher_on(farm, settings=SHORT)
+    found = [fetch(fetcher) for _ in range(4)]
+    assert [batch.job for batch in found] == ["a", "a", "b", "b"]
+    assert [starts(batch) for batch in found] == [[0], [3], [0], [3]]
+
+
+def test_own_leases_are_taken_up_after_a_crash(farm: Farm) -> None:
+    """A worker that starts again has at once what it had before, without waiting for it to expire.
+
+    What a live process holds is not taken for stranded.
+    """
+    create_job(farm, [block_of(0, 3)])
+    first = fetcher_on(farm)
+    assert starts(first.fetch()) == [0]
+    assert first.fetch() is None
+    assert deliveries(fetch(fetcher_on(farm))) == [2]
+
+
+def test_lost_reply_strands_nothing(farm: Farm) -> None:
+    """Blocks whose delivery never arrived are found after `recover`, without waiting."""
+    create_job(farm, [block_of(0, 3), block_of(3, 3)])
+    fetcher = fetcher_on(farm)
+    assert starts(fetcher.fetch()) == [0]
+    farm.job("j").read("w", 1)  # the reply goes to nobody
+    assert fetcher.fetch() is None
+    fetcher.recover()
+    found = fetch(fetcher)
+    assert (starts(found), deliveries(found)) == ([3], [2])
+
+
+def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -> None:
+    """If the server goes away between lease and hand-over, the blocks are found again.
+
+    A lease that was held but not handed on would be renewed for ever, and never embedded.
+    """
+
+    class Outage(Job):
+        def begin(self) -> None:
+            self.client.waitaof(1, 0, 5000)
+            server.kill()
+            super().begin()
+
+    class FarmWithOutage(Farm):
+        def job(self, job: str) -> Job:
+            return Outage(self.client, job)
+
+    create_job(farm, [block_of(0, 3)])
+    fetcher = fetcher_on(FarmWithOutage(farm.client))
+    with pytest.raises(UNAVAILABLE):
+        fetcher.fetch()
+    server.start()
+    fetcher.farm = farm
+    fetcher.recover()
+    assert starts(fetch(fetcher)) == [0]
+
+
+def test_copies_are_second_tries(farm: Farm) -> None:
+    """An idle worker repeats what the plan names, counts it as a copy, and renews nothing of it."""
+    job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
+    give_plan(farm, share(2), worker="slow")
+    slow = fetcher_on(farm, "slow")
+    original = fetch(slow)
+    give_plan(farm, share(2, copies=[wire.entry_id(3), wire.entry_id(99)]))
+    fetcher = fetcher_on(farm)
+    found = fetch(fetcher)
+    assert [(lease.block.start, lease.copied) for lease in found.leases] == [(3, True)]
+    assert not fetcher.holdings.by_stream()
+    assert fetcher.fetch() is None, "a copy in hand is not made again"
+    commit(fetcher, found)
+    commit(slow, original)
+    assert job.status().blocks_done == 2
+    assert fetcher.fetch() is None, "what is gone is not copied"
+
+
+# Blocks that kill.
+
+
+def test_block_that_failed_before_goes_alone(farm: Farm) -> None:
+    """At its last delivery a block is by itself: nothing that it brings down counts as tried."""
+    job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
+    give_plan(farm, share(3))
+    for times in (1, 2):  # the process dies each time
+        found = fetch(fetcher_on(farm))
+        assert (starts(found), deliveries(found)) == ([0, 10, 20], [times] * 3)
+    fetcher = fetcher_on(farm)
+    found = fetch(fetcher)
+    assert (starts(found), deliveries(found)) == ([0], [3])
+    assert fetcher.fetch() is None, "nothing is leased beside it"
+    assert [row.deliveries for row in job.pending(BLOCKS, None, 9)] == [3, 2, 2]
+    commit(fetcher, found)
+    assert (starts(fetch(fetcher))) == [10]
+
+
+def test_healthy_blocks_do_not_wait_beside_a_suspect(farm: Farm) -> None:
+    """What is healthy goes first; the suspect follows when it has the worker to itself."""
+    create_job(farm, [block_of(0, 10), block_of(10, 10)])
+    for _ in range(2):
+        assert starts(fetch(fetcher_on(farm))) == [0]
+    farm.job("j").read("w", 1)
+    give_plan(farm, share(2))
+    fetcher = fetcher_on(farm)
+    healthy = fetch(fetcher)
+    assert starts(healthy) == [10]
+    assert fetcher.fetch() is None
+    commit(fetcher, healthy)
+    assert starts(fetch(fetcher)) == [0]
+
+
+def test_poison_costs_only_its_chunk(farm: Farm) -> None:
+    """A chunk that kills every worker fails alone, with the reason; all others are embedded.
+
+    Its block is split after three deliveries, each piece after one; the single chunk has three.
+    Chunks that were only beside it are not counted out with it.
+    """
+    block = block_of(0, 100)
+    job = create_job(farm, [block])
+    give_plan(farm, share(8))
+    poison = 42
+    sizes = []
+    fetcher = fetcher_on(farm)
+    while any(job.backlog()):
+        batch = fetcher.fetch()
+        if batch is None:
+            continue
+        (lease,) = batch.leases
+        if lease.block.start <= poison < lease.block.start + len(lease.block.texts):
+            sizes.append(len(lease.block.texts))
+            fetcher = fetcher_on(farm)  # the process dies, and another one takes its name
+        else:
+            commit(fetcher, batch)
+    assert sizes == [100] * 3 + [13] + [2] + [1] * 3
+    (error,) = [error for result in results(job) for error in result.errors]
+    assert (error.index, error.attempts) == (poison, 4)
+    assert error.reason == "the worker died or hung 3 times while embedding it"
+    expected = null_vectors(block.texts)
+    expected[poison] = 0
+    assert (embedded(job) == expected).all()
+    status = job.status()
+    assert (status.chunks_done, status.chunks_failed, job.backlog()) == (100, 1, (0, 0))
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.booleans())
+def test_pieces_make_up_the_block(count: int, number: int, with_ids: bool) -> None:  # noqa: FBT001 # hypothesis passes it by position
+    """Pieces are consecutive, at most as many as asked for, and have the block's texts and ids."""
+    block = block_of(17, count)
+    block.ids = [str(i) for i in range(count)] if with_ids else None
+    parts = pieces(block, number)
+    assert len(parts) <= number
+    assert [text for part in parts for text in part.texts] == block.texts
+    assert [part.start for part in parts] == [
+        17 + sum(len(part.texts) for part in parts[:i]) for i in range(len(parts))
+    ]
+    if with_ids:
+        assert [name for part in parts for name in part.ids or []] == block.ids
+    assert sum(part.token_count for part in parts) >= block.token_count
+
+
+def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
+    """A block of another version, or damaged, costs its own chunks and stops nobody."""
+    job = create_job(farm, [block_of(0, 3)])
+    farm.client.xadd(BLOCKS, {"block": b"\x09junk", "count": 4, "tokens": 9}, id=wire.entry_id(3))
+    give_plan(farm, share(2))
+    fetcher = fetcher_on(farm)
+    commit(fetcher, fetch(fetcher))
+    assert [result.start for result in results(job)] == [0, 3]
+    assert [(e.index, e.reason) for e in results(job)[1].errors] == [
+        (index, "Block record of version '09', not 1") for index in range(3, 7)
+    ]
+    assert fetcher.holdings.tokens == 0
+
+
+def test_tokenizer_that_raises_costs_only_the_chunk(farm: Farm) -> None:
+    """The texts that the tokenizer cannot take are named; the others are tokenised."""
+
+    class Picky(FakeEngine):
+        def tokenise(self, texts: Sequence[str]) -> Tokenised:
+            if any("bad" in text for text in texts):
+                raise ValueError("cannot be")
+            return super().tokenise(texts)
+
+    fetcher = fetcher_on(farm)
+    create_job(farm, [])
+    lease = lease_of(Block(start=5, texts=["one", "a bad one", "three"]))
+    batch = fetcher._tokenise("j", Picky(), [lease], 0.0)
+    assert batch.reasons == {1: "the tokenizer raised ValueError: cannot be"}
+    assert batch.tokenised.lengths.tolist() == [3, 0, 5]
+    (result,) = [result for _, result in results_of(batch, Embedder().embed(batch), "w")]
+    assert [error.index for error in result.errors] == [6]
+
+
+# Jobs that go, and models that come.
+
+
+def test_deleted_job_is_forgotten(farm: Farm) -> None:
+    """A job that is deleted under the worker is no error, and may come back as another one."""
+    give_plan(farm, share(1))
+    job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
+    fetcher = fetcher_on(farm)
+    assert starts(fetcher.fetch()) == [0]
+    job.delete()
+    assert fetcher.fetch() is None
+    fetcher.holdings.remove(list(fetcher.holdings._leases.values()))
+    create_job(farm, [block_of(0, 3)], model="null:4")
+    assert fetch(fetcher).engine.dimensions == 4
+    assert job.status().first_read_ms > 0
+
+
+def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
+    """A model that is not to be had is written down for people, and costs other jobs nothing."""
+    create_job(farm, [block_of(0, 3)], "a-wrong", "null:nonsense")
+    create_job(farm, [block_of(0, 3)], "b-right")
+    fetcher = fetcher_on(farm)
+    assert fetch(fetcher).job == "b-right"
+    (reason,) = farm.refusals("a-wrong").values()
+    assert "null:nonsense" in reason
+    assert farm.job("a-wrong").backlog() == (1, 0)
+    assert farm.refusals("b-right") == {}
+
+
+def test_spec_that_cannot_be_read_is_refused(farm: Farm) -> None:
+    """A job written by hand, or by a newer version, stops no worker."""
+    job = create_job(farm, [block_of(0, 3)])
+    farm.client.hset(job.keys.meta, "spec", b"\x07what")
+    fetcher = fetcher_on(farm)
+    assert fetcher.fetch() is None
+    assert "version '07'" in farm.refusals("j")["w"]
+
+
+def test_other_files_than_the_jobs_are_refused(farm: Farm) -> None:
+    """A worker whose model is not the one that the job began with names what differs."""
+    create_job(farm, [block_of(0, 3)])
+    farm.agree("j", {"weights": "others"})
+    assert fetcher_on(farm).fetch() is None
+    assert "weights" in farm.refusals("j")["w"]
+
+
+def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: Farm) -> None:
+    """Another job's model is loaded once something waits for it and nothing is on the device.
+
+    Two models at a time may not fit, and swapping for nothing would cost the job at hand.
+    """
+    create_job(farm, [block_of(0, 3)], "a")
+    empty = create_job(farm, [], "b", "null:4")
+    give_plan(farm, share(1, "a"), share(1, "b"))
+    fetcher = fetcher_on(farm)
+    batch = fetch(fetcher)
+    assert fetcher.fetch() is None
+    assert fetcher.models.loaded.startswith("null:8")
+    empty.set_state("open")
+    empty.push([(block_of(0, 3), encode(block_of(0, 3)))])
+    assert fetcher.fetch() is None
+    assert fetcher.models.loaded.startswith("null:8")
+    commit(fetcher, batch)
+    assert fetch(fetcher).engine.dimensions == 4
+
+
+def test_same_model_serves_every_job(farm: Farm) -> None:
+    """Jobs that differ in nothing that the engine does share it."""
+    create_job(farm, [block_of(0, 3)], "a")
+    other = farm.job("b")
+    other.create(JobSpec(model="null:8", vector_dtype="float16", name="another"), 0)
+    other.push([(block_of(0, 3), encode(block_of(0, 3)))])
+    fetcher = fetcher_on(farm)
+    assert fetch(fetcher).engine is fetch(fetcher).engine

@@ -1,0 +1,433 @@
+"""A whole worker on a real server: what it does, and how it ends in every state."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from numpy.typing import NDArray
+
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import Block, Heartbeat, JobShare, Plan, encode
+from embedfarm.settings import Settings
+from tests.support import LiveServer, wait_until
+from tests.workers.support import block_of, create_job, embedded, null_vectors, results
+from workers import models
+from workers.engines import Engine
+from workers.engines.null import NullEngine
+from workers.leases import MicroBatch
+from workers.worker import Worker
+
+SETTINGS = Settings(lease_seconds=0.8, heartbeat_seconds=0.1, heartbeat_ttl_seconds=2.0)
+SLOW = "null:8:40"  # tokens per second
+END_SECONDS = 9.0  # in which every worker must have ended
+
+
+def worker_on(server: LiveServer, device: str = "cpu-0", **settings: Any) -> Worker:  # noqa: ANN401 # any setting
+    """A worker that is not running yet."""
+    changed = SETTINGS.model_copy(update=settings)
+    return Worker(server.url, device, "cpu", changed, threading.Event(), dict)
+
+
+class Running:
+    """A worker in a thread; what `run` raises is kept."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except BaseException as error:  # noqa: BLE001 # the test looks at it
+            self.error = error
+
+    def end(self) -> None:
+        """Wait until it has ended by itself."""
+        self._thread.join(END_SECONDS)
+        assert not self._thread.is_alive(), "run() does not end"
+
+    def stop(self) -> None:
+        """Stop it, and wait."""
+        self.worker.stop.set()
+        self.end()
+
+
+@contextlib.contextmanager
+def working(worker: Worker) -> Iterator[Worker]:
+    """A worker that runs, and stops without error."""
+    running = Running(worker)
+    try:
+        yield worker
+    finally:
+        running.stop()
+    if running.error is not None:
+        raise running.error
+
+
+def blocks_of(count: int, size: int = 10) -> list[Block]:
+    """Consecutive blocks."""
+    return [block_of(size * i, size) for i in range(count)]
+
+
+def done(job: Job) -> bool:
+    """Whether every chunk has a result."""
+    status = job.status()
+    return status.chunks_done == status.chunk_count
+
+
+def check(job: Job, blocks: Sequence[Block]) -> None:
+    """Every chunk's vector is the one of its own text, and nothing is left over."""
+    texts = [text for block in blocks for text in block.texts]
+    assert np.array_equal(embedded(job), null_vectors(texts))
+    assert job.backlog() == (0, 0)
+    assert job.status().chunks_done == len(texts)
+
+
+@pytest.fixture
+def farm(client: redis.Redis) -> Farm:
+    """A farm without a scheduler."""
+    return Farm(client)
+
+
+# Work.
+
+
+def test_vectors_are_right(server: LiveServer, farm: Farm) -> None:
+    """Two workers share a job without a scheduler; every vector is the one of its text."""
+    blocks = blocks_of(60)
+    job = create_job(farm, blocks)
+    with working(worker_on(server)), working(worker_on(server, "cpu-1")):
+        wait_until(lambda: done(job))
+    check(job, blocks)
+    assert {result.worker.split(":")[1] for result in results(job)} <= {"cpu-0", "cpu-1"}
+
+
+def test_jobs_that_come_later_are_served(server: LiveServer, farm: Farm) -> None:
+    """An idle worker notices a new job, and a block that is pushed late."""
+    with working(worker_on(server)):
+        wait_until(farm.workers)
+        job = create_job(farm, blocks_of(1))
+        wait_until(lambda: done(job))
+        job.set_state("open")
+        job.push([(block_of(10, 5), encode(block_of(10, 5)))])
+        job.close(15)
+        wait_until(lambda: done(job))
+    check(job, [block_of(0, 10), block_of(10, 5)])
+
+
+def test_heartbeat_tells_what_it_does(server: LiveServer, farm: Farm) -> None:
+    """A worker at work is busy with its job and holds tokens; then it is idle, with a rate."""
+    create_job(farm, blocks_of(4), model=SLOW)
+    beats: list[Heartbeat] = []
+
+    def state() -> str:
+        beats[:] = farm.workers()
+        return beats[0].state if beats else ""
+
+    with working(worker_on(server)) as worker:
+        wait_until(lambda: state() == "busy")
+        assert (beats[0].worker, beats[0].job) == (worker.name, "j")
+        assert (beats[0].held_tokens > 0, beats[0].pid) == (True, os.getpid())
+        assert 0 <= beats[0].held_seconds < 60
+        wait_until(lambda: done(farm.job("j")))
+        wait_until(lambda: state() == "idle")
+        assert beats[0].chunks_done == 40
+        assert beats[0].tokens_per_second > 0
+        assert beats[0].held_tokens == 0
+        assert set(beats[0].where) == {"queue", "forward", "tokenise", "commit"}
+
+
+def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: Farm) -> None:
+    """A worker has one micro-batch on the device and one in hand, and leaves the rest to others."""
+    job = create_job(farm, blocks_of(6), model=SLOW)
+    plan_one_block(farm, worker_on(server).name)
+    most = 0
+    with working(worker_on(server)):
+
+        def seen() -> bool:
+            nonlocal most
+            most = max(most, job.backlog()[1])
+            return job.status().blocks_done >= 3
+
+        wait_until(seen)
+    assert most == 2
+
+
+def plan_one_block(farm: Farm, worker: str) -> None:
+    """A plan that allows one block at a time."""
+    fence = farm.elect("test", 60)
+    share = JobShare(job="j", tokens=1, blocks=1)
+    assert farm.publish([Plan(worker=worker, fence=fence, shares=[share])], fence, 60)
+
+
+def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
+    """A model that is not to be had is written down, and other jobs are served."""
+    create_job(farm, blocks_of(1), "a-wrong", "null:nonsense")
+    right = create_job(farm, blocks_of(3), "b-right")
+    with working(worker_on(server)) as worker:
+        wait_until(lambda: done(right))
+        wait_until(lambda: farm.refusals("a-wrong"))
+        assert "nonsense" in farm.refusals("a-wrong")[worker.name]
+    assert farm.job("a-wrong").backlog() == (1, 0)
+
+
+def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
+    """A job deleted in mid-work leaves nothing behind, on the server or in the worker's hands."""
+    job = create_job(farm, blocks_of(50), "a", SLOW)
+    with working(worker_on(server)) as worker:
+        wait_until(lambda: worker._current)
+        job.delete()
+        other = create_job(farm, blocks_of(2), "b")
+        wait_until(lambda: done(other))
+        wait_until(lambda: worker.holdings.wait_empty(0))
+    assert not farm.client.exists(*job.keys.all())
+
+
+def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
+    """After a cancel nothing new is leased, and what was begun is not stored."""
+    job = create_job(farm, blocks_of(50), model=SLOW)
+    with working(worker_on(server)) as worker:
+        wait_until(lambda: worker._current)
+        job.set_state("cancelled")
+        wait_until(lambda: worker.holdings.wait_empty(0))
+        assert job.backlog()[1] == 0
+    assert job.backlog()[0] > 40
+    assert job.result_starts() == []
+
+
+# Leases.
+
+
+def test_leases_are_renewed(server: LiveServer, farm: Farm) -> None:
+    """A micro-batch that takes longer than a lease stays with its worker."""
+    job = create_job(farm, [block_of(0, 40)], model=SLOW)
+    with working(worker_on(server)) as worker:
+        wait_until(lambda: worker._current)
+        with working(worker_on(server, "cpu-1")):
+            wait_until(lambda: done(job))
+    (result,) = results(job)
+    assert (result.worker, result.errors) == (worker.name, [])
+    assert result.seconds > SETTINGS.lease_seconds
+
+
+def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: Farm) -> None:
+    """After kill -9 in mid-work another worker finishes the job."""
+    blocks = blocks_of(10)
+    job = create_job(farm, blocks)
+    command = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
+    slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
+    with subprocess.Popen(command, env=os.environ | slow, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: job.backlog()[1], 30)
+        process.kill()
+    assert job.backlog()[1]
+    with working(worker_on(server)):
+        wait_until(lambda: done(job))
+    check(job, blocks)
+
+
+def test_lost_leases_are_marked(server: LiveServer, farm: Farm) -> None:
+    """A lease that the server gave to somebody else is marked before the device reaches it."""
+    job = create_job(farm, blocks_of(3))
+    worker = worker_on(server)
+    batch = worker.fetcher.fetch()
+    assert batch is not None
+    job.claim(job.keys.blocks, "thief", [batch.leases[0].entry.id], 0)
+    worker._renew(farm)
+    assert batch.leases[0].lost
+    assert job.pending(job.keys.blocks, "thief", 9)
+    job.delete()
+    worker.holdings.add(batch.leases)
+    worker._renew(farm)
+    worker.client.close()
+
+
+def test_server_killed_and_restarted_in_mid_work(server: LiveServer, farm: Farm) -> None:
+    """A worker waits for a server that comes back, and every chunk is embedded once."""
+    blocks = blocks_of(30)
+    job = create_job(farm, blocks, model="null:8:2000")
+    farm.client.waitaof(1, 0, 5000)
+    with working(worker_on(server)) as worker:
+        wait_until(lambda: worker.committer.chunks_done)
+        server.kill()
+        server.start()
+        wait_until(lambda: done(job), 20)
+    check(job, blocks)
+
+
+# The end.
+
+
+def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
+    """A stop finishes what is on the device, hands the rest back at once, and leaves the list.
+
+    The deliveries of what was handed back do not count, since nobody tried.
+    """
+    job = create_job(farm, blocks_of(20, 4), model=SLOW)
+    plan_one_block(farm, worker_on(server).name)
+    running = Running(worker_on(server))
+    wait_until(lambda: job.status().blocks_done >= 1 and job.backlog()[1] == 2)
+    running.stop()
+    assert running.error is None
+    assert farm.workers() == []
+    held = job.pending(job.keys.blocks, None, 99)
+    assert all(row.deliveries == 0 and row.idle_ms > 1000 * 3600 for row in held)
+    committed = job.status().blocks_done
+    with working(worker_on(server, "cpu-1", lease_seconds=3600.0)) as other:
+        wait_until(lambda: job.status().blocks_done > committed + len(held))
+        assert other.committer.chunks_done
+    assert [r.start for r in results(job)][: committed + len(held)] == [
+        4 * i for i in range(committed + len(held))
+    ]
+
+
+def test_idle_worker_ends_at_once(server: LiveServer, farm: Farm) -> None:
+    """Nothing to finish, nothing to wait for."""
+    running = Running(worker_on(server))
+    wait_until(farm.workers)
+    running.stop()
+    assert running.error is None
+    assert farm.workers() == []
+
+
+def test_newer_process_takes_the_name(server: LiveServer, farm: Farm) -> None:
+    """A second process of the same name wins: the first stops, and takes nothing from it."""
+    old = Running(worker_on(server))
+    wait_until(farm.workers)
+    with working(worker_on(server)) as new:
+        old.end()
+        assert old.error is None
+        wait_until(lambda: [beat.incarnation for beat in farm.workers()] == [new.incarnation])
+
+
+def test_stop_while_the_server_is_away(server: LiveServer, farm: Farm) -> None:
+    """A worker with results in hand and no server gives up; its leases expire by themselves."""
+    create_job(farm, blocks_of(50), model="null:8:400")
+    running = Running(worker_on(server))
+    wait_until(lambda: running.worker.committer.chunks_done)
+    server.kill()
+    running.stop()
+    assert running.error is None
+
+
+def test_failed_server_connection_is_a_failure(server: LiveServer, farm: Farm) -> None:
+    """Without a stop, a server that stays away ends the worker with that error."""
+    create_job(farm, blocks_of(50), model="null:8:400")
+    running = Running(worker_on(server, reconnect_seconds_max=0.2))
+    wait_until(lambda: running.worker.committer.chunks_done)
+    server.kill()
+    running.end()
+    assert isinstance(running.error, redis.ConnectionError)
+
+
+class Failure(Exception):
+    """What a stage fails with in these tests."""
+
+
+@pytest.mark.parametrize("stage", ["fetch", "embed", "commit", "facts"])
+def test_failed_stage_ends_the_worker(stage: str, server: LiveServer, farm: Farm) -> None:
+    """Whatever stage fails, with the queues full, `run` ends and raises that failure.
+
+    What was not begun is handed back; what was begun counts as tried.
+    """
+    job = create_job(farm, blocks_of(50), model="null:8:400")
+    worker = worker_on(server)
+    calls = 0
+
+    def fail(*_: object) -> Any:  # noqa: ANN401 # in the place of any stage
+        nonlocal calls
+        calls += 1
+        raise Failure(stage)
+
+    running = Running(worker)
+    wait_until(lambda: worker.committer.chunks_done)
+    target = {"fetch": worker.fetcher, "embed": worker.embedder, "commit": worker.committer}
+    if stage == "facts":
+        worker.facts = fail
+    else:
+        setattr(target[stage], stage, fail)
+    running.end()
+    assert isinstance(running.error, Failure)
+    assert calls == 1
+    tried = [row.deliveries for row in job.pending(job.keys.blocks, None, 99)]
+    assert set(tried) <= {0, 1}
+    assert (1 in tried) or stage in {"fetch", "facts"}
+    assert farm.workers() == []
+
+
+def test_stop_while_a_model_is_loading(
+    server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that takes for ever to load does not keep the worker from ending.
+
+    When it has loaded after all, nothing is leased any more.
+    """
+    loading, loaded = threading.Event(), threading.Event()
+
+    def load(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
+        loading.set()
+        loaded.wait(30)
+        return NullEngine.open(arguments[0])
+
+    monkeypatch.setattr(models, "open_engine", load)
+    monkeypatch.setattr("workers.worker.FETCH_SECONDS_MAX", 0.2)
+    job = create_job(farm, blocks_of(3))
+    running = Running(worker_on(server))
+    assert loading.wait(10)
+    wait_until(lambda: [beat.state for beat in farm.workers()] == ["loading"])
+    running.stop()
+    assert running.error is None
+    fetching = [t for t in threading.enumerate() if t.name == "fetch"]
+    loaded.set()
+    for thread in fetching:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert job.backlog() == (3, 0)
+
+
+@pytest.mark.parametrize("moment", ["loading", "working"])
+def test_process_ends_with_sigterm(moment: str, server: LiveServer, farm: Farm) -> None:
+    """SIGTERM ends the process with status 0, even while a model is being loaded."""
+    model = "null:8" if moment == "working" else "sentence-transformers/all-MiniLM-L6-v2"
+    job = create_job(farm, blocks_of(3), model=model)
+    command = [sys.executable, "-m", "workers.main", "--device", "cpu-0"]
+    environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        state = "loading" if moment == "loading" else "idle"
+        wait_until(lambda: [beat.state for beat in farm.workers()] == [state], 30)
+        wait_until(lambda: moment == "loading" or done(job))
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert b"Traceback" not in errors
+    assert farm.workers() == []
+
+
+def test_memory_of_a_micro_batch_ends_with_its_commit(server: LiveServer, farm: Farm) -> None:
+    """A worker that waits for work keeps no micro-batch, nor the model that it refers to."""
+    job = create_job(farm, blocks_of(3))
+    kept: list[weakref.ref[MicroBatch]] = []
+    worker = worker_on(server)
+    embed = worker.embedder.embed
+
+    def note(batch: MicroBatch) -> NDArray[np.floating[Any]]:
+        kept.append(weakref.ref(batch))
+        return embed(batch)
+
+    worker.embedder.embed = note  # type: ignore[method-assign] # to see what is alive
+    with working(worker):
+        wait_until(lambda: done(job))
+        wait_until(lambda: gc.collect() >= 0 and not any(ref() for ref in kept))
+    assert kept

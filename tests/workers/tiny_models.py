@@ -1,0 +1,189 @@
+"""Small random models of every kind that the engine must serve, built without a network."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    BoW,
+    Normalize,
+    Pooling,
+    StaticEmbedding,
+)
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Model,
+)
+
+SENTENCES: Final = (
+    "The quick brown fox jumps over the lazy dog near the river bank.",
+    "A farm turns a corpus into vectors on every device that you have.",
+    "Longest chunks go first, because running out of memory then happens at once.",
+    "Query: what is the capital of France? Passage: Paris has been it for long.",
+)
+LENGTH_MAX: Final = 64
+DIMENSIONS: Final = 32
+
+
+def word_pieces() -> Tokenizer:
+    """A WordPiece tokenizer with BERT's frame around each text."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 # a word of the vocabulary
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator(
+        SENTENCES, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        special_tokens=[(word, tokenizer.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer
+
+
+def byte_pairs() -> Tokenizer:
+    """A byte-level BPE tokenizer that ends each text, as embedding models on decoders do."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", tokenizer.token_to_id("<|end|>"))]
+    )
+    return tokenizer
+
+
+def bert(directory: Path) -> Transformer:
+    """A transformer with WordPiece tokens, padded on the right."""
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
+        tokenizer_object=word_pieces(),
+        pad_token="[PAD]",  # noqa: S106 # a word of the vocabulary
+        unk_token="[UNK]",  # noqa: S106 # same
+        cls_token="[CLS]",  # noqa: S106 # same
+        sep_token="[SEP]",  # noqa: S106 # same
+        mask_token="[MASK]",  # noqa: S106 # same
+        model_max_length=LENGTH_MAX,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=DIMENSIONS,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=LENGTH_MAX,
+        initializer_range=0.2,
+    )
+    return _transformer(BertModel(config), tokenizer, directory)
+
+
+def decoder(directory: Path) -> Transformer:
+    """A causal transformer with byte-level BPE tokens, padded on the left."""
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
+        tokenizer_object=byte_pairs(),
+        pad_token="<|pad|>",  # noqa: S106 # a word of the vocabulary
+        eos_token="<|end|>",  # noqa: S106 # same
+        padding_side="left",
+        model_max_length=LENGTH_MAX,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=DIMENSIONS,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=LENGTH_MAX,
+        initializer_range=0.2,
+    )
+    return _transformer(Qwen2Model(config), tokenizer, directory)
+
+
+def _transformer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path
+) -> Transformer:
+    """The first module of a model, from files as a hub would have them."""
+    directory.mkdir()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    module: Transformer = Transformer(str(directory))
+    return module
+
+
+def mean_pooled(directory: Path) -> SentenceTransformer:
+    """BERT with mean pooling and normalisation: the commonest kind."""
+    return SentenceTransformer(
+        modules=[bert(directory), Pooling(DIMENSIONS, "mean"), Normalize()], device="cpu"
+    )
+
+
+def cls_pooled(directory: Path) -> SentenceTransformer:
+    """BERT with the first token's vector."""
+    return SentenceTransformer(modules=[bert(directory), Pooling(DIMENSIONS, "cls")], device="cpu")
+
+
+def last_token_pooled(directory: Path) -> SentenceTransformer:
+    """A decoder with the last token's vector: wrong as soon as the padding side is."""
+    return SentenceTransformer(
+        modules=[decoder(directory), Pooling(DIMENSIONS, "lasttoken")], device="cpu"
+    )
+
+
+def dense_headed(directory: Path) -> SentenceTransformer:
+    """BERT with a dense layer after the pooling."""
+    modules = [bert(directory), Pooling(DIMENSIONS, "mean"), Dense(DIMENSIONS, 12)]
+    return SentenceTransformer(modules=modules, device="cpu")
+
+
+def prompted(directory: Path) -> SentenceTransformer:
+    """BERT that leaves the prompt out of its mean, and has a default prompt."""
+    return SentenceTransformer(
+        modules=[bert(directory), Pooling(DIMENSIONS, "mean", include_prompt=False)],
+        prompts={"query": "Query: "},
+        default_prompt_name="query",
+        device="cpu",
+    )
+
+
+def static(directory: Path) -> SentenceTransformer:
+    """Averaged word vectors: no transformer at all."""
+    del directory
+    return SentenceTransformer(
+        modules=[StaticEmbedding(word_pieces(), embedding_dim=DIMENSIONS)], device="cpu"
+    )
+
+
+def bag_of_words(directory: Path) -> SentenceTransformer:
+    """Counts of the words in a list."""
+    del directory
+    words = sorted({word.strip(".,:?").lower() for text in SENTENCES for word in text.split()})
+    return SentenceTransformer(modules=[BoW(vocab=words)], device="cpu")
+
+
+KINDS: Final[dict[str, Callable[[Path], SentenceTransformer]]] = {
+    each.__name__: each
+    for each in (
+        mean_pooled, cls_pooled, last_token_pooled, dense_headed, prompted, static, bag_of_words,
+    )
+}  # fmt: skip
+
+
+def build(kind: str, directory: Path) -> Path:
+    """Files of a random model; the same kind is the same model every time."""
+    torch.manual_seed(len(kind))
+    model = KINDS[kind](directory / "transformer")
+    model.save(str(directory / "model"), create_model_card=False)
+    return directory / "model"

@@ -1,0 +1,73 @@
+"""A micro-batch's vectors cut into the results of its blocks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.records import ChunkError, Result, text_checksums
+from workers.leases import Lease, MicroBatch
+
+VECTOR_DTYPES = {"float32": "<f4", "float16": "<f2"}
+
+
+def results_of(
+    batch: MicroBatch, vectors: NDArray[np.floating[Any]], worker: str
+) -> Iterator[tuple[Lease, Result]]:
+    """Results of the leases that are still ours, cut one at a time: each is a copy of its rows.
+
+    Args:
+        batch: An embedded micro-batch.
+        vectors: Of all its texts, shape (n, dimensions), as they are stored; a failed row is zero.
+        worker: Name that the results carry.
+    """
+    seconds_per_token = batch.forward_seconds / max(1, batch.real_tokens)
+    failed = sorted(batch.reasons)
+    for lease, rows in batch.rows():
+        if lease.lost:
+            continue
+        tokens = int(batch.tokenised.lengths[rows].sum())
+        first, end = np.searchsorted(failed, (rows.start, rows.stop))
+        errors = [
+            ChunkError(
+                index=lease.block.start + row - rows.start,
+                reason=batch.reasons[row],
+                attempts=lease.deliveries,
+            )
+            for row in failed[first:end]
+        ]
+        result = Result(
+            start=lease.block.start,
+            count=len(lease.block.texts),
+            dimensions=vectors.shape[1],
+            dtype=vectors.dtype.str,
+            vectors=vectors[rows].tobytes(),
+            checksums=text_checksums(lease.block.texts),
+            ids=lease.block.ids,
+            errors=errors,
+            token_count=tokens,
+            worker=worker,
+            seconds=seconds_per_token * tokens,
+        )
+        yield lease, result
+
+
+def failure(lease: Lease, dimensions: int, dtype: str, worker: str, reason: str) -> Result:
+    """The result of a block whose every chunk is given up on."""
+    block = lease.block
+    count = len(block.texts)
+    return Result(
+        start=block.start,
+        count=count,
+        dimensions=dimensions,
+        dtype=VECTOR_DTYPES[dtype],
+        vectors=bytes(count * dimensions * np.dtype(VECTOR_DTYPES[dtype]).itemsize),
+        checksums=text_checksums(block.texts),
+        ids=block.ids,
+        errors=[
+            ChunkError(index=block.start + row, reason=reason, attempts=lease.deliveries)
+            for row in range(count)
+        ],
+        worker=worker,
+    )
