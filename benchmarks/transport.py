@@ -136,7 +136,7 @@ def _name(process: psutil.Process) -> str:
 def main() -> None:
     """Run once and print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--chunks", type=int, default=400_000)
+    parser.add_argument("--chunks", type=int, default=600_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -4,9 +4,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from collector.output import Output
+from collector.writer import Writer
 from embedfarm.broker import UNAVAILABLE, persist
 from embedfarm.jobs import Job, JobGone, JobStatus
 from embedfarm.records import Result
@@ -15,6 +17,7 @@ from embedfarm.settings import Settings
 T = TypeVar("T")
 
 WAIT_SECONDS: Final = 1.0
+RESULTS_AHEAD: Final = 32
 GONE_SECONDS: Final = 15.0
 
 
@@ -58,26 +61,31 @@ class Collector:
         """
         try:
             self._persist(self._forget_durable)
-            while not self.stop.is_set():
-                if self._take_next():
-                    continue
-                status = self._status()
-                if status is not None and self._is_complete(status):
-                    return status.chunk_count
-                self._wait()
+            with Writer(self._keep, RESULTS_AHEAD) as writer:
+                return self._fetch(writer)
         except UNAVAILABLE:
             if not self.stop.is_set():
                 raise
         return None
 
-    # Results.
+    def _fetch(self, writer: Writer) -> int | None:
+        """Fetch results in order until the job is complete on the output; None after `stop`."""
+        upto = self.output.buffered.stop
+        while not self.stop.is_set():
+            result = self._persist(partial(self.job.result, upto))
+            if result is not None:
+                writer.put(result)
+                upto = result.start + result.count
+                continue
+            writer.flush()
+            status = self._status()
+            if status is not None and self._is_complete(status):
+                return status.chunk_count
+            self._wait()
+            upto = self.output.buffered.stop
+        return None
 
-    def _take_next(self) -> bool:
-        """Take the result that is next, if it is there."""
-        result = self._persist(lambda: self.job.result(self.output.buffered.stop))
-        if result is not None:
-            self._keep(result)
-        return result is not None
+    # Results.
 
     def _take_straddling(self) -> None:
         """Take the rest of a result that begins before the chunk that is next, and has it.

@@ -25,6 +25,8 @@ from embedfarm.settings import Settings
 
 BLOCK_SECONDS_MAX: Final = 2.0  # far below the socket timeout: a longer read hangs, then fails
 SOCKET_SECONDS: Final = 10.0
+# Results are megabytes, and each read takes the interpreter's lock once.
+READ_BYTES: Final = 1 << 20
 FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
 
@@ -48,6 +50,7 @@ def connect(url: str) -> redis.Redis:
     pool.connection_kwargs |= {  # whatever the URL says
         "socket_timeout": SOCKET_SECONDS,
         "socket_connect_timeout": SOCKET_SECONDS,
+        "socket_read_size": READ_BYTES,
         "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
     }
     return redis.Redis.from_pool(pool)

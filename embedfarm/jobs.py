@@ -201,7 +201,7 @@ class Job:
             push(
                 keys=[self.keys.blocks, self.keys.meta],
                 args=[
-                    wire.entry_id(block.start),
+                    wire.entry_id(block.start, len(block.texts)),
                     data,
                     len(block.texts),
                     block.token_count,

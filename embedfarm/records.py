@@ -219,11 +219,10 @@ class JobSpec(Record):
         model: Name or path, as the user wrote it.
         dtype: "auto", "float32", "bfloat16" or "float16": how the model computes.
         vector_dtype: "float32" or "float16": what is stored.
-        prompt: Text put before every chunk, "" for none.
+        prompt: Text put before every chunk; "" for the model's own default, if it has one.
         max_length: Tokens kept of a chunk, 0 for the model's own limit.
         normalize: Whether vectors are scaled to length 1 even if the model does not.
         dimensions: Leading components kept (Matryoshka), 0 for all.
-        fingerprint: Of the model, by component; a worker whose files differ refuses the job.
         created: Unix time.
         name: For people.
     """
@@ -235,7 +234,6 @@ class JobSpec(Record):
     max_length: int = 0
     normalize: bool = False
     dimensions: int = 0
-    fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
     created: float = 0.0
     name: str = ""
 
@@ -267,5 +265,5 @@ def decode(kind: type[R], data: bytes) -> R:
 
 def text_checksums(texts: Sequence[str]) -> bytes:
     """CRC-32 of each text's UTF-8, as little-endian uint32: ties a vector to its text."""
-    crc = zlib.crc32
-    return np.fromiter((crc(t.encode()) for t in texts), dtype="<u4", count=len(texts)).tobytes()
+    checksums = map(zlib.crc32, map(str.encode, texts))
+    return np.fromiter(checksums, dtype="<u4", count=len(texts)).tobytes()

@@ -5,6 +5,7 @@ else it is the default below. A command-line flag of the same name overrules bot
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -21,7 +22,8 @@ PROPORTIONS = (
     # Results leave the server part by part: with room for less than the part that is being made and
     # the one that follows, the farm would wait for its collector, and the collector for the farm.
     ("part_bytes_max", 2, "window_bytes_max"),
-    ("part_bytes_max", 2, "results_bytes_max"),
+    # Workers stop at the results limit, and a producer that fills its window must not reach it.
+    ("window_bytes_max", 1, "results_bytes_max"),
     # Leases are renewed between heartbeats, and a worker must outlive a heartbeat that is late.
     ("heartbeat_seconds", 3, "lease_seconds"),
     ("heartbeat_seconds", 2, "heartbeat_ttl_seconds"),
@@ -75,7 +77,7 @@ class Settings(BaseSettings):
         Field(
             description="Text and vectors of a job that Redis holds at most; the producer waits."
         ),
-    ] = 96 * MEBIBYTE
+    ] = 80 * MEBIBYTE
     results_bytes_max: Annotated[
         PositiveInt, Field(description="Uncollected results at which no more work is planned.")
     ] = 128 * MEBIBYTE
@@ -136,3 +138,26 @@ class Settings(BaseSettings):
         """Flags, then the environment, then `embedfarm.toml`."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def to_markdown() -> str:
+    """docs/settings.md: `python -m embedfarm.settings > docs/settings.md`."""
+    rows = [
+        f"| `EMBEDFARM_{name.upper()}` | {field.get_default(call_default_factory=True)!r} "
+        f"| {field.description} |"
+        for name, field in Settings.model_fields.items()
+    ]
+    head = [
+        "# Settings",
+        "",
+        "Read from the environment, else from `embedfarm.toml` in the working directory (names in",
+        "lower case, without the prefix). Sizes are in the unit of the name, times in seconds.",
+        "",
+        "| variable | default | what it limits |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(to_markdown())

@@ -6,7 +6,7 @@ script, order by the start index, and completeness by the collector.
 Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with their scripts.
 
     key                      type    what                             writer    -> reader     lives
-    ef:{J}:in                stream  blocks, ID `<start + 1>-0`       producer  -> worker     job
+    ef:{J}:in                stream  blocks, ID `<start + 1>-<count>` producer  -> worker     job
     ef:{J}:retry             stream  pieces of blocks that failed     worker    -> worker     job
     ef:{J}:res               hash    start index -> Result            worker    -> collector  drain
     ef:{J}:meta              hash    spec, `JobStatus`, what is noted all       -> all        job
@@ -103,9 +103,13 @@ class JobKeys:
         ]  # fmt: skip
 
 
-def entry_id(start: int) -> str:
-    """Stream ID of the block that starts at chunk `start`; IDs begin at 1."""
-    return f"{start + 1}-0"
+def entry_id(start: int, count: int) -> str:
+    """Stream ID of the block of `count` chunks that begins at chunk `start`.
+
+    It names one block for ever: a server that lost its end may get other blocks from the same
+    start, and a late commit of the old one must not acknowledge those.
+    """
+    return f"{start + 1}-{count}"
 
 
 @cache

@@ -23,6 +23,8 @@ from embedfarm.settings import Settings
 from producer.blocks import TOKENS_MAX, Blocker
 
 GROUPS_PER_WINDOW: Final = 16  # a group is sent in one round trip, when there is room for all of it
+# Vectors of one block: a server takes several megabytes in one command at half the speed.
+RESULT_BYTES_MAX: Final = 1 << 20
 PROBE_TOKENS: Final = 1024  # size of a block while no worker's speed is known
 PROBE_BLOCKS: Final = 64  # backlog while no worker's speed is known
 LOOK_SECONDS: Final = 0.2  # time between looks at the workers, and at a window that is full
@@ -276,8 +278,8 @@ class Submitter:
         self._look()
         speed = self._speed or PROBE_TOKENS / self.settings.block_seconds
         blocker.tokens_target = speed * self.settings.block_seconds
-        chunks = self._group_bytes // self._vector_bytes
-        blocker.chunks_max = min(chunks, self.settings.block_chunks_max)
+        chunks = min(self._group_bytes, RESULT_BYTES_MAX) // self._vector_bytes
+        blocker.chunks_max = max(1, min(chunks, self.settings.block_chunks_max))
 
     def _look(self) -> None:
         """See how fast the workers are, if it is time to."""

@@ -134,7 +134,7 @@ class Scheduler:
         except JobGone:
             return None
         except redis.ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
+            if "NOGROUP" not in str(error):  # a pipeline puts words before it
                 raise
             return None
         return JobState(name, model, status, waiting, tuple(leases))

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import redis
+
 from embedfarm.broker import PrivateServer, carried_server, wait_until_ready
 from embedfarm.settings import Settings
 
@@ -21,6 +23,17 @@ def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds} s")
         threading.Event().wait(0.01)
+
+
+def force_log(client: redis.Redis) -> None:
+    """Returns once all that was written is in the server's log and on the disk.
+
+    As WAITAOF does, which the oldest server that is promised to work has not.
+    """
+    client.config_set("appendfsync", "always")
+    client.set("forced", 1)
+    client.delete("forced")
+    client.config_set("appendfsync", "everysec")
 
 
 class LiveServer:

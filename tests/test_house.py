@@ -2,9 +2,15 @@
 
 import ast
 import io
+import re
 import statistics
 import tokenize
 from pathlib import Path
+
+from typer.main import get_command
+
+from embedfarm.cli.app import app
+from embedfarm.settings import to_markdown
 
 ROOT = Path(__file__).parents[1]
 STATIONS = {"producer", "scheduler", "workers", "collector"}
@@ -117,3 +123,38 @@ def test_tests_do_not_sleep() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "sleep"}
         ]
         assert not calls, path
+
+
+def test_settings_are_documented() -> None:
+    """docs/settings.md is what the settings say of themselves."""
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == to_markdown()
+
+
+def test_verbs_are_documented() -> None:
+    """Every verb of the command line has help, and is in the README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    verbs = get_command(app).commands  # type: ignore[attr-defined] # a group, since it has verbs
+    assert len(verbs) > 5
+    for name, verb in verbs.items():
+        assert verb.help or verb.commands, name
+        assert name in readme, name
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    """What the README says to make can be made."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"\bmake ([a-z]+)", readme))
+    assert {"demo", "test"} <= targets
+    assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_documents_point_to_what_exists() -> None:
+    """Every relative link of every document leads somewhere."""
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / link).exists(), (document, link)
+        for path in re.findall(
+            r"`((?:tests|docs|deploy|benchmarks)/[\w/.]*)`", document.read_text()
+        ):
+            assert (ROOT / path).exists(), (document, path)

@@ -36,6 +36,8 @@ from workers.fetch import Fetcher
 from workers.leases import Holdings, MicroBatch, is_gone
 from workers.models import Models
 
+# Until the worker knows its speed, for which producers wait to make blocks of the right size.
+FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
 
@@ -147,7 +149,7 @@ class Worker:
             if batch is not None:
                 self._hungry.clear()
                 self._offer(self.ready, batch, lambda: not self.stop.is_set())
-            del batch
+            del batch  # as in `_forward`
 
     def _offer(self, stage: "queue.Queue[T]", item: T, wanted: Callable[[], bool]) -> None:
         """Hand an item to the next stage, as long as there is one that may take it."""
@@ -202,7 +204,8 @@ class Worker:
                     self.stop.set()
             except UNAVAILABLE as error:
                 log.warning("no heartbeat, server away: %s", error)
-            self._ended.wait(self.settings.heartbeat_seconds)
+            known = self.committer.tokens_per_second > 0
+            self._ended.wait(self.settings.heartbeat_seconds if known else FIRST_BEATS_SECONDS)
 
     def _renew(self, farm: Farm) -> None:
         """Keep our leases; mark those that are lost, so that the device skips them."""

@@ -7,10 +7,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.files import replacing
 from collector.manifest import Layout, Part, Written
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
-from collector.sinks.part_files import check_parts, describe_part
+from collector.sinks.part_files import check_parts, write_part
 
 # Encoding vectors as they are is what keeps up with a farm: components hardly ever repeat, so
 # dictionaries, compression and statistics cost time and save nothing. Few large batches of
@@ -34,11 +33,11 @@ class Parquet:
         check_parts(self._directory, parts)
 
     def write(self, batch: Batch) -> Written:
-        """Write one file; the rows are encoded from where they are, without a copy."""
+        """Write one file; the rows are encoded from where they are, into memory."""
         path = self._directory / f"part-{batch.start:012d}.parquet"
-        with replacing(path) as file:
-            pq.write_table(_table(batch.vectors()), file, **_AS_THEY_ARE)
-        return describe_part(path)
+        encoded = pa.BufferOutputStream()
+        pq.write_table(_table(batch.vectors()), encoded, **_AS_THEY_ARE)
+        return write_part(path, memoryview(encoded.getvalue()))
 
     def finish(self, count: int, layout: Layout) -> None:
         """Every part is final already."""

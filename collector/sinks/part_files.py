@@ -1,9 +1,11 @@
 """What the formats share that have one file for each part."""
 
+import hashlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from collector.files import sha256_of, whole
+from collector.files import replacing, sha256_of, whole
 from collector.manifest import Part, Written
 from collector.sinks.batch import PartError
 
@@ -12,6 +14,15 @@ def describe_part(path: Path) -> Written:
     """Facts about a file that holds one part."""
     span = whole(path)
     return Written(file=path.name, bytes=span.bytes, sha256=sha256_of([span]))
+
+
+def write_part(path: Path, data: memoryview) -> Written:
+    """Write a file that holds one part, and hash it meanwhile: neither waits for the other."""
+    with ThreadPoolExecutor(1, "hash") as thread:
+        digest = thread.submit(lambda: hashlib.sha256(data).hexdigest())
+        with replacing(path) as file:
+            file.write(data)
+        return Written(file=path.name, bytes=data.nbytes, sha256=digest.result())
 
 
 def check_parts(directory: Path, parts: Iterable[Part]) -> None:

@@ -383,6 +383,8 @@ def _rest(
         index += len(rows.texts)
         if skip < len(rows.texts):
             yield Rows(rows.texts[skip:], None if rows.ids is None else rows.ids[skip:])
+    if index < start:
+        raise SourceChanged(f"the source has {index} rows now; an earlier run had sent {start}")
 
 
 def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:

@@ -87,10 +87,11 @@ def test_create_goes_on_behind_what_is_on_disk(client: redis.Redis) -> None:
 
 
 def test_push_gives_explicit_ids(client: redis.Redis) -> None:
-    """A block's stream ID is its start index plus one, and its size and tokens are counted."""
+    """A block's stream ID is its start plus one and its count; size and tokens are counted."""
     job = make_job(client, 2)
     entries = job.read("one", 10)
-    assert [entry.id for entry in entries] == ["1-0", "3-0"] == [wire.entry_id(0), wire.entry_id(2)]
+    assert [entry.id for entry in entries] == [wire.entry_id(0, 2), wire.entry_id(2, 2)]
+    assert entries[1].id == "3-2"
     assert [decode(Block, entry.data) for entry in entries] == [block(0), block(2)]
     assert [(entry.chunks, entry.tokens) for entry in entries] == [(2, 20)] * 2
     size = len(encode(block(0))) + len(encode(block(2)))
@@ -186,7 +187,7 @@ def test_second_commit_changes_nothing(client: redis.Redis) -> None:
 def test_commit_of_an_entry_nobody_has_leased(client: redis.Redis) -> None:
     """What was not leased, such as a copy of a block the server has forgotten, changes nothing."""
     job = make_job(client, 1)
-    entry = job.copies(["1-0"])[0]
+    entry = job.copies([wire.entry_id(0, 2)])[0]
     before = snapshot(client)
     assert job.commit([embed(entry)]) == ["duplicate"]
     assert snapshot(client) == before

@@ -54,7 +54,7 @@ def test_unknown_field_in_the_file_is_refused(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"window_bytes_max": 48 * MEBIBYTE}, r"window_bytes_max .* 2 \* part_bytes_max, .* 5033"),
-        ({"results_bytes_max": 9}, r"results_bytes_max must be more than 2 \* part_bytes_max"),
+        ({"results_bytes_max": 9}, r"results_bytes_max must be more than 1 \* window_bytes_max"),
         ({"part_bytes_max": 60 * MEBIBYTE}, r"window_bytes_max must be more than 2"),
         ({"lease_seconds": 3.0}, r"lease_seconds must be more than 3 \* heartbeat_seconds"),
         ({"heartbeat_seconds": 3.0}, r"heartbeat_ttl_seconds must be more than 2"),

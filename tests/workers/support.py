@@ -24,7 +24,13 @@ def block_of(start: int, count: int, text: str = "chunk") -> Block:
 
 def lease_of(block: Block, stream: str = "ef:{j}:in") -> Lease:
     """A lease on a block that was delivered once."""
-    entry = Entry(stream, entry_id(block.start), encode(block), len(block.texts), block.token_count)
+    entry = Entry(
+        stream,
+        entry_id(block.start, len(block.texts)),
+        encode(block),
+        len(block.texts),
+        block.token_count,
+    )
     return Lease("j", entry, block)
 
 

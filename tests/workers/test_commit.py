@@ -12,7 +12,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Block, JobSpec
 from embedfarm.settings import Settings
-from tests.support import LiveServer
+from tests.support import LiveServer, force_log
 from tests.workers.support import (
     NULL,
     block_of,
@@ -167,7 +167,7 @@ def test_commit_waits_for_the_server(server: LiveServer, farm: Farm) -> None:
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
     batch = lease_all(job, blocks)
-    farm.client.waitaof(1, 0, 5000)
+    force_log(farm.client)
     server.kill()
     restart = threading.Timer(0.3, server.start)
     restart.start()

@@ -222,6 +222,23 @@ def test_equal_to_encode(
 
 
 @pytest.mark.parametrize("model", ["minilm", *KINDS])
+def test_device_batch_is_what_preprocessing_gives(
+    model: str, engines: dict[str, Engine], references: dict[str, SentenceTransformer]
+) -> None:
+    """Our padding is the tokenizer's, to the last place: side, filling, masks and token types."""
+    engine, reference = engines[model], references[model]
+    assert isinstance(engine, SentenceTransformerEngine)
+    rows = np.asarray([13, 4, 0, 6])
+    features = engine._features(engine.tokenise(TEXTS), rows)
+    prompt = reference.prompts.get(reference.default_prompt_name or "")
+    theirs = reference.preprocess([TEXTS[row] for row in rows], prompt=prompt)
+    assert features.keys() == theirs.keys()
+    for name, value in theirs.items():
+        same = torch.equal(features[name], value) if torch.is_tensor(value) else None
+        assert same or features[name] == value, name
+
+
+@pytest.mark.parametrize("model", ["minilm", *KINDS])
 def test_half_precision_is_close(
     model: str, directories: dict[str, str], expected: dict[str, NDArray[np.float32]]
 ) -> None:

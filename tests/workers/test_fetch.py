@@ -15,7 +15,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Block, JobShare, JobSpec, Plan, encode
 from embedfarm.settings import Settings
-from tests.support import LiveServer, wait_until
+from tests.support import LiveServer, force_log, wait_until
 from tests.workers.support import (
     FakeEngine,
     block_of,
@@ -232,7 +232,7 @@ def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -
 
     class Outage(Job):
         def begin(self) -> None:
-            self.client.waitaof(1, 0, 5000)
+            force_log(self.client)
             server.kill()
             super().begin()
 
@@ -256,7 +256,7 @@ def test_copies_are_second_tries(farm: Farm) -> None:
     give_plan(farm, share(2), worker="slow")
     slow = fetcher_on(farm, "slow")
     original = fetch(slow)
-    give_plan(farm, share(2, copies=[wire.entry_id(3), wire.entry_id(99)]))
+    give_plan(farm, share(2, copies=[wire.entry_id(3, 3), wire.entry_id(99, 1)]))
     fetcher = fetcher_on(farm)
     found = fetch(fetcher)
     assert [(lease.block.start, lease.copied) for lease in found.leases] == [(3, True)]
@@ -287,19 +287,24 @@ def test_block_that_failed_before_goes_alone(farm: Farm) -> None:
     assert (starts(fetch(fetcher))) == [10]
 
 
-def test_healthy_blocks_do_not_wait_beside_a_suspect(farm: Farm) -> None:
-    """What is healthy goes first; the suspect follows when it has the worker to itself."""
-    create_job(farm, [block_of(0, 10), block_of(10, 10)])
+def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
+    """What is healthy goes first; then the suspect, and nothing is leased beside it."""
+    job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
     for _ in range(2):
         assert starts(fetch(fetcher_on(farm))) == [0]
-    farm.job("j").read("w", 1)
+    job.read("w", 1)
     give_plan(farm, share(2))
     fetcher = fetcher_on(farm)
     healthy = fetch(fetcher)
     assert starts(healthy) == [10]
     assert fetcher.fetch() is None
     commit(fetcher, healthy)
-    assert starts(fetch(fetcher)) == [0]
+    suspect = fetch(fetcher)
+    assert starts(suspect) == [0]
+    assert fetcher.fetch() is None
+    assert job.backlog() == (1, 1)
+    commit(fetcher, suspect)
+    assert starts(fetch(fetcher)) == [20]
 
 
 def test_poison_costs_only_its_chunk(farm: Farm) -> None:
@@ -354,7 +359,9 @@ def test_pieces_make_up_the_block(count: int, number: int, with_ids: bool) -> No
 def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
     """A block of another version, or damaged, costs its own chunks and stops nobody."""
     job = create_job(farm, [block_of(0, 3)])
-    farm.client.xadd(BLOCKS, {"block": b"\x09junk", "count": 4, "tokens": 9}, id=wire.entry_id(3))
+    farm.client.xadd(
+        BLOCKS, {"block": b"\x09junk", "count": 4, "tokens": 9}, id=wire.entry_id(3, 4)
+    )
     give_plan(farm, share(2))
     fetcher = fetcher_on(farm)
     commit(fetcher, fetch(fetcher))
@@ -435,17 +442,19 @@ def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: Farm) 
 
     Two models at a time may not fit, and swapping for nothing would cost the job at hand.
     """
-    create_job(farm, [block_of(0, 3)], "a")
-    empty = create_job(farm, [], "b", "null:4")
-    give_plan(farm, share(1, "a"), share(1, "b"))
+    create_job(farm, [block_of(0, 3), block_of(3, 3)], "a")
+    other = create_job(farm, [], "b", "null:4")
+    give_plan(farm, share(1, "b"), share(1, "a"))
     fetcher = fetcher_on(farm)
+    engine = fetcher.models.prepare("a")
+    commit(fetcher, fetch(fetcher))
     batch = fetch(fetcher)
+    assert batch.job == "a"
+    assert batch.engine is engine, "b has no blocks"
+    other.set_state("open")
+    other.push([(block_of(0, 3), encode(block_of(0, 3)))])
     assert fetcher.fetch() is None
-    assert fetcher.models.loaded.startswith("null:8")
-    empty.set_state("open")
-    empty.push([(block_of(0, 3), encode(block_of(0, 3)))])
-    assert fetcher.fetch() is None
-    assert fetcher.models.loaded.startswith("null:8")
+    assert fetcher.models.loaded.startswith("null:8"), "a is on the device"
     commit(fetcher, batch)
     assert fetch(fetcher).engine.dimensions == 4
 

@@ -20,7 +20,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Block, Heartbeat, JobShare, Plan, encode
 from embedfarm.settings import Settings
-from tests.support import LiveServer, wait_until
+from tests.support import LiveServer, force_log, wait_until
 from tests.workers.support import block_of, create_job, embedded, null_vectors, results
 from workers import models
 from workers.engines import Engine
@@ -216,8 +216,9 @@ def test_leases_are_renewed(server: LiveServer, farm: Farm) -> None:
     job = create_job(farm, [block_of(0, 40)], model=SLOW)
     with working(worker_on(server)) as worker:
         wait_until(lambda: worker._current)
-        with working(worker_on(server, "cpu-1")):
+        with working(worker_on(server, "cpu-1")) as other:
             wait_until(lambda: done(job))
+    assert other.committer.duplicates == 0, "it never got the block"
     (result,) = results(job)
     assert (result.worker, result.errors) == (worker.name, [])
     assert result.seconds > SETTINGS.lease_seconds
@@ -258,7 +259,7 @@ def test_server_killed_and_restarted_in_mid_work(server: LiveServer, farm: Farm)
     """A worker waits for a server that comes back, and every chunk is embedded once."""
     blocks = blocks_of(30)
     job = create_job(farm, blocks, model="null:8:2000")
-    farm.client.waitaof(1, 0, 5000)
+    force_log(farm.client)
     with working(worker_on(server)) as worker:
         wait_until(lambda: worker.committer.chunks_done)
         server.kill()
@@ -306,10 +307,10 @@ def test_newer_process_takes_the_name(server: LiveServer, farm: Farm) -> None:
     """A second process of the same name wins: the first stops, and takes nothing from it."""
     old = Running(worker_on(server))
     wait_until(farm.workers)
-    with working(worker_on(server)) as new:
+    with working(worker_on(server, heartbeat_seconds=4.0, heartbeat_ttl_seconds=60.0)) as new:
         old.end()
         assert old.error is None
-        wait_until(lambda: [beat.incarnation for beat in farm.workers()] == [new.incarnation])
+        assert [beat.incarnation for beat in farm.workers()] == [new.incarnation]
 
 
 def test_stop_while_the_server_is_away(server: LiveServer, farm: Farm) -> None:
@@ -431,3 +432,22 @@ def test_memory_of_a_micro_batch_ends_with_its_commit(server: LiveServer, farm: 
         wait_until(lambda: done(job))
         wait_until(lambda: gc.collect() >= 0 and not any(ref() for ref in kept))
     assert kept
+
+
+def test_model_is_gone_before_the_next_one_is_loaded(
+    server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No stage keeps the previous model alive while the next one loads: both may not fit."""
+    opened: list[weakref.ref[Engine]] = []
+
+    def load(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
+        wait_until(lambda: gc.collect() >= 0 and not any(ref() for ref in opened))
+        engine = NullEngine.open(arguments[0])
+        opened.append(weakref.ref(engine))
+        return engine
+
+    monkeypatch.setattr(models, "open_engine", load)
+    jobs = [create_job(farm, blocks_of(2), f"j{size}", f"null:{size}") for size in (4, 8)]
+    with working(worker_on(server)):
+        wait_until(lambda: all(map(done, jobs)), 25)
+    assert len(opened) == 2
