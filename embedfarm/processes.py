@@ -252,6 +252,15 @@ def next_pause(pause: float, lived_seconds: float) -> float:
     return min(max(2 * pause, RESTART_SECONDS_MIN), RESTART_SECONDS_MAX)
 
 
+def stop_when_asked() -> threading.Event:
+    """An event that SIGTERM, SIGINT or the end of the supervisor sets, for a process of its own."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    watch_lifeline(stop.set)
+    return stop
+
+
 def watch_lifeline(stop: Callable[[], object]) -> None:
     """Calls `stop` from a thread as soon as the supervisor of this process is gone.
 

@@ -38,6 +38,9 @@ class Settings(BaseSettings):
     )
 
     redis_url: Annotated[str, Field(description="Server to use; empty: a private one.")] = ""
+    state_directory: Annotated[
+        Path, Field(description="Logs of `work`; logs and the private server of `up`.")
+    ] = Path("~/.local/state/embedfarm")
     model_cache: Annotated[
         Path | None, Field(description="Where hub models are kept; empty: the hub's own cache.")
     ] = None

@@ -195,6 +195,6 @@ def test_example_environment_has_what_units_use(path: Path) -> None:
 def test_worker_unit_is_one_device() -> None:
     """The template's instance names the device, and no hardening hides a GPU from the worker."""
     service = unit(DEPLOY / "systemd" / "embedfarm-worker@.service")["Service"]
-    assert service["ExecStart"].endswith("work --redis ${EMBEDFARM_REDIS_URL} --devices %i")
+    assert service["ExecStart"].endswith("work --devices %i")
     hiding = {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock"}
     assert not hiding & service.keys()

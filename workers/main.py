@@ -6,11 +6,9 @@ The server's URL comes from `EMBEDFARM_REDIS_URL`, where no process list shows i
 
 import argparse
 import logging
-import signal
 import sys
-import threading
 
-from embedfarm.processes import watch_lifeline
+from embedfarm.processes import stop_when_asked
 from embedfarm.settings import Settings
 from workers import devices
 from workers.worker import Worker
@@ -23,10 +21,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    watch_lifeline(stop.set)
+    stop = stop_when_asked()
     device = devices.pinned(arguments.device)
     torch_device = "cpu" if device.kind == "cpu" else "cuda:0"
     Worker(

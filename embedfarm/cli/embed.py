@@ -25,7 +25,8 @@ from embedfarm.records import JobSpec
 
 if TYPE_CHECKING:
     from collector.manifest import Manifest
-    from embedfarm.cli.run import Place, Request
+    from embedfarm.cli.request import Request
+    from embedfarm.cli.run import Place
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -89,7 +90,8 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     Without a server it runs a private farm for the time of the job. Status 3 means that some
     chunks failed and errors.jsonl names them; 130 that it was interrupted and can be resumed.
     """
-    from embedfarm.cli.run import Place, Request, tokenizer_file
+    from embedfarm.cli.request import Request, tokenizer_file
+    from embedfarm.cli.run import Place
     from producer.readers import CorpusOptions
 
     settings = read_settings(redis)
@@ -121,7 +123,8 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
 def run_to_end(request: "Request", place: "Place", *, as_json: bool) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
     from embedfarm.cli.progress import View
-    from embedfarm.cli.run import Interrupted, Run, check_finished
+    from embedfarm.cli.request import check_finished
+    from embedfarm.cli.run import Interrupted, Run
 
     stop = stop_on_signals()
     manifest = check_finished(request, place.out)

@@ -23,7 +23,7 @@ def verify(
     """Check that an output is complete and undamaged, and that it belongs to its corpus."""
     from collector import verify as verification
     from collector.manifest import read_manifest
-    from embedfarm.cli.run import read_again
+    from embedfarm.cli.request import read_again
 
     with plain_errors():
         source = None
@@ -51,7 +51,7 @@ def search(
     """Find the chunks nearest to a query, by exact cosine over all vectors."""
     from collector.manifest import read_manifest
     from collector.search import search as nearest
-    from embedfarm.cli.run import read_texts
+    from embedfarm.cli.request import read_texts
     from workers.engines import open_engine
 
     with plain_errors():

@@ -1,10 +1,7 @@
 """`embedfarm up | schedule | work`: the long-running roles."""
 
 import logging
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from embedfarm.broker import hide_password, wait_until_ready
@@ -21,13 +18,9 @@ from embedfarm.cli.options import (
 from embedfarm.processes import Supervisor
 
 WATCH_SECONDS = 0.5
-STATE_HOME = Path("~/.local/state/embedfarm")
 
 
 def up(
-    directory: Annotated[
-        Path, typer.Option(help="Where the server's data and the logs are.")
-    ] = STATE_HOME,
     workers: CpuWorkers = 0,
     devices: Devices = "all",
 ) -> None:
@@ -36,7 +29,7 @@ def up(
 
     settings = read_settings()
     stop = stop_on_signals()
-    place = directory.expanduser()
+    place = settings.state_directory.expanduser()
     with plain_errors(), run_local_farm(place, settings, devices, workers) as farm:
         console = Console(highlight=False, soft_wrap=True)
         console.print(f"up: {', '.join(sorted(farm.stations.pids))}; logs in {place / 'logs'}")
@@ -71,7 +64,7 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
         chosen = discover(devices, workers)
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         console = Console(highlight=False, soft_wrap=True)
-        logs = STATE_HOME.expanduser() / "logs"
+        logs = settings.state_directory.expanduser() / "logs"
         with Supervisor(children(chosen, settings), logs, settings.drain_seconds) as supervisor:
             labels = ", ".join(device.label for device in chosen)
             console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")

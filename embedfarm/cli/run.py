@@ -13,22 +13,29 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from collector.collect import Collector
-from collector.manifest import About, Manifest, PrefixCheck, SourceChanged, read_manifest
-from collector.output import STATE_DIRECTORY, Output, State, compare_requests, read_state
-from embedfarm import model_files
+from collector.manifest import About, Manifest, PrefixCheck, SourceChanged
+from collector.output import STATE_DIRECTORY, Output
 from embedfarm.broker import UNAVAILABLE, PrivateServer, connect
 from embedfarm.cli.local import SERVER_DIRECTORY, LocalFarm, run_local_farm
 from embedfarm.cli.progress import View
+from embedfarm.cli.request import Request, file_facts
 from embedfarm.farm import Farm, ModelRefused
 from embedfarm.jobs import JobGone, JobStatus
-from embedfarm.records import JobSpec, Rows, text_checksums
+from embedfarm.records import Rows, text_checksums
 from embedfarm.settings import Settings
-from producer.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
+from producer.readers import (
+    BadRow,
+    CorpusError,
+    fail_on_bad_row,
+    read_corpus,
+)
 from producer.submit import Rewind, Submitter
+from workers.devices import DeviceError
 
+STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
 SKIPPED_FILE: Final = "skipped.jsonl"
@@ -36,46 +43,6 @@ SKIPPED_FILE: Final = "skipped.jsonl"
 
 class Interrupted(RuntimeError):
     """Somebody stopped the command; the output can be resumed."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to embed and how; an output directory belongs to one of these.
-
-    Attributes:
-        sources: Files, directories, URLs, or "-".
-        options: How they are read.
-        skip_bad_rows: Whether a bad row is listed and left out, instead of ending the run.
-        spec: What the job asks for.
-        sink: "parquet", "npy" or "jsonl".
-    """
-
-    sources: tuple[str, ...]
-    options: CorpusOptions
-    skip_bad_rows: bool
-    spec: JobSpec
-    sink: str
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that decides about the output, for comparison with another run."""
-        spec = self.spec
-        return {
-            "sources": [_absolute(source) for source in self.sources],
-            **{f"read_{name}": value for name, value in self._reading().items()},
-            "skip_bad_rows": self.skip_bad_rows,
-            "model": spec.model,
-            "dtype": spec.dtype,
-            "vector_dtype": spec.vector_dtype,
-            "prompt": spec.prompt,
-            "max_length": spec.max_length,
-            "normalize": spec.normalize,
-            "dimensions": spec.dimensions,
-            "format": self.sink,
-        }
-
-    def _reading(self) -> dict[str, Any]:
-        """Options that decide what is read; the tokenizer's place follows from the model."""
-        return {k: v for k, v in asdict(self.options).items() if k != "tokenizer_file"}
 
 
 @dataclass(frozen=True)
@@ -119,18 +86,27 @@ class Run:
             ModelRefused: No worker can embed the job.
         """
         place = self.place
-        with (
-            Output(
-                place.out,
-                self.request.identity(),
-                sink=self.request.sink,
-                part_bytes_max=place.settings.part_bytes_max,
-            ) as output,
-            self._farm() as (url, local),
-        ):
-            manifest = self._drive(output, url, local)
+        begun = True
+        try:
+            with self._output() as output:
+                begun = bool(output.parts)
+                with self._farm() as (url, local):
+                    manifest = self._drive(output, url, local)
+        except (CorpusError, DeviceError, ModelRefused):
+            # A mistake in the command: the corrected one must not be taken for another request.
+            if not begun:
+                _remove_state(place.out)
+            raise
         _remove_state(place.out)
         return manifest
+
+    def _output(self) -> Output:
+        return Output(
+            self.place.out,
+            self.request.identity(),
+            sink=self.request.sink,
+            part_bytes_max=self.place.settings.part_bytes_max,
+        )
 
     @contextlib.contextmanager
     def _farm(self) -> Iterator[tuple[str, LocalFarm | None]]:
@@ -158,7 +134,7 @@ class Run:
             self._failure = self._failure or error
         self.stop.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(STOP_SECONDS_MAX)  # a producer may hang in its source, such as a pipe
         if self._failure is not None:
             raise self._failure
         if manifest is None:
@@ -266,7 +242,7 @@ class Run:
             fingerprint=fingerprint,
             source={
                 "sources": list(self.request.sources),
-                "files": _file_facts(self.request.sources),
+                "files": file_facts(self.request.sources),
                 "texts_sha256": self._source_sha256,
             },
             skipped=self._skipped,
@@ -277,70 +253,6 @@ class Run:
         manifest = output.finish(count, about)
         handle.delete()
         return manifest
-
-
-def read_again(manifest: Manifest, sources: Sequence[str], settings: Settings) -> Iterator[Rows]:
-    """The rows of a corpus, read as they were for a finished output."""
-    reading = {
-        name.removeprefix("read_"): value
-        for name, value in manifest.settings.items()
-        if name.startswith("read_")
-    }
-    tokenizer = tokenizer_file(sources, manifest.model, settings)
-    options = CorpusOptions(**reading, tokenizer_file=tokenizer)
-    skip = manifest.settings["skip_bad_rows"]
-    return read_corpus(sources, options, (lambda _: None) if skip else fail_on_bad_row)
-
-
-def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -> dict[int, str]:
-    """Texts of some chunks by index, as far as the corpus is still where it was."""
-    sources = manifest.settings["sources"]
-    if not all(Path(source).exists() for source in sources):
-        return {}
-    texts: dict[int, str] = {}
-    first = 0
-    for rows in read_again(manifest, sources, settings):
-        end = first + len(rows.texts)
-        texts |= {index: rows.texts[index - first] for index in indices if first <= index < end}
-        first = end
-        if first > max(indices, default=-1):
-            break
-    return texts
-
-
-def tokenizer_file(sources: Sequence[str], model: str, settings: Settings) -> str | None:
-    """The model's tokenizer.json, which only a directory needs, to cut its files by.
-
-    Raises:
-        ModelError: The model has none.
-    """
-    if not any(Path(source).is_dir() for source in sources):
-        return None
-    if model_files.is_null(model):
-        raise model_files.ModelError("a null model has no tokenizer to cut a directory's files by")
-    path = model_files.resolve(model, settings.model_cache) / "tokenizer.json"
-    if not path.exists():
-        raise model_files.ModelError(f"{path}, by which a directory's files are cut, is missing")
-    return str(path)
-
-
-def check_finished(request: Request, out: Path) -> Manifest | None:
-    """The manifest of an output that is finished already, None when there is work to do.
-
-    Raises:
-        OutputError: It is the output of another request, or its source has changed since.
-    """
-    if read_state(out) is not State.FINISHED:
-        return None
-    manifest = read_manifest(out)
-    compare_requests(out, manifest.settings, request.identity())
-    if manifest.source["files"] != _file_facts(request.sources) or not manifest.source["files"]:
-        check = PrefixCheck(manifest.parts)
-        for rows in read_corpus(request.sources, request.options, lambda _: None):
-            check.feed(text_checksums(rows.texts))
-        if check.finish() != manifest.source["texts_sha256"]:
-            raise SourceChanged(f"the source has more rows now than {out} was made from")
-    return manifest
 
 
 class SkippedFile:
@@ -405,16 +317,6 @@ def _job_id(out: Path) -> str:
 def _embed_seconds(status: JobStatus) -> float:
     """From the first block read to the last commit."""
     return max(0, status.last_commit_ms - status.first_read_ms) / 1000
-
-
-def _absolute(source: str) -> str:
-    return str(Path(source).resolve()) if Path(source).exists() else source
-
-
-def _file_facts(sources: Sequence[str]) -> dict[str, list[int]]:
-    """Size in bytes and time of change in ns of the sources that are local files."""
-    files = [Path(source) for source in sources if Path(source).is_file()]
-    return {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}
 
 
 def _remove_state(out: Path) -> None:

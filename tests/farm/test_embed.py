@@ -141,6 +141,15 @@ def damaged(folder: Path, kind: str) -> tuple[Path, str]:
     return path, r"absent\.jsonl"
 
 
+def test_a_corrected_command_is_not_refused(tmp_path: Path) -> None:
+    """A mistake before anything was embedded leaves nothing behind."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["a"])
+    out = tmp_path / "out"
+    assert run("embed", tmp_path / "corpus.jsnl", "--out", out, *MODEL).returncode == 2
+    done = run("embed", corpus, "--out", out, *MODEL)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "jsonl", "csv", "absent"])
 def test_a_bad_corpus_is_named(tmp_path: Path, kind: str) -> None:
     """What cannot be read ends with status 2 and a sentence with file, line and field."""

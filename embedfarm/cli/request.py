@@ -1,0 +1,127 @@
+"""What is asked of `embedfarm embed`, and how its corpus is found and read again later."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from collector.manifest import Manifest, PrefixCheck, SourceChanged, read_manifest
+from collector.output import State, compare_requests, read_state
+from embedfarm import model_files
+from embedfarm.records import JobSpec, Rows, text_checksums
+from embedfarm.settings import Settings
+from producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to embed and how; an output directory belongs to one of these.
+
+    Attributes:
+        sources: Files, directories, URLs, or "-".
+        options: How they are read.
+        skip_bad_rows: Whether a bad row is listed and left out, instead of ending the run.
+        spec: What the job asks for.
+        sink: "parquet", "npy" or "jsonl".
+    """
+
+    sources: tuple[str, ...]
+    options: CorpusOptions
+    skip_bad_rows: bool
+    spec: JobSpec
+    sink: str
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides about the output, for comparison with another run."""
+        spec = self.spec
+        return {
+            "sources": [_absolute(source) for source in self.sources],
+            **{f"read_{name}": value for name, value in self._reading().items()},
+            "skip_bad_rows": self.skip_bad_rows,
+            "model": spec.model,
+            "dtype": spec.dtype,
+            "vector_dtype": spec.vector_dtype,
+            "prompt": spec.prompt,
+            "max_length": spec.max_length,
+            "normalize": spec.normalize,
+            "dimensions": spec.dimensions,
+            "format": self.sink,
+        }
+
+    def _reading(self) -> dict[str, Any]:
+        """Options that decide what is read; the tokenizer's place follows from the model."""
+        return {k: v for k, v in asdict(self.options).items() if k != "tokenizer_file"}
+
+
+def read_again(manifest: Manifest, sources: Sequence[str], settings: Settings) -> Iterator[Rows]:
+    """The rows of a corpus, read as they were for a finished output."""
+    reading = {
+        name.removeprefix("read_"): value
+        for name, value in manifest.settings.items()
+        if name.startswith("read_")
+    }
+    tokenizer = tokenizer_file(sources, manifest.model, settings)
+    options = CorpusOptions(**reading, tokenizer_file=tokenizer)
+    skip = manifest.settings["skip_bad_rows"]
+    return read_corpus(sources, options, (lambda _: None) if skip else fail_on_bad_row)
+
+
+def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -> dict[int, str]:
+    """Texts of some chunks by index, as far as the corpus is still where it was."""
+    sources = manifest.settings["sources"]
+    if not all(Path(source).exists() for source in sources):
+        return {}
+    texts: dict[int, str] = {}
+    first = 0
+    for rows in read_again(manifest, sources, settings):
+        end = first + len(rows.texts)
+        texts |= {index: rows.texts[index - first] for index in indices if first <= index < end}
+        first = end
+        if first > max(indices, default=-1):
+            break
+    return texts
+
+
+def tokenizer_file(sources: Sequence[str], model: str, settings: Settings) -> str | None:
+    """The model's tokenizer.json, which only a directory needs, to cut its files by.
+
+    Raises:
+        ModelError: The model has none.
+    """
+    if not any(Path(source).is_dir() for source in sources):
+        return None
+    if model_files.is_null(model):
+        raise model_files.ModelError("a null model has no tokenizer to cut a directory's files by")
+    path = model_files.resolve(model, settings.model_cache) / "tokenizer.json"
+    if not path.exists():
+        raise model_files.ModelError(f"{path}, by which a directory's files are cut, is missing")
+    return str(path)
+
+
+def check_finished(request: Request, out: Path) -> Manifest | None:
+    """The manifest of an output that is finished already, None when there is work to do.
+
+    Raises:
+        OutputError: It is the output of another request, or its source has changed since.
+    """
+    if read_state(out) is not State.FINISHED:
+        return None
+    manifest = read_manifest(out)
+    compare_requests(out, manifest.settings, request.identity())
+    if manifest.source["files"] != file_facts(request.sources) or not manifest.source["files"]:
+        check = PrefixCheck(manifest.parts)
+        for rows in read_corpus(request.sources, request.options, lambda _: None):
+            check.feed(text_checksums(rows.texts))
+        if check.finish() != manifest.source["texts_sha256"]:
+            raise SourceChanged(f"the source has more rows now than {out} was made from")
+    return manifest
+
+
+def _absolute(source: str) -> str:
+    return str(Path(source).resolve()) if Path(source).exists() else source
+
+
+def file_facts(sources: Sequence[str]) -> dict[str, list[int]]:
+    """Size in bytes and time of change in ns of the sources that are local files."""
+    files = [Path(source) for source in sources if Path(source).is_file()]
+    return {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}
