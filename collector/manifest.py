@@ -42,8 +42,8 @@ class Layout(msgspec.Struct, frozen=True):
     """What every row of an output has in common.
 
     Attributes:
-        dimensions: Components per vector.
-        dtype: "float32" or "float16".
+        dimensions: Components per vector; bytes of one with eight sign bits each.
+        dtype: "float32", "float16", "int8" or "uint8" (sign bits).
         ids: Whether the chunks carry identifiers of the caller's.
     """
 
@@ -174,8 +174,8 @@ class Manifest(About, kw_only=True):
     Attributes:
         version: Of this layout.
         format: Name of the sink.
-        dimensions: Components per vector.
-        dtype: "float32" or "float16".
+        dimensions: Components per vector; bytes of one with eight sign bits each.
+        dtype: "float32", "float16", "int8" or "uint8" (sign bits).
         ids: Whether the identifiers of the chunks are stored.
         count: Chunks: indices 0 to `count - 1` are each in a part or in errors.jsonl.
         failed: Chunks in errors.jsonl.

@@ -21,7 +21,7 @@ from collector.manifest import (
 from collector.sinks import Batch
 from embedfarm.records import Result
 
-_DTYPES: Final = {"<f4": "float32", "<f2": "float16"}
+_DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|i1": "int8", "|u1": "uint8"}
 
 
 def layout_of(result: Result) -> Layout:

@@ -1,6 +1,6 @@
 """Exact nearest neighbours in a finished output, one part in memory at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.manifest import read_manifest
+from collector.manifest import Manifest, read_manifest
+from collector.quantised import restore
 from collector.sinks import Vectors, open_sink
 
 _ROWS_AT_A_TIME: Final = 8192
@@ -47,28 +48,37 @@ def search(directory: Path, query: NDArray[np.float32], k: int) -> list[Hit]:
         ValueError: The query is not a direction in the space of the output.
         OutputError: As `iter_vectors`.
     """
-    direction = _direction(query, read_manifest(directory).dimensions)
+    manifest = read_manifest(directory)
+    direction = _direction(query, manifest)
+    ranges = manifest.settings.get("ranges") or []
     best: list[Hit] = []
     for vectors in iter_vectors(directory):
-        for hits in _hits(vectors, direction, k):
+        for hits in _hits(vectors, direction, ranges, k):
             best = nsmallest(k, best + hits, key=lambda hit: (-hit.score, hit.index))
     return best
 
 
-def _direction(query: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+def _direction(query: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:
     """The query, scaled to length 1."""
-    if dimensions and query.shape != (dimensions,):
-        raise ValueError(f"the query has shape {query.shape}, the vectors ({dimensions},)")
+    width = -(-len(query) // 8) if manifest.dtype == "uint8" else len(query)
+    if manifest.dimensions and (query.ndim, width) != (1, manifest.dimensions):
+        raise ValueError(
+            f"the query has shape {query.shape}, the vectors ({manifest.dimensions},)"
+            f" of {manifest.dtype}"
+        )
     norm = np.linalg.norm(query)
     if not np.isfinite(norm) or not norm:
         raise ValueError(f"a query of length {norm} has no direction")
     return (query / norm).astype(np.float32)
 
 
-def _hits(vectors: Vectors, direction: NDArray[np.float32], k: int) -> Iterator[list[Hit]]:
+def _hits(
+    vectors: Vectors, direction: NDArray[np.float32], ranges: Sequence[Sequence[float]], k: int
+) -> Iterator[list[Hit]]:
     """The best of each slice of rows: as float32 a slice is small, a part might not be."""
     for first in range(0, len(vectors.indices), _ROWS_AT_A_TIME):
-        rows = vectors.matrix[first : first + _ROWS_AT_A_TIME].astype(np.float32, copy=False)
+        stored = vectors.matrix[first : first + _ROWS_AT_A_TIME]
+        rows = restore(stored, len(direction), ranges)
         norms = np.linalg.norm(rows, axis=1)
         scores = rows @ direction / np.maximum(norms, np.finfo(np.float32).tiny)
         best = np.argsort(-scores, kind="stable")[:k]

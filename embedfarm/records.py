@@ -61,8 +61,8 @@ class Result(Record):
     Attributes:
         start: Index of the first chunk in the job.
         count: Chunks in the block; rows in `vectors`.
-        dimensions: Components per vector.
-        dtype: numpy name of the components, little-endian: "<f4" or "<f2".
+        dimensions: Components per vector, or bytes of a vector of sign bits.
+        dtype: numpy name of the components, little-endian: "<f4", "<f2", "|i1" or "|u1".
         vectors: `count * dimensions` components, row-major; the row of a failed chunk is zero.
         checksums: `text_checksums` of the texts that were embedded, 4 bytes per chunk.
         ids: As in the block.
@@ -84,7 +84,7 @@ class Result(Record):
     worker: str = ""
     seconds: float = 0.0
 
-    def matrix(self) -> NDArray[np.floating[Any]]:
+    def matrix(self) -> NDArray[Any]:
         """Vectors as an array of shape (count, dimensions), without a copy."""
         return np.frombuffer(self.vectors, dtype=self.dtype).reshape(self.count, self.dimensions)
 
@@ -218,13 +218,15 @@ class JobSpec(Record):
     Attributes:
         model: Name or path, as the user wrote it.
         dtype: "auto", "float32", "bfloat16" or "float16": how the model computes.
-        vector_dtype: "float32" or "float16": what is stored.
+        vector_dtype: What is stored: "float32", "float16", "int8" or "ubinary" (sign bits).
         prompt: Text put before every chunk; "" for the model's own default, if it has one.
         max_length: Tokens kept of a chunk, 0 for the model's own limit.
         normalize: Whether vectors are scaled to length 1 even if the model does not.
         dimensions: Leading components kept (Matryoshka), 0 for all.
         created: Unix time.
         name: For people.
+        ranges: Least and greatest of each component for "int8", little-endian float32 of shape
+            (2, dimensions).
     """
 
     model: str
@@ -236,6 +238,7 @@ class JobSpec(Record):
     dimensions: int = 0
     created: float = 0.0
     name: str = ""
+    ranges: bytes = b""
 
 
 R = TypeVar("R", bound=Record)

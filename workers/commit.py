@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import redis
 from numpy.typing import NDArray
 
@@ -39,7 +38,7 @@ class Committer:
     commit_seconds: float = 0.0
     _last_end: float = 0.0
 
-    def commit(self, batch: MicroBatch, vectors: NDArray[np.floating[Any]]) -> None:
+    def commit(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
         """Store the results of all leases still ours; what is stored already does not change.
 
         Raises:

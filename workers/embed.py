@@ -12,7 +12,7 @@ from embedfarm.farm import model_key
 from workers.engines import DeviceFailed, OutOfMemory
 from workers.leases import MicroBatch
 from workers.packing import batch_tokens, pack
-from workers.results import VECTOR_DTYPES
+from workers.quantisation import quantise
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Embedder:
     slowdown: float = 1.0
     budgets: dict[str, int] = field(default_factory=dict)
 
-    def embed(self, batch: MicroBatch) -> NDArray[np.floating[Any]]:
-        """Vectors of all texts as they are stored, shape (n, dimensions); accounts go to `batch`.
+    def embed(self, batch: MicroBatch) -> NDArray[Any]:
+        """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.
 
         A chunk that the engine cannot embed gets a zero vector and an entry in `batch.reasons`.
         Rows of lost leases stay zero.
@@ -105,11 +105,11 @@ def _live_rows(batch: MicroBatch) -> NDArray[np.intp]:
     return np.flatnonzero(live)
 
 
-def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[np.floating[Any]]:
-    """Vectors in the type that is stored; rows that are not finite in it have failed."""
-    with np.errstate(over="ignore"):  # what is too large for it is caught below
-        stored = vectors.astype(VECTOR_DTYPES[batch.spec.vector_dtype], copy=False)
-    for row in np.flatnonzero(~np.isfinite(stored).all(axis=1)).tolist():
-        batch.reasons[row] = f"the model gave a vector that is not finite in {stored.dtype}"
+def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[Any]:
+    """Vectors as they are stored; rows that are not finite, or too large for that, have failed."""
+    stored = quantise(vectors, batch.spec)
+    seen = stored if stored.dtype.kind == "f" else vectors
+    for row in np.flatnonzero(~np.isfinite(seen).all(axis=1)).tolist():
+        batch.reasons[row] = f"the model gave a vector that is not finite in {seen.dtype}"
     stored[list(batch.reasons)] = 0
     return stored

@@ -244,8 +244,8 @@ class Fetcher:
         """Commit a block as failed."""
         engine = self.models.prepare(lease.job)
         if engine is not None:
-            dtype = self.models.spec(lease.job).vector_dtype
-            result = failure(lease, engine.dimensions, dtype, self.worker, reason)
+            spec = self.models.spec(lease.job)
+            result = failure(lease, spec, engine.dimensions, self.worker, reason)
             self.farm.job(lease.job).commit([(lease.entry, result)])
 
     def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:

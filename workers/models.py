@@ -10,6 +10,7 @@ from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.settings import Settings
 from workers.engines import Engine, open_engine
+from workers.quantisation import check_ranges
 
 REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
 
@@ -86,6 +87,7 @@ class Models:
             return self._engine
         try:
             engine = self._open(self.spec(job))
+            check_ranges(self.spec(job), engine.dimensions)
             self.farm.agree(job, engine.fingerprint)
         except (ModelError, ModelRefused, RecordError) as error:
             log.warning("job %s refused: %s", job, error)

@@ -6,20 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.records import ChunkError, Result, text_checksums
+from embedfarm.records import ChunkError, JobSpec, Result, text_checksums
 from workers.leases import Lease, MicroBatch
-
-VECTOR_DTYPES = {"float32": "<f4", "float16": "<f2"}
+from workers.quantisation import DTYPES, stored_width
 
 
 def results_of(
-    batch: MicroBatch, vectors: NDArray[np.floating[Any]], worker: str
+    batch: MicroBatch, vectors: NDArray[Any], worker: str
 ) -> Iterator[tuple[Lease, Result]]:
     """Results of the leases that are still ours, cut one at a time: each is a copy of its rows.
 
     Args:
         batch: An embedded micro-batch.
-        vectors: Of all its texts, shape (n, dimensions), as they are stored; a failed row is zero.
+        vectors: Of all its texts, shape (n, width), as they are stored; a failed row is zero.
         worker: Name that the results carry.
     """
     seconds_per_token = batch.forward_seconds / max(1, batch.real_tokens)
@@ -53,16 +52,18 @@ def results_of(
         yield lease, result
 
 
-def failure(lease: Lease, dimensions: int, dtype: str, worker: str, reason: str) -> Result:
+def failure(lease: Lease, spec: JobSpec, dimensions: int, worker: str, reason: str) -> Result:
     """The result of a block whose every chunk is given up on."""
     block = lease.block
     count = len(block.texts)
+    width = stored_width(spec, dimensions)
+    dtype = DTYPES[spec.vector_dtype]
     return Result(
         start=block.start,
         count=count,
-        dimensions=dimensions,
-        dtype=VECTOR_DTYPES[dtype],
-        vectors=bytes(count * dimensions * np.dtype(VECTOR_DTYPES[dtype]).itemsize),
+        dimensions=width,
+        dtype=dtype,
+        vectors=bytes(count * width * np.dtype(dtype).itemsize),
         checksums=text_checksums(block.texts),
         ids=block.ids,
         errors=[

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-import numpy as np
 import redis
 from numpy.typing import NDArray
 
@@ -43,7 +42,7 @@ FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-Embedded = tuple[MicroBatch, NDArray[np.floating[Any]]]
+Embedded = tuple[MicroBatch, NDArray[Any]]
 Facts = Callable[[], dict[str, float]]
 
 

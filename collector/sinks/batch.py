@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from collector.manifest import Layout, OutputError, Part
 
-Matrix: TypeAlias = NDArray[np.floating[Any]]
+Matrix: TypeAlias = NDArray[Any]  # of floats, int8, or uint8 with eight sign bits each
 
 
 class PartError(OutputError):

@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.files import Span, sha256_of, sync, sync_directory
-from collector.manifest import IDS_FILE, Layout, Part, Written
+from collector.manifest import IDS_FILE, Layout, Part, Written, read_failures
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
 
 EMBEDDINGS_FILE: Final = "embeddings.npy"
@@ -23,8 +24,8 @@ _MAGIC: Final = b"\x93NUMPY\x01\x00"
 class Npy:
     """Writes and reads `embeddings.npy`, and `ids.jsonl` with one JSON string a line.
 
-    The row of a failed chunk is NaN. Until all rows are there both names end in `.partial` and
-    the header is blank.
+    The row of a failed chunk is NaN, or zero where vectors are integers. Until all rows are there
+    both names end in `.partial` and the header is blank.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -75,9 +76,18 @@ class Npy:
         """The rows of a part, mapped, without those that are NaN."""
         matrix = self._map(layout)[part.start : part.end]
         ids = self._read_ids(part) if layout.ids else None
-        # A failed row is NaN throughout: its first component tells.
-        vectors = Batch(part.start, ids, matrix, ~np.isnan(matrix[:, 0])).vectors()
+        vectors = Batch(part.start, ids, matrix, self._good(part, matrix)).vectors()
         return check_layout(vectors, part, layout)
+
+    def _good(self, part: Part, matrix: Matrix) -> NDArray[np.bool_]:
+        """Which rows hold a vector; integers have no NaN to tell by."""
+        if matrix.dtype.kind == "f":
+            return np.asarray(~np.isnan(matrix[:, 0]))  # a failed row is NaN throughout
+        good = np.ones(len(matrix), dtype=np.bool_)
+        if part.errors:
+            failed = np.array([line.index for line in read_failures(self._directory)])
+            good[failed[(failed >= part.start) & (failed < part.end)] - part.start] = False
+        return good
 
     def _map(self, layout: Layout) -> Matrix:
         """The whole array, its header checked to the byte."""
@@ -119,11 +129,11 @@ class Npy:
 
 
 def _rows(batch: Batch) -> Matrix:
-    """The vectors, NaN where there are none."""
+    """The vectors, NaN or zero where there are none."""
     if batch.good.all():
         return batch.matrix
     rows = batch.matrix.copy()
-    rows[~batch.good] = np.nan
+    rows[~batch.good] = np.nan if rows.dtype.kind == "f" else 0
     return rows
 
 

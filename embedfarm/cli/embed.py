@@ -11,6 +11,7 @@ from rich.console import Console
 from embedfarm.cli.options import (
     FAILED_CHUNKS,
     INTERRUPTED,
+    USAGE,
     AsJson,
     CpuWorkers,
     Devices,
@@ -50,7 +51,15 @@ OnBadRow = Annotated[
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the model.")
 ]
-VectorDtype = Annotated[Literal["float32", "float16"], typer.Option(help="Of the stored vectors.")]
+VectorDtype = Annotated[
+    Literal["float32", "float16", "int8", "ubinary"], typer.Option(help="Of the stored vectors.")
+]
+Ranges = Annotated[
+    Path | None,
+    typer.Option(
+        help="For int8: a finished float output of this model, or ranges as .npy, shape (2, n)."
+    ),
+]
 OutputFormat = Annotated[
     Literal["parquet", "npy", "jsonl"], typer.Option("--format", help="Of the output.")
 ]
@@ -75,6 +84,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     on_bad_row: OnBadRow = "fail",
     dtype: Dtype = "auto",
     vector_dtype: VectorDtype = "float32",
+    ranges: Ranges = None,
     output_format: OutputFormat = "parquet",
     prompt: Prompt = "",
     max_length: MaxLength = 0,
@@ -109,6 +119,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             model=model,
             dtype=dtype,
             vector_dtype=vector_dtype,
+            ranges=_ranges(vector_dtype, ranges),
             prompt=prompt,
             max_length=max_length,
             normalize=normalize,
@@ -118,6 +129,15 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         )
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         run_to_end(request, Place(out, settings, devices, workers), as_json=as_json)
+
+
+def _ranges(vector_dtype: str, path: Path | None) -> bytes:
+    """Ranges as a job carries them; they come with "int8", and only with it."""
+    from collector.ranges import read_ranges
+
+    if (vector_dtype == "int8") != (path is not None):
+        fail("int8 vectors need --ranges, and nothing else does", USAGE)
+    return b"" if path is None else read_ranges(path).astype("<f4").tobytes()
 
 
 def run_to_end(request: "Request", place: "Place", *, as_json: bool) -> None:

@@ -63,7 +63,7 @@ def search(
             model=manifest.model,
             dtype="float32",
             max_length=manifest.settings["max_length"],
-            dimensions=manifest.dimensions,
+            dimensions=manifest.settings["dimensions"],
             normalize=manifest.settings["normalize"],
         )
         engine = open_engine(spec, "cpu", settings)

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from collector.manifest import Manifest, PrefixCheck, SourceChanged, read_manifest
 from collector.output import State, compare_requests, read_state
 from embedfarm import model_files
@@ -45,6 +47,7 @@ class Request:
             "max_length": spec.max_length,
             "normalize": spec.normalize,
             "dimensions": spec.dimensions,
+            "ranges": np.frombuffer(spec.ranges, "<f4").reshape(2, -1).tolist(),
             "format": self.sink,
         }
 

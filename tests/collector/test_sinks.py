@@ -19,6 +19,7 @@ from collector.manifest import About, Manifest
 from collector.output import JOURNAL_FILE, STATE_DIRECTORY, Output, State, read_state
 from collector.search import iter_vectors
 from collector.sinks import SINKS, PartError, open_sink
+from collector.verify import verify
 from embedfarm.records import ChunkError, Result, text_checksums
 
 COUNT = 22
@@ -232,6 +233,28 @@ def test_npy_can_be_mapped(tmp_path: Path) -> None:
     assert np.array_equal(array[0], case.matrix()[0])
     lines = (tmp_path / "ids.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(line) for line in lines] == case.ids(list(range(COUNT)))
+
+
+def test_failed_chunks_of_integers(tmp_path: Path) -> None:
+    """Where a row cannot be NaN, errors.jsonl tells a failed chunk from a vector of zeros."""
+    errors = [ChunkError(index=3, reason="odd")]
+    with Output(tmp_path, {}, sink="npy", part_bytes_max=6) as output:
+        for start in (0, 2):
+            output.add(
+                Result(
+                    start=start,
+                    count=2,
+                    dimensions=3,
+                    dtype="|u1",
+                    vectors=bytes(6),
+                    checksums=text_checksums(["a", "b"]),
+                    errors=errors if start else [],
+                )
+            )
+        output.finish(4, ABOUT)
+    assert np.load(tmp_path / "embeddings.npy").dtype == np.uint8
+    assert [vectors.indices.tolist() for vectors in iter_vectors(tmp_path)] == [[0, 1], [2]]
+    assert not verify(tmp_path)
 
 
 def test_parquet_is_plain(tmp_path: Path) -> None:

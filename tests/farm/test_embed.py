@@ -4,12 +4,15 @@ import gzip
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sentence_transformers.util import quantize_embeddings
 
+from collector.search import iter_vectors, search
 from tests.farm.harness import (
     check_output,
     manifest,
@@ -73,6 +76,39 @@ def test_other_formats_hold_the_same_vectors(tmp_path: Path, sink: str) -> None:
         vectors = np.array([json.loads(line)["embedding"] for line in lines], np.float32)
     np.testing.assert_array_equal(vectors, null_vectors(texts, 16))
     assert run("verify", out).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["int8", "ubinary"])
+@pytest.mark.parametrize("sink", ["parquet", "npy", "jsonl"])
+def test_quantised_vectors(tmp_path: Path, sink: str, kind: Literal["int8", "ubinary"]) -> None:
+    """Bytes and sign bits are those of the floats, by the ranges of an output of floats."""
+    texts = list(texts_of(300))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    words = ["--vector-dtype", kind, "--format", sink]
+    if kind == "int8":
+        assert run("embed", corpus, "--out", tmp_path / "floats", *MODEL).returncode == 0
+        words += ["--ranges", str(tmp_path / "floats")]
+    out = tmp_path / "out"
+    done = run("embed", corpus, "--out", out, *words, *MODEL)
+    assert done.returncode == 0, done.stderr
+    stored = np.concatenate([vectors.matrix for vectors in iter_vectors(out)])
+    floats = null_vectors(texts, 16)
+    ranges = np.stack([floats.min(axis=0), floats.max(axis=0)])
+    np.testing.assert_array_equal(stored, quantize_embeddings(floats, kind, ranges=ranges))
+    hits = search(out, floats[7], 1)
+    assert texts[hits[0].index] == texts[7]
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
+def test_int8_needs_ranges_of_its_model(tmp_path: Path) -> None:
+    """Ranges that are missing, superfluous or of another model end the run, before any vector."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
+    np.save(tmp_path / "ranges.npy", np.zeros((2, 15)))
+    ranges = ("--ranges", tmp_path / "ranges.npy")
+    for words in (("--vector-dtype", "int8"), ranges, ("--vector-dtype", "int8", *ranges)):
+        done = run("embed", corpus, "--out", tmp_path / "out", *words, *MODEL)
+        assert done.returncode == 2
+        assert "ranges" in done.stderr
 
 
 def test_strange_texts_become_vectors(tmp_path: Path) -> None:

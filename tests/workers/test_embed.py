@@ -222,7 +222,8 @@ def test_failure_names_every_chunk() -> None:
     block = Block(start=5, texts=["a", "b"], ids=["x", "y"])
     entry_lease = micro_batch([block], FakeEngine()).leases[0]
     lease = Lease("j", entry_lease.entry, block, deliveries=4)
-    result = failure(lease, 3, "float16", "worker", "why")
+    spec = JobSpec(model=NULL, vector_dtype="float16")
+    result = failure(lease, spec, 3, "worker", "why")
     assert [(e.index, e.reason, e.attempts) for e in result.errors] == [
         (5, "why", 4),
         (6, "why", 4),

@@ -1,0 +1,47 @@
+"""Ranges of components, which vectors of "int8" are stored by."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.manifest import OutputError
+from collector.search import iter_vectors
+from collector.sinks import Vectors
+
+
+def component_ranges(parts: Iterable[Vectors]) -> NDArray[np.float32]:
+    """Least and greatest of each component over all vectors, shape (2, dimensions).
+
+    Raises:
+        OutputError: There are none, or they are quantised themselves.
+    """
+    ranges: NDArray[np.float32] | None = None
+    for vectors in parts:
+        if vectors.matrix.dtype.kind != "f":
+            raise OutputError("ranges come from an output of floats")
+        if len(vectors.matrix):
+            found = np.stack([vectors.matrix.min(axis=0), vectors.matrix.max(axis=0)])
+            both = found if ranges is None else np.concatenate([ranges, found])
+            ranges = np.stack([both.min(axis=0), both.max(axis=0)]).astype(np.float32)
+    if ranges is None:
+        raise OutputError("ranges come from an output that has vectors")
+    return ranges
+
+
+def read_ranges(path: Path) -> NDArray[np.float32]:
+    """Ranges from a finished output of floats, or from an .npy of shape (2, dimensions).
+
+    Raises:
+        OutputError: It is neither.
+    """
+    if path.is_dir():
+        return component_ranges(iter_vectors(path))
+    try:
+        ranges = np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise OutputError(f"{path} holds no ranges: {error}") from error
+    if ranges.ndim != 2 or len(ranges) != 2 or not np.isfinite(ranges).all():  # noqa: PLR2004 # two rows
+        raise OutputError(f"{path} holds no ranges: it has shape {ranges.shape}, not (2, n)")
+    return np.asarray(ranges, dtype=np.float32)
