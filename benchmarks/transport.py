@@ -1,9 +1,9 @@
 """Everything but the model: throughput and memory of the whole farm with the null engine.
 
-    python -m benchmarks.transport [--chunks N] [--workers N] [--json]
+    python -m benchmarks.transport [--chunks N] [--workers N] [--format F] [--json]
 
-200-byte texts from a JSON Lines file, vectors of 384 floats in Parquet, all processes on this
-machine. Says what each process used, and so what bounds it.
+200-byte texts from JSON Lines, vectors of 384 floats in one .npy or in Parquet, all processes
+on this machine. Says what each process used, and so what bounds it.
 """
 
 import argparse
@@ -50,12 +50,14 @@ class Report:
 
     Attributes:
         chunks: In the corpus.
+        sink: Format of the output.
         embed_seconds: From the first block read to the last commit.
         wall_seconds: Of the whole command, its start and end included.
         usage: By process.
     """
 
     chunks: int
+    sink: str
     embed_seconds: float
     wall_seconds: float
     usage: dict[str, Usage]
@@ -74,7 +76,7 @@ def write_corpus(path: Path, chunks: int) -> None:
             file.write(json.dumps({"text": f"{index:012d} {filler}"[:TEXT_BYTES]}) + "\n")
 
 
-def run(directory: Path, chunks: int, workers: int) -> Report:
+def run(directory: Path, chunks: int, workers: int, sink: str = "parquet") -> Report:
     """Embed `chunks` texts in `directory`, and watch all processes.
 
     Raises:
@@ -82,7 +84,7 @@ def run(directory: Path, chunks: int, workers: int) -> Report:
     """
     corpus = directory / f"corpus-{chunks}.jsonl"
     write_corpus(corpus, chunks)
-    words = ["embed", str(corpus), "--out", str(directory / "vectors"), "--json"]
+    words = ["embed", str(corpus), "--out", str(directory / "vectors"), "--json", "--format", sink]
     words += ["--model", f"null:{DIMENSIONS}", "--workers", str(workers), "--devices", "cpu"]
     command = [sys.executable, "-c", "from embedfarm.cli import main; main()", *words]
     began = time.monotonic()
@@ -100,7 +102,7 @@ def run(directory: Path, chunks: int, workers: int) -> Report:
         raise RuntimeError(f"embedfarm ended with {process.returncode}: {errors}")
     facts: dict[str, Any] = json.loads(output)
     wall = time.monotonic() - began
-    return Report(facts["count"], facts["embed_seconds"], wall, dict(usage))
+    return Report(facts["count"], sink, facts["embed_seconds"], wall, dict(usage))
 
 
 def _watch(pid: int, usage: dict[str, Usage], ended: threading.Event) -> None:
@@ -138,10 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chunks", type=int, default=600_000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--format", choices=["parquet", "npy"], default="parquet")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
-        report = run(Path(directory), arguments.chunks, arguments.workers)
+        report = run(Path(directory), arguments.chunks, arguments.workers, arguments.format)
     sys.stdout.write(to_json(report) if arguments.json else to_table(report))
 
 
@@ -154,7 +157,9 @@ def to_json(report: Report) -> str:
 
 def to_table(report: Report) -> str:
     """The report for people."""
-    lines = [f"{report.chunks:,} chunks of {TEXT_BYTES} bytes to {DIMENSIONS} floats in Parquet:"]
+    lines = [
+        f"{report.chunks:,} chunks of {TEXT_BYTES} bytes to {DIMENSIONS} floats, {report.sink}:"
+    ]
     speed = f"{report.chunks_per_second:,.0f} chunks/s over {report.embed_seconds:.1f} s"
     lines.append(f"{speed} ({report.wall_seconds:.1f} s with start and end)")
     lines.append(f"{'process':32}{'CPU s':>8}{'peak MiB':>10}")

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -58,6 +59,24 @@ def remove_temporaries(directory: Path) -> None:
     """Delete what `replacing` left in `directory` when it was interrupted."""
     for path in directory.glob(f"*{TEMPORARY_SUFFIX}"):
         path.unlink()
+
+
+@contextmanager
+def hashing(*contents: bytes | memoryview) -> Iterator[Callable[[], str]]:
+    """Hexadecimal SHA-256 over `contents`, made while the block runs: neither waits for the other.
+
+    Calling what the block gets waits for it.
+    """
+    with ThreadPoolExecutor(1, "hash") as thread:
+        yield thread.submit(_digest, contents).result
+
+
+def _digest(contents: Iterable[bytes | memoryview]) -> str:
+    """SHA-256 over pieces in memory."""
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def sha256_of(spans: Iterable[Span]) -> str:

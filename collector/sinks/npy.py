@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.files import Span, sha256_of, sync, sync_directory
+from collector.files import hashing, sync, sync_directory
 from collector.manifest import IDS_FILE, Layout, Part, Written, read_failures
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
 
@@ -48,18 +48,19 @@ class Npy:
         """Append the rows; they are written from where they are, without a copy."""
         rows, lines = _rows(batch), _lines(batch)
         offset = _HEADER_BYTES + batch.start * rows[0].nbytes
-        spans = [self._put(EMBEDDINGS_FILE, offset, rows.data)]
-        if lines:
-            spans.append(self._put(IDS_FILE, self._ids_end_bytes, lines))
-        sync_directory(self._directory)
-        written = Written(
-            file=EMBEDDINGS_FILE,
-            offset_bytes=offset,
-            bytes=rows.nbytes,
-            ids_offset_bytes=self._ids_end_bytes,
-            ids_bytes=len(lines),
-            sha256=sha256_of(spans),
-        )
+        with hashing(rows.data, lines) as sha256:
+            self._put(EMBEDDINGS_FILE, offset, rows.data)
+            if lines:
+                self._put(IDS_FILE, self._ids_end_bytes, lines)
+            sync_directory(self._directory)
+            written = Written(
+                file=EMBEDDINGS_FILE,
+                offset_bytes=offset,
+                bytes=rows.nbytes,
+                ids_offset_bytes=self._ids_end_bytes,
+                ids_bytes=len(lines),
+                sha256=sha256(),
+            )
         self._ids_end_bytes += len(lines)
         return written
 
@@ -118,14 +119,12 @@ class Npy:
         """Where a file grows."""
         return self._directory / (name + PARTIAL_SUFFIX)
 
-    def _put(self, name: str, offset: int, content: bytes | memoryview) -> Span:
+    def _put(self, name: str, offset: int, content: bytes | memoryview) -> None:
         """Write durably at a place of a growing file."""
-        path = self._partial(name)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        with os.fdopen(os.open(self._partial(name), os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             file.seek(offset)
             file.write(content)
             sync(file)
-        return Span(path, offset, memoryview(content).nbytes)
 
 
 def _rows(batch: Batch) -> Matrix:

@@ -1,11 +1,9 @@
 """What the formats share that have one file for each part."""
 
-import hashlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from collector.files import replacing, sha256_of, whole
+from collector.files import hashing, replacing, sha256_of, whole
 from collector.manifest import Part, Written
 from collector.sinks.batch import PartError
 
@@ -17,12 +15,11 @@ def describe_part(path: Path) -> Written:
 
 
 def write_part(path: Path, data: memoryview) -> Written:
-    """Write a file that holds one part, and hash it meanwhile: neither waits for the other."""
-    with ThreadPoolExecutor(1, "hash") as thread:
-        digest = thread.submit(lambda: hashlib.sha256(data).hexdigest())
+    """Write a file that holds one part."""
+    with hashing(data) as sha256:
         with replacing(path) as file:
             file.write(data)
-        return Written(file=path.name, bytes=data.nbytes, sha256=digest.result())
+        return Written(file=path.name, bytes=data.nbytes, sha256=sha256())
 
 
 def check_parts(directory: Path, parts: Iterable[Part]) -> None:
