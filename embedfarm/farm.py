@@ -23,7 +23,7 @@ class ModelRefused(RuntimeError):
 
 def model_key(spec: JobSpec) -> str:
     """Name under which throughput of a model is remembered: all that changes its speed."""
-    return f"{spec.model}|{spec.dtype}|{spec.max_length}"
+    return f"{spec.model}|{spec.dtype}|{spec.max_length}|{spec.engine}"
 
 
 def length_class(tokens_mean: float) -> int:

@@ -217,7 +217,7 @@ class JobSpec(Record):
 
     Attributes:
         model: Name or path, as the user wrote it.
-        dtype: "auto", "float32", "bfloat16" or "float16": how the model computes.
+        dtype: How the model computes: "auto", "float32", "bfloat16", "float16" or "int8".
         vector_dtype: What is stored: "float32", "float16", "int8" or "ubinary" (sign bits).
         prompt: Text put before every chunk; "" for the model's own default, if it has one.
         max_length: Tokens kept of a chunk, 0 for the model's own limit.
@@ -227,6 +227,7 @@ class JobSpec(Record):
         name: For people.
         ranges: Least and greatest of each component for "int8", little-endian float32 of shape
             (2, dimensions).
+        engine: "auto", "torch" or "openvino".
     """
 
     model: str
@@ -239,6 +240,7 @@ class JobSpec(Record):
     created: float = 0.0
     name: str = ""
     ranges: bytes = b""
+    engine: str = "auto"
 
 
 R = TypeVar("R", bound=Record)

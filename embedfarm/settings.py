@@ -45,6 +45,10 @@ class Settings(BaseSettings):
         Path | None, Field(description="Where hub models are kept; empty: the hub's own cache.")
     ] = None
 
+    engine_cache: Annotated[Path, Field(description="Where converted models are kept.")] = Path(
+        "~/.cache/embedfarm"
+    )
+
     lease_seconds: Annotated[
         PositiveFloat,
         Field(description="A lease not renewed for this long goes to another worker."),

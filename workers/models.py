@@ -122,6 +122,7 @@ def _identity(spec: JobSpec) -> tuple[object, ...]:
     return (
         spec.model,
         spec.dtype,
+        spec.engine,
         spec.prompt,
         spec.max_length,
         spec.normalize,

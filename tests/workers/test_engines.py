@@ -37,6 +37,7 @@ TEXTS: Final = (
 )
 # Of these models a text without words has no vector of length 1 to compare, as of `encode` itself.
 WORDLESS: Final = {"static", "bag_of_words"}
+CONVERTED: Final = [f"openvino {kind}" for kind in ("minilm", *KINDS) if kind not in WORDLESS]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,9 +57,21 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def engines(directories: dict[str, str]) -> dict[str, Engine]:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A cache of our own for converted models."""
+    return Settings(engine_cache=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def engines(directories: dict[str, str], settings: Settings) -> dict[str, Engine]:
     """Every engine in float32, loaded once."""
-    return {kind: open_one(directories, kind) for kind in directories}
+    converted = [kind for kind in directories if kind not in {"null", *WORDLESS}]
+    return {kind: open_one(directories, kind) for kind in directories} | {
+        f"openvino {kind}": open_engine(
+            spec_of(directories, kind, engine="openvino"), "cpu", settings
+        )
+        for kind in converted
+    }
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +92,7 @@ def expected(references: dict[str, SentenceTransformer]) -> dict[str, NDArray[np
     return {kind: encode(reference, TEXTS) for kind, reference in references.items()}
 
 
-@pytest.fixture(params=["null", "minilm", *KINDS])
+@pytest.fixture(params=["null", "minilm", *KINDS, *CONVERTED])
 def kind(request: pytest.FixtureRequest) -> str:
     """Each engine and each kind of model."""
     return str(request.param)
@@ -210,12 +223,12 @@ def test_fingerprint_tells_apart_what_changes_vectors(
 # Models, against sentence-transformers.
 
 
-@pytest.mark.parametrize("model", ["minilm", *KINDS])
+@pytest.mark.parametrize("model", ["minilm", *KINDS, *CONVERTED])
 def test_equal_to_encode(
     model: str, engines: dict[str, Engine], expected: dict[str, NDArray[np.float32]]
 ) -> None:
     """Every vector has cosine 0.9999 at least, and the length, of `encode` of its own text."""
-    vectors, theirs = run(engines[model], TEXTS), expected[model]
+    vectors, theirs = run(engines[model], TEXTS), expected[model.removeprefix("openvino ")]
     assert cosines(vectors, theirs).min() >= 0.9999
     assert np.allclose(np.linalg.norm(vectors, axis=1), np.linalg.norm(theirs, axis=1), rtol=1e-3)
     assert theirs.any(axis=1).all() or model in WORDLESS
@@ -229,7 +242,7 @@ def test_device_batch_is_what_preprocessing_gives(
     engine, reference = engines[model], references[model]
     assert isinstance(engine, SentenceTransformerEngine)
     rows = np.asarray([13, 4, 0, 6])
-    features = engine._features(engine.tokenise(TEXTS), rows)
+    features = engine.features(engine.tokenise(TEXTS), rows)
     prompt = reference.prompts.get(reference.default_prompt_name or "")
     theirs = reference.preprocess([TEXTS[row] for row in rows], prompt=prompt)
     assert features.keys() == theirs.keys()

@@ -181,9 +181,9 @@ KINDS: Final[dict[str, Callable[[Path], SentenceTransformer]]] = {
 }  # fmt: skip
 
 
-def build(kind: str, directory: Path) -> Path:
-    """Files of a random model; the same kind is the same model every time."""
-    torch.manual_seed(len(kind))
+def build(kind: str, directory: Path, seed: int = 0) -> Path:
+    """Files of a random model; the same kind and seed are the same model every time."""
+    torch.manual_seed(len(kind) + 100 * seed)
     model = KINDS[kind](directory / "transformer")
     model.save(str(directory / "model"), create_model_card=False)
     return directory / "model"

@@ -91,4 +91,8 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
         SentenceTransformerEngine,
     )
 
+    if spec.engine == "openvino" or (spec.engine, spec.dtype) == ("auto", "int8"):
+        from workers.engines.openvino import open_openvino  # noqa: PLC0415 # the same
+
+        return open_openvino(spec, device, settings)
     return SentenceTransformerEngine.open(spec, device, settings.model_cache)

@@ -32,6 +32,8 @@ WARM_UP: Final = ("warm up", "a text that is a little longer than the other one 
 
 def resolve_dtype(dtype: str, device: str) -> str:
     """What "auto" means on a device: half precision only where the hardware computes in it."""
+    if dtype == "int8":
+        raise model_files.ModelError("torch does not compute in int8 here; OpenVINO does, on CPUs")
     if dtype != "auto":
         return dtype
     if device.startswith("cuda"):
@@ -135,7 +137,7 @@ class SentenceTransformerEngine:
         """
         try:
             with torch.inference_mode():
-                return self._embed(self._features(batch, rows))
+                return self._embed(self.features(batch, rows))
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise OutOfMemory(str(error)) from error
@@ -146,7 +148,7 @@ class SentenceTransformerEngine:
                 raise DeviceFailed(str(error)) from error
             raise
 
-    def _features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
+    def features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
         """One padded batch on the device, as the first module wants it."""
         if isinstance(batch.features, Tokens):
             features = self._pad(batch.features, batch.lengths[rows], rows)
@@ -157,6 +159,15 @@ class SentenceTransformerEngine:
             name: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
         }
+
+    def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
+        """The model's modules in order; all after the transformer in float32."""
+        for module in self.model:
+            features = module(features)
+            for name in ("token_embeddings", "sentence_embedding"):
+                if name in features:
+                    features[name] = features[name].float()
+        return torch.as_tensor(features["sentence_embedding"])
 
     def _pad(
         self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
@@ -182,13 +193,8 @@ class SentenceTransformerEngine:
         return features
 
     def _embed(self, features: dict[str, Any]) -> NDArray[np.float32]:
-        """The model's modules in order; all after the transformer in float32."""
-        for module in self.model:
-            features = module(features)
-            for name in ("token_embeddings", "sentence_embedding"):
-                if name in features:
-                    features[name] = features[name].float()
-        vectors = features["sentence_embedding"][:, : self.dimensions]
+        """Vectors as the job wants them."""
+        vectors = self.sentence_embeddings(features)[:, : self.dimensions]
         if self.spec.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
         return np.ascontiguousarray(vectors.cpu().numpy(), dtype=np.float32)

@@ -1,0 +1,94 @@
+"""What is OpenVINO's own: conversion, cache, precision and refusal; vectors are in test_engines."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from embedfarm.model_files import ModelError
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from tests.workers.tiny_models import SENTENCES, build
+from workers.engines import Engine, open_engine
+from workers.engines.calibration import TEXTS_MAX, calibration_texts
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def embed(engine: Engine) -> NDArray[np.float32]:
+    """Vectors of a few sentences."""
+    return engine.forward(engine.tokenise(SENTENCES), np.arange(len(SENTENCES)))
+
+
+def graphs(cache: Path) -> dict[Path, int]:
+    """Files of the cache with the times they were written at."""
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
+
+
+def test_a_graph_is_converted_once(tmp_path: Path) -> None:
+    """A second start reads the cache; another prompt or length is another graph."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    model = str(build("mean_pooled", tmp_path))
+    spec = JobSpec(model=model, dtype="float32", engine="openvino")
+    first = embed(open_engine(spec, "cpu", settings))
+    written = graphs(tmp_path / "cache")
+    assert len(written) == 2
+    np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
+    assert graphs(tmp_path / "cache") == written
+    other = JobSpec(model=model, dtype="float32", engine="openvino", prompt="p: ")
+    open_engine(other, "cpu", settings)
+    assert len(graphs(tmp_path / "cache")) == 4
+
+
+def test_a_graph_is_known_by_its_weights(tmp_path: Path) -> None:
+    """Other weights under the same name do not meet the graph of the old ones."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    place = tmp_path / "model"
+    vectors = []
+    for seed in (1, 2):
+        (tmp_path / str(seed)).mkdir()
+        build("mean_pooled", tmp_path / str(seed), seed).rename(place)
+        spec = JobSpec(model=str(place), dtype="float32", engine="openvino")
+        vectors.append(embed(open_engine(spec, "cpu", settings)))
+        place.rename(tmp_path / str(seed) / "used")
+    assert not np.allclose(vectors[0], vectors[1], atol=1e-3)
+
+
+def test_int8_is_close(tmp_path: Path) -> None:
+    """Eight bits keep a real model's vectors near, and the fingerprint says what they are."""
+    settings = Settings(engine_cache=tmp_path)
+    exact = open_engine(JobSpec(model=MINILM, dtype="float32", max_length=64), "cpu", settings)
+    spec = JobSpec(model=MINILM, dtype="int8", max_length=64)
+    quantised = open_engine(spec, "cpu", settings)
+    cosines = (embed(exact) * embed(quantised)).sum(axis=1)
+    assert 0.98 < cosines.min() < 0.99999
+    assert quantised.fingerprint["dtype"] == "int8"
+    np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), embed(quantised))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "device", "message"),
+    [
+        ("mean_pooled", {"engine": "openvino"}, "cuda:0", "CPUs only"),
+        ("mean_pooled", {"engine": "openvino", "dtype": "float16"}, "cpu", "float16"),
+        ("mean_pooled", {"engine": "torch", "dtype": "int8"}, "cpu", "int8"),
+        ("static", {"engine": "openvino"}, "cpu", "another module"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, kind: str, fields: dict[str, str], device: str, message: str
+) -> None:
+    """A device, precision or model that does not go with the engine is named."""
+    spec = JobSpec(model=str(build(kind, tmp_path)), **fields)  # type: ignore[arg-type] # all are texts
+    with pytest.raises(ModelError, match=message):
+        open_engine(spec, device, Settings(engine_cache=tmp_path / "cache"))
+
+
+def test_calibration_texts_are_real_and_the_same() -> None:
+    """Distinct texts of many lengths, in one order for every worker of the same Python."""
+    texts = calibration_texts()
+    assert texts == calibration_texts()
+    assert TEXTS_MAX / 2 < len(set(texts)) == len(texts) <= TEXTS_MAX
+    assert len(texts[0]) < 60
+    assert len(texts[-1]) > 1000

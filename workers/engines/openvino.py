@@ -1,0 +1,206 @@
+"""A SentenceTransformer on OpenVINO: its own modules, converted to one graph, on a CPU.
+
+Tokenising, padding and packing are those of the torch engine; only the arithmetic is OpenVINO's.
+In "int8" weights and activations are quantised, which a graph pays for with some of its accuracy:
+how much is measured against torch before it is used, and said.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers.base.modules import Transformer
+
+from embedfarm.model_files import ModelError
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from workers.engines.calibration import calibration_texts
+from workers.engines.sentence_transformer import WARM_UP, SentenceTransformerEngine
+from workers.packing import pack
+
+# A farm sends nothing to anybody: without this module, those that report their use do not.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # None: not importable
+
+import openvino  # noqa: E402 # after the line above
+
+DEVICE: Final = "CPU"
+PRECISIONS: Final = {
+    "float32": "f32",
+    "int8": "f32",
+    "bfloat16": "bf16",
+}  # of what is not quantised
+COSINES_MIN: Final = {"float32": 0.9999, "bfloat16": 0.999, "int8": 0.95}  # of any text with torch
+
+log = logging.getLogger(__name__)
+
+
+class OpenVinoEngine(SentenceTransformerEngine):
+    """The torch engine with another back end; opened by `open_openvino`."""
+
+    request: openvino.InferRequest
+    inputs: Sequence[str]
+
+    def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
+        """The graph in place of the modules."""
+        columns = [features[name].numpy() for name in self.inputs]
+        self.request.infer(columns, share_inputs=True)
+        return torch.from_numpy(self.request.get_output_tensor(0).data.copy())
+
+
+class _Graph(torch.nn.Module):
+    """All modules of a model in order, as one function of the tensors among its features."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module], features: dict[str, Any]) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(modules)
+        self.inputs = [name for name in features if torch.is_tensor(features[name])]
+        self.constants = {k: v for k, v in features.items() if k not in self.inputs}
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        """Embeddings of the texts, shape (n, dimensions)."""
+        features = dict(zip(self.inputs, columns, strict=True)) | self.constants
+        for part in self.parts:
+            features = part(features)
+        return torch.as_tensor(features["sentence_embedding"])
+
+
+def resolve_dtype(dtype: str) -> str:
+    """What "auto" means here: bfloat16 only where the processor computes in it.
+
+    Raises:
+        ModelError: OpenVINO does not compute in this type.
+    """
+    capabilities = openvino.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    if dtype == "auto":
+        return "bfloat16" if "BF16" in capabilities else "float32"
+    if dtype not in PRECISIONS:
+        raise ModelError(f"OpenVINO does not compute in {dtype} on a CPU")
+    return dtype
+
+
+def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEngine:
+    """The model on OpenVINO, from the cache or converted, and compared with torch.
+
+    Raises:
+        ModelError: The model is not to be had, does not convert, or loses too much by it.
+    """
+    if device != "cpu":
+        raise ModelError("OpenVINO embeds on CPUs only")
+    dtype = resolve_dtype(spec.dtype)
+    plain = SentenceTransformerEngine.open(
+        msgspec.structs.replace(spec, dtype="float32"), device, settings.model_cache
+    )
+    if not isinstance(plain.model[0], Transformer):
+        raise ModelError("OpenVINO takes transformers, and this model begins with another module")
+    fingerprint = plain.fingerprint | {"dtype": dtype}
+    engine = OpenVinoEngine(plain.model, spec, plain.device, fingerprint)
+    path = _cache_path(settings.engine_cache.expanduser(), fingerprint)
+    try:
+        _load(engine, path, dtype)
+        _compare(plain, engine, dtype)
+        engine.model.to("meta")  # torch's weights have done their work; the tokenizer stays
+    except RuntimeError as error:  # OpenVINO's errors are all of this kind
+        raise ModelError(f"{spec.model} does not run on OpenVINO: {error}") from error
+    return engine
+
+
+def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
+    """Give the engine its compiled graph."""
+    example = engine.features(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
+    graph = _Graph(list(engine.model), example)
+    engine.inputs = graph.inputs
+    core = openvino.Core()
+    if not path.exists():
+        _save(_convert(engine, graph, example, dtype), path)
+    compiled = core.compile_model(
+        core.read_model(path / "graph.xml"),
+        DEVICE,
+        {
+            "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "NUM_STREAMS": 1,  # a worker a device is the farm's way to have several
+            "ENABLE_CPU_PINNING": False,  # all workers of a host would pin to the same cores
+        },
+    )
+    engine.request = compiled.create_infer_request()
+
+
+def _convert(
+    engine: OpenVinoEngine, graph: _Graph, example: dict[str, Any], dtype: str
+) -> openvino.Model:
+    """The graph of a model, quantised where that is asked for."""
+    if engine.model.tokenizer.padding_side == "left":
+        # Padding before a text sees nothing at all, of which fused attention makes NaN.
+        cast("Any", engine.model[0]).auto_model.set_attn_implementation("eager")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tracing warns of every shape it sees, and of its own end
+        columns = tuple(example[name] for name in graph.inputs)
+        model = openvino.convert_model(graph.eval(), example_input=columns)
+    return _quantise(engine, model, graph.inputs) if dtype == "int8" else model
+
+
+def _quantise(
+    engine: OpenVinoEngine, model: openvino.Model, inputs: Sequence[str]
+) -> openvino.Model:
+    """Weights and activations in eight bits, their ranges from real texts."""
+    import nncf  # noqa: PLC0415 # seconds, which only this needs
+
+    batch = engine.tokenise(calibration_texts())
+    batches = pack(batch.lengths, engine.batch_tokens, engine.launch_tokens, padded=True)
+
+    def columns(rows: NDArray[np.intp]) -> list[NDArray[Any]]:
+        features = engine.features(batch, rows)
+        return [features[name].numpy() for name in inputs]
+
+    return nncf.quantize(
+        model,
+        nncf.Dataset(batches, columns),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(batches),
+    )
+
+
+def _cache_path(cache: Path, fingerprint: dict[str, str]) -> Path:
+    """Directory of a graph: it changes with the model, the job's options and OpenVINO itself."""
+    identity = fingerprint | {"openvino": openvino.__version__}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return cache / "openvino" / digest[:32]
+
+
+def _save(model: openvino.Model, path: Path) -> None:
+    """Put a graph at `path`, whole; of several workers that do so at once one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent))
+    openvino.save_model(model, temporary / "graph.xml", compress_to_fp16=False)
+    try:
+        temporary.rename(path)
+    except OSError:
+        if not path.exists():
+            raise
+        shutil.rmtree(temporary)
+
+
+def _compare(plain: SentenceTransformerEngine, engine: OpenVinoEngine, dtype: str) -> None:
+    """Refuse a graph whose vectors are not torch's; say what it loses."""
+    texts = calibration_texts()[::8]
+    batch, rows = plain.tokenise(texts), np.arange(len(texts))
+    ours, theirs = engine.forward(batch, rows), plain.forward(batch, rows)
+    norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    cosines = (ours * theirs).sum(axis=1) / norms
+    least, mean = float(cosines.min()), float(cosines.mean())
+    log.info(
+        "OpenVINO in %s against torch: cosine %.5f on average, %.5f at least", dtype, mean, least
+    )
+    if not least >= COSINES_MIN[dtype]:  # nor is it where it is NaN
+        raise ModelError(f"OpenVINO in {dtype} is off: cosine {least:.4f} with torch at worst")
