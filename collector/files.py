@@ -1,15 +1,18 @@
 """Files that survive a crash: whole or absent, and on the disk before anyone is told."""
 
 import hashlib
+import io
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 TEMPORARY_SUFFIX: Final = ".embedfarm.tmp"
-_READ_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 20
 
 
 class Span(NamedTuple):
@@ -61,22 +64,36 @@ def remove_temporaries(directory: Path) -> None:
         path.unlink()
 
 
-@contextmanager
-def hashing(*contents: bytes | memoryview) -> Iterator[Callable[[], str]]:
-    """Hexadecimal SHA-256 over `contents`, made while the block runs: neither waits for the other.
+class HashingFile(io.RawIOBase):
+    """Passes bytes on to a file, and hashes them on the way, while the processor still has them.
 
-    Calling what the block gets waits for it.
+    Attributes:
+        bytes: Passed on so far.
     """
-    with ThreadPoolExecutor(1, "hash") as thread:
-        yield thread.submit(_digest, contents).result
 
+    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
+        super().__init__()
+        self.bytes = 0
+        self._file = file
+        self._digest = digest
 
-def _digest(contents: Iterable[bytes | memoryview]) -> str:
-    """SHA-256 over pieces in memory."""
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(content)
-    return digest.hexdigest()
+    def write(self, data: "ReadableBuffer") -> int:
+        """Write all of `data`, a piece at a time."""
+        view = memoryview(data).cast("B")
+        for first in range(0, len(view), _PIECE_BYTES):
+            piece = view[first : first + _PIECE_BYTES]
+            self._digest.update(piece)
+            self._file.write(piece)
+        self.bytes += len(view)
+        return len(view)
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written, wherever in the file the first one is."""
+        return self.bytes
 
 
 def sha256_of(spans: Iterable[Span]) -> str:
@@ -97,6 +114,6 @@ def _read(span: Span) -> Iterator[bytes]:
     with span.path.open("rb") as file:
         file.seek(span.offset)
         left = span.bytes
-        while left and (piece := file.read(min(left, _READ_BYTES))):
+        while left and (piece := file.read(min(left, _PIECE_BYTES))):
             left -= len(piece)
             yield piece

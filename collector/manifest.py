@@ -92,7 +92,7 @@ class Part(Written, kw_only=True):
         count: Chunks, the failed ones included.
         rows: Vectors: `count - errors`.
         errors: Chunks that failed.
-        tokens: Real tokens that went through the model.
+        tokens: Tokens of the texts, as the model counts.
         texts_sha256: SHA-256 over the checksums of the chunks in order (`Result.checksums`).
     """
 
@@ -179,7 +179,7 @@ class Manifest(About, kw_only=True):
         ids: Whether the identifiers of the chunks are stored.
         count: Chunks: indices 0 to `count - 1` are each in a part or in errors.jsonl.
         failed: Chunks in errors.jsonl.
-        tokens: Real tokens that went through the model.
+        tokens: Tokens of the texts, as the model counts.
         errors_sha256: Of errors.jsonl, "" when no chunk failed.
         parts: In order; they tile the chunks.
         workers: What each worker did, by name.

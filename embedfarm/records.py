@@ -67,7 +67,7 @@ class Result(Record):
         checksums: `text_checksums` of the texts that were embedded, 4 bytes per chunk.
         ids: As in the block.
         errors: The chunks that failed.
-        token_count: Real tokens that went through the model.
+        token_count: Tokens of the texts, as the model counts; one that repeats counts every time.
         worker: Name of the worker that embedded the block.
         seconds: The block's share of the device's time.
     """

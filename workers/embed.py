@@ -32,8 +32,8 @@ class Embedder:
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
         """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.
 
-        A chunk that the engine cannot embed gets a zero vector and an entry in `batch.reasons`.
-        Rows of lost leases stay zero.
+        A text that repeats goes through the model once. A chunk that the engine cannot embed gets a
+        zero vector and an entry in `batch.reasons`. Rows of lost leases stay zero.
 
         Raises:
             DeviceFailed: Nothing works on this device any more; no chunk is to blame.
@@ -41,7 +41,9 @@ class Embedder:
         began = time.monotonic()
         rows = _live_rows(batch)
         vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
-        self._run(batch, rows, vectors)
+        sources = _first_rows(batch, rows)
+        self._run(batch, np.unique(sources), vectors)
+        _copy_repeated(batch, rows, sources, vectors)
         stored = _store(vectors, batch)
         batch.forward_seconds = time.monotonic() - began
         return stored
@@ -103,6 +105,28 @@ def _live_rows(batch: MicroBatch) -> NDArray[np.intp]:
         live[rows] = not lease.lost
     live[list(batch.reasons)] = False
     return np.flatnonzero(live)
+
+
+def _first_rows(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each of `rows`, the first of them with the same text."""
+    texts = [text for lease in batch.leases for text in lease.block.texts]
+    first: dict[str, int] = {}
+    found = (first.setdefault(texts[row], row) for row in rows.tolist())
+    return np.fromiter(found, dtype=np.intp, count=len(rows))
+
+
+def _copy_repeated(
+    batch: MicroBatch,
+    rows: NDArray[np.intp],
+    sources: NDArray[np.intp],
+    vectors: NDArray[np.float32],
+) -> None:
+    """Give the rows of repeated texts what became of the first ones, vectors or reasons."""
+    repeated = np.flatnonzero(rows != sources)
+    vectors[rows[repeated]] = vectors[sources[repeated]]
+    for row, source in zip(rows[repeated].tolist(), sources[repeated].tolist(), strict=True):
+        if source in batch.reasons:
+            batch.reasons[row] = batch.reasons[source]
 
 
 def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[Any]:

@@ -21,7 +21,7 @@ def results_of(
         vectors: Of all its texts, shape (n, width), as they are stored; a failed row is zero.
         worker: Name that the results carry.
     """
-    seconds_per_token = batch.forward_seconds / max(1, batch.real_tokens)
+    seconds_per_token = batch.forward_seconds / max(1, int(batch.tokenised.lengths.sum()))
     failed = sorted(batch.reasons)
     for lease, rows in batch.rows():
         if lease.lost:

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.files import replacing
 from collector.manifest import Layout, Part, Written
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
-from collector.sinks.part_files import check_parts, describe_part
+from collector.sinks.part_files import check_parts, write_part
 
 # As text a component takes about three times its memory: convert so many at a time.
 _COMPONENTS_AT_A_TIME: Final = 1 << 20
@@ -42,9 +41,7 @@ class Jsonl:
     def write(self, batch: Batch) -> Written:
         """Write one file."""
         path = self._directory / f"part-{batch.start:012d}.jsonl"
-        with replacing(path) as file:
-            file.writelines(_lines(batch.vectors()))
-        return describe_part(path)
+        return write_part(path, lambda file: file.writelines(_lines(batch.vectors())))
 
     def finish(self, count: int, layout: Layout) -> None:
         """Every part is final already."""

@@ -1,5 +1,6 @@
 """npy: one array for the whole corpus, row = index, to be mapped into memory."""
 
+import hashlib
 import os
 import struct
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.files import hashing, sync, sync_directory
+from collector.files import HashingFile, sync, sync_directory
 from collector.manifest import IDS_FILE, Layout, Part, Written, read_failures
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
 
@@ -48,19 +49,19 @@ class Npy:
         """Append the rows; they are written from where they are, without a copy."""
         rows, lines = _rows(batch), _lines(batch)
         offset = _HEADER_BYTES + batch.start * rows[0].nbytes
-        with hashing(rows.data, lines) as sha256:
-            self._put(EMBEDDINGS_FILE, offset, rows.data)
-            if lines:
-                self._put(IDS_FILE, self._ids_end_bytes, lines)
-            sync_directory(self._directory)
-            written = Written(
-                file=EMBEDDINGS_FILE,
-                offset_bytes=offset,
-                bytes=rows.nbytes,
-                ids_offset_bytes=self._ids_end_bytes,
-                ids_bytes=len(lines),
-                sha256=sha256(),
-            )
+        digest = hashlib.sha256()
+        self._put(EMBEDDINGS_FILE, offset, rows.data, digest)
+        if lines:
+            self._put(IDS_FILE, self._ids_end_bytes, lines, digest)
+        sync_directory(self._directory)
+        written = Written(
+            file=EMBEDDINGS_FILE,
+            offset_bytes=offset,
+            bytes=rows.nbytes,
+            ids_offset_bytes=self._ids_end_bytes,
+            ids_bytes=len(lines),
+            sha256=digest.hexdigest(),
+        )
         self._ids_end_bytes += len(lines)
         return written
 
@@ -68,7 +69,7 @@ class Npy:
         """Write the header and take the suffix away; a corpus without chunks has no array."""
         if not count:
             return
-        self._put(EMBEDDINGS_FILE, 0, _header(count, layout))
+        self._put(EMBEDDINGS_FILE, 0, _header(count, layout), hashlib.sha256())
         for name in (EMBEDDINGS_FILE, IDS_FILE):
             _rename(self._partial(name), self._directory / name)
         sync_directory(self._directory)
@@ -119,11 +120,13 @@ class Npy:
         """Where a file grows."""
         return self._directory / (name + PARTIAL_SUFFIX)
 
-    def _put(self, name: str, offset: int, content: bytes | memoryview) -> None:
-        """Write durably at a place of a growing file."""
+    def _put(
+        self, name: str, offset: int, content: bytes | memoryview, digest: "hashlib._Hash"
+    ) -> None:
+        """Write durably at a place of a growing file; what is written goes through `digest`."""
         with os.fdopen(os.open(self._partial(name), os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             file.seek(offset)
-            file.write(content)
+            HashingFile(file, digest).write(content)
             sync(file)
 
 

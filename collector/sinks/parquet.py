@@ -19,6 +19,7 @@ _AS_THEY_ARE: Final[dict[str, Any]] = {
     "use_dictionary": False,
     "write_statistics": ["index"],
     "write_batch_size": 1 << 16,
+    "data_page_size": 1 << 18,
 }
 
 
@@ -33,11 +34,10 @@ class Parquet:
         check_parts(self._directory, parts)
 
     def write(self, batch: Batch) -> Written:
-        """Write one file; the rows are encoded from where they are, into memory."""
+        """Write one file; the rows are encoded from where they are."""
         path = self._directory / f"part-{batch.start:012d}.parquet"
-        encoded = pa.BufferOutputStream()
-        pq.write_table(_table(batch.vectors()), encoded, **_AS_THEY_ARE)
-        return write_part(path, memoryview(encoded.getvalue()))
+        table = _table(batch.vectors())
+        return write_part(path, lambda file: pq.write_table(table, file, **_AS_THEY_ARE))
 
     def finish(self, count: int, layout: Layout) -> None:
         """Every part is final already."""

@@ -1,25 +1,20 @@
 """What the formats share that have one file for each part."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from collector.files import hashing, replacing, sha256_of, whole
+from collector.files import HashingFile, replacing
 from collector.manifest import Part, Written
 from collector.sinks.batch import PartError
 
 
-def describe_part(path: Path) -> Written:
-    """Facts about a file that holds one part."""
-    span = whole(path)
-    return Written(file=path.name, bytes=span.bytes, sha256=sha256_of([span]))
-
-
-def write_part(path: Path, data: memoryview) -> Written:
-    """Write a file that holds one part."""
-    with hashing(data) as sha256:
-        with replacing(path) as file:
-            file.write(data)
-        return Written(file=path.name, bytes=data.nbytes, sha256=sha256())
+def write_part(path: Path, write: Callable[[HashingFile], object]) -> Written:
+    """Let `write` write a file that holds one part; it takes its place when it is whole."""
+    with replacing(path) as file:
+        hashing = HashingFile(file, digest := hashlib.sha256())
+        write(hashing)
+    return Written(file=path.name, bytes=hashing.bytes, sha256=digest.hexdigest())
 
 
 def check_parts(directory: Path, parts: Iterable[Part]) -> None:

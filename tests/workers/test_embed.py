@@ -100,7 +100,7 @@ def test_results_are_those_of_a_direct_computation(sizes: list[int], budget: int
 @pytest.mark.parametrize("engine", [SmallDevice(), SmallUnpaddedDevice()])
 def test_out_of_memory_halves_the_budget(engine: SmallDevice | SmallUnpaddedDevice) -> None:
     """The budget shrinks until batches fit, is remembered for the model, and all rows are right."""
-    texts = [("x" * (1 + index % 9)) for index in range(50)]
+    texts = [f"{index:02d}" + "x" * (index % 9) for index in range(50)]
     spec = JobSpec(model=NULL)
     embedder = Embedder()
     found = run(micro_batch([Block(start=0, texts=texts)], engine, spec), embedder)
@@ -112,6 +112,39 @@ def test_out_of_memory_halves_the_budget(engine: SmallDevice | SmallUnpaddedDevi
     assert sum(map(len, engine.batches)) == 50, "nothing was tried twice"
     other = JobSpec(model="another")
     assert model_key(other) not in embedder.budgets
+
+
+@given(st.lists(st.sampled_from(["one", "two", "bad", "three", ""]), min_size=1, max_size=40))
+def test_a_text_that_repeats_goes_through_the_model_once(texts: list[str]) -> None:
+    """Each distinct text is run once, and every chunk of it gets its vector, or its reason."""
+    engine = Picky()
+    blocks = [Block(start=0, texts=texts[:7]), Block(start=len(texts[:7]), texts=texts[7:])]
+    batch = micro_batch([block for block in blocks if block.texts], engine)
+    found = run(batch)
+    good = sorted({text for text in texts if text not in ("bad", "")})
+    ran = sorted(text for texts in engine.batches for text in texts if "bad" not in texts)
+    assert ran == good
+    failed = errors(found)
+    assert set(failed) == {i for i, text in enumerate(texts) if text in ("bad", "")}
+    assert {failed[i] for i, text in enumerate(texts) if text == "bad"} <= {
+        "the model raised ValueError: cannot be"
+    }
+    vectors = np.concatenate([result.matrix() for result in found])
+    for text, vector in zip(texts, vectors, strict=True):
+        wanted = engine.vectors([text])[0] if text in good else np.zeros(2)
+        assert np.array_equal(vector, wanted)
+
+
+def test_repeated_texts_take_no_time() -> None:
+    """When half the texts repeat, the device is busy half as long, and tokens are still counted."""
+    engine = NullEngine.open(JobSpec(model="null:8:20000"))
+    distinct = [f"{index:04d} " + "x" * 95 for index in range(200)]
+    seconds = {}
+    for name, texts in (("distinct", distinct), ("repeated", distinct[:100] * 2)):
+        batch = micro_batch([Block(start=0, texts=texts)], engine)
+        assert sum(result.token_count for result in run(batch)) == 200 * 25
+        seconds[name] = batch.forward_seconds
+    assert seconds["repeated"] < 0.7 * seconds["distinct"]
 
 
 def test_chunk_that_never_fits_fails_alone() -> None:
