@@ -22,6 +22,7 @@ import psutil
 
 TEXT_BYTES: Final = 200
 DIMENSIONS: Final = 384
+FORMATS: Final = ("npy", "parquet")
 SAMPLE_SECONDS: Final = 0.1
 MEBIBYTE: Final = 1 << 20
 
@@ -136,20 +137,21 @@ def _name(process: psutil.Process) -> str:
 
 
 def main() -> None:
-    """Run once and print the report."""
+    """Run once for each format and print the reports."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chunks", type=int, default=600_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--format", choices=["parquet", "npy"], default="parquet")
+    parser.add_argument("--format", choices=FORMATS, help="one of them; default: all, in turn")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
-        report = run(Path(directory), arguments.chunks, arguments.workers, arguments.format)
-    sys.stdout.write(to_json(report) if arguments.json else to_table(report))
+    for sink in [arguments.format] if arguments.format else FORMATS:
+        with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
+            report = run(Path(directory), arguments.chunks, arguments.workers, sink)
+        sys.stdout.write(to_json(report) if arguments.json else to_table(report))
 
 
 def to_json(report: Report) -> str:
-    """The report as one JSON object."""
+    """The report as one JSON object, on a line."""
     peaks = {n: asdict(u) | {"rss_bytes": u.rss_bytes_max} for n, u in report.usage.items()}
     rate = {"chunks_per_second": report.chunks_per_second}
     return json.dumps(asdict(report) | rate | {"usage": peaks}) + "\n"
