@@ -154,6 +154,9 @@ class About(msgspec.Struct, kw_only=True):
         embed_seconds: Time from the first block to the last result.
         created: Unix time.
         versions: Libraries by name.
+        accounts: What each worker's device did in the run that finished the output, by name:
+            engine, padding, where time went, share of the peak, and a sample of its vectors beside
+            float32 (`embedfarm.accounts`).
     """
 
     job: str
@@ -166,6 +169,7 @@ class About(msgspec.Struct, kw_only=True):
     embed_seconds: float = 0.0
     created: float = msgspec.field(default_factory=time.time)
     versions: dict[str, str] = msgspec.field(default_factory=library_versions)
+    accounts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class Manifest(About, kw_only=True):

@@ -1,6 +1,7 @@
 """The farm on the server: its jobs, workers, plans, events, history, and the scheduler's lock."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -9,12 +10,14 @@ import redis
 from redis.commands.core import Script
 
 from embedfarm import wire
+from embedfarm.accounts import Account
 from embedfarm.broker import block_ms
 from embedfarm.jobs import Job, JobGone
 from embedfarm.records import Completion, Heartbeat, JobSpec, Plan, Rate, decode, encode
 
 HISTORY_SECONDS: Final = 30 * 86400
 WORKER_SECONDS: Final = 3600
+BUDGET_SECONDS: Final = 7 * 86400
 
 
 class ModelRefused(RuntimeError):
@@ -140,6 +143,14 @@ class Farm:
         if forgotten:
             self.client.hdel(wire.HISTORY, *forgotten)
 
+    def budget(self, device: str, model: str) -> int:
+        """Tokens of a device batch learned on such a device; 0 when nothing was."""
+        return int(cast("bytes | None", self.client.get(wire.budget_key(device, model))) or 0)
+
+    def learn_budget(self, device: str, model: str, tokens: int) -> None:
+        """Remember a budget; it is forgotten after a week, and then tried again."""
+        self.client.set(wire.budget_key(device, model), tokens, ex=BUDGET_SECONDS)
+
     # What a worker says about a job.
 
     def agree(self, job: str, fingerprint: Mapping[str, str]) -> None:
@@ -163,6 +174,20 @@ class Farm:
         """The fingerprint that the job's workers agreed on, empty before the first one."""
         data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "fingerprint"))
         return {} if data is None else dict(json.loads(data))
+
+    def account(self, job: str, worker: str, incarnation: str, account: Account) -> None:
+        """Note what a worker has done for a job so far, in place of what it noted before."""
+        self.job(job).note(f"account:{worker}#{incarnation}", encode(account))
+
+    def accounts(self, job: str) -> dict[str, Account]:
+        """Accounts by worker, those of its restarts added up."""
+        stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.JobKeys(job).meta))
+        accounts: defaultdict[str, Account] = defaultdict(Account)
+        for name in sorted(stored):
+            if name.startswith(b"account:"):
+                worker = name.decode().removeprefix("account:").rpartition("#")[0]
+                accounts[worker].add(decode(Account, stored[name]))
+        return dict(accounts)
 
     def refuse(self, job: str, worker: str, reason: str) -> None:
         """Note that a worker cannot embed a job, for people and for the submitter."""

@@ -159,7 +159,7 @@ class Job:
         if self.note("state", state) is None:
             raise JobGone(self.id)
 
-    def note(self, name: str, value: str | int, *, first: bool = False) -> bytes | None:
+    def note(self, name: str, value: str | int | bytes, *, first: bool = False) -> bytes | None:
         """Keep `value` in the job's `meta`; with `first`, only if nothing is there yet.
 
         Returns:

@@ -106,6 +106,10 @@ class Settings(BaseSettings):
     batch_tokens_max: Annotated[
         NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
     ] = 0
+    batch_bytes_max: Annotated[
+        NonNegativeInt,
+        Field(description="Device memory for device batches beside the model; 0: all there is."),
+    ] = 0
     redis_bytes_max: Annotated[
         PositiveInt, Field(description="`maxmemory` of the private server.")
     ] = 1024 * MEBIBYTE

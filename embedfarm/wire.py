@@ -20,12 +20,14 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:plan:<name>    string  Plan                             scheduler -> worker     5 s
     ef:{farm}:events         stream  completions, capped              worker    -> scheduler
     ef:{farm}:history        hash    worker|model|class -> Rate       scheduler -> scheduler  30 d
+    ef:{farm}:budget:<d>|<m> string  tokens of a device batch         worker    -> worker     7 d
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
-workers agreed on, and "refused:<worker>", why one cannot embed the job.
+workers agreed on, "refused:<worker>", why one cannot embed the job, and
+"account:<worker>#<incarnation>", an `Account` of what it did.
 """
 
 from dataclasses import dataclass
@@ -50,6 +52,11 @@ def worker_key(name: str) -> str:
 def plan_key(name: str) -> str:
     """Key of a worker's plan."""
     return f"ef:{{farm}}:plan:{name}"
+
+
+def budget_key(device: str, model: str) -> str:
+    """Key of the budget learned on a kind of device for a model."""
+    return f"ef:{{farm}}:budget:{device}|{model}"
 
 
 @dataclass(frozen=True)

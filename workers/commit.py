@@ -3,13 +3,15 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 import redis
 from numpy.typing import NDArray
 
+from embedfarm.accounts import Account
 from embedfarm.broker import persist
 from embedfarm.farm import Farm, model_key
 from embedfarm.records import Completion, Result
@@ -17,8 +19,10 @@ from embedfarm.settings import Settings
 from workers.leases import Holdings, Lease, MicroBatch, is_gone
 from workers.results import results_of
 
+ACCOUNTS_MAX: Final = 64  # jobs that this worker may come back to
 PIPELINE_BYTES: Final = 4 << 20  # results sent in one round trip
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -31,11 +35,11 @@ class Committer:
     holdings: Holdings
     settings: Settings
     stop: threading.Event
+    incarnation: str
+    device: str
     tokens_per_second: float = 0.0
-    tokens_done: int = 0
-    chunks_done: int = 0
-    duplicates: int = 0
-    commit_seconds: float = 0.0
+    total: Account = field(default_factory=Account)
+    _accounts: OrderedDict[str, Account] = field(default_factory=OrderedDict)
     _last_end: float = 0.0
 
     def commit(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
@@ -46,38 +50,59 @@ class Committer:
                 leases will expire.
         """
         began = time.monotonic()
-        chunks = tokens = 0
+        account = self._note(batch)
+        chunks = tokens = duplicates = 0
         for group in _groups(results_of(batch, vectors, self.worker)):
-            self._send(batch.job, group)
+            duplicates += self._send(batch.job, group)
             chunks += sum(result.count for _, result in group)
             tokens += sum(lease.entry.tokens for lease, _ in group)
         self.holdings.remove(batch.leases)
         ended = time.monotonic()
-        self.commit_seconds += ended - began
+        for each in (account, self.total):
+            each.chunks += chunks
+            each.duplicates += duplicates
+            each.spend("commit", ended - began)
         if chunks:
-            self._account(batch, chunks, tokens, ended)
+            self._report(batch, chunks, tokens, ended)
 
-    def _send(self, job: str, group: Sequence[tuple[Lease, Result]]) -> None:
-        """One round trip, repeated while the server is away: a repeated commit is a duplicate."""
+    def _note(self, batch: MicroBatch) -> Account:
+        """The account of the job, noted before the results: with the last one the job may end."""
+        account = self._accounts.setdefault(batch.job, Account(device=self.device))
+        self._accounts.move_to_end(batch.job)
+        if len(self._accounts) > ACCOUNTS_MAX:
+            self._accounts.popitem(last=False)
+        batch.account.engine = f"{batch.engine.name} {batch.engine.fingerprint.get('dtype', '')}"
+        batch.account.peak_flops_per_second = batch.engine.peak_flops_per_second
+        account.add(batch.account)
+        self.total.add(batch.account)
+        self._persist(lambda: self.farm.account(batch.job, self.worker, self.incarnation, account))
+        return account
+
+    def _send(self, job: str, group: Sequence[tuple[Lease, Result]]) -> int:
+        """One round trip, repeated while the server is away: a repeated commit is a duplicate.
+
+        Returns:
+            How many were duplicates.
+        """
         handle = self.farm.job(job)
         pairs = [(lease.entry, result) for lease, result in group]
         try:
-            answers = persist(
-                lambda: handle.commit(pairs), self.stop, self.settings.reconnect_seconds_max
-            )
+            return self._persist(lambda: handle.commit(pairs)).count("duplicate")
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise
             log.info("job %s was deleted; %d results dropped", job, len(group))
-        else:
-            self.duplicates += answers.count("duplicate")
+            return 0
 
-    def _account(self, batch: MicroBatch, chunks: int, tokens: int, ended: float) -> None:
+    def _persist(self, call: Callable[[], T]) -> T:
+        """Call, again and again while the server is away."""
+        return persist(call, self.stop, self.settings.reconnect_seconds_max)
+
+    def _report(self, batch: MicroBatch, chunks: int, tokens: int, ended: float) -> None:
         """Update the rate: tokens per second of the whole pipeline while it was busy."""
-        seconds = max(1e-6, ended - max(self._last_end, batch.fetch_began))
+        checked = batch.account.seconds.get("check", 0.0)  # once a job, no part of its speed
+        seconds = max(1e-6, ended - max(self._last_end, batch.fetch_began) - checked)
         self._last_end = ended
-        self.tokens_done += batch.real_tokens
-        self.chunks_done += chunks
         weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
         known = self.tokens_per_second or tokens / seconds
         self.tokens_per_second = known + weight * (tokens / seconds - known)
@@ -87,16 +112,12 @@ class Committer:
             job=batch.job,
             chunks=chunks,
             tokens=tokens,
-            padded_tokens=batch.padded_tokens,
-            real_tokens=batch.real_tokens,
+            padded_tokens=batch.account.padded_tokens,
+            real_tokens=batch.account.real_tokens,
             seconds=seconds,
             overhead_seconds=max(0.0, seconds - batch.forward_seconds),
         )
-        persist(
-            lambda: self.farm.report(completion, self.settings.events_max),
-            self.stop,
-            self.settings.reconnect_seconds_max,
-        )
+        self._persist(lambda: self.farm.report(completion, self.settings.events_max))
 
 
 def _groups(results: Iterable[tuple[Lease, Result]]) -> Iterator[list[tuple[Lease, Result]]]:

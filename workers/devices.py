@@ -47,6 +47,11 @@ class Device:
     cores: tuple[int, ...]
     memory_total_bytes: int
 
+    @property
+    def product(self) -> str:
+        """What devices have in common that can do the same."""
+        return f"{self.name}, {self.memory_total_bytes >> 30} GiB"
+
     def environment(self) -> dict[str, str]:
         """Variables that pin a process; they must be set before it loads CUDA or torch."""
         threads = str(max(1, len(self.cores)))
@@ -138,13 +143,15 @@ def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
         raise DeviceError(f"{device.label} ({device.uuid}): {error}") from error
 
 
-def pinned(label: str) -> Device:
+def pinned(label: str, nvml: ModuleType | None = None) -> Device:
     """The device that this process was pinned to, as its `environment` says."""
+    cores = available_cores()[: int(os.environ.get("OMP_NUM_THREADS", "1"))]
+    if not label.startswith("cuda"):
+        return Device("cpu", label, "", _cpu_name(), cores, psutil.virtual_memory().total)
     uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    kind: Literal["cpu", "cuda"] = "cuda" if label.startswith("cuda") else "cpu"
-    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-    cores = available_cores()[:threads]
-    return Device(kind, label, uuid, label, cores, psutil.virtual_memory().total)
+    unlisted = Device("cuda", label, uuid, label, cores, 0)  # such as a slice of a GPU
+    found = [gpu for gpu in describe_devices(nvml).gpus if gpu.uuid == uuid]
+    return replace((found or [unlisted])[0], label=label, cores=cores)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -191,10 +198,14 @@ def _quota(cpu_max: str) -> float:
 def _cpu_devices(workers: int) -> list[Device]:
     """CPU workers that split the available cores."""
     count = workers or cpu_workers_default(len(available_cores()))
-    name = platform.processor() or platform.machine()
+    name = _cpu_name()
     total = psutil.virtual_memory().total
     devices = [Device("cpu", f"cpu-{i}", "", name, (), total) for i in range(count)]
     return _share_cores(devices)
+
+
+def _cpu_name() -> str:
+    return platform.processor() or platform.machine()
 
 
 def _share_cores(devices: list[Device]) -> list[Device]:

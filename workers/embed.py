@@ -1,18 +1,28 @@
 """Second stage: a micro-batch through the model, device batch by device batch."""
 
+import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.farm import model_key
-from workers.engines import DeviceFailed, OutOfMemory
+from embedfarm.records import JobSpec
+from workers.budgets import Budgets
+from workers.engines import DeviceFailed, Engine, OutOfMemory
 from workers.leases import MicroBatch
 from workers.packing import batch_tokens, pack
+from workers.parity import check_parity
 from workers.quantisation import quantise
+
+JOBS_CHECKED_MAX: Final = 64
+
+OpenReference = Callable[[Engine, JobSpec], Engine | None]
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -20,14 +30,17 @@ class Embedder:
     """Runs micro-batches on one device and remembers how much it can take at once.
 
     Attributes:
-        batch_tokens_max: Budget of a device batch in padded tokens; 0 takes the engine's own.
+        budgets: Tokens of a device batch.
+        open_reference: Gives the same model in float32 on the CPU, None where there is none.
         slowdown: Makes the device this many times slower, for tests.
-        budgets: Learned budgets by model.
     """
 
-    batch_tokens_max: int = 0
+    budgets: Budgets = field(default_factory=Budgets)
+    open_reference: OpenReference = lambda _engine, _spec: None
     slowdown: float = 1.0
-    budgets: dict[str, int] = field(default_factory=dict)
+    _reference: Engine | None = None
+    _referred: Engine | None = None
+    _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
 
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
         """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.
@@ -42,10 +55,14 @@ class Embedder:
         rows = _live_rows(batch)
         vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
         sources = _first_rows(batch, rows)
-        self._run(batch, np.unique(sources), vectors)
+        distinct = np.unique(sources)
+        self._run(batch, distinct, vectors)
+        self._mend(batch, distinct, vectors)
         _copy_repeated(batch, rows, sources, vectors)
         stored = _store(vectors, batch)
-        batch.forward_seconds = time.monotonic() - began
+        batch.account.budget_tokens = self.budgets.tokens(batch.spec, batch.engine)
+        batch.account.spend("forward", time.monotonic() - began)
+        self._check(batch, distinct, vectors)
         return stored
 
     def _run(self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]) -> None:
@@ -56,11 +73,12 @@ class Embedder:
             try:
                 self._forward(batch, rows, vectors)
             except OutOfMemory as error:
+                batch.account.batches_refused += 1
                 if len(rows) == 1:
                     batch.reasons[int(rows[0])] = f"does not fit on the device: {error}"
                     continue
                 cost = batch_tokens(batch.tokenised.lengths[rows], padded=batch.engine.padded)
-                self.budgets[model_key(batch.spec)] = max(1, cost // 2)
+                self.budgets.halve(batch.spec, cost)
                 todo = self._pack(batch, np.concatenate([rows, *todo]))
             except DeviceFailed:
                 raise
@@ -75,12 +93,56 @@ class Embedder:
     def _pack(self, batch: MicroBatch, rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
         """Device batches of `rows` within the learned budget, the longest chunks last."""
         engine = batch.engine
-        budget = self.budgets.get(
-            model_key(batch.spec), self.batch_tokens_max or engine.batch_tokens
-        )
+        budget = self.budgets.tokens(batch.spec, engine)
         lengths = batch.tokenised.lengths[rows]
         batches = pack(lengths, budget, engine.launch_tokens, padded=engine.padded)
         return [rows[each] for each in reversed(batches)]
+
+    def _mend(
+        self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
+    ) -> None:
+        """Run rows again in float32 that came out as nothing: half precision has narrow limits."""
+        rows = _without_reason(batch, rows)
+        bad = rows[_unusable(vectors[rows])]
+        if not len(bad):
+            return
+        try:
+            reference = self._keep_reference(batch)
+            if reference is not None and reference is not batch.engine:
+                log.warning("%d vectors are not usable; run again in float32", len(bad))
+                batch.account.rows_repeated += len(bad)
+                for at, row in enumerate(bad):
+                    vectors[row] = reference.forward(batch.tokenised, bad[[at]])[0]
+        except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
+            log.warning("not run again in float32: %s", error)
+        for row in bad[~vectors[bad].any(axis=1)].tolist():
+            batch.reasons[row] = "the model gave the zero vector"
+
+    def _keep_reference(self, batch: MicroBatch) -> Engine | None:
+        """The reference, from now on at hand: a model that needs it once will need it again."""
+        if self._referred is not batch.engine:
+            self._reference = self.open_reference(batch.engine, batch.spec)
+            self._referred = batch.engine
+        return self._reference
+
+    def _check(
+        self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
+    ) -> None:
+        """Compare a sample of a job's first vectors with better ones."""
+        rows = _without_reason(batch, rows)
+        if batch.job in self._checked or not len(rows):
+            return
+        began = time.monotonic()
+        self._checked.append(batch.job)
+        batch.account.parity = check_parity(
+            batch.engine,
+            lambda: self.open_reference(batch.engine, batch.spec),
+            batch.tokenised,
+            rows,
+            vectors,
+        )
+        if batch.account.parity is not None:
+            batch.account.spend("check", time.monotonic() - began)
 
     def _forward(
         self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
@@ -89,8 +151,10 @@ class Embedder:
         began = time.monotonic()
         vectors[rows] = batch.engine.forward(batch.tokenised, rows)
         lengths = batch.tokenised.lengths[rows]
-        batch.real_tokens += int(lengths.sum())
-        batch.padded_tokens += batch_tokens(lengths, padded=batch.engine.padded)
+        batch.account.batches += 1
+        batch.account.real_tokens += int(lengths.sum())
+        batch.account.padded_tokens += batch_tokens(lengths, padded=batch.engine.padded)
+        batch.account.flops += batch.engine.flops(lengths)
         if self.slowdown > 1:
             threading.Event().wait((self.slowdown - 1) * (time.monotonic() - began))
 
@@ -105,6 +169,16 @@ def _live_rows(batch: MicroBatch) -> NDArray[np.intp]:
         live[rows] = not lease.lost
     live[list(batch.reasons)] = False
     return np.flatnonzero(live)
+
+
+def _without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The rows that have not failed."""
+    return rows[~np.isin(rows, list(batch.reasons))] if batch.reasons else rows
+
+
+def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which rows have no direction: not finite, or zero."""
+    return np.asarray(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
 
 
 def _first_rows(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -40,7 +40,6 @@ class Fetcher:
     settings: Settings
     stop: threading.Event
     tokens_per_second: float = 0.0
-    tokenise_seconds: float = 0.0
     _alone: bool = False
     _rescue_at: dict[str, float] = field(default_factory=dict)
     _events_seen: str = "$"
@@ -257,9 +256,10 @@ class Fetcher:
         except Exception as error:  # noqa: BLE001 # a tokenizer may raise anything; the chunk pays
             log.warning("tokenising failed, trying texts one by one: %r", error)
             tokenised, reasons = _tokenise_each(engine, texts)
-        self.tokenise_seconds += time.monotonic() - started
         spec = self.models.spec(job)
-        return MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
+        batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
+        batch.account.spend("tokenise", time.monotonic() - started)
+        return batch
 
 
 def pieces(block: Block, count: int) -> list[Block]:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from embedfarm.accounts import Account
 from embedfarm.jobs import Entry, JobGone
 from embedfarm.records import Block, JobSpec
 from workers.engines import Engine, Tokenised
@@ -43,9 +44,7 @@ class MicroBatch:
         reasons: Why single texts cannot be embedded, by row in `tokenised`.
         fetch_began: Monotonic time at which fetching began.
         forward_began: Monotonic time at which the device began, 0 before.
-        forward_seconds: Time on the device.
-        padded_tokens: Tokens through the device, padding included.
-        real_tokens: Tokens through the device, without padding.
+        account: What became of it so far.
     """
 
     job: str
@@ -56,9 +55,12 @@ class MicroBatch:
     reasons: dict[int, str]
     fetch_began: float
     forward_began: float = 0.0
-    forward_seconds: float = 0.0
-    padded_tokens: int = 0
-    real_tokens: int = 0
+    account: Account = field(default_factory=Account)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Time on the device."""
+        return self.account.seconds.get("forward", 0.0)
 
     def rows(self) -> Iterable[tuple[Lease, slice]]:
         """Each lease with its rows in `tokenised`."""

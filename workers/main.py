@@ -25,7 +25,13 @@ def main() -> int:
     device = devices.pinned(arguments.device)
     torch_device = "cpu" if device.kind == "cpu" else "cuda:0"
     Worker(
-        settings.redis_url, device.label, torch_device, settings, stop, lambda: _facts(device)
+        settings.redis_url,
+        device.label,
+        device.product,
+        torch_device,
+        settings,
+        stop,
+        lambda: _facts(device),
     ).run()
     return 0
 

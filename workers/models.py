@@ -9,7 +9,8 @@ from embedfarm.farm import Farm, ModelRefused, model_key
 from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.settings import Settings
-from workers.engines import Engine, open_engine
+from workers.engines import Engine, open_engine, open_reference
+from workers.engines.memory import limit_batches
 from workers.quantisation import check_ranges
 
 REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
@@ -98,6 +99,14 @@ class Models:
         self._accepted.add(job)
         return engine
 
+    def open_reference(self, engine: Engine, spec: JobSpec) -> Engine | None:
+        """The same model in float32 on the CPU; None where there is none.
+
+        Raises:
+            embedfarm.model_files.ModelError: It does not load a second time.
+        """
+        return open_reference(engine, spec, self.settings)
+
     def _open(self, spec: JobSpec) -> Engine:
         """The loaded engine if it serves `spec`, else a new one in its place."""
         if self._engine is not None and self._identity == _identity(spec):
@@ -107,10 +116,12 @@ class Models:
         gc.collect()  # its modules refer to each other, and the next one needs the memory
         began = time.monotonic()
         self.loading = True
+        limit_batches(self.torch_device, 0)  # the model is no part of what is limited
         try:
             self._engine = open_engine(spec, self.torch_device, self.settings)
         finally:
             self.loading = False
+        limit_batches(self.torch_device, self.settings.batch_bytes_max)
         self.load_seconds = time.monotonic() - began
         self.loaded, self._identity = model_key(spec), _identity(spec)
         log.info("loaded %s in %.1f s", spec.model, self.load_seconds)

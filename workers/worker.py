@@ -29,6 +29,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Heartbeat
 from embedfarm.settings import Settings
+from workers.budgets import Budgets
 from workers.commit import Committer
 from workers.embed import Embedder
 from workers.fetch import Fetcher
@@ -53,6 +54,7 @@ class Worker:
     Attributes:
         url: The server.
         device: Such as "cpu-0"; with the host's name it is the worker's name.
+        device_kind: What like devices share, such as "NVIDIA L4, 22 GiB".
         torch_device: "cpu" or "cuda:0" (the process sees only its own device).
         settings: The farm's limits.
         stop: Set by a signal, a lost parent or a failed stage.
@@ -61,6 +63,7 @@ class Worker:
 
     url: str
     device: str
+    device_kind: str
     torch_device: str
     settings: Settings
     stop: threading.Event
@@ -81,14 +84,23 @@ class Worker:
             farm, self.name, self.holdings, self.models, self.settings, self.stop
         )
         self.embedder = Embedder(
-            self.settings.batch_tokens_max, self.settings.slowdown.get(self.device, 1.0)
+            Budgets(farm, self.device_kind, self.settings.batch_tokens_max),
+            self.models.open_reference,
+            self.settings.slowdown.get(self.device, 1.0),
         )
-        self.committer = Committer(farm, self.name, self.holdings, self.settings, self.stop)
+        self.committer = Committer(
+            farm,
+            self.name,
+            self.holdings,
+            self.settings,
+            self.stop,
+            self.incarnation,
+            self.device_kind,
+        )
         self.ready: queue.Queue[MicroBatch] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
         self._hungry = threading.Event()
         self._ended = threading.Event()
-        self.where = {"queue": 0.0, "forward": 0.0}
 
     def run(self) -> None:
         """Work until `stop` is set, then finish the current micro-batch and hand the rest back.
@@ -160,21 +172,22 @@ class Worker:
             return
 
     def _forward(self, committing: threading.Thread) -> None:
+        job, ended = "", 0.0
         while not self.stop.is_set():
-            began = time.monotonic()
             try:
                 batch = self.ready.get(timeout=QUEUE_SECONDS)
             except queue.Empty:
                 continue
             self._hungry.set()  # only now, so that no more than the next one is ever leased
             batch.forward_began = time.monotonic()
-            self.where["queue"] += batch.forward_began - began
+            idle_since = ended if batch.job == job else batch.fetch_began
+            batch.account.spend("queue", batch.forward_began - idle_since)
             self._current = batch
             for lease in batch.leases:
                 lease.tried = True
             vectors = self.embedder.embed(batch)
             self._current = None
-            self.where["forward"] += batch.forward_seconds
+            job, ended = batch.job, time.monotonic()
             self._offer(self.done, (batch, vectors), committing.is_alive)
             del batch, vectors  # while we wait, their memory and model may be wanted
 
@@ -219,7 +232,7 @@ class Worker:
                 lease.lost = lease.lost or lease.entry.id in lost
 
     def _heartbeat(self) -> Heartbeat:
-        current = self._current
+        current, total = self._current, self.committer.total
         return Heartbeat(
             worker=self.name,
             incarnation=self.incarnation,
@@ -232,15 +245,11 @@ class Worker:
             held_tokens=self.holdings.tokens,
             held_seconds=0.0 if current is None else time.monotonic() - current.forward_began,
             tokens_per_second=self.committer.tokens_per_second,
-            tokens_done=self.committer.tokens_done,
-            chunks_done=self.committer.chunks_done,
+            tokens_done=total.real_tokens,
+            chunks_done=total.chunks,
             load_seconds=self.models.load_seconds,
             device_facts=self.facts(),
-            where=self.where
-            | {
-                "tokenise": self.fetcher.tokenise_seconds,
-                "commit": self.committer.commit_seconds,
-            },
+            where=dict(total.seconds),
         )
 
     def _state(self) -> str:

@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -186,6 +186,7 @@ def report(manifest: "Manifest", out: Path, *, finished: bool, as_json: bool) ->
                 "chunks_per_second": rate,
                 "tokens_per_second": tokens,
                 "workers": {n: w.chunks for n, w in manifest.workers.items()},
+                "accounts": manifest.accounts,
             }
         )
         return
@@ -202,10 +203,23 @@ def report(manifest: "Manifest", out: Path, *, finished: bool, as_json: bool) ->
     )
     for name, figures in sorted(manifest.workers.items()):
         share = figures.chunks / max(1, manifest.count)
-        console.print(f"  {name}: {figures.chunks:,} chunks ({share:.0%})")
+        account = describe_account(manifest.accounts.get(name, {}))
+        console.print(f"  {name}: {figures.chunks:,} chunks ({share:.0%}){account}")
     if manifest.skipped:
         console.print(
             f"[yellow]{manifest.skipped:,} bad rows skipped[/yellow]: {out}/skipped.jsonl"
         )
     if manifest.failed:
         console.print(f"[red]{manifest.failed:,} chunks failed[/red]: {out}/errors.jsonl")
+
+
+def describe_account(account: dict[str, Any]) -> str:
+    """What a worker's device did, in half a line; "" for one that did nothing in this run."""
+    if not account.get("engine"):
+        return ""
+    words = [account["engine"]]
+    names = {"busy_ratio": "busy", "padding_ratio": "padding", "peak_ratio": "of its peak"}
+    words += [f"{account[key]:.0%} {name}" for key, name in names.items() if key in account]
+    if account["parity"]:
+        words.append(f"cosine with float32 at least {account['parity']['reference_least']:.5f}")
+    return "; " + ", ".join(words)

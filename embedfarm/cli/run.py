@@ -18,6 +18,7 @@ from typing import Final
 from collector.collect import Collector
 from collector.manifest import About, Manifest, PrefixCheck, SourceChanged
 from collector.output import STATE_DIRECTORY, Output
+from embedfarm.accounts import describe
 from embedfarm.broker import UNAVAILABLE, PrivateServer, connect
 from embedfarm.cli.local import SERVER_DIRECTORY, LocalFarm, run_local_farm
 from embedfarm.cli.progress import View
@@ -249,6 +250,7 @@ class Run:
             settings=self.request.identity(),
             load_seconds=max((beat.load_seconds for beat in farm.workers()), default=0.0),
             embed_seconds=_embed_seconds(status),
+            accounts={name: describe(each) for name, each in farm.accounts(job).items()},
         )
         manifest = output.finish(count, about)
         handle.delete()

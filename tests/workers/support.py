@@ -82,6 +82,8 @@ class FakeEngine:
     A token is a character, so that a test decides what a text costs.
     """
 
+    name = "fake"
+    peak_flops_per_second = 0.0
     dimensions = 2
     padded = True
     batch_tokens = 1000
@@ -90,6 +92,10 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+
+    def flops(self, lengths: NDArray[np.int64]) -> float:
+        """One for a token."""
+        return float(lengths.sum())
 
     def tokenise(self, texts: Sequence[str]) -> Tokenised:
         """The texts themselves."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import redis
 
+from embedfarm.accounts import Parity
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
@@ -36,7 +37,9 @@ def farm(client: redis.Redis) -> Farm:
 
 def committer_on(farm: Farm, settings: Settings | None = None) -> Committer:
     """A third stage."""
-    return Committer(farm, "w", Holdings(), settings or Settings(), threading.Event())
+    return Committer(
+        farm, "w", Holdings(), settings or Settings(), threading.Event(), "1", "a kind"
+    )
 
 
 def lease_all(job: Job, blocks: Sequence[Block], model: str = NULL) -> MicroBatch:
@@ -64,8 +67,29 @@ def test_results_are_stored_and_acknowledged(farm: Farm) -> None:
     assert np.array_equal(embedded(job), null_vectors([t for b in blocks for t in b.texts]))
     status = job.status()
     assert (status.chunks_done, status.tokens_done, status.blocks_done) == (8, 32, 2)
-    assert status.real_tokens_done == batch.real_tokens == committer.tokens_done
-    assert (job.backlog(), committer.holdings.tokens, committer.chunks_done) == ((0, 0), 0, 8)
+    assert status.real_tokens_done == batch.account.real_tokens == committer.total.real_tokens
+    assert (job.backlog(), committer.holdings.tokens, committer.total.chunks) == ((0, 0), 0, 8)
+
+
+def test_accounts_are_noted_with_the_job(farm: Farm) -> None:
+    """What a worker did for a job stands there before the last result does, restarts included."""
+    blocks = [block_of(0, 3), block_of(3, 5)]
+    create_job(farm, blocks)
+    seen = []
+    for incarnation, block in zip("12", blocks, strict=True):
+        committer = committer_on(farm)
+        committer.incarnation = incarnation
+        entry = farm.job("j").read("w", 1)[0]
+        batch = micro_batch([block], NullEngine.open(JobSpec(model=NULL)))
+        batch.leases = [Lease("j", entry, block)]
+        vectors = Embedder().embed(batch)
+        batch.account.parity = Parity(texts=3)
+        committer.commit(batch, vectors)
+        seen.append(batch.account.real_tokens)
+        account = farm.accounts("j")["w"]
+        assert account.real_tokens == sum(seen)
+        assert (account.engine, account.device) == ("null float32", "a kind")
+        assert account.parity == Parity(texts=3)
 
 
 def test_large_results_go_in_several_round_trips(farm: Farm) -> None:
@@ -90,7 +114,7 @@ def test_second_commit_changes_nothing(farm: Farm) -> None:
     batch.leases[0].copied = True
     second.worker = "another"
     commit(second, batch)
-    assert (first.duplicates, second.duplicates) == (0, 1)
+    assert (first.total.duplicates, second.total.duplicates) == (0, 1)
     assert results(job) == stored
     assert job.status().chunks_done == 3
     assert second.holdings.tokens == 0
@@ -105,7 +129,7 @@ def test_lost_leases_are_dropped(farm: Farm) -> None:
     committer = committer_on(farm)
     commit(committer, batch)
     assert [result.start for result in results(job)] == [3]
-    assert (committer.chunks_done, committer.holdings.tokens) == (3, 0)
+    assert (committer.total.chunks, committer.holdings.tokens) == (3, 0)
 
 
 @pytest.mark.parametrize("fate", ["deleted", "cancelled"])
@@ -147,16 +171,20 @@ def test_rate_counts_the_whole_pipeline(farm: Farm) -> None:
     committer = committer_on(farm, Settings(rate_half_life_seconds=10))
     batch = micro_batch([block_of(0, 3)], NullEngine.open(JobSpec(model=NULL)))
     batch.fetch_began = 100.0
-    batch.forward_seconds = 1.5
-    committer._account(batch, 3, 200, 102.0)
+    batch.account.spend("forward", 1.5)
+    committer._report(batch, 3, 200, 102.0)
     assert committer.tokens_per_second == 100
     batch.fetch_began = 101.0  # while the one before was on the device
-    committer._account(batch, 3, 2000, 112.0)
+    committer._report(batch, 3, 2000, 112.0)
     assert committer.tokens_per_second == pytest.approx(150), "ten seconds count half"
     batch.fetch_began = 500.0
-    committer._account(batch, 3, 0, 510.0)
+    committer._report(batch, 3, 0, 510.0)
     assert committer.tokens_per_second == pytest.approx(75), "idle time does not count"
+    batch.account.spend("check", 4.0)
+    batch.fetch_began = 600.0
+    committer._report(batch, 3, 600, 610.0)
     _, completions = farm.events("0", 0.01)
+    assert completions.pop().seconds == 6.0, "nor does the parity check"
     assert [c.seconds for c in completions] == [2.0, 10.0, 10.0]
     assert [c.tokens for c in completions] == [200, 2000, 0]
     assert completions[0].overhead_seconds == 0.5

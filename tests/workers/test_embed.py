@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from embedfarm.farm import model_key
 from embedfarm.records import Block, JobSpec, Result, text_checksums
 from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
+from workers.budgets import Budgets
 from workers.embed import Embedder
-from workers.engines import DeviceFailed, OutOfMemory
+from workers.engines import DeviceFailed, Engine, OutOfMemory
 from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
+from workers.parity import sample_rows
 from workers.results import failure, results_of
 
 
@@ -87,14 +88,14 @@ def test_results_are_those_of_a_direct_computation(sizes: list[int], budget: int
     """Whatever the blocks and the budget, each chunk's vector is its own, under its own index."""
     blocks = [block_of(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
     batch = micro_batch(blocks, NullEngine.open(JobSpec(model=NULL)))
-    found = run(batch, Embedder(batch_tokens_max=budget))
+    found = run(batch, Embedder(Budgets(batch_tokens_max=budget)))
     texts = [text for block in blocks for text in block.texts]
     expected = null_vectors(texts)
     assert [(r.start, r.count) for r in found] == [(b.start, len(b.texts)) for b in blocks]
     assert np.array_equal(np.concatenate([result.matrix() for result in found]), expected)
     assert b"".join(result.checksums for result in found) == text_checksums(texts)
-    assert sum(result.token_count for result in found) == batch.real_tokens
-    assert batch.real_tokens <= batch.padded_tokens
+    assert sum(result.token_count for result in found) == batch.account.real_tokens
+    assert batch.account.real_tokens <= batch.account.padded_tokens
 
 
 @pytest.mark.parametrize("engine", [SmallDevice(), SmallUnpaddedDevice()])
@@ -106,12 +107,12 @@ def test_out_of_memory_halves_the_budget(engine: SmallDevice | SmallUnpaddedDevi
     found = run(micro_batch([Block(start=0, texts=texts)], engine, spec), embedder)
     assert not errors(found)
     assert np.array_equal(found[0].matrix(), engine.vectors(texts))
-    assert 1 <= embedder.budgets[model_key(spec)] <= engine.tokens_max
+    assert 1 <= embedder.budgets.tokens(spec, engine) <= engine.tokens_max
     engine.batches.clear()
     run(micro_batch([Block(start=0, texts=texts)], engine, spec), embedder)
     assert sum(map(len, engine.batches)) == 50, "nothing was tried twice"
     other = JobSpec(model="another")
-    assert model_key(other) not in embedder.budgets
+    assert embedder.budgets.tokens(other, engine) == engine.batch_tokens
 
 
 @given(st.lists(st.sampled_from(["one", "two", "bad", "three", ""]), min_size=1, max_size=40))
@@ -180,6 +181,120 @@ def test_vectors_that_are_not_finite_fail(dtype: str, failed: list[int]) -> None
     assert np.isfinite(found[0].matrix()).all()
     assert not found[0].matrix()[failed].any()
     assert found[0].matrix()[0].tolist() == [4, ord("f")]
+
+
+class Narrow(FakeEngine):
+    """Gives nothing usable for some texts, as half precision may."""
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """NaN for "nan...", zero for "zero..."."""
+        vectors = super().vectors(texts)
+        for row, text in enumerate(texts):
+            if text.startswith(("nan", "zero")):
+                vectors[row] = np.nan if text.startswith("nan") else 0
+        return vectors
+
+
+class Plain(FakeEngine):
+    """The same in float32, where only one text has no direction."""
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Zero for one text."""
+        vectors = super().vectors(texts)
+        vectors[[row for row, text in enumerate(texts) if text == "zero for ever"]] = 0
+        return vectors
+
+
+def test_unusable_vectors_are_made_again_in_float32() -> None:
+    """NaN and zero rows come from the reference, opened once; what stays zero fails by name."""
+    texts = ["fine", "nan one", "zero two", "nan one", "zero for ever"]
+    engine, reference, opened = Narrow(), Plain(), []
+
+    def open_reference(engine: Engine, spec: JobSpec) -> Engine:
+        opened.append((engine, spec))
+        return reference
+
+    embedder = Embedder(open_reference=open_reference)
+    embedder._checked.append("j")  # the parity check opens a reference of its own
+    for _ in range(2):
+        batch = micro_batch([Block(start=0, texts=texts)], engine)
+        (found,) = run(batch, embedder)
+        assert [(e.index, e.reason) for e in found.errors] == [
+            (4, "the model gave the zero vector")
+        ]
+        assert np.array_equal(found.matrix()[:4], Plain().vectors(texts[:4]))
+        assert batch.account.rows_repeated == 3
+    assert len(opened) == 1
+    assert sorted(reference.batches[:3]) == [["nan one"], ["zero for ever"], ["zero two"]]
+
+
+def test_a_reference_that_fails_costs_only_the_bad_rows() -> None:
+    """Without a reference the unusable rows fail, and no other does."""
+
+    def open_reference(engine: Engine, spec: JobSpec) -> Engine:
+        raise ValueError(f"no {spec.model} beside {engine}")
+
+    batch = micro_batch([Block(start=0, texts=["fine", "nan", "zero"])], Narrow())
+    (found,) = run(batch, Embedder(open_reference=open_reference))
+    assert list(errors([found])) == [1, 2]
+    assert batch.account.parity is None
+
+
+def test_a_job_is_checked_once() -> None:
+    """The first micro-batch of a job carries the parity of a sample, later ones none."""
+
+    class Rough(FakeEngine):
+        """A quarter of a right angle off."""
+
+        def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            """Equal components."""
+            return np.ones((len(texts), 2), np.float32)
+
+    class Exact(FakeEngine):
+        """Points along the first component."""
+
+        def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            """Unit vectors."""
+            return np.tile(np.asarray([1, 0], np.float32), (len(texts), 1))
+
+    embedder = Embedder(open_reference=lambda _engine, _spec: Exact())
+    first, second = (micro_batch([block_of(0, 30)], Rough()) for _ in range(2))
+    run(first, embedder)
+    run(second, embedder)
+    parity = first.account.parity
+    assert parity is not None
+    assert parity.texts == 8
+    assert parity.reference_least == pytest.approx(np.sqrt(0.5))
+    assert parity.reference_mean == pytest.approx(np.sqrt(0.5))
+    assert parity.composition_least == pytest.approx(1)
+    assert "check" in first.account.seconds
+    assert second.account.parity is None
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=60))
+def test_sample_is_small_and_spread(lengths: list[int]) -> None:
+    """At most 8 texts and 1,024 tokens, the shortest among them; at least one whatever it costs."""
+    sizes = np.asarray(lengths)
+    sample = sample_rows(sizes, np.arange(len(sizes)))
+    assert 1 <= len(sample) <= 8
+    assert len(set(sample.tolist())) == len(sample)
+    assert sizes[sample].sum() <= 1024 or len(sample) == 1
+    assert sizes[sample].min() == sizes.min()
+
+
+def test_an_account_says_what_the_device_did() -> None:
+    """Batches, tokens with and without padding, operations, refusals and the budget add up."""
+    engine = SmallDevice()
+    texts = ["a" * size for size in (5, 5, 4, 1)] + ["b" * 25]
+    batch = micro_batch([Block(start=0, texts=texts)], engine)
+    run(batch, Embedder(Budgets(batch_tokens_max=50)))
+    account = batch.account
+    assert (account.real_tokens, account.flops) == (40 - 5, 40 - 5)  # a text that repeats runs once
+    assert account.padded_tokens >= account.real_tokens
+    assert account.batches == len(engine.batches) - account.batches_refused
+    assert account.batches_refused >= 1
+    assert account.budget_tokens <= 25
+    assert account.seconds["forward"] > 0
 
 
 def test_text_without_tokens_fails_by_name() -> None:

@@ -37,7 +37,7 @@ END_SECONDS = 9.0  # in which every worker must have ended
 def worker_on(server: LiveServer, device: str = "cpu-0", **settings: Any) -> Worker:  # noqa: ANN401 # any setting
     """A worker that is not running yet."""
     changed = SETTINGS.model_copy(update=settings)
-    return Worker(server.url, device, "cpu", changed, threading.Event(), dict)
+    return Worker(server.url, device, "a kind", "cpu", changed, threading.Event(), dict)
 
 
 class Running:
@@ -221,7 +221,7 @@ def test_leases_are_renewed(server: LiveServer, farm: Farm) -> None:
         wait_until(lambda: worker._current)
         with working(worker_on(server, "cpu-1")) as other:
             wait_until(lambda: done(job))
-    assert other.committer.duplicates == 0, "it never got the block"
+    assert other.committer.total.duplicates == 0, "it never got the block"
     (result,) = results(job)
     assert (result.worker, result.errors) == (worker.name, [])
     assert result.seconds > SETTINGS.lease_seconds
@@ -264,7 +264,7 @@ def test_server_killed_and_restarted_in_mid_work(server: LiveServer, farm: Farm)
     job = create_job(farm, blocks, model="null:8:2000")
     force_log(farm.client)
     with working(worker_on(server)) as worker:
-        wait_until(lambda: worker.committer.chunks_done)
+        wait_until(lambda: worker.committer.total.chunks)
         server.kill()
         server.start()
         wait_until(lambda: done(job), 20)
@@ -291,7 +291,7 @@ def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
     committed = job.status().blocks_done
     with working(worker_on(server, "cpu-1", lease_seconds=3600.0)) as other:
         wait_until(lambda: job.status().blocks_done > committed + len(held))
-        assert other.committer.chunks_done
+        assert other.committer.total.chunks
     assert [r.start for r in results(job)][: committed + len(held)] == [
         4 * i for i in range(committed + len(held))
     ]
@@ -320,7 +320,7 @@ def test_stop_while_the_server_is_away(server: LiveServer, farm: Farm) -> None:
     """A worker with results in hand and no server gives up; its leases expire by themselves."""
     create_job(farm, blocks_of(50), model="null:8:400")
     running = Running(worker_on(server))
-    wait_until(lambda: running.worker.committer.chunks_done)
+    wait_until(lambda: running.worker.committer.total.chunks)
     server.kill()
     running.stop()
     assert running.error is None
@@ -330,7 +330,7 @@ def test_failed_server_connection_is_a_failure(server: LiveServer, farm: Farm) -
     """Without a stop, a server that stays away ends the worker with that error."""
     create_job(farm, blocks_of(50), model="null:8:400")
     running = Running(worker_on(server, reconnect_seconds_max=0.2))
-    wait_until(lambda: running.worker.committer.chunks_done)
+    wait_until(lambda: running.worker.committer.total.chunks)
     server.kill()
     running.end()
     assert isinstance(running.error, redis.ConnectionError)
@@ -356,7 +356,7 @@ def test_failed_stage_ends_the_worker(stage: str, server: LiveServer, farm: Farm
         raise Failure(stage)
 
     running = Running(worker)
-    wait_until(lambda: worker.committer.chunks_done)
+    wait_until(lambda: worker.committer.total.chunks)
     target = {"fetch": worker.fetcher, "embed": worker.embedder, "commit": worker.committer}
     if stage == "facts":
         worker.facts = fail

@@ -65,8 +65,13 @@ def byte_pairs() -> Tokenizer:
     return tokenizer
 
 
-def bert(directory: Path) -> Transformer:
-    """A transformer with WordPiece tokens, padded on the right."""
+def bert(directory: Path, inner: int = 64) -> Transformer:
+    """A transformer with WordPiece tokens, padded on the right.
+
+    Args:
+        directory: Where it goes.
+        inner: Width inside its layers, which decides how much memory a token takes.
+    """
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
         tokenizer_object=word_pieces(),
         pad_token="[PAD]",  # noqa: S106 # a word of the vocabulary
@@ -82,7 +87,7 @@ def bert(directory: Path) -> Transformer:
         hidden_size=DIMENSIONS,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=64,
+        intermediate_size=inner,
         max_position_embeddings=LENGTH_MAX,
         initializer_range=0.2,
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,6 +42,10 @@ class Engine(Protocol):
     """One model on one device."""
 
     @property
+    def name(self) -> str:
+        """Such as "torch"."""
+
+    @property
     def dimensions(self) -> int:
         """Components of a vector."""
 
@@ -59,6 +64,13 @@ class Engine(Protocol):
     @property
     def fingerprint(self) -> dict[str, str]:
         """What must be equal for two vectors to be comparable."""
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        """What the device does at best in the model's precision; 0 when unknown."""
+
+    def flops(self, lengths: NDArray[np.int64]) -> float:
+        """Floating-point operations for texts of so many tokens without padding; 0 if unknown."""
 
     def tokenise(self, texts: Sequence[str]) -> Tokenised:
         """Texts cut to the model's limit, as tokens."""
@@ -96,3 +108,21 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
 
         return open_openvino(spec, device, settings)
     return SentenceTransformerEngine.open(spec, device, settings.model_cache)
+
+
+def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine | None:
+    """The same model in float32 on the CPU, with the same tokens; None for the null engine.
+
+    Raises:
+        embedfarm.model_files.ModelError: It does not load a second time.
+    """
+    if model_files.is_null(spec.model):
+        return None
+    from workers.engines.sentence_transformer import (  # noqa: PLC0415 # as above
+        SentenceTransformerEngine,
+    )
+
+    if type(engine) is SentenceTransformerEngine and engine.exact:
+        return engine
+    plain = msgspec.structs.replace(spec, dtype="float32")
+    return SentenceTransformerEngine.open(plain, "cpu", settings.model_cache)

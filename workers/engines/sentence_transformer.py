@@ -5,11 +5,12 @@ The vectors are those of `SentenceTransformer.encode`: its own preprocessing mak
 batched with what is ours.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -21,12 +22,23 @@ from transformers.utils.logging import disable_progress_bar
 from embedfarm import model_files
 from embedfarm.records import JobSpec
 from workers.engines import DeviceFailed, OutOfMemory, Tokenised
+from workers.engines.arithmetic import Arithmetic, count_flops, measure_peak
+
+log = logging.getLogger(__name__)
 
 CHARACTERS_PER_TOKEN: Final = 4
 # Padded tokens per device batch before memory is learned, and the tokens that take as long as a
 # launch by itself: on a CPU from benchmarks/batch_shapes.py, on a GPU set from launch latency.
 BATCH_TOKENS: Final = {"cpu": 2048, "cuda": 65536}
 LAUNCH_TOKENS: Final = {"cpu": 64, "cuda": 2048}
+COUNTED: Final = ("word " * 60, "word " * 120)  # two lengths, to tell tokens from pairs of tokens
+# What torch says when memory is full: on Linux, elsewhere, in oneDNN, and in cuBLAS.
+NO_MEMORY: Final = (
+    "can't allocate memory",
+    "not enough memory",
+    "could not create a ",
+    "ALLOC_FAILED",
+)
 WARM_UP: Final = ("warm up", "a text that is a little longer than the other one " * 4)
 
 
@@ -69,6 +81,9 @@ class SentenceTransformerEngine:
     padded: bool = field(init=False, default=True)
     batch_tokens: int = field(init=False)
     launch_tokens: int = field(init=False)
+    arithmetic: Arithmetic = field(init=False, default=Arithmetic())
+
+    name: ClassVar[str] = "torch"
 
     def __post_init__(self) -> None:
         full = self.model.get_embedding_dimension()
@@ -99,11 +114,42 @@ class SentenceTransformerEngine:
             fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
             engine = cls(model, spec, torch.device(device), fingerprint)
             engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
+            engine.arithmetic = engine.measure(getattr(torch, dtype))
         except DeviceFailed:
             raise
         except Exception as error:  # a model's files may make anything happen
             raise model_files.ModelError(f"{directory} does not load: {error}") from error
         return engine
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes in float32 on the CPU: nothing is more exact here."""
+        return self.device.type == "cpu" and self.fingerprint["dtype"] == "float32"
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        """As measured when the model was loaded."""
+        return self.arithmetic.peak_per_second
+
+    def flops(self, lengths: NDArray[np.int64]) -> float:
+        """As counted when the model was loaded."""
+        return self.arithmetic.flops(lengths)
+
+    def measure(self, dtype: torch.dtype) -> Arithmetic:
+        """Count the model's operations, and take the device's peak in `dtype`."""
+        texts = self.tokenise(COUNTED)
+        if not isinstance(texts.features, Tokens):
+            return Arithmetic()  # word vectors are looked up, not computed
+        peak = measure_peak(self.device, dtype)
+        try:
+            counted = count_flops(
+                lambda row: self.sentence_embeddings(self.features(texts, np.asarray([row]))),
+                texts.lengths.tolist(),
+            )
+        except Exception as error:  # noqa: BLE001 # a model may raise anything; it still embeds
+            log.warning("the operations of this model cannot be counted: %s", error)
+            return Arithmetic(peak_per_second=peak)
+        return Arithmetic(*counted, peak)
 
     def tokenise(self, texts: Sequence[str]) -> Tokenised:
         """Tokens of the texts, where the model has a tokenizer of its own.
@@ -141,9 +187,11 @@ class SentenceTransformerEngine:
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise OutOfMemory(str(error)) from error
+        except MemoryError as error:
+            raise OutOfMemory("the host's memory is full") from error
         except RuntimeError as error:
-            if "not enough memory" in str(error) or "ALLOC_FAILED" in str(error):
-                raise OutOfMemory(str(error)) from error  # a CPU's words, and those of cuBLAS
+            if any(words in str(error) for words in NO_MEMORY):
+                raise OutOfMemory(str(error)) from error
             if "CUDA error" in str(error):
                 raise DeviceFailed(str(error)) from error
             raise

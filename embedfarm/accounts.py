@@ -1,0 +1,118 @@
+"""What a worker's device did for a job, where its time went, and how good the vectors are.
+
+Statistics: a worker that dies takes what it had not noted yet with it. Exact counts of chunks and
+tokens come with the results.
+"""
+
+from typing import Any
+
+import msgspec
+
+from embedfarm.records import Record
+
+
+class Parity(Record):
+    """A sample of a job's vectors beside two others of the same texts.
+
+    Attributes:
+        texts: Size of the sample.
+        reference_mean: Cosine with float32 on the CPU, on average; 0 without a reference.
+        reference_least: The same for the worst text.
+        composition_least: Cosine with vectors of the same engine, each text in a device batch of
+            its own, for the worst text.
+    """
+
+    texts: int = 0
+    reference_mean: float = 0.0
+    reference_least: float = 0.0
+    composition_least: float = 0.0
+
+
+class Account(Record):
+    """What one worker did; accounts of the same worker add up.
+
+    Attributes:
+        engine: Name and precision, such as "torch bfloat16".
+        device: Kind of the device.
+        chunks: Chunks committed.
+        real_tokens: Tokens through the device, padding not included.
+        padded_tokens: The same with padding.
+        batches: Device batches.
+        batches_refused: Device batches that did not fit into memory.
+        duplicates: Results that somebody else had stored before.
+        rows_repeated: Rows that were run again in float32.
+        budget_tokens: Padded tokens that a device batch may have at the end.
+        flops: Floating-point operations that the model needs for the real tokens.
+        peak_flops_per_second: Measured on this device by multiplying matrices; 0 when unknown.
+        seconds: Time by activity: "queue" (the device waits for work), "tokenise", "forward" (the
+            device works), "commit". All but "queue" and "forward" run beside the device.
+        parity: The sample that was checked, None without one.
+    """
+
+    engine: str = ""
+    device: str = ""
+    chunks: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    batches: int = 0
+    batches_refused: int = 0
+    duplicates: int = 0
+    rows_repeated: int = 0
+    budget_tokens: int = 0
+    flops: float = 0.0
+    peak_flops_per_second: float = 0.0
+    seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    parity: Parity | None = None
+
+    def spend(self, activity: str, seconds: float) -> None:
+        """Add time to an activity."""
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
+
+    def add(self, other: "Account") -> None:
+        """Take a later account of the same worker in."""
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in LATEST:
+            setattr(self, name, getattr(other, name) or getattr(self, name))
+        for activity, seconds in other.seconds.items():
+            self.spend(activity, seconds)
+
+
+SUMS = (
+    "chunks",
+    "real_tokens",
+    "padded_tokens",
+    "batches",
+    "batches_refused",
+    "duplicates",
+    "rows_repeated",
+    "flops",
+)
+LATEST = ("engine", "device", "budget_tokens", "peak_flops_per_second", "parity")
+
+
+def describe(account: Account) -> dict[str, Any]:
+    """An account for people: its figures, and the ratios that they are kept for.
+
+    Returns:
+        The attributes by name, and padding_ratio (padding in all tokens of device batches),
+        tokens_per_second (real ones, while the device worked), busy_ratio (of the time that the
+        device worked or waited), peak_ratio (of the measured peak); a ratio that is not known is
+        left out.
+    """
+    forward = account.seconds.get("forward", 0.0)
+    waited = account.seconds.get("queue", 0.0)
+    peak = account.peak_flops_per_second
+    ratios = {
+        "padding_ratio": _ratio(account.padded_tokens - account.real_tokens, account.padded_tokens),
+        "tokens_per_second": _ratio(account.real_tokens, forward),
+        "busy_ratio": _ratio(forward, forward + waited),
+        "peak_ratio": _ratio(account.flops, peak * forward),
+    }
+    figures = msgspec.structs.asdict(account)
+    figures["parity"] = account.parity and msgspec.structs.asdict(account.parity)
+    return figures | {name: round(value, 4) for name, value in ratios.items() if value is not None}
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

@@ -1,0 +1,54 @@
+"""What workers say they did."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedfarm.accounts import LATEST, SUMS, Account, Parity, describe
+from embedfarm.records import decode, encode
+
+activities = st.dictionaries(st.sampled_from(["queue", "forward", "commit"]), st.floats(0, 100))
+accounts = st.builds(
+    Account,
+    engine=st.sampled_from(["", "torch float32"]),
+    device=st.just("a kind"),
+    **{name: st.integers(0, 1000) for name in SUMS},
+    budget_tokens=st.integers(0, 1000),
+    peak_flops_per_second=st.floats(0, 1e12),
+    seconds=activities,
+    parity=st.none() | st.builds(Parity, texts=st.integers(1, 8)),
+)
+
+
+@given(accounts, accounts)
+def test_accounts_add_up(one: Account, other: Account) -> None:
+    """Counts and seconds are sums, the rest is what was said last; every field is one of these."""
+    total = decode(Account, encode(one))
+    total.add(other)
+    for name in SUMS:
+        assert getattr(total, name) == getattr(one, name) + getattr(other, name)
+    for name in LATEST:
+        assert getattr(total, name) in (getattr(one, name), getattr(other, name))
+    for activity in {*one.seconds, *other.seconds}:
+        parts = [each.seconds.get(activity, 0.0) for each in (one, other)]
+        assert total.seconds[activity] == sum(parts)
+    assert {*SUMS, *LATEST, "seconds"} == set(Account.__struct_fields__)
+
+
+def test_ratios_are_those_of_the_figures() -> None:
+    """Padding, speed, busy share and share of the peak, each left out where it is not known."""
+    account = Account(
+        real_tokens=900,
+        padded_tokens=1000,
+        flops=6e9,
+        peak_flops_per_second=4e9,
+        seconds={"forward": 2.0, "queue": 0.5, "tokenise": 9.0},
+        parity=Parity(texts=8, reference_least=0.5),
+    )
+    told = describe(account)
+    assert told["padding_ratio"] == 0.1
+    assert told["tokens_per_second"] == 450
+    assert told["busy_ratio"] == 0.8
+    assert told["peak_ratio"] == 0.75
+    assert told["parity"]["reference_least"] == 0.5
+    assert "peak_ratio" not in describe(Account(seconds={"forward": 1.0}))
+    assert describe(Account())["parity"] is None

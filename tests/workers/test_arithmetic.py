@@ -1,0 +1,35 @@
+"""What a model computes, and what the processor can."""
+
+import numpy as np
+import pytest
+import torch
+
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from workers.engines import open_engine
+from workers.engines.arithmetic import Arithmetic, measure_peak
+from workers.engines.sentence_transformer import SentenceTransformerEngine
+
+LAYERS, WIDTH, INNER = 6, 384, 1536
+
+
+def test_operations_are_those_of_the_formula() -> None:
+    """MiniLM: 2 L (4 d^2 + 2 d f) for a token, 4 L d for a pair, to within its pooling layer."""
+    model = "sentence-transformers/all-MiniLM-L6-v2"
+    engine = open_engine(JobSpec(model=model, dtype="float32"), "cpu", Settings())
+    assert isinstance(engine, SentenceTransformerEngine)
+    counted = engine.arithmetic
+    per_token = 2 * LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)
+    assert counted.per_token == pytest.approx(per_token, rel=1e-3)
+    assert counted.per_token_squared == pytest.approx(4 * LAYERS * WIDTH, rel=0.01)
+    lengths = np.asarray([10, 100])
+    exact = sum(n * (per_token + 4 * LAYERS * WIDTH * n) for n in lengths.tolist())
+    assert engine.flops(lengths) == pytest.approx(exact, rel=1e-3)
+    assert engine.peak_flops_per_second > 0
+
+
+def test_peak_is_more_than_a_slow_multiplication() -> None:
+    """The best of some rounds is no less than the same product takes at leisure."""
+    cpu = torch.device("cpu")
+    assert measure_peak(cpu, torch.float32) > 1e8
+    assert Arithmetic().flops(np.asarray([5])) == 0.0

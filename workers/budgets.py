@@ -1,0 +1,60 @@
+"""How many tokens a device batch may have: what was learned once is known on every like device."""
+
+import logging
+from dataclasses import dataclass, field
+
+from embedfarm.broker import UNAVAILABLE
+from embedfarm.farm import Farm, model_key
+from embedfarm.records import JobSpec
+from workers.engines import Engine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Budgets:
+    """Budgets by model on one kind of device, in padded tokens, or plain ones without padding.
+
+    A batch that does not fit halves the budget, for all workers on such devices and for later
+    jobs. The farm forgets it after a while: something else may have held the memory.
+
+    Attributes:
+        farm: Where budgets are shared; None keeps them here.
+        device: Kind of the device.
+        batch_tokens_max: Where a budget begins; 0 takes the engine's own.
+    """
+
+    farm: Farm | None = None
+    device: str = ""
+    batch_tokens_max: int = 0
+    _known: dict[str, int] = field(default_factory=dict)
+
+    def tokens(self, spec: JobSpec, engine: Engine) -> int:
+        """The budget of a job's device batches."""
+        model = model_key(spec)
+        if model not in self._known:
+            start = self.batch_tokens_max or engine.batch_tokens
+            self._known[model] = min(start, self._shared(model) or start)
+        return self._known[model]
+
+    def halve(self, spec: JobSpec, tokens: int) -> None:
+        """Learn that a device batch of so many tokens does not fit."""
+        model = model_key(spec)
+        self._known[model] = max(1, tokens // 2)
+        log.warning("a device batch of %d tokens does not fit; halved", tokens)
+        if self.farm is None:
+            return
+        try:
+            self.farm.learn_budget(self.device, model, self._known[model])
+        except UNAVAILABLE as error:
+            log.warning("budget kept here only, server away: %s", error)
+
+    def _shared(self, model: str) -> int:
+        """What others have learned; 0 when nothing is known."""
+        if self.farm is None:
+            return 0
+        try:
+            return self.farm.budget(self.device, model)
+        except UNAVAILABLE as error:
+            log.warning("budget not asked for, server away: %s", error)
+            return 0

@@ -1,0 +1,74 @@
+"""How good a job's vectors are: a sample of them beside float32 and beside other device batches."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.accounts import Parity
+from workers.engines import DeviceFailed, Engine, Tokenised
+
+SAMPLE_TEXTS: Final = 8
+SAMPLE_TOKENS_MAX: Final = 1024  # so that it takes a processor a second, even for a larger model
+
+log = logging.getLogger(__name__)
+
+
+def check_parity(
+    engine: Engine,
+    open_reference: Callable[[], Engine | None],
+    batch: Tokenised,
+    rows: NDArray[np.intp],
+    vectors: NDArray[np.float32],
+) -> Parity | None:
+    """The receipt for a sample of rows; None where there is nothing to compare with.
+
+    Args:
+        engine: Made the vectors.
+        open_reference: Gives the same model in float32.
+        batch: Texts, the same for both.
+        rows: Those with a vector.
+        vectors: Of all texts, shape (n, dimensions).
+
+    Raises:
+        DeviceFailed: The device is gone.
+    """
+    sample = sample_rows(batch.lengths, rows)
+    try:
+        reference = open_reference()
+        if reference is None or not len(sample):
+            return None
+        alone = np.concatenate([engine.forward(batch, sample[[at]]) for at in range(len(sample))])
+        exact = reference.forward(batch, sample)
+    except DeviceFailed:
+        raise
+    except Exception as error:  # noqa: BLE001 # a model may raise anything; a receipt is no result
+        log.warning("no parity receipt: %s", error)
+        return None
+    cosines = cosine(vectors[sample], exact)
+    return Parity(
+        texts=len(sample),
+        reference_mean=float(cosines.mean()),
+        reference_least=float(cosines.min()),
+        composition_least=float(cosine(vectors[sample], alone).min()),
+    )
+
+
+def sample_rows(lengths: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Some of `rows`, spread over their lengths, with few tokens together."""
+    ordered = rows[np.argsort(lengths[rows], kind="stable")]
+    places = np.linspace(0, len(ordered) - 1, min(SAMPLE_TEXTS, len(ordered))).astype(np.intp)
+    sample = ordered[places]
+    fits = np.cumsum(lengths[sample]) <= SAMPLE_TOKENS_MAX
+    fits[:1] = True
+    return sample[fits]
+
+
+def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Cosine of each pair of rows; NaN where a row is zero or not finite."""
+    left, right = one.astype(np.float64), other.astype(np.float64)
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((left * right).sum(axis=1) / norms)
