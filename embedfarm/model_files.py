@@ -68,7 +68,7 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
     Args:
         model: As the user wrote it; only a null model's name is part of the fingerprint.
         directory: Files of the model, None for a null model.
-        spec: Prompt, maximum length, normalisation and dimensions.
+        spec: Prompt, lengths, normalisation and dimensions.
         dtype: What the model computes in, never "auto".
     """
     components = {
@@ -77,6 +77,7 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
         "max_length": str(spec.max_length),
         "normalize": str(spec.normalize),
         "dimensions": str(spec.dimensions),
+        "long": f"windows {spec.long_overlap}" if spec.long == "windows" else "truncate",
     }
     if directory is None:
         return components | {"weights": model}

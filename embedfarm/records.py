@@ -228,6 +228,9 @@ class JobSpec(Record):
         ranges: Least and greatest of each component for "int8", little-endian float32 of shape
             (2, dimensions).
         engine: "auto", "torch" or "openvino".
+        long: What becomes of a text longer than the model's limit: "truncate", "windows" (their
+            mean, weighted by tokens) or "error".
+        long_overlap: Tokens that a window repeats of the one before, about.
     """
 
     model: str
@@ -241,6 +244,8 @@ class JobSpec(Record):
     name: str = ""
     ranges: bytes = b""
     engine: str = "auto"
+    long: str = "truncate"
+    long_overlap: int = 32
 
 
 R = TypeVar("R", bound=Record)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from embedfarm.records import JobSpec
 from workers.budgets import Budgets
 from workers.engines import DeviceFailed, Engine, OutOfMemory
+from workers.engines.windows import pool_windows
 from workers.leases import MicroBatch
 from workers.packing import batch_tokens, pack
 from workers.parity import check_parity
@@ -52,17 +53,19 @@ class Embedder:
             DeviceFailed: Nothing works on this device any more; no chunk is to blame.
         """
         began = time.monotonic()
-        rows = _live_rows(batch)
-        vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
-        sources = _first_rows(batch, rows)
-        distinct = np.unique(sources)
-        self._run(batch, distinct, vectors)
-        self._mend(batch, distinct, vectors)
-        _copy_repeated(batch, rows, sources, vectors)
-        stored = _store(vectors, batch)
+        tokenised = batch.tokenised
+        texts = _live_texts(batch)
+        sources = _first_texts(batch, texts)
+        rows = tokenised.rows_of(np.unique(sources))
+        vectors = np.zeros((len(tokenised.lengths), batch.engine.dimensions), np.float32)
+        self._run(batch, rows, vectors)
+        self._mend(batch, rows, vectors)
+        pooled = pool_windows(tokenised, vectors, normalised=batch.engine.normalised)
+        _copy_repeated(batch, texts, sources, pooled)
+        stored = _store(pooled, batch)
         batch.account.budget_tokens = self.budgets.tokens(batch.spec, batch.engine)
         batch.account.spend("forward", time.monotonic() - began)
-        self._check(batch, distinct, vectors)
+        self._check(batch, rows, vectors)
         return stored
 
     def _run(self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]) -> None:
@@ -75,7 +78,7 @@ class Embedder:
             except OutOfMemory as error:
                 batch.account.batches_refused += 1
                 if len(rows) == 1:
-                    batch.reasons[int(rows[0])] = f"does not fit on the device: {error}"
+                    _fail(batch, rows, f"does not fit on the device: {error}")
                     continue
                 cost = batch_tokens(batch.tokenised.lengths[rows], padded=batch.engine.padded)
                 self.budgets.halve(batch.spec, cost)
@@ -84,8 +87,7 @@ class Embedder:
                 raise
             except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
                 if len(rows) == 1:
-                    reason = f"the model raised {type(error).__name__}: {error}"
-                    batch.reasons[int(rows[0])] = reason
+                    _fail(batch, rows, f"the model raised {type(error).__name__}: {error}")
                     continue
                 half = len(rows) // 2
                 todo += [rows[half:], rows[:half]]
@@ -115,8 +117,7 @@ class Embedder:
                     vectors[row] = reference.forward(batch.tokenised, bad[[at]])[0]
         except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
             log.warning("not run again in float32: %s", error)
-        for row in bad[~vectors[bad].any(axis=1)].tolist():
-            batch.reasons[row] = "the model gave the zero vector"
+        _fail(batch, bad[~vectors[bad].any(axis=1)], "the model gave the zero vector")
 
     def _keep_reference(self, batch: MicroBatch) -> Engine | None:
         """The reference, from now on at hand: a model that needs it once will need it again."""
@@ -159,11 +160,16 @@ class Embedder:
             threading.Event().wait((self.slowdown - 1) * (time.monotonic() - began))
 
 
-def _live_rows(batch: MicroBatch) -> NDArray[np.intp]:
-    """Rows that need the model: of leases that are ours, with tokens, not given up on already."""
-    lengths = batch.tokenised.lengths
-    for row in np.flatnonzero(lengths == 0).tolist():
-        batch.reasons.setdefault(row, "the tokenizer makes no token of it")
+def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:
+    """Give the texts of some rows up."""
+    batch.reasons.update(dict.fromkeys(batch.tokenised.texts_of(rows).tolist(), reason))
+
+
+def _live_texts(batch: MicroBatch) -> NDArray[np.intp]:
+    """Texts that need the model: of leases that are ours, with tokens, not given up on already."""
+    lengths = batch.tokenised.text_lengths
+    for text in np.flatnonzero(lengths == 0).tolist():
+        batch.reasons.setdefault(text, "the tokenizer makes no token of it")
     live = np.ones(len(lengths), dtype=bool)
     for lease, rows in batch.rows():
         live[rows] = not lease.lost
@@ -172,8 +178,10 @@ def _live_rows(batch: MicroBatch) -> NDArray[np.intp]:
 
 
 def _without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The rows that have not failed."""
-    return rows[~np.isin(rows, list(batch.reasons))] if batch.reasons else rows
+    """The rows whose texts have not failed."""
+    if not batch.reasons:
+        return rows
+    return rows[~np.isin(batch.tokenised.texts_of(rows), list(batch.reasons))]
 
 
 def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -181,26 +189,26 @@ def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.asarray(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
 
 
-def _first_rows(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each of `rows`, the first of them with the same text."""
+def _first_texts(batch: MicroBatch, live: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each live text, the first one that is equal."""
     texts = [text for lease in batch.leases for text in lease.block.texts]
     first: dict[str, int] = {}
-    found = (first.setdefault(texts[row], row) for row in rows.tolist())
-    return np.fromiter(found, dtype=np.intp, count=len(rows))
+    found = (first.setdefault(texts[place], place) for place in live.tolist())
+    return np.fromiter(found, dtype=np.intp, count=len(live))
 
 
 def _copy_repeated(
     batch: MicroBatch,
-    rows: NDArray[np.intp],
+    texts: NDArray[np.intp],
     sources: NDArray[np.intp],
     vectors: NDArray[np.float32],
 ) -> None:
-    """Give the rows of repeated texts what became of the first ones, vectors or reasons."""
-    repeated = np.flatnonzero(rows != sources)
-    vectors[rows[repeated]] = vectors[sources[repeated]]
-    for row, source in zip(rows[repeated].tolist(), sources[repeated].tolist(), strict=True):
+    """Give repeated texts what became of the first ones, vectors or reasons."""
+    repeated = np.flatnonzero(texts != sources)
+    vectors[texts[repeated]] = vectors[sources[repeated]]
+    for text, source in zip(texts[repeated].tolist(), sources[repeated].tolist(), strict=True):
         if source in batch.reasons:
-            batch.reasons[row] = batch.reasons[source]
+            batch.reasons[text] = batch.reasons[source]
 
 
 def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[Any]:

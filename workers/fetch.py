@@ -257,6 +257,7 @@ class Fetcher:
             log.warning("tokenising failed, trying texts one by one: %r", error)
             tokenised, reasons = _tokenise_each(engine, texts)
         spec = self.models.spec(job)
+        reasons |= tokenised.reasons
         batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
         batch.account.spend("tokenise", time.monotonic() - started)
         return batch

@@ -138,4 +138,6 @@ def _identity(spec: JobSpec) -> tuple[object, ...]:
         spec.max_length,
         spec.normalize,
         spec.dimensions,
+        spec.long,
+        spec.long_overlap,
     )

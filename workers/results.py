@@ -21,12 +21,13 @@ def results_of(
         vectors: Of all its texts, shape (n, width), as they are stored; a failed row is zero.
         worker: Name that the results carry.
     """
-    seconds_per_token = batch.forward_seconds / max(1, int(batch.tokenised.lengths.sum()))
+    lengths = batch.tokenised.text_lengths
+    seconds_per_token = batch.forward_seconds / max(1, int(lengths.sum()))
     failed = sorted(batch.reasons)
     for lease, rows in batch.rows():
         if lease.lost:
             continue
-        tokens = int(batch.tokenised.lengths[rows].sum())
+        tokens = int(lengths[rows].sum())
         first, end = np.searchsorted(failed, (rows.start, rows.stop))
         errors = [
             ChunkError(

@@ -71,6 +71,13 @@ Prompt = Annotated[str, typer.Option(help="Text put before every chunk.")]
 MaxLength = Annotated[
     int, typer.Option(min=0, help="Tokens kept of a chunk; 0: the model's limit.")
 ]
+Long = Annotated[
+    Literal["truncate", "windows", "error"],
+    typer.Option(help="Of a chunk over the limit: cut it, average its windows, or fail it."),
+]
+LongOverlap = Annotated[
+    int, typer.Option(min=0, help="Tokens that a window repeats of the one before.")
+]
 Dimensions = Annotated[int, typer.Option(min=0, help="Leading components kept; 0: all.")]
 Normalize = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
 
@@ -93,6 +100,8 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     output_format: OutputFormat = "parquet",
     prompt: Prompt = "",
     max_length: MaxLength = 0,
+    long: Long = "truncate",
+    long_overlap: LongOverlap = 32,
     dimensions: Dimensions = 0,
     normalize: Normalize = False,  # noqa: FBT002 -- a flag
     workers: CpuWorkers = 0,
@@ -128,6 +137,8 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             ranges=_ranges(vector_dtype, ranges),
             prompt=prompt,
             max_length=max_length,
+            long=long,
+            long_overlap=long_overlap,
             normalize=normalize,
             dimensions=dimensions,
             created=time.time(),

@@ -47,6 +47,8 @@ class Request:
             "max_length": spec.max_length,
             "normalize": spec.normalize,
             "dimensions": spec.dimensions,
+            "long": spec.long,
+            "long_overlap": spec.long_overlap,
             "ranges": np.frombuffer(spec.ranges, "<f4").reshape(2, -1).tolist(),
             "format": self.sink,
         }

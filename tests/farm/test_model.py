@@ -93,6 +93,25 @@ def test_a_query_finds_its_text(tmp_path: Path) -> None:
     assert hits[0]["text"] == "read a table of comma separated values"
 
 
+def test_long_texts(tmp_path: Path) -> None:
+    """Of a text over the limit all counts with "windows", its start without, none with "error"."""
+    texts = ["the cat sat. " * 30 + "stocks and bonds", "the cat sat. " * 30, "short"]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    words = ("--max-length", "40", "--devices", "cpu", "--workers", "1", "--dtype", "float32")
+    vectors = {}
+    for long, status in (("truncate", 0), ("windows", 0), ("error", 3)):
+        out = tmp_path / long
+        done = run("embed", corpus, "--out", out, "--long", long, "--long-overlap", "5", *words)
+        assert done.returncode == status, done.stderr
+        vectors[long] = read_parquet(out)[1]
+    one, other = vectors["truncate"][:1], vectors["truncate"][1:2]
+    assert cosines(one, other)[0] > 0.99999
+    assert 0.5 < cosines(vectors["windows"][:1], vectors["windows"][1:2])[0] < 0.99
+    assert cosines(vectors["windows"][2:], vectors["error"])[0] > 0.99999
+    failed = [json.loads(line) for line in (tmp_path / "error" / "errors.jsonl").open()]
+    assert [each["index"] for each in failed] == [0, 1]
+
+
 def test_a_directory_is_cut_into_chunks(tmp_path: Path) -> None:
     """Files below a directory become chunks by the model's own tokenizer, named by path."""
     notes = tmp_path / "notes"

@@ -85,6 +85,7 @@ class FakeEngine:
     name = "fake"
     peak_flops_per_second = 0.0
     dimensions = 2
+    normalised = False
     padded = True
     batch_tokens = 1000
     launch_tokens = 1000

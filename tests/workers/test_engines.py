@@ -18,6 +18,7 @@ from tests.workers.support import NULL
 from tests.workers.tiny_models import KINDS, LENGTH_MAX, SENTENCES, build
 from workers.engines import DeviceFailed, Engine, OutOfMemory, open_engine
 from workers.engines.sentence_transformer import SentenceTransformerEngine
+from workers.engines.tokens import Tokens
 
 MINILM: Final = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS: Final = (
@@ -296,6 +297,24 @@ def test_truncation(
         finally:
             reference.max_seq_length = before
         assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
+
+
+@pytest.mark.parametrize("model", ["minilm", "mean_pooled", "last_token_pooled", "prompted"])
+def test_huge_texts_are_cut_before_they_are_tokenised(
+    model: str, engines: dict[str, Engine]
+) -> None:
+    """The tokens are those of the whole text, of which the tokenizer sees a small part."""
+    engine = engines[model]
+    assert isinstance(engine, SentenceTransformerEngine)
+    long = ["word, and " * 20_000, "\u3000漢字 " * 20_000, "tab\tand\nline " * 20_000]
+    late = [" " * 90_000 + "late words", "a b" + " " * 90_000 + "c d e", "x" * 90_000]
+    assert max(map(len, engine.tokenizer._cut(long))) <= 32 * LENGTH_MAX
+    for texts in (long, [*long, *late]):
+        whole = engine.tokenizer._preprocess(texts)
+        ours = engine.tokenise(texts)
+        assert isinstance(ours.features, Tokens)
+        for name, column in ours.features.columns.items():
+            assert column.tolist() == [token for row in whole[name] for token in row]
 
 
 def test_models_own_limit_holds(directories: dict[str, str], engines: dict[str, Engine]) -> None:

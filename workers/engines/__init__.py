@@ -4,8 +4,8 @@ An engine is used by two threads at once: one tokenises the next micro-batch whi
 the current one through the model.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -27,15 +27,34 @@ class DeviceFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Tokenised:
-    """Texts ready for the model.
+    """Texts ready for the model, a row each, or several where long texts are cut into windows.
 
     Attributes:
-        lengths: Tokens of each text after truncation, shape (n,).
-        features: What the engine needs to run any subset of the texts.
+        lengths: Tokens of each row after truncation, shape (rows,).
+        features: What the engine needs to run any subset of the rows.
+        owners: The text of each row, ascending, shape (rows,); None where each text is a row.
+        reasons: Why single texts cannot be embedded.
     """
 
     lengths: NDArray[np.int64]
     features: Any
+    owners: NDArray[np.intp] | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def text_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text in all its rows, shape (texts,)."""
+        if self.owners is None:
+            return self.lengths
+        return np.bincount(self.owners, weights=self.lengths).astype(np.int64)
+
+    def rows_of(self, texts: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The rows of some texts."""
+        return texts if self.owners is None else np.flatnonzero(np.isin(self.owners, texts))
+
+    def texts_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The text of each of some rows."""
+        return rows if self.owners is None else self.owners[rows]
 
 
 class Engine(Protocol):
@@ -48,6 +67,10 @@ class Engine(Protocol):
     @property
     def dimensions(self) -> int:
         """Components of a vector."""
+
+    @property
+    def normalised(self) -> bool:
+        """Whether all vectors have length 1."""
 
     @property
     def padded(self) -> bool:

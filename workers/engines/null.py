@@ -35,6 +35,7 @@ class NullEngine:
     fingerprint: dict[str, str]
     name: str = "null"
     peak_flops_per_second: float = 0.0
+    normalised: bool = False
     padded: bool = True
     batch_tokens: int = 65536
     launch_tokens: int = 65536

@@ -8,7 +8,6 @@ batched with what is ours.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -17,12 +16,14 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize
 from transformers.utils.logging import disable_progress_bar
 
 from embedfarm import model_files
 from embedfarm.records import JobSpec
 from workers.engines import DeviceFailed, OutOfMemory, Tokenised
 from workers.engines.arithmetic import Arithmetic, count_flops, measure_peak
+from workers.engines.tokens import Tokenizer, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +55,6 @@ def resolve_dtype(dtype: str, device: str) -> str:
     return "bfloat16" if fast else "float32"
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Texts as tokens, end to end in one array per feature: a list per text would cost more.
-
-    Attributes:
-        columns: Feature by name, such as "input_ids", shape (tokens of all texts,).
-        ends: Where each text ends in them, shape (texts,).
-        constants: Features of the whole batch, such as "prompt_length".
-    """
-
-    columns: dict[str, NDArray[np.int64]]
-    ends: NDArray[np.int64]
-    constants: dict[str, Any]
-
-
 @dataclass
 class SentenceTransformerEngine:
     """A SentenceTransformer on one device; the transformer in its dtype, the rest in float32."""
@@ -78,6 +64,8 @@ class SentenceTransformerEngine:
     device: torch.device
     fingerprint: dict[str, str]
     dimensions: int = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+    normalised: bool = field(init=False)
     padded: bool = field(init=False, default=True)
     batch_tokens: int = field(init=False)
     launch_tokens: int = field(init=False)
@@ -92,10 +80,11 @@ class SentenceTransformerEngine:
         self.dimensions = min(self.spec.dimensions or full, full)
         self.batch_tokens = BATCH_TOKENS[self.device.type]
         self.launch_tokens = LAUNCH_TOKENS[self.device.type]
-        # As in `encode`: without a prompt of its own a job gets the model's default one, if any.
-        self._prompt = self.spec.prompt or self.model.prompts.get(
-            self.model.default_prompt_name or ""
-        )
+        unit = isinstance(list(self.model)[-1], Normalize) and self.dimensions == full
+        self.normalised = self.spec.normalize or unit
+        self.tokenizer = Tokenizer(self.model, self.spec)
+        if isinstance(self.model[0], Transformer):
+            self.tokenizer.check()
 
     @classmethod
     def open(cls, spec: JobSpec, device: str, cache: Path | None) -> "SentenceTransformerEngine":
@@ -137,9 +126,9 @@ class SentenceTransformerEngine:
 
     def measure(self, dtype: torch.dtype) -> Arithmetic:
         """Count the model's operations, and take the device's peak in `dtype`."""
-        texts = self.tokenise(COUNTED)
-        if not isinstance(texts.features, Tokens):
+        if not isinstance(self.model[0], Transformer):
             return Arithmetic()  # word vectors are looked up, not computed
+        texts = self.tokenizer.truncate(COUNTED)
         peak = measure_peak(self.device, dtype)
         try:
             counted = count_flops(
@@ -157,22 +146,10 @@ class SentenceTransformerEngine:
         A model whose first module is not a transformer (static or averaged word vectors) keeps the
         texts; its own preprocessing runs with the forward pass, and lengths are estimates.
         """
-        if not isinstance(self.model[0], Transformer):
-            guesses = [1 + len(text) // CHARACTERS_PER_TOKEN for text in texts]
-            return Tokenised(np.asarray(guesses, dtype=np.int64), list(texts))
-        features = self.model.preprocess(
-            list(texts),
-            prompt=self._prompt,
-            processing_kwargs={"text": {"padding": False}, "common": {"return_tensors": None}},
-        )
-        lengths = np.fromiter(map(len, features["input_ids"]), dtype=np.int64, count=len(texts))
-        columns = {
-            name: np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
-            for name, rows in features.items()
-            if isinstance(rows, list)
-        }
-        constants = {name: value for name, value in features.items() if name not in columns}
-        return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), constants))
+        if isinstance(self.model[0], Transformer):
+            return self.tokenizer.tokenise(texts)
+        guesses = [1 + len(text) // CHARACTERS_PER_TOKEN for text in texts]
+        return Tokenised(np.asarray(guesses, dtype=np.int64), list(texts))
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         """Vectors of `rows`, shape (len(rows), dimensions), in float32.
@@ -199,10 +176,10 @@ class SentenceTransformerEngine:
     def features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
         """One padded batch on the device, as the first module wants it."""
         if isinstance(batch.features, Tokens):
-            features = self._pad(batch.features, batch.lengths[rows], rows)
+            features = self.tokenizer.pad(batch.features, batch.lengths[rows], rows)
         else:
             texts = [batch.features[row] for row in rows]
-            features = self.model.preprocess(texts, prompt=self._prompt)
+            features = self.model.preprocess(texts, prompt=self.tokenizer.prompt)
         return {
             name: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
@@ -216,29 +193,6 @@ class SentenceTransformerEngine:
                 if name in features:
                     features[name] = features[name].float()
         return torch.as_tensor(features["sentence_embedding"])
-
-    def _pad(
-        self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
-    ) -> dict[str, Any]:
-        """What the tokenizer's own padding would give."""
-        tokenizer = self.model.tokenizer
-        fill = {
-            "input_ids": tokenizer.pad_token_id or 0,
-            "token_type_ids": tokenizer.pad_token_type_id,
-        }
-        places = np.arange(lengths.max())
-        if tokenizer.padding_side == "left":
-            places = places[::-1]
-        taken = places < lengths[:, None]
-        # A text's tokens lie as far from their places in this batch as its end does.
-        shifts = np.repeat(tokens.ends[rows] - np.cumsum(lengths), lengths)
-        sources = shifts + np.arange(len(shifts))
-        features = dict(tokens.constants)
-        for name, column in tokens.columns.items():
-            padded = np.full(taken.shape, fill.get(name, 0), dtype=np.int64)
-            padded[taken] = column[sources]
-            features[name] = torch.from_numpy(padded)
-        return features
 
     def _embed(self, features: dict[str, Any]) -> NDArray[np.float32]:
         """Vectors as the job wants them."""

@@ -1,0 +1,188 @@
+"""Texts as a model's tokens: truncated, cut into windows, and padded as its tokenizer would."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from embedfarm.model_files import ModelError
+from embedfarm.records import JobSpec
+from workers.engines import Tokenised
+from workers.engines.windows import cut_windows
+
+CHARACTERS_PER_TOKEN_MAX: Final = 32  # of texts that are cut before they are tokenised
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Texts as tokens, end to end in one array per feature: a list per text would cost more.
+
+    Attributes:
+        columns: Feature by name, such as "input_ids", shape (tokens of all texts,).
+        ends: Where each text ends in them, shape (texts,).
+        constants: Features of the whole batch, such as "prompt_length".
+    """
+
+    columns: dict[str, NDArray[np.int64]]
+    ends: NDArray[np.int64]
+    constants: dict[str, Any]
+
+
+@dataclass
+class Tokenizer:
+    """The preprocessing of a model that begins with a transformer, for one job.
+
+    Attributes:
+        model: The model.
+        spec: Prompt, and what becomes of long texts.
+    """
+
+    model: SentenceTransformer
+    spec: JobSpec
+
+    @cached_property
+    def prompt(self) -> str | None:
+        """The job's, else the model's default one if it has any, as in `encode`."""
+        return self.spec.prompt or self.model.prompts.get(self.model.default_prompt_name or "")
+
+    @property
+    def limit(self) -> int:
+        """Tokens that a text may have; a very large number without a limit."""
+        return self.model.max_seq_length or sys.maxsize
+
+    def check(self) -> None:
+        """Refuse a job whose long texts cannot be told or cut.
+
+        Raises:
+            embedfarm.model_files.ModelError: The message says why.
+        """
+        if self.spec.long != "truncate" and not self.model.tokenizer.is_fast:
+            raise ModelError("its tokenizer does not tell where tokens are in a text")
+        if self.spec.long == "windows" and self._room <= 2 * self.spec.long_overlap:
+            raise ModelError(
+                f"windows of {self._room} tokens cannot repeat {self.spec.long_overlap} each time"
+            )
+
+    def tokenise(self, texts: Sequence[str]) -> Tokenised:
+        """Tokens of the texts, a row each, or one for each window of a long text."""
+        plain = self.truncate(texts)
+        if self.spec.long == "truncate":
+            return plain
+        windows = self._windows(texts, np.flatnonzero(plain.lengths >= self.limit))
+        if self.spec.long == "error":
+            reason = f"longer than the {self.limit} tokens that the model takes"
+            return replace(plain, reasons=dict.fromkeys(windows, reason))
+        if not windows:
+            return plain
+        rows = [windows.get(text, [texts[text]]) for text in range(len(texts))]
+        owners = np.repeat(np.arange(len(texts)), list(map(len, rows)))
+        return replace(self.truncate(list(chain.from_iterable(rows))), owners=owners)
+
+    def truncate(self, texts: Sequence[str]) -> Tokenised:
+        """Tokens of the texts, a row each, truncated."""
+        cut = self._cut(texts)
+        features = self._preprocess(cut)
+        lengths = _lengths(features)
+        # What was cut and is not full now would have more tokens: blanks make none.
+        short = (len(after) < len(text) for after, text in zip(cut, texts, strict=True))
+        if any(lengths[row] < self.limit for row, was_cut in enumerate(short) if was_cut):
+            features = self._preprocess(texts)
+            lengths = _lengths(features)
+        columns = {
+            name: np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+            for name, rows in features.items()
+            if isinstance(rows, list)
+        }
+        constants = {name: value for name, value in features.items() if name not in columns}
+        return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), constants))
+
+    def _windows(self, texts: Sequence[str], full: NDArray[np.intp]) -> dict[int, list[str]]:
+        """Windows of those of the `full` texts that would be truncated.
+
+        They are cut from the text, not from its tokens, so that each has the model's whole frame
+        around it, prompts included: its vector is that of `encode` of the window.
+        """
+        if not len(full):
+            return {}
+        encoded = self.model.tokenizer(
+            [texts[text] for text in full],
+            add_special_tokens=False,
+            truncation=False,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        found = {}
+        for place, offsets in zip(full.tolist(), encoded["offset_mapping"], strict=True):
+            if len(offsets) > self._room:
+                text = texts[place]
+                spans = cut_windows(text, offsets, self._room, self.spec.long_overlap)
+                found[place] = [text[start:end] for start, end in spans]
+        return found
+
+    @cached_property
+    def _room(self) -> int:
+        """Tokens of its own that a text may have, beside the frame and the prompt."""
+        return int(self.limit - self.truncate([""]).lengths[0])
+
+    def _preprocess(self, texts: Sequence[str]) -> dict[str, Any]:
+        """The model's own preprocessing, without padding: a list of tokens for each text."""
+        return self.model.preprocess(
+            list(texts),
+            prompt=self.prompt,
+            processing_kwargs={"text": {"padding": False}, "common": {"return_tensors": None}},
+        )
+
+    def _cut(self, texts: Sequence[str]) -> list[str]:
+        """Texts without most of what is truncated anyway, so that a huge one costs no more.
+
+        They are cut before a blank, where every tokenizer ends a token.
+        """
+        limit = self.limit * CHARACTERS_PER_TOKEN_MAX
+        keeps_start = self.model.tokenizer.truncation_side == "right"
+        if not keeps_start or max(map(len, texts), default=0) <= limit:
+            return list(texts)
+        return [text[: _last_blank(text, limit)] for text in texts]
+
+    def pad(
+        self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
+    ) -> dict[str, Any]:
+        """What the tokenizer's own padding would give."""
+        tokenizer = self.model.tokenizer
+        fill = {
+            "input_ids": tokenizer.pad_token_id or 0,
+            "token_type_ids": tokenizer.pad_token_type_id,
+        }
+        places = np.arange(lengths.max())
+        if tokenizer.padding_side == "left":
+            places = places[::-1]
+        taken = places < lengths[:, None]
+        # A text's tokens lie as far from their places in this batch as its end does.
+        shifts = np.repeat(tokens.ends[rows] - np.cumsum(lengths), lengths)
+        sources = shifts + np.arange(len(shifts))
+        features = dict(tokens.constants)
+        for name, column in tokens.columns.items():
+            padded = np.full(taken.shape, fill.get(name, 0), dtype=np.int64)
+            padded[taken] = column[sources]
+            features[name] = torch.from_numpy(padded)
+        return features
+
+
+def _lengths(features: dict[str, Any]) -> NDArray[np.int64]:
+    """Tokens of each text."""
+    rows = features["input_ids"]
+    return np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+
+
+def _last_blank(text: str, limit: int) -> int:
+    """Where the last blank before `limit` is, after a character that is none; else the end."""
+    if len(text) <= limit:
+        return len(text)
+    found = len(text[:limit].rsplit(maxsplit=1)[0]) if text[:limit].split(maxsplit=1)[1:] else 0
+    return found or len(text)
