@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import psutil
 
+CPU_FACTS: Final = Path("/proc/cpuinfo")
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 CGROUP_MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
@@ -35,7 +36,7 @@ class Device:
         kind: "cpu" or "cuda".
         label: "cpu-0" or "cuda-0"; the number of a GPU is its NVML index (PCI order).
         uuid: NVML's UUID of a GPU, "" for a CPU worker.
-        name: Product name of a GPU, architecture of a CPU.
+        name: Product name.
         cores: The worker's share of the available cores; its thread pools get this size.
         memory_total_bytes: Memory of the GPU, or of the host; 0 where NVML cannot tell.
     """
@@ -147,7 +148,7 @@ def pinned(label: str, nvml: ModuleType | None = None) -> Device:
     """The device that this process was pinned to, as its `environment` says."""
     cores = available_cores()[: int(os.environ.get("OMP_NUM_THREADS", "1"))]
     if not label.startswith("cuda"):
-        return Device("cpu", label, "", _cpu_name(), cores, psutil.virtual_memory().total)
+        return Device("cpu", label, "", cpu_name(), cores, psutil.virtual_memory().total)
     uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     unlisted = Device("cuda", label, uuid, label, cores, 0)  # such as a slice of a GPU
     found = [gpu for gpu in describe_devices(nvml).gpus if gpu.uuid == uuid]
@@ -198,14 +199,17 @@ def _quota(cpu_max: str) -> float:
 def _cpu_devices(workers: int) -> list[Device]:
     """CPU workers that split the available cores."""
     count = workers or cpu_workers_default(len(available_cores()))
-    name = _cpu_name()
+    name = cpu_name()
     total = psutil.virtual_memory().total
     devices = [Device("cpu", f"cpu-{i}", "", name, (), total) for i in range(count)]
     return _share_cores(devices)
 
 
-def _cpu_name() -> str:
-    return platform.processor() or platform.machine()
+def cpu_name() -> str:
+    """The processor's product name as the kernel knows it, else its architecture."""
+    lines = CPU_FACTS.read_text().splitlines() if CPU_FACTS.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or platform.machine())
 
 
 def _share_cores(devices: list[Device]) -> list[Device]:

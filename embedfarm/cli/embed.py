@@ -53,7 +53,8 @@ Dtype = Annotated[
     typer.Option(help="Of the model; int8 on CPUs, faster at a loss that is measured and logged."),
 ]
 Engine = Annotated[
-    Literal["auto", "torch", "openvino"], typer.Option(help="auto: OpenVINO for int8, else torch.")
+    Literal["auto", "torch", "openvino"],
+    typer.Option(help="auto: the fastest, tried once on each processor."),
 ]
 VectorDtype = Annotated[
     Literal["float32", "float16", "int8", "ubinary"], typer.Option(help="Of the stored vectors.")

@@ -130,6 +130,10 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
         from workers.engines.openvino import open_openvino  # noqa: PLC0415 # the same
 
         return open_openvino(spec, device, settings)
+    if spec.engine == "auto" and device == "cpu" and not settings.batch_bytes_max:
+        from workers.engines.choice import open_fastest  # noqa: PLC0415 # the same
+
+        return open_fastest(spec, device, settings)
     return SentenceTransformerEngine.open(spec, device, settings.model_cache)
 
 

@@ -1,0 +1,87 @@
+"""The engine that is chosen where nobody chose one."""
+
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from tests.workers.tiny_models import SENTENCES, build
+from workers.engines import Engine, choice, open_engine
+from workers.engines.choice import Choice
+
+
+def choices(cache: Path) -> list[Choice]:
+    """What is remembered."""
+    files = (cache / "choices").glob("*.json")
+    return [msgspec.json.decode(file.read_bytes(), type=Choice) for file in files]
+
+
+def test_the_faster_engine_is_taken_and_remembered(tmp_path: Path) -> None:
+    """Both are tried once; the faster one is opened then and later, and embeds the same."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32")
+    engine = open_engine(spec, "cpu", settings)
+    (found,) = choices(tmp_path / "cache")
+    speeds = found.tokens_per_second
+    assert set(speeds) == {"torch", "openvino"}
+    faster = "openvino" if speeds["openvino"] >= 1.05 * speeds["torch"] else "torch"
+    assert found.engine == engine.name == faster
+    other = Choice("torch" if faster == "openvino" else "openvino", speeds)
+    (file,) = (tmp_path / "cache" / "choices").glob("*.json")
+    file.write_bytes(msgspec.json.encode(other))
+    again = open_engine(spec, "cpu", settings)
+    assert again.name == other.engine
+    ours, theirs = (
+        each.forward(each.tokenise(SENTENCES), np.arange(len(SENTENCES)))
+        for each in (engine, again)
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_a_model_that_only_torch_takes(tmp_path: Path) -> None:
+    """Where there is no choice nothing is tried."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    engine = open_engine(JobSpec(model=str(build("static", tmp_path))), "cpu", settings)
+    assert engine.name == "torch"
+    assert choices(tmp_path / "cache") == [Choice("torch", {})]
+
+
+def test_workers_that_start_together_try_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second worker waits for the first one's findings."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    spec = JobSpec(model=str(build("static", tmp_path)))
+    tried = []
+    first_is_in, second_waits = threading.Event(), threading.Event()
+    try_engines, lock = choice.try_engines, choice._lock
+
+    def slowly(*words: object) -> Choice:
+        tried.append(words)
+        first_is_in.set()
+        assert second_waits.wait(20)
+        return try_engines(spec, "cpu", settings)
+
+    monkeypatch.setattr(choice, "try_engines", slowly)
+    engines: list[Engine] = []
+
+    def start() -> None:
+        engines.append(open_engine(spec, "cpu", settings))
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    threads[0].start()
+    assert first_is_in.wait(20)
+
+    def waiting(path: Path) -> object:
+        second_waits.set()
+        return lock(path)
+
+    monkeypatch.setattr(choice, "_lock", waiting)
+    threads[1].start()
+    for thread in threads:
+        thread.join(20)
+    assert (len(engines), len(tried)) == (2, 1)

@@ -1,0 +1,123 @@
+"""Which engine embeds a model fastest on this processor: tried once, and remembered."""
+
+import fcntl
+import hashlib
+import json
+import logging
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import openvino
+import torch
+from sentence_transformers.base.modules import Transformer
+
+from embedfarm import model_files
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from workers.devices import cpu_name
+from workers.engines import Engine
+from workers.engines.calibration import calibration_texts
+from workers.engines.openvino import open_openvino
+from workers.engines.sentence_transformer import SentenceTransformerEngine
+from workers.packing import pack
+
+TRIED_TOKENS: Final = 4096
+ROUNDS: Final = 3
+GAIN_MIN: Final = 1.05  # what another engine must gain to take torch's place: less may be noise
+
+log = logging.getLogger(__name__)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What was found.
+
+    Attributes:
+        engine: "torch" or "openvino".
+        tokens_per_second: What each one did; one that does not take the model is not there.
+    """
+
+    engine: str
+    tokens_per_second: dict[str, float]
+
+
+def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
+    """The faster of torch and OpenVINO for a job on a CPU; in the precision that it asks for.
+
+    The first worker of a host tries them for some seconds while others wait for what it finds.
+
+    Raises:
+        embedfarm.model_files.ModelError: The model is not to be had, or does not work.
+    """
+    path = _path(spec, settings)
+    with _lock(path.with_suffix(".lock")):
+        if not path.exists():
+            choice = try_engines(spec, device, settings)
+            path.with_suffix(".partial").write_bytes(msgspec.json.encode(choice))
+            path.with_suffix(".partial").replace(path)
+    choice = msgspec.json.decode(path.read_bytes(), type=Choice)
+    speeds = ", ".join(f"{name} {v:,.0f}" for name, v in choice.tokens_per_second.items())
+    log.info("engine %s for %s, of those tried (tokens/s): %s", choice.engine, spec.model, speeds)
+    if choice.engine == "openvino":
+        return open_openvino(spec, device, settings)
+    return SentenceTransformerEngine.open(spec, device, settings.model_cache)
+
+
+def try_engines(spec: JobSpec, device: str, settings: Settings) -> Choice:
+    """Run each engine over some real text.
+
+    Raises:
+        embedfarm.model_files.ModelError: torch itself does not take the model.
+    """
+    plain = SentenceTransformerEngine.open(spec, device, settings.model_cache)
+    engines: dict[str, SentenceTransformerEngine] = {"torch": plain}
+    if isinstance(plain.model[0], Transformer):
+        try:
+            engines["openvino"] = open_openvino(spec, device, settings)
+        except model_files.ModelError as error:
+            log.info("OpenVINO does not take %s: %s", spec.model, error)
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(ROUNDS if len(engines) > 1 else 0):
+        for name, engine in engines.items():
+            seconds[name].append(_seconds_per_token(engine))
+    speeds = {name: 1 / statistics.median(each) for name, each in seconds.items() if each}
+    gain = speeds.get("openvino", 0.0) / speeds.get("torch", 1.0)
+    return Choice("openvino" if gain >= GAIN_MIN else "torch", speeds)
+
+
+def _seconds_per_token(engine: Engine) -> float:
+    batch = engine.tokenise(calibration_texts())
+    few = np.cumsum(batch.lengths) <= TRIED_TOKENS
+    rows = np.flatnonzero(few)
+    began = time.perf_counter()
+    for places in pack(batch.lengths[rows], engine.batch_tokens, engine.launch_tokens, padded=True):
+        engine.forward(batch, rows[places])
+    return (time.perf_counter() - began) / float(batch.lengths[rows].sum())
+
+
+def _path(spec: JobSpec, settings: Settings) -> Path:
+    """Where the choice for a model on such a processor is kept."""
+    directory = model_files.resolve(spec.model, settings.model_cache)
+    fingerprint = model_files.fingerprint(spec.model, directory, spec, spec.dtype)
+    identity = {name: fingerprint[name] for name in ("weights", "configuration", "dtype")} | {
+        "processor": cpu_name(),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "openvino": openvino.__version__,
+    }
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return settings.engine_cache.expanduser() / "choices" / f"{digest[:32]}.json"
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Alone on this host, for as long as it takes; a process that dies lets go."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
