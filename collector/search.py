@@ -1,7 +1,7 @@
 """Exact nearest neighbours in a finished output, one part in memory at a time."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from collector.manifest import Manifest, read_manifest
 from collector.quantised import restore
 from collector.sinks import Vectors, open_sink
+from embedfarm.hyperplanes import estimated_cosine, hash_vectors
 
 _ROWS_AT_A_TIME: Final = 8192
 
@@ -39,6 +40,8 @@ def iter_vectors(directory: Path) -> Iterator[Vectors]:
 def search(directory: Path, query: NDArray[np.float32], k: int) -> list[Hit]:
     """The `k` chunks with the highest cosine to `query`, best first; ties in index order.
 
+    Of bits of hyperplanes the cosine is an estimate.
+
     Args:
         directory: A finished output of any format.
         query: Shape (dimensions,), of any length but 0.
@@ -50,17 +53,23 @@ def search(directory: Path, query: NDArray[np.float32], k: int) -> list[Hit]:
     """
     manifest = read_manifest(directory)
     direction = _direction(query, manifest)
+    if bits := manifest.settings.get("lsh_bits"):
+        direction = _direction_of_bits(direction, bits)
     ranges = manifest.settings.get("ranges") or []
     best: list[Hit] = []
     for vectors in iter_vectors(directory):
         for hits in _hits(vectors, direction, ranges, k):
             best = nsmallest(k, best + hits, key=lambda hit: (-hit.score, hit.index))
+    if bits:
+        return [replace(hit, score=estimated_cosine(hit.score)) for hit in best]
     return best
 
 
 def _direction(query: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:
     """The query, scaled to length 1."""
     width = -(-len(query) // 8) if manifest.dtype == "uint8" else len(query)
+    if manifest.settings.get("lsh_bits"):
+        width = manifest.dimensions  # however many components were hashed
     if manifest.dimensions and (query.ndim, width) != (1, manifest.dimensions):
         raise ValueError(
             f"the query has shape {query.shape}, the vectors ({manifest.dimensions},)"
@@ -70,6 +79,12 @@ def _direction(query: NDArray[np.float32], manifest: Manifest) -> NDArray[np.flo
     if not np.isfinite(norm) or not norm:
         raise ValueError(f"a query of length {norm} has no direction")
     return (query / norm).astype(np.float32)
+
+
+def _direction_of_bits(direction: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """A query's own bits as 1 and -1, scaled to length 1: its product with others' is agreement."""
+    signs = restore(hash_vectors(direction[None], bits), bits, ())[0]
+    return np.asarray(signs / np.sqrt(np.float32(bits)))
 
 
 def _hits(

@@ -218,7 +218,8 @@ class JobSpec(Record):
     Attributes:
         model: Name or path, as the user wrote it.
         dtype: How the model computes: "auto", "float32", "bfloat16", "float16" or "int8".
-        vector_dtype: What is stored: "float32", "float16", "int8" or "ubinary" (sign bits).
+        vector_dtype: What is stored: "float32", "float16", "int8", "ubinary" (sign bits) or "lsh"
+            (bits of random hyperplanes).
         prompt: Text put before every chunk; "" for the model's own default, if it has one.
         max_length: Tokens kept of a chunk, 0 for the model's own limit.
         normalize: Whether vectors are scaled to length 1 even if the model does not.
@@ -231,6 +232,7 @@ class JobSpec(Record):
         long: What becomes of a text longer than the model's limit: "truncate", "windows" (their
             mean, weighted by tokens) or "error".
         long_overlap: Tokens that a window repeats of the one before, about.
+        lsh_bits: Hyperplanes of "lsh", a multiple of 8.
     """
 
     model: str
@@ -246,6 +248,7 @@ class JobSpec(Record):
     engine: str = "auto"
     long: str = "truncate"
     long_overlap: int = 32
+    lsh_bits: int = 2048
 
 
 R = TypeVar("R", bound=Record)

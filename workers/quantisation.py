@@ -5,17 +5,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.hyperplanes import hash_vectors
 from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec
 
-DTYPES: Final = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "ubinary": "|u1"}
+DTYPES: Final = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "ubinary": "|u1", "lsh": "|u1"}
 _STEPS: Final = 255  # between the least and the greatest int8
-_BITS: Final = 8  # in a byte of a "ubinary" vector
+_BITS: Final = 8  # in a byte of a vector of bits
 
 
 def stored_width(spec: JobSpec, dimensions: int) -> int:
-    """Components of a stored vector: bytes of eight sign bits each for "ubinary"."""
-    return -(-dimensions // _BITS) if spec.vector_dtype == "ubinary" else dimensions
+    """Components of a stored vector: bytes of eight bits each for "ubinary" and "lsh"."""
+    widths = {"ubinary": -(-dimensions // _BITS), "lsh": spec.lsh_bits // _BITS}
+    return widths.get(spec.vector_dtype, dimensions)
 
 
 def check_ranges(spec: JobSpec, dimensions: int) -> None:
@@ -34,7 +36,7 @@ def quantise(vectors: NDArray[np.float32], spec: JobSpec) -> NDArray[Any]:
 
     "int8" and "ubinary" are those of `sentence_transformers.util.quantize_embeddings`: 255 equal
     steps between the ends of each component's range; one bit per component that is above 0, the
-    first component in the highest bit.
+    first component in the highest bit. "lsh" are those of `embedfarm.hyperplanes`.
 
     Args:
         vectors: Shape (n, dimensions).
@@ -44,6 +46,8 @@ def quantise(vectors: NDArray[np.float32], spec: JobSpec) -> NDArray[Any]:
         return _to_int8(vectors, np.frombuffer(spec.ranges, dtype="<f4").reshape(2, -1))
     if spec.vector_dtype == "ubinary":
         return np.packbits(vectors > 0, axis=1)
+    if spec.vector_dtype == "lsh":
+        return hash_vectors(vectors, spec.lsh_bits)
     with np.errstate(over="ignore"):  # what is too large for float16 becomes infinite, and is seen
         return vectors.astype(DTYPES[spec.vector_dtype], copy=False)
 

@@ -22,6 +22,7 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
+from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
 from embedfarm.records import JobSpec
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ Engine = Annotated[
     typer.Option(help="auto: the fastest, tried once on each processor."),
 ]
 VectorDtype = Annotated[
-    Literal["float32", "float16", "int8", "ubinary"], typer.Option(help="Of the stored vectors.")
+    Literal["float32", "float16", "int8", "ubinary", "lsh"],
+    typer.Option(help="Of the stored vectors; ubinary: sign bits; lsh: bits of hyperplanes."),
+]
+LshBits = Annotated[
+    int, typer.Option(min=BITS_MIN, max=BITS_MAX, help="Hyperplanes of lsh, a multiple of 8.")
 ]
 Ranges = Annotated[
     Path | None,
@@ -98,6 +103,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     engine: Engine = "auto",
     vector_dtype: VectorDtype = "float32",
     ranges: Ranges = None,
+    lsh_bits: LshBits = 2048,
     output_format: OutputFormat = "parquet",
     prompt: Prompt = "",
     max_length: MaxLength = 0,
@@ -119,6 +125,8 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     from embedfarm.cli.run import Place
     from producer.readers import CorpusOptions
 
+    if lsh_bits % 8:
+        fail("--lsh-bits must be a multiple of 8", USAGE)
     settings = read_settings(redis)
     with plain_errors():
         options = CorpusOptions(
@@ -136,6 +144,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             engine=engine,
             vector_dtype=vector_dtype,
             ranges=_ranges(vector_dtype, ranges),
+            lsh_bits=lsh_bits,
             prompt=prompt,
             max_length=max_length,
             long=long,

@@ -50,6 +50,7 @@ class Request:
             "long": spec.long,
             "long_overlap": spec.long_overlap,
             "ranges": np.frombuffer(spec.ranges, "<f4").reshape(2, -1).tolist(),
+            "lsh_bits": spec.lsh_bits if spec.vector_dtype == "lsh" else 0,
             "format": self.sink,
         }
 

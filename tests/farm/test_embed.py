@@ -13,6 +13,7 @@ import pytest
 from sentence_transformers.util import quantize_embeddings
 
 from collector.search import iter_vectors, search
+from embedfarm.hyperplanes import hash_vectors
 from tests.farm.harness import (
     check_output,
     manifest,
@@ -99,6 +100,24 @@ def test_quantised_vectors(tmp_path: Path, sink: str, kind: Literal["int8", "ubi
     hits = search(out, floats[7], 1)
     assert texts[hits[0].index] == texts[7]
     assert run("verify", out, "--against", corpus).returncode == 0
+
+
+def test_bits_of_hyperplanes(tmp_path: Path) -> None:
+    """Bits are those of the floats, and a search estimates the cosine from them."""
+    texts = list(texts_of(300))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out = tmp_path / "out"
+    words = ("--vector-dtype", "lsh", "--lsh-bits", "1024")
+    assert run("embed", corpus, "--out", out, *words, *MODEL).returncode == 0
+    stored = np.concatenate([vectors.matrix for vectors in iter_vectors(out)])
+    floats = null_vectors(texts, 16)
+    np.testing.assert_array_equal(stored, hash_vectors(floats, 1024))
+    hits = search(out, floats[7], 300)
+    assert (hits[0].index, hits[0].score) == (7, 1.0)
+    exact = floats @ floats[7]
+    assert max(abs(hit.score - exact[hit.index]) for hit in hits) < 0.3
+    assert run("verify", out, "--against", corpus).returncode == 0
+    assert run("embed", corpus, "--out", tmp_path / "no", "--lsh-bits", "100").returncode == 2
 
 
 def test_int8_needs_ranges_of_its_model(tmp_path: Path) -> None:
