@@ -40,7 +40,7 @@ class Budgets:
     def halve(self, spec: JobSpec, tokens: int) -> None:
         """Learn that a device batch of so many tokens does not fit."""
         model = model_key(spec)
-        self._known[model] = max(1, tokens // 2)
+        self._known[model] = max(1, min(tokens // 2, self._known.get(model, tokens)))
         log.warning("a device batch of %d tokens does not fit; halved", tokens)
         if self.farm is None:
             return

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embedfarm.records import JobSpec
 from workers.budgets import Budgets
-from workers.engines import DeviceFailed, Engine, OutOfMemory
+from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory
 from workers.engines.windows import pool_windows
 from workers.leases import MicroBatch
 from workers.packing import batch_tokens, pack
@@ -21,6 +21,7 @@ from workers.parity import check_parity
 from workers.quantisation import quantise
 
 JOBS_CHECKED_MAX: Final = 64
+STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
 
 OpenReference = Callable[[Engine, JobSpec], Engine | None]
 log = logging.getLogger(__name__)
@@ -69,28 +70,49 @@ class Embedder:
         return stored
 
     def _run(self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]) -> None:
-        """Fill `vectors` for `rows`; halve what does not fit or raises."""
+        """Fill `vectors` for `rows`; halve what does not fit or raises.
+
+        A device batch is started before the one before it is waited for, so that a device that
+        works by itself never waits for the host.
+        """
         todo = self._pack(batch, rows)
-        while todo:
-            rows = todo.pop()
+        started: deque[tuple[NDArray[np.intp], Finish]] = deque()
+        while todo or started:
+            begins = bool(todo) and len(started) < STARTED_MAX
+            rows = todo.pop() if begins else started[0][0]
             try:
-                self._forward(batch, rows, vectors)
-            except OutOfMemory as error:
-                batch.account.batches_refused += 1
-                if len(rows) == 1:
-                    _fail(batch, rows, f"does not fit on the device: {error}")
-                    continue
-                cost = batch_tokens(batch.tokenised.lengths[rows], padded=batch.engine.padded)
-                self.budgets.halve(batch.spec, cost)
-                todo = self._pack(batch, np.concatenate([rows, *todo]))
+                if begins:
+                    started.append((rows, self._start(batch, rows)))
+                else:
+                    vectors[rows] = started.popleft()[1]()
             except DeviceFailed:
                 raise
             except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
-                if len(rows) == 1:
-                    _fail(batch, rows, f"the model raised {type(error).__name__}: {error}")
-                    continue
-                half = len(rows) // 2
-                todo += [rows[half:], rows[:half]]
+                todo = self._try_smaller(batch, rows, todo, error)
+            else:
+                if not begins:
+                    self._count(batch, rows)
+
+    def _try_smaller(
+        self,
+        batch: MicroBatch,
+        rows: NDArray[np.intp],
+        todo: list[NDArray[np.intp]],
+        error: Exception,
+    ) -> list[NDArray[np.intp]]:
+        """What is left to do after `rows` failed together; a row that fails alone is given up."""
+        full = isinstance(error, OutOfMemory)
+        batch.account.batches_refused += full
+        if len(rows) == 1:
+            raised = f"the model raised {type(error).__name__}: {error}"
+            _fail(batch, rows, f"does not fit on the device: {error}" if full else raised)
+            return todo
+        if not full:
+            half = len(rows) // 2
+            return [*todo, rows[half:], rows[:half]]
+        cost = batch_tokens(batch.tokenised.lengths[rows], padded=batch.engine.padded)
+        self.budgets.halve(batch.spec, cost)
+        return self._pack(batch, np.concatenate([rows, *todo]))
 
     def _pack(self, batch: MicroBatch, rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
         """Device batches of `rows` within the learned budget, the longest chunks last."""
@@ -145,19 +167,21 @@ class Embedder:
         if batch.account.parity is not None:
             batch.account.spend("check", time.monotonic() - began)
 
-    def _forward(
-        self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
-    ) -> None:
-        """One device batch."""
+    def _start(self, batch: MicroBatch, rows: NDArray[np.intp]) -> Finish:
+        """Begin a device batch."""
         began = time.monotonic()
-        vectors[rows] = batch.engine.forward(batch.tokenised, rows)
+        finish = batch.engine.start(batch.tokenised, rows)
+        if self.slowdown > 1:
+            threading.Event().wait((self.slowdown - 1) * (time.monotonic() - began))
+        return finish
+
+    def _count(self, batch: MicroBatch, rows: NDArray[np.intp]) -> None:
+        """Take a device batch that is done to account."""
         lengths = batch.tokenised.lengths[rows]
         batch.account.batches += 1
         batch.account.real_tokens += int(lengths.sum())
         batch.account.padded_tokens += batch_tokens(lengths, padded=batch.engine.padded)
         batch.account.flops += batch.engine.flops(lengths)
-        if self.slowdown > 1:
-            threading.Event().wait((self.slowdown - 1) * (time.monotonic() - began))
 
 
 def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:

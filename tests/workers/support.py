@@ -9,7 +9,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Entry, Job
 from embedfarm.records import Block, JobSpec, Result, encode
 from embedfarm.wire import entry_id
-from workers.engines import Engine, Tokenised
+from workers.engines import Engine, Finish, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
 
@@ -102,6 +102,11 @@ class FakeEngine:
         """The texts themselves."""
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
         return Tokenised(lengths, list(texts))
+
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """All of it at once."""
+        vectors = self.forward(batch, rows)
+        return lambda: vectors
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         """Length and first letter."""

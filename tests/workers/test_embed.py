@@ -13,7 +13,7 @@ from embedfarm.records import Block, JobSpec, Result, text_checksums
 from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
 from workers.budgets import Budgets
 from workers.embed import Embedder
-from workers.engines import DeviceFailed, Engine, OutOfMemory
+from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
 from workers.parity import sample_rows
@@ -146,6 +146,54 @@ def test_repeated_texts_take_no_time() -> None:
         assert sum(result.token_count for result in run(batch)) == 200 * 25
         seconds[name] = batch.forward_seconds
     assert seconds["repeated"] < 0.7 * seconds["distinct"]
+
+
+class Queueing(FakeEngine):
+    """Works by itself, as a GPU does: a batch is run when it is waited for, and may fail then."""
+
+    def __init__(self, tokens_max: int) -> None:
+        super().__init__()
+        self.tokens_max = tokens_max
+        self.waiting = 0
+        self.waiting_max = 0
+
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """Note the rows, and that they wait."""
+        self.waiting += 1
+        self.waiting_max = max(self.waiting, self.waiting_max)
+
+        def finish() -> NDArray[np.float32]:
+            self.waiting -= 1
+            return self.forward(batch, rows)
+
+        return finish
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """Full at some size, and full of bugs."""
+        if len(texts) * max(map(len, texts)) > self.tokens_max:
+            raise OutOfMemory("no room")
+        if any("bad" in text for text in texts):
+            raise ValueError("cannot be")
+
+
+@given(
+    st.lists(st.text("abd", min_size=1, max_size=9), min_size=1, max_size=40),
+    st.integers(9, 60),
+    st.integers(9, 200),
+)
+def test_the_next_batch_waits_on_the_device(texts: list[str], room: int, budget: int) -> None:
+    """Two batches at most are started, and whatever fails late costs no other row anything."""
+    engine = Queueing(room)
+    batch = micro_batch([Block(start=0, texts=texts)], engine)
+    (found,) = run(batch, Embedder(Budgets(batch_tokens_max=budget)))
+    bad = {index for index, text in enumerate(texts) if "bad" in text}
+    assert set(errors([found])) == bad
+    good = [index for index in range(len(texts)) if index not in bad]
+    expected = FakeEngine().vectors(texts)
+    assert np.array_equal(found.matrix()[good], expected[good])
+    assert (engine.waiting, engine.waiting_max <= 2) == (0, True)
+    if batch.account.batches > 1:
+        assert engine.waiting_max == 2
 
 
 def test_chunk_that_never_fits_fails_alone() -> None:

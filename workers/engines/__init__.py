@@ -4,9 +4,9 @@ An engine is used by two threads at once: one tokenises the next micro-batch whi
 the current one through the model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -57,6 +57,10 @@ class Tokenised:
         return rows if self.owners is None else self.owners[rows]
 
 
+Finish: TypeAlias = Callable[[], NDArray[np.float32]]
+"""Waits for the vectors of a device batch, shape (rows, dimensions)."""
+
+
 class Engine(Protocol):
     """One model on one device."""
 
@@ -97,6 +101,14 @@ class Engine(Protocol):
 
     def tokenise(self, texts: Sequence[str]) -> Tokenised:
         """Texts cut to the model's limit, as tokens."""
+
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """Begin to embed some rows; what it returns waits for their vectors.
+
+        A device that works by itself is then free to be given the next batch; one that does not
+        has done everything when this returns. Batches are finished in the order of their starts.
+        Both calls raise what `forward` raises.
+        """
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         """Vectors of some rows, shape (len(rows), dimensions).

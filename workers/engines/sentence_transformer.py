@@ -6,7 +6,8 @@ batched with what is ours.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -21,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedfarm import model_files
 from embedfarm.records import JobSpec
-from workers.engines import DeviceFailed, OutOfMemory, Tokenised
+from workers.engines import DeviceFailed, Finish, OutOfMemory, Tokenised
 from workers.engines.arithmetic import Arithmetic, count_flops, measure_peak
 from workers.engines.tokens import Tokenizer, Tokens
 
@@ -151,27 +152,32 @@ class SentenceTransformerEngine:
         guesses = [1 + len(text) // CHARACTERS_PER_TOKEN for text in texts]
         return Tokenised(np.asarray(guesses, dtype=np.int64), list(texts))
 
-    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Vectors of `rows`, shape (len(rows), dimensions), in float32.
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """Begin to embed `rows`; on a GPU it returns while the device still works.
 
         Raises:
             OutOfMemory: The rows do not fit on the device together.
             DeviceFailed: CUDA is in a state that only a new process gets out of.
         """
-        try:
-            with torch.inference_mode():
-                return self._embed(self.features(batch, rows))
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise OutOfMemory(str(error)) from error
-        except MemoryError as error:
-            raise OutOfMemory("the host's memory is full") from error
-        except RuntimeError as error:
-            if any(words in str(error) for words in NO_MEMORY):
-                raise OutOfMemory(str(error)) from error
-            if "CUDA error" in str(error):
-                raise DeviceFailed(str(error)) from error
-            raise
+        with _device_errors(), torch.inference_mode():
+            vectors = self._embed(self.features(batch, rows))
+            if self.device.type == "cpu":
+                return vectors.numpy
+            host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+            host.copy_(vectors, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call] # it has no annotations
+            copied.record()
+
+        def finish() -> NDArray[np.float32]:
+            with _device_errors():
+                copied.synchronize()
+            return host.numpy()
+
+        return finish
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Vectors of `rows` in float32, shape (len(rows), dimensions); raises what `start` does."""
+        return self.start(batch, rows)()
 
     def features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
         """One padded batch on the device, as the first module wants it."""
@@ -181,9 +187,15 @@ class SentenceTransformerEngine:
             texts = [batch.features[row] for row in rows]
             features = self.model.preprocess(texts, prompt=self.tokenizer.prompt)
         return {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
+            name: self._to_device(value) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
         }
+
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
+        """A copy that the device makes when it comes to it, from memory that stays in its place."""
+        if self.device.type == "cpu":
+            return values
+        return values.pin_memory().to(self.device, non_blocking=True)
 
     def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
         """The model's modules in order; all after the transformer in float32."""
@@ -194,12 +206,30 @@ class SentenceTransformerEngine:
                     features[name] = features[name].float()
         return torch.as_tensor(features["sentence_embedding"])
 
-    def _embed(self, features: dict[str, Any]) -> NDArray[np.float32]:
-        """Vectors as the job wants them."""
+    def _embed(self, features: dict[str, Any]) -> torch.Tensor:
+        """Vectors as the job wants them, on the device."""
         vectors = self.sentence_embeddings(features)[:, : self.dimensions]
         if self.spec.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
-        return np.ascontiguousarray(vectors.cpu().numpy(), dtype=np.float32)
+        return vectors.float().contiguous()
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """What torch raises, as what it means."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise OutOfMemory(str(error)) from error
+    except MemoryError as error:
+        raise OutOfMemory("the host's memory is full") from error
+    except RuntimeError as error:
+        if any(words in str(error) for words in NO_MEMORY):
+            raise OutOfMemory(str(error)) from error
+        if "CUDA error" in str(error):
+            raise DeviceFailed(str(error)) from error
+        raise
 
 
 def _load(directory: Path, device: str, dtype: str, max_length: int) -> SentenceTransformer:
