@@ -16,7 +16,7 @@ LAYERS, WIDTH, INNER = 6, 384, 1536
 def test_operations_are_those_of_the_formula() -> None:
     """MiniLM: 2 L (4 d^2 + 2 d f) for a token, 4 L d for a pair, to within its pooling layer."""
     model = "sentence-transformers/all-MiniLM-L6-v2"
-    engine = open_engine(JobSpec(model=model, dtype="float32"), "cpu", Settings())
+    engine = open_engine(JobSpec(model=model, dtype="float32", engine="torch"), "cpu", Settings())
     assert isinstance(engine, SentenceTransformerEngine)
     counted = engine.arithmetic
     per_token = 2 * LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)

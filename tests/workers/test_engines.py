@@ -136,7 +136,8 @@ def cosines(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 def spec_of(directories: dict[str, str], kind: str, **fields: Any) -> JobSpec:  # noqa: ANN401 # any field
     """A job in float32; that of the large model is cut short, for it takes its time."""
     length = {"max_length": LENGTH_MAX} if kind == "minilm" else {}
-    return JobSpec(model=directories[kind], **({"dtype": "float32"} | length | fields))
+    plain = {"dtype": "float32", "engine": "torch"}
+    return JobSpec(model=directories[kind], **(plain | length | fields))
 
 
 def open_one(directories: dict[str, str], kind: str, **fields: Any) -> Engine:  # noqa: ANN401 # same

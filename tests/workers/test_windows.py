@@ -16,7 +16,7 @@ from embedfarm.settings import Settings
 from tests.workers.support import micro_batch
 from tests.workers.tiny_models import LENGTH_MAX, build
 from workers.embed import Embedder
-from workers.engines import Tokenised, open_engine
+from workers.engines import Finish, Tokenised, open_engine
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.engines.windows import cut_windows, pool_windows
 
@@ -70,7 +70,7 @@ def test_windows_are_pooled_by_tokens() -> None:
 def open_tiny(kind: str, folder: Path, **fields: object) -> SentenceTransformerEngine:
     """A tiny model for a job with long texts."""
     folder.mkdir(exist_ok=True)
-    spec = JobSpec(model=str(build(kind, folder)), dtype="float32", **fields)  # type: ignore[arg-type] # any of its fields
+    spec = JobSpec(model=str(build(kind, folder)), dtype="float32", engine="torch", **fields)  # type: ignore[arg-type] # any of its fields
     engine = open_engine(spec, "cpu", Settings())
     assert isinstance(engine, SentenceTransformerEngine)
     return engine
@@ -118,14 +118,14 @@ def test_one_bad_window_fails_its_text(tmp_path: Path, monkeypatch: pytest.Monke
     batch = micro_batch([Block(start=0, texts=TEXTS[:4])], engine, engine.spec)
     assert batch.tokenised.owners is not None
     bad = int(np.flatnonzero(batch.tokenised.owners == 1)[2])
-    forward = engine.forward
+    start = engine.start
 
-    def fail(tokenised: Tokenised, rows: np.ndarray) -> np.ndarray:
+    def fail(tokenised: Tokenised, rows: np.ndarray) -> Finish:
         if bad in rows:
             raise ValueError("cannot be")
-        return forward(tokenised, rows)
+        return start(tokenised, rows)
 
-    monkeypatch.setattr(engine, "forward", fail)
+    monkeypatch.setattr(engine, "start", fail)
     vectors = Embedder().embed(batch)
     assert list(batch.reasons) == [1]
     assert not vectors[1].any()
