@@ -1,4 +1,4 @@
-"""Real text that every machine has, to find the ranges of a model's activations with."""
+"""Real text that every machine has, to try engines with."""
 
 import builtins
 import inspect

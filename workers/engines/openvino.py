@@ -1,13 +1,14 @@
 """A SentenceTransformer on OpenVINO: its own modules, converted to one graph, on a CPU.
 
 Tokenising, padding and packing are those of the torch engine; only the arithmetic is OpenVINO's.
-In "int8" weights and activations are quantised, which a graph pays for with some of its accuracy:
-how much is measured against torch before it is used, and said.
+In "int8" weights are quantised when a graph is made and activations when it runs, token by token,
+which costs some accuracy: how much is measured against torch before it is used, and said.
 """
 
 import hashlib
 import json
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from typing import Any, Final, cast
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers.base.modules import Transformer
 
 from embedfarm.model_files import ModelError
@@ -29,7 +29,6 @@ from embedfarm.settings import Settings
 from workers.engines.arithmetic import measure_peak
 from workers.engines.calibration import calibration_texts
 from workers.engines.sentence_transformer import WARM_UP, SentenceTransformerEngine
-from workers.packing import pack
 
 # A farm sends nothing to anybody: without this module, those that report their use do not.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # None: not importable
@@ -43,6 +42,11 @@ PRECISIONS: Final = {
     "bfloat16": "bf16",
 }  # of what is not quantised
 COSINES_MIN: Final = {"float32": 0.9999, "bfloat16": 0.999, "int8": 0.95}  # of any text with torch
+
+# Activations that share a scale in int8, of one token; fewer are more exact, and slower.
+GROUP_SIZE: Final = 32
+GRAPH_VERSION: Final = "2"  # changes with how graphs are made
+LAYER: Final = re.compile(r"\.layers?\.(\d+)\.")
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +149,7 @@ def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "NUM_STREAMS": 1,  # a worker a device is the farm's way to have several
             "ENABLE_CPU_PINNING": False,  # all workers of a host would pin to the same cores
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP_SIZE if dtype == "int8" else 0,
         },
     )
     engine.request = compiled.create_infer_request()
@@ -161,33 +166,29 @@ def _convert(
         warnings.simplefilter("ignore")  # tracing warns of every shape it sees, and of its own end
         columns = tuple(example[name] for name in graph.inputs)
         model = openvino.convert_model(graph.eval(), example_input=columns)
-    return _quantise(engine, model, graph.inputs) if dtype == "int8" else model
+    return _quantise(model) if dtype == "int8" else model
 
 
-def _quantise(
-    engine: OpenVinoEngine, model: openvino.Model, inputs: Sequence[str]
-) -> openvino.Model:
-    """Weights and activations in eight bits, their ranges from real texts."""
+def _quantise(model: openvino.Model) -> openvino.Model:
+    """Weights in eight bits by channel; activations follow when the graph runs.
+
+    Embeddings are looked up and not multiplied, so they gain nothing by it. The first and the last
+    layer keep their weights: measured, they lose the most (benchmarks/engines.py).
+    """
     import nncf  # noqa: PLC0415 # seconds, which only this needs
 
-    batch = engine.tokenise(calibration_texts())
-    batches = pack(batch.lengths, engine.batch_tokens, engine.launch_tokens, padded=True)
-
-    def columns(rows: NDArray[np.intp]) -> list[NDArray[Any]]:
-        features = engine.features(batch, rows)
-        return [features[name].numpy() for name in inputs]
-
-    return nncf.quantize(
-        model,
-        nncf.Dataset(batches, columns),
-        model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=len(batches),
+    matched = (LAYER.search(node.get_friendly_name()) for node in model.get_ops())
+    layers = sorted({(int(found[1]), found[0]) for found in matched if found})
+    kept = [f".*{re.escape(name)}.*" for _, name in (layers[:1] + layers[-1:])]
+    ignored = nncf.IgnoredScope(types=["Gather"], patterns=kept, validate=False)
+    return nncf.compress_weights(
+        model, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=ignored
     )
 
 
 def _cache_path(cache: Path, fingerprint: dict[str, str]) -> Path:
     """Directory of a graph: it changes with the model, the job's options and OpenVINO itself."""
-    identity = fingerprint | {"openvino": openvino.__version__}
+    identity = fingerprint | {"openvino": openvino.__version__, "graph": GRAPH_VERSION}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return cache / "openvino" / digest[:32]
 
