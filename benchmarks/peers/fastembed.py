@@ -1,0 +1,59 @@
+"""fastembed on ONNX Runtime, with the same weights exported to ONNX."""
+
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import numpy as np
+from fastembed import TextEmbedding
+from fastembed.common.model_description import ModelSource, PoolingType
+
+from benchmarks.peers.protocol import Embed, Task, measure
+
+NAME = "benchmark/model"
+
+
+def export(model: Path, directory: Path) -> None:
+    """Write the transformer of a sentence-transformers model as ONNX, with its tokenizer."""
+    import torch  # noqa: PLC0415 # only here: it must not count as memory of fastembed
+    from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 # the same
+
+    tokens = AutoTokenizer.from_pretrained(model)(["a text", "another one"], return_tensors="pt")
+    axes = {name: {0: "batch", 1: "sequence"} for name in tokens}
+    temporary = directory.with_suffix(".part")
+    shutil.copytree(model, temporary, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.onnx.export(
+        AutoModel.from_pretrained(model, attn_implementation="eager").eval(),
+        (dict(tokens),),
+        str(temporary / "model.onnx"),
+        input_names=list(tokens),
+        output_names=["last_hidden_state"],
+        dynamic_axes=axes,
+        dynamo=False,
+    )
+    temporary.rename(directory)
+
+
+def load(task: Task) -> Embed:
+    """The model with mean pooling and normalisation, exported at the first call."""
+    directory = task.out.parent / "onnx"
+    if not directory.exists():
+        process = multiprocessing.get_context("spawn").Process(
+            target=export, args=(task.model, directory)
+        )
+        process.start()
+        process.join()
+    TextEmbedding.add_custom_model(
+        model=NAME,
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(hf=NAME),
+        dim=384,
+        model_file="model.onnx",
+    )
+    model = TextEmbedding(NAME, specific_model_path=str(directory), cuda=task.device == "cuda")
+    return lambda texts: np.stack(list(model.embed(texts)))
+
+
+if __name__ == "__main__":
+    measure(load, "fastembed")
