@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -54,12 +54,12 @@ def short(directory: Path, count: int) -> list[str]:
 
 def mixed(_directory: Path, count: int) -> list[str]:
     """Docstrings of this Python's standard library, 10 to 2,000 characters."""
-    return pick([text for _, text in docstrings()], count)
+    return pick(_documentation(), count)
 
 
 def long(_directory: Path, count: int) -> list[str]:
     """The same docstrings end to end, cut into windows of 512 tokens as MiniLM counts them."""
-    text = "\n\n".join(text for _, text in docstrings())
+    text = "\n\n".join(_documentation())
     tokenizer = load_tokenizer(model_files.resolve(MODEL) / "tokenizer.json")
     return pick(list(cut(text, partial(token_spans, tokenizer), WINDOW_TOKENS, 0)), count)
 
@@ -123,6 +123,12 @@ def _glosses(path: Path) -> Iterator[str]:
         _, bar, gloss = line.partition(" | ")
         if bar and not line.startswith(" "):
             yield gloss.strip()
+
+
+@cache
+def _documentation() -> list[str]:
+    """All docstrings; parsing the library takes seconds."""
+    return [text for _, text in docstrings()]
 
 
 def _wordnet(directory: Path) -> Path:
