@@ -49,6 +49,8 @@ def describe(directory: Path, figures: dict[str, Any]) -> dict[str, str]:
 def main() -> None:
     """Run the farm once."""
     task = read_task()
+    if task.size and task.device != "cpu":
+        sys.exit("a GPU has one worker")
     directory = task.out.with_suffix("")
     shutil.rmtree(directory, ignore_errors=True)
     figures = run(task, directory)

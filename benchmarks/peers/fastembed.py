@@ -1,7 +1,9 @@
 """fastembed on ONNX Runtime, with the same weights exported to ONNX."""
 
+import json
 import multiprocessing
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +33,17 @@ def export(model: Path, directory: Path) -> None:
         dynamic_axes=axes,
         dynamo=False,
     )
+    # The model keeps fewer tokens than its tokenizer would; fastembed knows only the tokenizer.
+    path = temporary / "tokenizer_config.json"
+    limit = json.loads((model / "sentence_bert_config.json").read_text())["max_seq_length"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": limit}))
     temporary.rename(directory)
 
 
 def load(task: Task) -> Embed:
     """The model with mean pooling and normalisation, exported at the first call."""
+    if task.device != "cpu":
+        sys.exit("the package for GPUs is another one")
     directory = task.out.parent / "onnx"
     if not directory.exists():
         process = multiprocessing.get_context("spawn").Process(
@@ -48,10 +56,10 @@ def load(task: Task) -> Embed:
         pooling=PoolingType.MEAN,
         normalization=True,
         sources=ModelSource(hf=NAME),
-        dim=384,
+        dim=json.loads((task.model / "config.json").read_text())["hidden_size"],
         model_file="model.onnx",
     )
-    model = TextEmbedding(NAME, specific_model_path=str(directory), cuda=task.device == "cuda")
+    model = TextEmbedding(NAME, specific_model_path=str(directory))
     return lambda texts: np.stack(list(model.embed(texts)))
 
 
