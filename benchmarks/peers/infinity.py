@@ -9,18 +9,17 @@ from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 
 
 def load(task: Task) -> Embed:
-    """The engine, warm, in an event loop that lives as long as this process."""
+    """The engine, which runs, with threads of its own, while it embeds."""
     engine = AsyncEmbeddingEngine.from_args(
         EngineArgs(model_name_or_path=str(task.model), engine="torch", device=task.device)
     )
-    runner = asyncio.Runner()
-    runner.run(engine.astart())
 
-    def embed(texts: list[str]) -> Vectors:
-        vectors, _tokens = runner.run(engine.embed(sentences=texts))
+    async def run(texts: list[str]) -> Vectors:
+        async with engine:
+            vectors, _tokens = await engine.embed(sentences=texts)
         return np.asarray(vectors, dtype=np.float32)
 
-    return embed
+    return lambda texts: asyncio.run(run(texts))
 
 
 if __name__ == "__main__":
