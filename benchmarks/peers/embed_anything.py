@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from embed_anything import EmbeddingModel, TextEmbedConfig, WhichModel, embed_query
+from embed_anything import EmbeddingModel, TextEmbedConfig, embed_query
 
 from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 
@@ -30,7 +30,7 @@ def load(task: Task) -> Embed:
     home = task.out.parent / "hub-cache"
     cache(task.model, home)
     os.environ["HF_HOME"] = str(home)
-    model = EmbeddingModel.from_pretrained_hf(WhichModel.Bert, model_id=NAME)
+    model = EmbeddingModel.from_pretrained_hf(NAME)
 
     def embed(texts: list[str]) -> Vectors:
         found = embed_query(texts, embedder=model, config=TextEmbedConfig())

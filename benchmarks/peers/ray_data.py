@@ -31,9 +31,9 @@ def main() -> None:
     """Run once; the loading of the model ends where the first batch begins."""
     task = read_task()
     cores = len(os.sched_getaffinity(0))
-    devices: dict[str, Any] = {"concurrency": cores}
+    devices: dict[str, Any] = {"compute": ray.data.ActorPoolStrategy(size=cores)}
     if task.device == "cuda":
-        devices = {"concurrency": 1, "num_gpus": 1}
+        devices = {"compute": ray.data.ActorPoolStrategy(size=1), "num_gpus": 1}
     ray.init(include_dashboard=False, log_to_driver=False, num_cpus=cores)
     ray.data.DataContext.get_current().enable_progress_bars = False
     rows = [{"index": i, "text": text} for i, text in enumerate(task.read_texts())]
