@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 ROWS: Final = {"cpu": (256, 1024, 4096), "cuda": (4096, 16384, 65536)}
-SHAPE_SECONDS: Final = 0.5  # of multiplying, for each shape
+SHAPE_SECONDS: Final = 0.2  # of multiplying, for each shape
 GATED: Final = {"modernbert", "qwen3"}  # their feed-forward has three matrices, not two
 
 

@@ -1,5 +1,6 @@
 """fastembed on ONNX Runtime, with the same weights exported to ONNX."""
 
+import hashlib
 import json
 import multiprocessing
 import shutil
@@ -21,14 +22,16 @@ def export(model: Path, directory: Path) -> None:
     from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 # the same
 
     tokens = AutoTokenizer.from_pretrained(model)(["a text", "another one"], return_tensors="pt")
-    axes = {name: {0: "batch", 1: "sequence"} for name in tokens}
+    names = ["input_ids", "attention_mask", "token_type_ids"]  # as the model takes them
+    axes = {name: {0: "batch", 1: "sequence"} for name in names}
     temporary = directory.with_suffix(".part")
+    shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(model, temporary, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.onnx.export(
         AutoModel.from_pretrained(model, attn_implementation="eager").eval(),
-        (dict(tokens),),
+        tuple(tokens[name] for name in names),
         str(temporary / "model.onnx"),
-        input_names=list(tokens),
+        input_names=names,
         output_names=["last_hidden_state"],
         dynamic_axes=axes,
         dynamo=False,
@@ -44,13 +47,16 @@ def load(task: Task) -> Embed:
     """The model with mean pooling and normalisation, exported at the first call."""
     if task.device != "cpu":
         sys.exit("the package for GPUs is another one")
-    directory = task.out.parent / "onnx"
+    digest = hashlib.sha256(str(task.model).encode()).hexdigest()
+    directory = task.out.parent / f"onnx-{digest[:16]}"
     if not directory.exists():
         process = multiprocessing.get_context("spawn").Process(
             target=export, args=(task.model, directory)
         )
         process.start()
         process.join()
+        if process.exitcode:
+            sys.exit("torch did not export the model to ONNX")
     TextEmbedding.add_custom_model(
         model=NAME,
         pooling=PoolingType.MEAN,
