@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 CORPUS := build/standard-library.jsonl
+REPORT ?= docs
+PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
 SOURCES := embedfarm producer scheduler workers collector tests benchmarks
 
 help: ## Show this help.
@@ -41,7 +43,24 @@ accept: .venv/installed-dev ## The slow tests: every promise at full size.
 bench: install ## Throughput of everything but the model.
 	$(BIN)/python -m benchmarks.transport $(ARGS)
 
+# A peer that does not install is reported by the benchmark, with the end of its log as the reason.
+build/peers/%/installed: benchmarks/peers/%.txt
+	mkdir -p build/peers
+	$(PYTHON) -m venv --clear build/peers/$*
+	build/peers/$*/bin/python -m pip install --quiet --requirement $< >build/peers/$*.log 2>&1 \
+	  && touch $@ || tail -n 1 build/peers/$*.log
+
+build/chart/installed: benchmarks/chart.txt
+	$(PYTHON) -m venv --clear build/chart
+	build/chart/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+bench-peers: install build/chart/installed $(PEERS:%=build/peers/%/installed) ## The farm beside others.
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+	$(BIN)/python -m benchmarks.report build/bench.json $(REPORT)
+	build/chart/bin/python -m benchmarks.chart build/bench.json $(REPORT)
+
 clean: ## Remove what was built.
 	rm -rf .venv build
 
-.PHONY: help install demo check test accept bench clean
+.PHONY: help install demo check test accept bench bench-peers clean

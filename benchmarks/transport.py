@@ -8,41 +8,18 @@ on this machine. Says what each process used, and so what bounds it.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
+from benchmarks.processes import Usage, run_watched
 
 TEXT_BYTES: Final = 200
 DIMENSIONS: Final = 384
 FORMATS: Final = ("npy", "parquet")
-SAMPLE_SECONDS: Final = 0.1
 MEBIBYTE: Final = 1 << 20
-
-
-@dataclass
-class Usage:
-    """What one process used.
-
-    Attributes:
-        cpu_seconds: User and system time.
-        rss_bytes: Resident memory at each sample.
-    """
-
-    cpu_seconds: float = 0.0
-    rss_bytes: list[int] = field(default_factory=list)
-
-    @property
-    def rss_bytes_max(self) -> int:
-        """Peak of the samples."""
-        return max(self.rss_bytes, default=0)
 
 
 @dataclass
@@ -81,59 +58,18 @@ def run(directory: Path, chunks: int, workers: int, sink: str = "parquet") -> Re
     """Embed `chunks` texts in `directory`, and watch all processes.
 
     Raises:
-        RuntimeError: The farm failed.
+        CommandFailed: The farm failed.
     """
     corpus = directory / f"corpus-{chunks}.jsonl"
     write_corpus(corpus, chunks)
     words = ["embed", str(corpus), "--out", str(directory / "vectors"), "--json", "--format", sink]
     words += ["--model", f"null:{DIMENSIONS}", "--workers", str(workers), "--devices", "cpu"]
     command = [sys.executable, "-c", "from embedfarm.cli import main; main()", *words]
-    began = time.monotonic()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        ended = threading.Event()
-        usage: dict[str, Usage] = defaultdict(Usage)
-        watcher = threading.Thread(target=_watch, args=(process.pid, usage, ended))
-        watcher.start()
-        output, errors = process.communicate()
-        ended.set()
-        watcher.join()
-    if process.returncode:
-        raise RuntimeError(f"embedfarm ended with {process.returncode}: {errors}")
-    facts: dict[str, Any] = json.loads(output)
-    wall = time.monotonic() - began
-    return Report(facts["count"], sink, facts["embed_seconds"], wall, dict(usage))
-
-
-def _watch(pid: int, usage: dict[str, Usage], ended: threading.Event) -> None:
-    """Sample a process and its descendants until `ended`."""
-    root = psutil.Process(pid)
-    while not ended.wait(SAMPLE_SECONDS):
-        try:
-            processes = [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        for process in processes:
-            try:
-                name = _name(process)
-                times = process.cpu_times()
-                usage[name].cpu_seconds = times.user + times.system
-                usage[name].rss_bytes.append(process.memory_info().rss)
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue  # it ended between two looks
-
-
-def _name(process: psutil.Process) -> str:
-    """What a process is in the farm."""
-    words = process.cmdline()
-    if "scheduler.main" in words:
-        return "scheduler"
-    if "workers.main" in words:
-        return f"worker {words[-1]}"
-    if any("valkey-server" in word or "redis-server" in word for word in words[:1]):
-        return "server"
-    return "embed (producer and collector)" if "embed" in words else "starting"
+    finished = run_watched(command)
+    facts: dict[str, Any] = json.loads(finished.output)
+    return Report(
+        facts["count"], sink, facts["embed_seconds"], finished.wall_seconds, finished.usage
+    )
 
 
 def main() -> None:

@@ -1,0 +1,169 @@
+"""Corpora for side-by-side runs: short, mixed, long and repeated texts, the same on every run.
+
+    python -m benchmarks.corpora DIRECTORY [--chunks N]
+
+Nothing is random but the order of the repeated texts, which has a seed. Corpora are evenly spaced
+picks, so that a small one looks like a large one.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from embedfarm import model_files
+from producer.chunker import cut, load_tokenizer, token_spans
+from producer.standard_library import docstrings
+
+MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
+WORDNET: Final = "wordnet-base"  # Debian's package of Princeton's WordNet 3.0
+PARTS_OF_SPEECH: Final = ("noun", "verb", "adj", "adv")
+WINDOW_TOKENS: Final = 510  # 512 with the two that the model puts around a text
+SEED: Final = 0
+
+Make: TypeAlias = Callable[[Path, int], list[str]]
+
+
+class CorpusUnavailable(RuntimeError):
+    """This machine cannot make a corpus; the message says why."""
+
+
+def pick(texts: Sequence[str], count: int) -> list[str]:
+    """`count` distinct texts, evenly spaced; beyond what there is, all again, numbered by round."""
+    if count > len(texts):
+        return [*texts, *numbered(texts, count - len(texts))]
+    return [texts[index * len(texts) // count] for index in range(count)]
+
+
+def numbered(texts: Sequence[str], count: int) -> list[str]:
+    """The first `count` of the texts over and over, each with the number of its round before it."""
+    rounds = range(2, 2 + -(-count // len(texts)))
+    return [f"{number}. {text}" for number in rounds for text in texts][:count]
+
+
+def short(directory: Path, count: int) -> list[str]:
+    """Glosses of WordNet: definitions of a dozen words."""
+    return pick(glosses(_wordnet(directory)), count)
+
+
+def mixed(_directory: Path, count: int) -> list[str]:
+    """Docstrings of this Python's standard library, 10 to 2,000 characters."""
+    return pick(_documentation(), count)
+
+
+def long(_directory: Path, count: int) -> list[str]:
+    """The same docstrings end to end, cut into windows of 512 tokens as MiniLM counts them."""
+    text = "\n\n".join(_documentation())
+    tokenizer = load_tokenizer(model_files.resolve(MODEL) / "tokenizer.json")
+    return pick(list(cut(text, partial(token_spans, tokenizer), WINDOW_TOKENS, 0)), count)
+
+
+def repeated(directory: Path, count: int) -> list[str]:
+    """The mixed corpus, half of it repeats of the other half, in no order.
+
+    How often a text repeats falls with its rank, as words do in a language: the k-th text is
+    repeated in proportion to 1 / k (Zipf's law).
+    """
+    chooser = random.Random(SEED)  # noqa: S311 # no secret: the same corpus each time
+    distinct = mixed(directory, count - count // 2)
+    chooser.shuffle(distinct)
+    weights = list(accumulate(1 / rank for rank in range(1, len(distinct) + 1)))
+    texts = distinct + chooser.choices(distinct, cum_weights=weights, k=count // 2)
+    chooser.shuffle(texts)
+    return texts
+
+
+# Name, how it is made, and its share of `--chunks`: long texts take about eight times as long.
+CORPORA: Final[dict[str, tuple[Make, float]]] = {
+    "short": (short, 1.0),
+    "mixed": (mixed, 1.0),
+    "long": (long, 0.15),
+    "repeated": (repeated, 0.5),
+}
+
+
+def write_corpus(name: str, directory: Path, chunks: int) -> Path:
+    """JSON Lines with the field "text" below `directory`, kept for the next time.
+
+    Raises:
+        CorpusUnavailable: This machine has not got the texts.
+    """
+    make, share = CORPORA[name]
+    count = max(1, int(chunks * share))
+    path = directory / f"{name}-{count}.jsonl"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps({"text": text}) + "\n" for text in make(directory, count))
+        temporary = path.with_suffix(".part")
+        temporary.write_text("".join(lines), encoding="utf-8")
+        temporary.rename(path)
+    return path
+
+
+def read_corpus(path: Path) -> list[str]:
+    """The texts of a corpus in order."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+def glosses(dictionary: Path) -> list[str]:
+    """What WordNet says of each of its meanings, by part of speech, in order of the files."""
+    return [gloss for part in PARTS_OF_SPEECH for gloss in _glosses(dictionary / f"data.{part}")]
+
+
+def _glosses(path: Path) -> Iterator[str]:
+    """Those of one file: what follows the bar; lines of the licence begin with a space."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        _, bar, gloss = line.partition(" | ")
+        if bar and not line.startswith(" "):
+            yield gloss.strip()
+
+
+@cache
+def _documentation() -> list[str]:
+    """All docstrings; parsing the library takes seconds."""
+    return [text for _, text in docstrings()]
+
+
+def _wordnet(directory: Path) -> Path:
+    """The directory of WordNet's data files, fetched and unpacked at the first call."""
+    root = directory.absolute() / "wordnet"
+    dictionary = root / "usr" / "share" / "wordnet"
+    if not dictionary.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            _command(["apt-get", "download", WORDNET], root)
+            _command(["dpkg", "-x", str(next(root.glob("*.deb"))), str(root)], root)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CorpusUnavailable(f"Debian's package {WORDNET} is not to be had: {error}") from (
+                error
+            )
+    return dictionary
+
+
+def _command(command: Sequence[str], directory: Path) -> None:
+    """Run a command in a directory; what it says is an error's, if there is one."""
+    subprocess.run(command, cwd=directory, check=True, capture_output=True)
+
+
+def main() -> None:
+    """Write all corpora."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--chunks", type=int, default=5_000)
+    arguments = parser.parse_args()
+    for name in CORPORA:
+        path = write_corpus(name, arguments.directory, arguments.chunks)
+        texts = read_corpus(path)
+        mean = sum(map(len, texts)) / len(texts)
+        sys.stdout.write(f"{path}: {len(texts):,} texts of {mean:.0f} characters on average\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""The farm's engine and packing in a loop in one process: no queue, no scheduler, no files."""
+
+import os
+
+import torch
+
+from benchmarks.engines import embed as embed_packed
+from benchmarks.peers.protocol import Embed, Task, Vectors, measure
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from workers.devices import available_cores
+from workers.engines import open_engine
+
+
+def load(task: Task) -> Embed:
+    """The engine that a worker of the farm would open, with all cores."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # as in a worker
+    torch.set_num_threads(len(available_cores()))
+    device = "cuda:0" if task.device == "cuda" else task.device
+    engine = open_engine(JobSpec(model=str(task.model)), device, Settings())
+
+    def embed(texts: list[str]) -> Vectors:
+        return embed_packed(engine, engine.tokenise(texts))[1]
+
+    return embed
+
+
+if __name__ == "__main__":
+    measure(load, "embedfarm")

@@ -1,0 +1,69 @@
+"""The whole farm: `embedfarm embed` with server, scheduler, workers, collector and Parquet."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.protocol import Task, Vectors, read_task, report
+
+EMBED = [sys.executable, "-c", "from embedfarm.cli import main; main()", "embed"]
+
+
+def run(task: Task, directory: Path) -> dict[str, Any]:
+    """Embed into `directory`; gives what the command says of itself."""
+    command = [*EMBED, str(task.texts), "--out", str(directory), "--model", str(task.model)]
+    devices = "cpu" if task.device == "cpu" else "all"
+    command += ["--devices", devices, "--workers", str(task.size), "--json"]
+    finished = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    figures: dict[str, Any] = json.loads(finished.stdout)
+    return figures
+
+
+def read_vectors(directory: Path) -> Vectors:
+    """All vectors in order, shape (n, dimensions)."""
+    # Not before the farm has ended: its memory is measured together with this process.
+    import numpy as np  # noqa: PLC0415 # as said above
+    import pyarrow as pa  # noqa: PLC0415 # as said above
+    import pyarrow.parquet as pq  # noqa: PLC0415 # as said above
+
+    parts = [pq.read_table(part)["embedding"] for part in sorted(directory.glob("part-*.parquet"))]
+    column = pa.chunked_array([chunk for part in parts for chunk in part.chunks]).combine_chunks()
+    return np.asarray(column.flatten()).reshape(len(column), -1)
+
+
+def describe(directory: Path, figures: dict[str, Any]) -> dict[str, str]:
+    """What the manifest says about the run."""
+    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    workers = manifest["workers"].values()
+    busy = sum(worker["seconds"] for worker in workers) / len(workers) / figures["embed_seconds"]
+    return {
+        "dtype": manifest["fingerprint"]["dtype"],
+        "workers": str(len(workers)),
+        "device busy": f"{busy:.1%}",
+    }
+
+
+def main() -> None:
+    """Run the farm once."""
+    task = read_task()
+    if task.size and task.device != "cpu":
+        sys.exit("a GPU has one worker")
+    directory = task.out.with_suffix("")
+    shutil.rmtree(directory, ignore_errors=True)
+    figures = run(task, directory)
+    report(
+        task,
+        read_vectors(directory),
+        "embedfarm",
+        seconds=figures["embed_seconds"],
+        load_seconds=figures["load_seconds"],
+        facts=describe(directory, figures),
+    )
+    shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

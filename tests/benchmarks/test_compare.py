@@ -1,0 +1,101 @@
+"""A short comparison with the real processes: the farm, its bare engine and `encode`."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.compare import (
+    CONTENDERS,
+    PEERS,
+    Contender,
+    Place,
+    Unavailable,
+    compare,
+    measure_cosines,
+)
+from benchmarks.corpora import MODEL
+from benchmarks.hardware import describe_hardware, find_flags, parse_cpuinfo
+from benchmarks.processes import CommandFailed, run_watched
+from benchmarks.results import BARE_ENGINE, BASELINE, FARM
+from embedfarm import model_files
+
+ABSENT = Contender("absent", "infinity")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A build directory without any environment in it."""
+    return Place(model_files.resolve(MODEL), "cpu", tmp_path)
+
+
+def test_the_farm_its_engine_and_encode_agree(place: Place) -> None:
+    """50 real texts: all have figures and the same vectors; what is missing has its reason."""
+    chosen = [each for each in CONTENDERS if each.name in {FARM, BARE_ENGINE, BASELINE}]
+    found = compare("mixed", [*chosen, ABSENT], chunks=50, rounds=1, place=place)
+    ran = {each.contender: each for each in found.outcomes if each.runs}
+    assert ran.keys() == {FARM, BARE_ENGINE, BASELINE}
+    for outcome in ran.values():
+        assert outcome.cosine_min > 0.999
+        assert outcome.seconds < outcome.wall_seconds
+        assert outcome.rss_bytes_max > 100e6
+        assert 0 < found.peak_share(outcome) < 1
+    assert found.chunks == 50
+    assert found.outcomes[-1].reason == "not installed: not tried"
+
+
+def test_the_reason_of_a_missing_peer_is_what_pip_said(place: Place) -> None:
+    """The last line of its log."""
+    log = place.build / "peers" / "infinity.log"
+    log.parent.mkdir()
+    log.write_text("Collecting it\nERROR: no matching distribution\n")
+    with pytest.raises(Unavailable, match="not installed: ERROR: no matching"):
+        place.python(ABSENT.peer)
+
+
+def test_every_contender_has_a_script() -> None:
+    """A module below benchmarks/peers; and no requirements are left without one."""
+    scripts = {path.stem for path in PEERS.glob("*.py")} - {"__init__", "protocol"}
+    assert {each.peer for each in CONTENDERS} == scripts
+    assert {path.stem for path in PEERS.glob("*.txt")} < scripts
+
+
+def test_cosines_do_not_depend_on_length() -> None:
+    """Only on direction; shorter vectors are as good."""
+    exact = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)
+    ours = np.array([[3.0, 0.0], [1.0, 1.0]], np.float32)
+    np.testing.assert_allclose(measure_cosines(ours, exact), [1.0, 0.5**0.5])
+
+
+def test_memory_is_of_the_whole_tree() -> None:
+    """A child's 200 MB count; it holds them for ten samples."""
+    child = """import time
+data, end = b"x" * 200_000_000, time.monotonic() + 1
+while time.monotonic() < end: pass
+print("done")"""
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    finished = run_watched([sys.executable, "-c", parent])
+    assert finished.output == "done\n"
+    assert finished.rss_bytes_max > 200e6
+
+
+def test_a_command_that_fails_says_why() -> None:
+    """The end of its errors is in the message."""
+    with pytest.raises(CommandFailed, match="ended with 3: it is broken"):
+        run_watched([sys.executable, "-c", "import sys; print('it is broken'); sys.exit(3)"])
+
+
+def test_hardware_is_named() -> None:
+    """Processor, memory and versions of this machine, none of them empty but the extensions."""
+    facts = describe_hardware()
+    assert all(value for name, value in facts.items() if name != "Instruction sets")
+    assert facts["Memory"].endswith("GiB")
+
+
+def test_the_first_processor_speaks_for_all() -> None:
+    """Of x86 and of ARM."""
+    intel = parse_cpuinfo("model name\t: Some CPU\nflags\t\t: fpu avx2\n\nmodel name\t: Other\n")
+    assert intel["model name"] == "Some CPU"
+    assert find_flags(intel) == {"fpu", "avx2"}
+    assert find_flags(parse_cpuinfo("Features : asimd bf16\n")) == {"asimd", "bf16"}
