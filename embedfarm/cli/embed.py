@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
+def _whole_bytes(bits: int) -> int:
+    """Of bits that fill bytes; a usage error otherwise."""
+    if bits % 8:
+        raise typer.BadParameter("must be a multiple of 8")
+    return bits
+
+
 Corpus = Annotated[
     list[str], typer.Argument(help="Files, directories, URLs, or - for standard input.")
 ]
@@ -62,7 +69,13 @@ VectorDtype = Annotated[
     typer.Option(help="Of the stored vectors; ubinary: sign bits; lsh: bits of hyperplanes."),
 ]
 LshBits = Annotated[
-    int, typer.Option(min=BITS_MIN, max=BITS_MAX, help="Hyperplanes of lsh, a multiple of 8.")
+    int,
+    typer.Option(
+        min=BITS_MIN,
+        max=BITS_MAX,
+        callback=_whole_bytes,
+        help="Hyperplanes of lsh, a multiple of 8.",
+    ),
 ]
 Ranges = Annotated[
     Path | None,
@@ -118,15 +131,12 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
 ) -> None:
     """Embed a corpus; run the same command again to resume an unfinished one.
 
-    Without a server it runs a private farm for the time of the job. Status 3 means that some
-    chunks failed and errors.jsonl names them; 130 that it was interrupted and can be resumed.
+    Without a server it runs a private farm. Status 3: errors.jsonl names failed chunks; 130: resume.
     """
     from embedfarm.cli.request import Request, tokenizer_file
     from embedfarm.cli.run import Place
     from producer.readers import CorpusOptions
 
-    if lsh_bits % 8:
-        fail("--lsh-bits must be a multiple of 8", USAGE)
     settings = read_settings(redis)
     with plain_errors():
         options = CorpusOptions(

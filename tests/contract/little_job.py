@@ -3,6 +3,7 @@
 import numpy as np
 import redis
 
+from embedfarm.accounts import Account
 from embedfarm.farm import Farm
 from embedfarm.jobs import Entry, Job
 from embedfarm.records import (
@@ -90,9 +91,11 @@ def run_everything(client: redis.Redis) -> Job:
     rate = Rate(tokens_per_second=1.0, overhead_seconds=0.0, updated=1.0, samples=1)
     farm.remember({"one|null:2|3": rate}, ["two|null:2|3"])
     farm.report(COMPLETION, 100)
+    farm.learn_budget("cpu", "null:2", 16_384)
     job = make_job(client, 4)
     farm.agree(job.id, {"weights": "1"})
     farm.refuse(job.id, "two", "no memory")
+    farm.account(job.id, "one", "1", Account())
     job.begin()
     entries = job.read("one", 4)
     stream = job.keys.blocks

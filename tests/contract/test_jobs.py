@@ -433,7 +433,11 @@ def test_delete_leaves_nothing(client: redis.Redis) -> None:
 def test_every_key_is_documented(client: redis.Redis) -> None:
     """The keys of a full little job are those of the table in `wire`, each with its type."""
     rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)
-    documented = {key.replace("{J}", "{little}").replace("<name>", "one"): of for key, of in rows}
+    names = {"{J}": "{little}", "<name>": "one", "<d>|<m>": "cpu|null:2"}
+    documented = {
+        re.sub("|".join(map(re.escape, names)), lambda name: names[name[0]], key): of
+        for key, of in rows
+    }
     job = run_everything(client)
     job.commit([embed(entry) for entry in job.read("one", 9)])
     found = {key: client.type(key) for key in cast("Iterator[bytes]", client.scan_iter())}
@@ -446,7 +450,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     names = cast("list[bytes]", client.hkeys(job.keys.meta))
     fields = {name.decode().split(":")[0] for name in names}
     noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
-    assert noted == {"fingerprint", "refused"}
+    assert noted == {"fingerprint", "refused", "account"}
     assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
     assert set(JobStatus.__dataclass_fields__) < fields
 

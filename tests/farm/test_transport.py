@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.transport import MEBIBYTE, Usage, run
+from benchmarks.processes import Usage
+from benchmarks.transport import MEBIBYTE, run
 
 
 def is_flat(usage: Usage) -> bool:
