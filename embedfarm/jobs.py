@@ -120,11 +120,12 @@ class Job:
         Returns:
             The job's state.
         """
+        now = time.time()
         state = self._script("create")(
             keys=[self.keys.blocks, self.keys.retry, self.keys.meta],
-            args=[encode(spec), start, int(time.time() * 1000)],
+            args=[encode(spec), start, int(now * 1000)],
         )
-        self.client.zadd(wire.JOBS, {self.id: spec.created}, nx=True)
+        self.client.zadd(wire.JOBS, {self.id: now}, nx=True)
         self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
         return str(state, "ascii")
 

@@ -224,7 +224,6 @@ class JobSpec(Record):
         max_length: Tokens kept of a chunk, 0 for the model's own limit.
         normalize: Whether vectors are scaled to length 1 even if the model does not.
         dimensions: Leading components kept (Matryoshka), 0 for all.
-        created: Unix time.
         name: For people.
         ranges: Least and greatest of each component for "int8", little-endian float32 of shape
             (2, dimensions).
@@ -242,7 +241,6 @@ class JobSpec(Record):
     max_length: int = 0
     normalize: bool = False
     dimensions: int = 0
-    created: float = 0.0
     name: str = ""
     ranges: bytes = b""
     engine: str = "auto"

@@ -11,7 +11,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command()(embed.embed)
+app.command(epilog=embed.EXIT_CODES)(embed.embed)
 app.command()(outputs.verify)
 app.command()(outputs.search)
 app.command()(roles.up)

@@ -1,7 +1,6 @@
 """`embedfarm embed`: the main job."""
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     from embedfarm.cli.run import Place
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+EXIT_CODES = (
+    f"Ends with {FAILED_CHUNKS} when chunks failed, named in errors.jsonl, and with "
+    f"{INTERRUPTED} when interrupted."
+)
 
 
 def _whole_bytes(bits: int) -> int:
@@ -129,10 +132,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
-    """Embed a corpus; run the same command again to resume an unfinished one.
-
-    Without a server it runs a private farm. Status 3: errors.jsonl names failed chunks; 130: resume.
-    """
+    """Embed a corpus, without a server on a private farm; run it again to resume."""
     from embedfarm.cli.request import Request, tokenizer_file
     from embedfarm.cli.run import Place
     from producer.readers import CorpusOptions
@@ -161,7 +161,6 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             long_overlap=long_overlap,
             normalize=normalize,
             dimensions=dimensions,
-            created=time.time(),
             name=out.name,
         )
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)

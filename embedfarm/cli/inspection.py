@@ -148,7 +148,7 @@ def _describe_job(farm: Farm, job: str) -> dict[str, Any]:
         "job": job,
         "name": spec.name,
         "model": spec.model,
-        "age": format_seconds(max(0.0, time.time() - spec.created)),
+        "age": format_seconds(max(0.0, time.time() - status.created_ms / 1000)),
         **asdict(status),
         "refused": farm.refusals(job),
     }

@@ -20,7 +20,7 @@ from embedfarm.records import (
     text_checksums,
 )
 
-SPEC = JobSpec(model="null:2", created=1.0)
+SPEC = JobSpec(model="null:2")
 CHUNKS = 2  # in each block
 COMPLETION = Completion(
     worker="one",
