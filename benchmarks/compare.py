@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.corpora import CORPORA, MODEL, read_corpus, write_corpus
-from benchmarks.device_peak import Shape
 from benchmarks.hardware import describe_hardware
 from benchmarks.processes import CommandFailed, Finished, run_watched
 from benchmarks.results import (
@@ -62,18 +61,21 @@ class Contender:
         name: As the table has it.
         peer: Module below benchmarks.peers.
         size: What it is started with, see `benchmarks.peers.protocol.Task`.
+        dtype: The same.
         sweeps: Whether the best `size` is looked for first.
     """
 
     name: str
     peer: str
     size: int = 0
+    dtype: str = "auto"
     sweeps: bool = False
 
 
 CONTENDERS: Final = (
     Contender(FARM, "farm"),
     Contender("farm, one worker", "farm", size=1),
+    Contender("farm, int8", "farm", dtype="int8"),
     Contender(BARE_ENGINE, "engine"),
     Contender(BASELINE, "encode"),
     Contender(BEST_BATCH, "encode", sweeps=True),
@@ -137,7 +139,8 @@ def run_once(contender: Contender, corpus: Path, place: Place) -> tuple[Run, Rep
     """
     out = place.vectors(contender)
     out.parent.mkdir(parents=True, exist_ok=True)
-    words = [corpus, place.model, place.device, out.absolute(), "--size", contender.size]
+    words = [corpus, place.model, place.device, out.absolute()]
+    words += ["--size", contender.size, "--dtype", contender.dtype]
     command = [place.python(contender.peer), "-m", f"benchmarks.peers.{contender.peer}"]
     finished = run_watched([*command, *map(str, words)], os.environ | QUIET)
     reply = msgspec.json.decode(_last_line(finished), type=Reply)
@@ -209,7 +212,7 @@ def measure_peak(place: Place, dtype: str) -> float:
     Raises:
         CommandFailed: It cannot be measured.
     """
-    command = [sys.executable, "-m", "benchmarks.device_peak", str(place.model), place.device]
+    command = [sys.executable, "-m", "benchmarks.device_peak", place.device]
     answer = json.loads(_last_line(run_watched([*command, dtype])))
     return float(answer["flops_per_second"])
 
@@ -233,9 +236,9 @@ def compare(
     """
     corpus = write_corpus(name, place.build / "corpora", chunks)
     texts = read_corpus(corpus)
-    lengths = (
-        open_engine(JobSpec(model=str(place.model)), "cpu", Settings()).tokenise(texts).lengths
-    )
+    spec = JobSpec(model=str(place.model), engine="torch", dtype="float32")
+    engine = open_engine(spec, "cpu", Settings())
+    lengths = engine.tokenise(texts).lengths
     ready = [find_best_size(each, corpus, place) if each.sweeps else each for each in contenders]
     outcomes, peaks = run_rounds(ready, corpus, rounds, place)
     return Comparison(
@@ -244,7 +247,7 @@ def compare(
         chunks=len(texts),
         tokens=int(lengths.sum()),
         tokens_max=int(lengths.max()),
-        flops=Shape.read(place.model).flops(lengths),
+        flops=engine.flops(lengths),
         peaks=peaks,
         outcomes=outcomes,
     )

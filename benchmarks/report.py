@@ -36,7 +36,7 @@ are from the first text to the last vector, with the model loaded and warm; "who
 from start to end. Cosines are with the float32 vectors of `encode`. Memory is the peak of all
 processes together, where a page that two of them share counts twice. Share of peak is what the
 model has to compute for these texts without padding, per second, over the best rate that torch
-reached here in {dtype} with matrices of the model's own shapes.
+reached here in {dtype} when it multiplied large square matrices.
 """
 LESS: Final = """
 **A short form of the benchmark:** too few chunks or rounds to be quoted.

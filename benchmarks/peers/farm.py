@@ -16,7 +16,7 @@ def run(task: Task, directory: Path) -> dict[str, Any]:
     """Embed into `directory`; gives what the command says of itself."""
     command = [*EMBED, str(task.texts), "--out", str(directory), "--model", str(task.model)]
     devices = "cpu" if task.device == "cpu" else "all"
-    command += ["--devices", devices, "--workers", str(task.size), "--json"]
+    command += ["--devices", devices, "--workers", str(task.size), "--dtype", task.dtype, "--json"]
     finished = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     figures: dict[str, Any] = json.loads(finished.stdout)
     return figures
@@ -39,8 +39,13 @@ def describe(directory: Path, figures: dict[str, Any]) -> dict[str, str]:
     manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     workers = manifest["workers"].values()
     busy = sum(worker["seconds"] for worker in workers) / len(workers) / figures["embed_seconds"]
+    accounts = manifest["accounts"].values()
+    padded = sum(account["padded_tokens"] for account in accounts)
+    real = sum(account["real_tokens"] for account in accounts)
     return {
         "dtype": manifest["fingerprint"]["dtype"],
+        "engine": ", ".join(sorted({account["engine"] for account in accounts})),
+        "padding": f"{1 - real / padded:.1%}",
         "workers": str(len(workers)),
         "device busy": f"{busy:.1%}",
     }

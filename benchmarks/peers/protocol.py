@@ -1,6 +1,6 @@
 """What a peer is to the benchmark: a process that embeds a file of texts and says how long it took.
 
-    python -m benchmarks.peers.NAME TEXTS MODEL DEVICE OUT [--size N]
+    python -m benchmarks.peers.NAME TEXTS MODEL DEVICE OUT [--size N] [--dtype NAME]
 
 It writes one row for each text to OUT (.npy), and its last line of output is a JSON object. Its
 environment has what the peer needs, and NumPy.
@@ -35,6 +35,7 @@ class Task:
         device: "cpu" or "cuda".
         out: Where the vectors go.
         size: What the peer lets one choose (rows of a batch, number of workers); 0: its own.
+        dtype: In which the farm computes; others choose by themselves.
     """
 
     texts: Path
@@ -42,6 +43,7 @@ class Task:
     device: str
     out: Path
     size: int
+    dtype: str
 
     def read_texts(self) -> list[str]:
         """All texts in order."""
@@ -57,6 +59,7 @@ def read_task() -> Task:
     parser.add_argument("device", choices=("cpu", "cuda"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--size", type=int, default=0)
+    parser.add_argument("--dtype", default="auto")
     return Task(**vars(parser.parse_args()))
 
 
