@@ -13,7 +13,16 @@ from embedfarm import wire
 from embedfarm.accounts import Account
 from embedfarm.broker import block_ms
 from embedfarm.jobs import Job, JobGone
-from embedfarm.records import Completion, Heartbeat, JobSpec, Plan, Rate, decode, encode
+from embedfarm.records import (
+    Completion,
+    Heartbeat,
+    JobSpec,
+    Plan,
+    Rate,
+    TokenRecipe,
+    decode,
+    encode,
+)
 
 HISTORY_SECONDS: Final = 30 * 86400
 WORKER_SECONDS: Final = 3600
@@ -174,6 +183,32 @@ class Farm:
         """The fingerprint that the job's workers agreed on, empty before the first one."""
         data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "fingerprint"))
         return {} if data is None else dict(json.loads(data))
+
+    def agree_on_tokens(self, job: str, recipe: TokenRecipe | None) -> None:
+        """Make sure that every worker of a job can read its token ids.
+
+        The first worker's recipe becomes the job's. Without one its blocks are texts, which all
+        workers can read.
+
+        Raises:
+            ModelRefused: This worker's recipe differs.
+            JobGone: There is no such job.
+        """
+        ours = encode(recipe) if recipe else b""
+        agreed = self.job(job).note("recipe", ours, first=True)
+        if agreed is None:
+            raise JobGone(job)
+        if agreed not in {b"", ours}:
+            raise ModelRefused("this worker's tokenizer does not make the job's token ids")
+
+    def recipe(self, job: str) -> TokenRecipe | None:
+        """How token ids for a job are made; None before the workers said so, or if they need texts.
+
+        Raises:
+            embedfarm.records.RecordError: A worker of another version has said it.
+        """
+        data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "recipe"))
+        return decode(TokenRecipe, data) if data else None
 
     def account(self, job: str, worker: str, incarnation: str, account: Account) -> None:
         """Note what a worker has done for a job so far, in place of what it noted before."""

@@ -202,11 +202,11 @@ class Job:
             push(
                 keys=[self.keys.blocks, self.keys.meta],
                 args=[
-                    wire.entry_id(block.start, len(block.texts)),
+                    wire.entry_id(block.start, block.count),
                     data,
-                    len(block.texts),
+                    block.count,
                     block.token_count,
-                    block.start + len(block.texts),
+                    block.end,
                 ],
                 client=pipe,
             )
@@ -328,7 +328,7 @@ class Job:
 
     def split(self, entry: Entry, pieces: Sequence[Block]) -> str:
         """Replace a pending block by smaller ones on the retry stream, atomically."""
-        words = [w for b in pieces for w in (encode(b), len(b.texts), b.token_count)]
+        words = [w for b in pieces for w in (encode(b), b.count, b.token_count)]
         answer = self._script("split")(
             keys=[entry.stream, self.keys.retry, self.keys.meta],
             args=[entry.id, len(entry.data), *words],

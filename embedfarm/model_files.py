@@ -53,11 +53,13 @@ def resolve(model: str, cache: Path | None = None) -> Path:
 
 
 def find_local(model: str, cache: Path | None = None) -> Path | None:
-    """Directory with the files of `model` if they are on this machine.
+    """Directory with the files of `model` if they are on this machine; a null model has none.
 
     Raises:
         ModelError: The packaged files are not what they should be.
     """
+    if is_null(model):
+        return None
     path = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path raises for a user who is not there
     return path if model and path.is_dir() else _cached(model, cache) or _packaged(model)
 

@@ -31,20 +31,113 @@ class Record(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """Base of all records on the wire."""
 
 
+class TokenRecipe(Record):
+    """How texts become token ids (`embedfarm.token_ids`).
+
+    Attributes:
+        tokenizer: SHA-256 of tokenizer.json.
+        prompt: Put before every text.
+        tokens_max: Tokens kept of a text, those that frame it included.
+    """
+
+    tokenizer: str
+    prompt: str
+    tokens_max: int
+
+
+class TokenIds(Record):
+    """Chunks as a model's token ids, end to end.
+
+    Attributes:
+        recipe: How they were made.
+        ids: Of all chunks, little-endian, of `width` bytes each.
+        width: 2 or 4.
+        lengths: Tokens of each chunk, little-endian uint32.
+        checksums: `text_checksums` of the texts they were made of.
+    """
+
+    recipe: TokenRecipe
+    ids: bytes
+    width: int
+    lengths: bytes
+    checksums: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit together, also off the wire."""
+        if self.width not in {2, 4} or len(self.lengths) % 4:
+            raise ValueError("token ids of 2 or 4 bytes and lengths of 4 are needed")
+        if len(self.ids) != self.width * self.ends()[-1]:
+            raise ValueError("the lengths are not those of the token ids")
+        if len(self.checksums) != len(self.lengths):
+            raise ValueError("a checksum for each chunk is needed")
+
+    def ends(self) -> NDArray[np.int64]:
+        """Where chunks end among the ids, after a zero for where the first one begins."""
+        lengths = np.frombuffer(self.lengths, dtype="<u4")
+        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+    def arrays(self) -> list[NDArray[np.int64]]:
+        """The ids of each chunk."""
+        ids = np.frombuffer(self.ids, dtype=f"<u{self.width}").astype(np.int64)
+        return np.split(ids, self.ends()[1:-1])
+
+    def piece(self, first: int, end: int) -> "TokenIds":
+        """Those of chunks `first` to `end - 1`."""
+        begins, ends = (self.width * int(self.ends()[chunk]) for chunk in (first, end))
+        return TokenIds(
+            recipe=self.recipe,
+            ids=self.ids[begins:ends],
+            width=self.width,
+            lengths=self.lengths[4 * first : 4 * end],
+            checksums=self.checksums[4 * first : 4 * end],
+        )
+
+
 class Block(Record):
-    """Consecutive chunks in one stream entry.
+    """Consecutive chunks in one stream entry, as texts or as token ids.
 
     Attributes:
         start: Index of the first chunk in the job.
-        texts: One text per chunk.
+        texts: One text per chunk; none when there are `tokens`.
         ids: The caller's identifiers, one per chunk, or None.
-        token_count: Estimated tokens of all texts after truncation; the unit of every plan.
+        token_count: Tokens of all texts after truncation, estimated while they are texts; the unit
+            of every plan.
+        tokens: The chunks' token ids, None when there are `texts`.
     """
 
     start: int
     texts: list[str]
     ids: list[str] | None = None
     token_count: int = 0
+    tokens: TokenIds | None = None
+
+    @property
+    def count(self) -> int:
+        """Chunks in it."""
+        return len(self.texts) if self.tokens is None else len(self.tokens.lengths) // 4
+
+    @property
+    def end(self) -> int:
+        """Index of the first chunk after it."""
+        return self.start + self.count
+
+    def chunks(self) -> Sequence[str | NDArray[np.int64]]:
+        """Its chunks, each a text or token ids."""
+        return self.texts if self.tokens is None else self.tokens.arrays()
+
+    def checksums(self) -> bytes:
+        """`text_checksums` of its texts."""
+        return text_checksums(self.texts) if self.tokens is None else self.tokens.checksums
+
+    def piece(self, first: int, end: int) -> "Block":
+        """A block of its chunks `first` to `end - 1`, counted from 0."""
+        return Block(
+            start=self.start + first,
+            texts=self.texts[first:end],
+            ids=None if self.ids is None else self.ids[first:end],
+            token_count=-(-self.token_count * (end - first) // self.count),
+            tokens=None if self.tokens is None else self.tokens.piece(first, end),
+        )
 
 
 class ChunkError(Record):

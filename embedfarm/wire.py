@@ -26,8 +26,8 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
-workers agreed on, "refused:<worker>", why one cannot embed the job, and
-"account:<worker>#<incarnation>", an `Account` of what it did.
+workers agreed on, "recipe", the `TokenRecipe` by which they read token ids, "refused:<worker>",
+why one cannot embed the job, and "account:<worker>#<incarnation>", an `Account` of what it did.
 """
 
 from dataclasses import dataclass

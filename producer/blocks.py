@@ -1,11 +1,16 @@
 """Rows into blocks: consecutive chunks, sized to the farm."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Final
 
-from embedfarm.records import Block, Rows
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.records import Block, Rows, TokenIds, text_checksums
 from embedfarm.settings import Settings
+from embedfarm.token_ids import TokenEncoder
 
 BYTES_PER_TOKEN: Final = 4  # of English in the tokenizers in use; only the unit of plans
 TOKENS_MAX: Final = 512  # what a chunk counts at most when its job names no maximum length
@@ -15,9 +20,9 @@ TOKENS_MAX: Final = 512  # what a chunk counts at most when its job names no max
 class Blocker:
     """Cuts rows into blocks of about `tokens_target` estimated tokens.
 
-    A block has at most `chunks_max` chunks and at most `block_bytes_max` of text, unless a single
-    chunk is larger. It has at least `block_chunks_min` chunks, unless one of these limits or the
-    end of the source comes first.
+    A block has at most `chunks_max` chunks and at most `block_bytes_max` of texts or token ids,
+    unless a single chunk is larger. It has at least `block_chunks_min` chunks, unless one of these
+    limits or the end of the source comes first.
 
     Attributes:
         start: Index of the next chunk that no block has yet.
@@ -33,24 +38,36 @@ class Blocker:
     chunks_max: int = field(init=False)
     _texts: list[str] = field(default_factory=list)
     _ids: list[str] = field(default_factory=list)
+    _token_ids: list[NDArray[np.uint32]] = field(default_factory=list)
+    _encoder: TokenEncoder | None = None
     _bytes: int = 0
     _tokens: int = 0
 
     def __post_init__(self) -> None:
         self.chunks_max = self.settings.block_chunks_max
 
-    def add(self, rows: Rows) -> Iterator[Block]:
-        """Take rows in; yields the blocks that are full. All rows of a job have ids, or none."""
-        for row, text in enumerate(rows.texts):
-            size = len(text) if text.isascii() else len(text.encode())
+    def add(self, rows: Rows, encoder: TokenEncoder | None = None) -> Iterator[Block]:
+        """Take rows in; yields the blocks that are full. All rows of a job have ids, or none.
+
+        Args:
+            rows: The next chunks.
+            encoder: Makes token ids, which then go in place of texts; their counts are exact.
+        """
+        if encoder is not self._encoder:
+            yield from self.flush()
+        self._encoder = encoder
+        encoded = _encode(encoder, rows.texts) if encoder else repeat(None)
+        for row, (text, token_ids) in enumerate(zip(rows.texts, encoded, strict=False)):
+            size, tokens = self._measure(text, token_ids)
             if self._texts and self._bytes + size > self.settings.block_bytes_max:
                 yield self._cut()
             self._texts.append(text)
             if rows.ids is not None:
                 self._ids.append(rows.ids[row])
+            if token_ids is not None:
+                self._token_ids.append(token_ids)
             self._bytes += size
-            # With the two that frame a text.
-            self._tokens += min(size // BYTES_PER_TOKEN + 2, self.tokens_max)
+            self._tokens += tokens
             if self._is_full(len(self._texts)):
                 yield self._cut()
 
@@ -58,6 +75,14 @@ class Blocker:
         """The last block, if anything is left."""
         if self._texts:
             yield self._cut()
+
+    def _measure(self, text: str, token_ids: NDArray[np.uint32] | None) -> tuple[int, int]:
+        """Bytes and tokens of a chunk."""
+        if token_ids is not None:
+            return token_ids.nbytes, len(token_ids)
+        size = len(text) if text.isascii() else len(text.encode())
+        # With the two that frame a text.
+        return size, min(size // BYTES_PER_TOKEN + 2, self.tokens_max)
 
     def _is_full(self, chunks: int) -> bool:
         enough = self._tokens >= self.tokens_target and chunks >= self.settings.block_chunks_min
@@ -67,10 +92,31 @@ class Blocker:
         """The block of all that came since the last one."""
         block = Block(
             start=self.start,
-            texts=self._texts,
+            texts=[] if self._encoder else self._texts,
             ids=self._ids or None,
             token_count=self._tokens,
+            tokens=self._pack(self._encoder) if self._encoder else None,
         )
         self.start += len(self._texts)
-        self._texts, self._ids, self._bytes, self._tokens = [], [], 0, 0
+        self._texts, self._ids, self._token_ids = [], [], []
+        self._bytes, self._tokens = 0, 0
         return block
+
+    def _pack(self, encoder: TokenEncoder) -> TokenIds:
+        """The token ids in as few bytes as they need."""
+        ids = np.concatenate(self._token_ids)
+        width = 2 if ids.max(initial=0) <= np.iinfo(np.uint16).max else 4
+        lengths = np.fromiter(map(len, self._token_ids), dtype="<u4", count=len(self._token_ids))
+        return TokenIds(
+            recipe=encoder.recipe,
+            ids=ids.astype(f"<u{width}").tobytes(),
+            width=width,
+            lengths=lengths.tobytes(),
+            checksums=text_checksums(self._texts),
+        )
+
+
+def _encode(encoder: TokenEncoder, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+    """Token ids of each text."""
+    ids, lengths = encoder.encode(texts)
+    return np.split(ids, np.cumsum(lengths)[:-1])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from embedfarm.broker import persist
@@ -20,6 +21,7 @@ from embedfarm.farm import Farm, model_key
 from embedfarm.jobs import Job, JobGone, JobStatus
 from embedfarm.records import Block, JobSpec, Rows, decode, encode
 from embedfarm.settings import Settings
+from embedfarm.token_ids import TokenEncoder
 from producer.blocks import TOKENS_MAX, Blocker
 
 GROUPS_PER_WINDOW: Final = 16  # a group is sent in one round trip, when there is room for all of it
@@ -61,6 +63,8 @@ class Submitter:
         spec: What it asks for.
         start: First chunk that is still wanted; once open, the next one to send.
         stop: Ends all waiting.
+        tokenizer: Directory of the model, so that token ids are sent in place of texts as soon as
+            the workers have said how to make them; None sends texts.
     """
 
     farm: Farm
@@ -69,6 +73,8 @@ class Submitter:
     start: int
     settings: Settings
     stop: threading.Event
+    tokenizer: Path | None = None
+    _encoder: TokenEncoder | None = None
     _kept: deque[Sent] = field(default_factory=deque)
     _kept_bytes: int = 0
     _vector_bytes: int = VECTOR_BYTES_GUESSED
@@ -103,7 +109,7 @@ class Submitter:
         try:
             for rows in source:
                 self._size(blocker)
-                self._send(blocker.add(rows))
+                self._send(blocker.add(rows, self._encoder))
             self._send(blocker.flush())
             # Whoever sets `stop` may also have ended the source early.
             if not self.stop.is_set():
@@ -156,7 +162,7 @@ class Submitter:
 
     def _cost(self, block: Block, data: bytes) -> int:
         """Bytes of a block, and of its vectors when it is embedded."""
-        return len(data) + len(block.texts) * self._vector_bytes
+        return len(data) + block.count * self._vector_bytes
 
     def _push(self, group: Sequence[tuple[Block, bytes]]) -> None:
         for answer in self._handle.push(group):
@@ -226,7 +232,7 @@ class Submitter:
         """Remember a group; of text that is embedded but not on disk, no more than a window."""
         while self._kept_bytes > self.settings.window_bytes_max:
             self._drop()
-        self._kept.extend(Sent(b.start, b.start + len(b.texts), data) for b, data in group)
+        self._kept.extend(Sent(b.start, b.end, data) for b, data in group)
         self._kept_bytes += sum(len(data) for _, data in group)
         self.start = self._kept[-1].end
 
@@ -285,7 +291,19 @@ class Submitter:
         """See how fast the workers are, if it is time to."""
         if time.monotonic() >= self._look_at:
             self._speed = self._persist(self._slowest)
+            if self.tokenizer is not None and self._encoder is None:
+                self._persist(partial(self._learn_recipe, self.tokenizer))
             self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def _learn_recipe(self, directory: Path) -> None:
+        """Make token ids from now on, if the workers have said how and the tokenizer is theirs."""
+        try:
+            recipe = self.farm.recipe(self.job)
+            if recipe is not None:
+                self._encoder = TokenEncoder.open(directory, recipe)
+        except (OSError, ValueError) as error:
+            log.warning("texts are sent, and no token ids: %s", error)
+            self.tokenizer = None
 
     def _slowest(self) -> float:
         """Tokens per second of the slowest live worker, as it says itself or as is remembered."""

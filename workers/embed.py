@@ -215,9 +215,10 @@ def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 def _first_texts(batch: MicroBatch, live: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each live text, the first one that is equal."""
-    texts = [text for lease in batch.leases for text in lease.block.texts]
-    first: dict[str, int] = {}
-    found = (first.setdefault(texts[place], place) for place in live.tolist())
+    chunks = [chunk for lease in batch.leases for chunk in lease.block.chunks()]
+    keys = [chunk if isinstance(chunk, str) else chunk.tobytes() for chunk in chunks]
+    first: dict[str | bytes, int] = {}
+    found = (first.setdefault(keys[place], place) for place in live.tolist())
     return np.fromiter(found, dtype=np.intp, count=len(live))
 
 

@@ -17,7 +17,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Entry, Job, JobGone, Pending
 from embedfarm.records import Block, JobShare, RecordError, decode
 from embedfarm.settings import Settings
-from workers.engines import Engine, Tokenised
+from workers.engines import Chunk, Engine, Tokenised
 from workers.leases import Holdings, Lease, MicroBatch, is_gone
 from workers.models import Models
 from workers.results import failure
@@ -225,9 +225,12 @@ class Fetcher:
         return leases
 
     def _may_try(self, lease: Lease) -> bool:
-        """Whether a block gets another try; if not it is split, or its one chunk has failed."""
+        """Whether a block gets another try; if not it is split, or has failed."""
+        if not self._can_read(lease):
+            self._give_up(lease, "its token ids were made for another model, or in another way")
+            return False
         piece = lease.entry.stream == wire.JobKeys(lease.job).retry
-        chunks = len(lease.block.texts)
+        chunks = lease.block.count
         allowed = 1 if piece and chunks > 1 else self.settings.deliveries_max
         if lease.deliveries <= allowed:
             return True
@@ -239,6 +242,11 @@ class Fetcher:
             self.farm.job(lease.job).split(lease.entry, pieces(lease.block, PIECES))
         return False
 
+    def _can_read(self, lease: Lease) -> bool:
+        """Whether the block has texts, or token ids of this job's recipe."""
+        tokens, engine = lease.block.tokens, self.models.prepare(lease.job)
+        return tokens is None or engine is None or engine.recipe == tokens.recipe
+
     def _give_up(self, lease: Lease, reason: str) -> None:
         """Commit a block as failed."""
         engine = self.models.prepare(lease.job)
@@ -248,14 +256,14 @@ class Fetcher:
             self.farm.job(lease.job).commit([(lease.entry, result)])
 
     def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
-        texts = list(chain.from_iterable(lease.block.texts for lease in leases))
+        chunks = list(chain.from_iterable(lease.block.chunks() for lease in leases))
         started = time.monotonic()
         reasons: dict[int, str] = {}
         try:
-            tokenised = engine.tokenise(texts)
+            tokenised = engine.tokenise(chunks)
         except Exception as error:  # noqa: BLE001 # a tokenizer may raise anything; the chunk pays
-            log.warning("tokenising failed, trying texts one by one: %r", error)
-            tokenised, reasons = _tokenise_each(engine, texts)
+            log.warning("tokenising failed, trying chunks one by one: %r", error)
+            tokenised, reasons = _tokenise_each(engine, chunks)
         spec = self.models.spec(job)
         reasons |= tokenised.reasons
         batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
@@ -265,26 +273,18 @@ class Fetcher:
 
 def pieces(block: Block, count: int) -> list[Block]:
     """`block` cut into at most `count` blocks of consecutive chunks."""
-    total = len(block.texts)
-    size = -(-total // count)
-    return [
-        Block(
-            start=block.start + first,
-            texts=block.texts[first : first + size],
-            ids=None if block.ids is None else block.ids[first : first + size],
-            token_count=-(-block.token_count * min(size, total - first) // total),
-        )
-        for first in range(0, total, size)
-    ]
+    size = -(-block.count // count)
+    firsts = range(0, block.count, size)
+    return [block.piece(first, min(first + size, block.count)) for first in firsts]
 
 
-def _tokenise_each(engine: Engine, texts: Sequence[str]) -> tuple[Tokenised, dict[int, str]]:
-    """All texts, with an empty one in place of each that cannot be tokenised."""
+def _tokenise_each(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:
+    """All chunks, with an empty text in place of each that cannot be tokenised."""
     reasons = {}
-    kept = list(texts)
-    for row, text in enumerate(texts):
+    kept = list(chunks)
+    for row, chunk in enumerate(chunks):
         try:
-            engine.tokenise([text])
+            engine.tokenise([chunk])
         except Exception as error:  # noqa: BLE001 # as above
             reasons[row] = f"the tokenizer raised {type(error).__name__}: {error}"
             kept[row] = ""

@@ -66,7 +66,7 @@ class MicroBatch:
         """Each lease with its rows in `tokenised`."""
         first = 0
         for lease in self.leases:
-            end = first + len(lease.block.texts)
+            end = first + lease.block.count
             yield lease, slice(first, end)
             first = end
 

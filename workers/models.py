@@ -90,6 +90,7 @@ class Models:
             engine = self._open(self.spec(job))
             check_ranges(self.spec(job), engine.dimensions)
             self.farm.agree(job, engine.fingerprint)
+            self.farm.agree_on_tokens(job, engine.recipe)
         except (ModelError, ModelRefused, RecordError) as error:
             log.warning("job %s refused: %s", job, error)
             self._refused_until[job] = time.monotonic() + REFUSAL_SECONDS

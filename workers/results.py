@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.records import ChunkError, JobSpec, Result, text_checksums
+from embedfarm.records import ChunkError, JobSpec, Result
 from workers.leases import Lease, MicroBatch
 from workers.quantisation import DTYPES, stored_width
 
@@ -39,11 +39,11 @@ def results_of(
         ]
         result = Result(
             start=lease.block.start,
-            count=len(lease.block.texts),
+            count=lease.block.count,
             dimensions=vectors.shape[1],
             dtype=vectors.dtype.str,
             vectors=vectors[rows].tobytes(),
-            checksums=text_checksums(lease.block.texts),
+            checksums=lease.block.checksums(),
             ids=lease.block.ids,
             errors=errors,
             token_count=tokens,
@@ -56,7 +56,7 @@ def results_of(
 def failure(lease: Lease, spec: JobSpec, dimensions: int, worker: str, reason: str) -> Result:
     """The result of a block whose every chunk is given up on."""
     block = lease.block
-    count = len(block.texts)
+    count = block.count
     width = stored_width(spec, dimensions)
     dtype = DTYPES[spec.vector_dtype]
     return Result(
@@ -65,7 +65,7 @@ def failure(lease: Lease, spec: JobSpec, dimensions: int, worker: str, reason: s
         dimensions=width,
         dtype=dtype,
         vectors=bytes(count * width * np.dtype(dtype).itemsize),
-        checksums=text_checksums(block.texts),
+        checksums=block.checksums(),
         ids=block.ids,
         errors=[
             ChunkError(index=block.start + row, reason=reason, attempts=lease.deliveries)

@@ -18,6 +18,7 @@ from typing import Final
 from collector.collect import Collector
 from collector.manifest import About, Manifest, PrefixCheck, SourceChanged
 from collector.output import STATE_DIRECTORY, Output
+from embedfarm import model_files
 from embedfarm.accounts import describe
 from embedfarm.broker import UNAVAILABLE, PrivateServer, connect
 from embedfarm.cli.local import SERVER_DIRECTORY, LocalFarm, run_local_farm
@@ -124,7 +125,10 @@ class Run:
         """Run producer, watcher and collector until the output is complete."""
         job = _job_id(self.place.out)
         spec, settings = self.request.spec, self.place.settings
-        submitter = Submitter(Farm(connect(url)), job, spec, output.next_index, settings, self.stop)
+        files = model_files.find_local(spec.model, settings.model_cache)
+        submitter = Submitter(
+            Farm(connect(url)), job, spec, output.next_index, settings, self.stop, files
+        )
         self._agree(Farm(connect(url)), job)
         self._start("producer", lambda: self._produce(submitter, output))
         self._start("watcher", lambda: self._watch(Farm(connect(url)), job, local))

@@ -40,7 +40,7 @@ def test_the_farm_its_engine_and_encode_agree(place: Place) -> None:
         assert outcome.cosine_min > 0.999
         assert outcome.seconds < outcome.wall_seconds
         assert outcome.rss_bytes_max > 100e6
-        assert 0 < found.peak_share(outcome) < 1
+        assert found.peak_share(outcome) > 0
     assert found.chunks == 50
     assert found.outcomes[-1].reason == "not installed: not tried"
 

@@ -94,6 +94,7 @@ def run_everything(client: redis.Redis) -> Job:
     farm.learn_budget("cpu", "null:2", 16_384)
     job = make_job(client, 4)
     farm.agree(job.id, {"weights": "1"})
+    farm.agree_on_tokens(job.id, None)
     farm.refuse(job.id, "two", "no memory")
     farm.account(job.id, "one", "1", Account())
     job.begin()

@@ -9,7 +9,8 @@ import redis
 from embedfarm import wire
 from embedfarm.broker import closing_client
 from embedfarm.farm import Farm, ModelRefused, differences, length_class, model_key
-from embedfarm.records import JobShare, JobSpec, Plan, Rate
+from embedfarm.jobs import JobGone
+from embedfarm.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
 from tests.contract.little_job import COMPLETION, heartbeat, make_job
 from tests.support import LiveServer, wait_until
 
@@ -209,3 +210,26 @@ def test_jobs_are_listed_oldest_first(client: redis.Redis) -> None:
     for name in ("c", "b", "a", "b"):
         farm.job(name).create(JobSpec(model="m"), 0)
     assert farm.job_ids() == ["c", "b", "a"]
+
+
+def test_workers_agree_on_token_ids(client: redis.Redis) -> None:
+    """The first recipe is the job's; whoever has another one, or none, is refused."""
+    job, farm = make_job(client, 0), Farm(client)
+    one = TokenRecipe(tokenizer="1", prompt="", tokens_max=9)
+    assert farm.recipe(job.id) is None
+    farm.agree_on_tokens(job.id, one)
+    farm.agree_on_tokens(job.id, one)
+    assert farm.recipe(job.id) == one
+    for other in (None, TokenRecipe(tokenizer="1", prompt="", tokens_max=8)):
+        with pytest.raises(ModelRefused, match="token ids"):
+            farm.agree_on_tokens(job.id, other)
+    with pytest.raises(JobGone):
+        farm.agree_on_tokens("another", one)
+
+
+def test_a_job_of_texts_is_for_all(client: redis.Redis) -> None:
+    """When the first worker needs texts, others may have a recipe; nobody will use it."""
+    job, farm = make_job(client, 0), Farm(client)
+    farm.agree_on_tokens(job.id, None)
+    farm.agree_on_tokens(job.id, TokenRecipe(tokenizer="1", prompt="", tokens_max=9))
+    assert farm.recipe(job.id) is None

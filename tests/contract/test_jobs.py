@@ -450,7 +450,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     names = cast("list[bytes]", client.hkeys(job.keys.meta))
     fields = {name.decode().split(":")[0] for name in names}
     noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
-    assert noted == {"fingerprint", "refused", "account"}
+    assert noted == {"fingerprint", "recipe", "refused", "account"}
     assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
     assert set(JobStatus.__dataclass_fields__) < fields
 

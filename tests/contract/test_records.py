@@ -19,6 +19,8 @@ from embedfarm.records import (
     Record,
     RecordError,
     Result,
+    TokenIds,
+    TokenRecipe,
     decode,
     encode,
     text_checksums,
@@ -34,6 +36,8 @@ KINDS: list[type[Record]] = [
     Plan,
     Rate,
     JobSpec,
+    TokenIds,
+    TokenRecipe,
 ]
 TEXTS = st.text(max_size=20)
 VALUES: dict[object, st.SearchStrategy[Any]] = {
@@ -51,10 +55,25 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
 
 def records(kind: type[Record]) -> st.SearchStrategy[Record]:
     """Any record of a kind."""
+    if kind is TokenIds:
+        return TOKEN_IDS
     fields = {name: VALUES[of] for name, of in get_type_hints(kind).items()}
     return st.builds(kind, **fields)
 
 
+TOKEN_IDS = st.builds(
+    lambda recipe, lengths, width: TokenIds(
+        recipe=recipe,
+        ids=bytes(width * sum(lengths)),
+        width=width,
+        lengths=np.asarray(lengths, dtype="<u4").tobytes(),
+        checksums=bytes(4 * len(lengths)),
+    ),
+    records(TokenRecipe),
+    st.lists(st.integers(0, 5), max_size=4),
+    st.sampled_from([2, 4]),
+)
+VALUES[TokenIds | None] = st.none() | TOKEN_IDS
 VALUES[list[ChunkError]] = st.lists(records(ChunkError), max_size=3)
 VALUES[list[JobShare]] = st.lists(records(JobShare), max_size=3)
 
@@ -78,8 +97,8 @@ def test_all_kinds_are_tested() -> None:
 def test_block_layout() -> None:
     """The documented bytes of a block: a version byte, then a msgpack array of its fields."""
     block = Block(start=64, texts=["a", "é"], ids=["x", "y"], token_count=300)
-    assert encode(block) == bytes.fromhex("01 94 40 92 a161 a2c3a9 92 a178 a179 cd012c")
-    assert encode(Block(start=0, texts=[])) == bytes.fromhex("01 94 00 90 c0 00")
+    assert encode(block) == bytes.fromhex("01 95 40 92 a161 a2c3a9 92 a178 a179 cd012c c0")
+    assert encode(Block(start=0, texts=[])) == bytes.fromhex("01 95 00 90 c0 00 c0")
 
 
 def test_result_layout() -> None:

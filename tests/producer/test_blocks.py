@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.records import Block, Rows
+from embedfarm.records import Block, Rows, text_checksums
 from embedfarm.settings import Settings
+from embedfarm.token_ids import TokenEncoder
 from producer.blocks import Blocker
+from tests.word_tokenizer import write_tokenizer
 
 BATCHES = st.lists(st.lists(st.text(max_size=40), max_size=12), max_size=12)
 LIMITS = st.builds(
@@ -95,3 +99,35 @@ def test_limits_change() -> None:
     assert [len(block.texts) for block in blocker.add(Rows(texts, None))] == [4] * 6
     blocker.chunks_max = 3
     assert [len(block.texts) for block in blocker.add(Rows(texts, None))] == [3] * 8
+
+
+def test_token_ids_in_place_of_texts(tmp_path: Path) -> None:
+    """From the rows that come with an encoder on, blocks have ids; what waited goes as text."""
+    encoder = TokenEncoder.describe(write_tokenizer(tmp_path), "p ", 4)
+    blocker = Blocker(0, Settings(block_chunks_min=1), tokens_target=1000)
+    texts = ["a b", "", "a b a b a b"]
+    ids = [["x"], ["y", "z"], ["u"]]
+    blocks = [
+        *blocker.add(Rows(texts[:1], ids[0])),
+        *blocker.add(Rows(texts[1:], ids[1]), encoder),
+        *blocker.add(Rows(texts[:1], ids[2]), encoder),
+        *blocker.flush(),
+    ]
+    text, encoded = blocks
+    assert (text.start, text.texts, text.tokens, text.ids) == (0, ["a b"], None, ["x"])
+    assert (encoded.start, encoded.texts, encoded.ids) == (1, [], ["y", "z", "u"])
+    chunks = [np.asarray(chunk).tolist() for chunk in encoded.chunks()]
+    assert chunks == [[3], [3, 1, 2, 1], [3, 1, 2]]
+    assert encoded.token_count == 8
+    assert encoded.checksums() == text_checksums([*texts[1:], texts[0]])
+    assert encoded.tokens is not None
+    assert (encoded.tokens.width, encoded.tokens.recipe) == (2, encoder.recipe)
+
+
+def test_blocks_of_token_ids_keep_limits(tmp_path: Path) -> None:
+    """Ids count four bytes each until they are packed, as a large vocabulary needs."""
+    encoder = TokenEncoder.describe(write_tokenizer(tmp_path), "", 9)
+    settings = Settings(block_chunks_min=1, block_bytes_max=24)
+    blocker = Blocker(0, settings, tokens_target=1000)
+    blocks = [*blocker.add(Rows(["a b"] * 7, None), encoder), *blocker.flush()]
+    assert [block.count for block in blocks] == [3, 3, 1]

@@ -4,19 +4,23 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import redis
 
 from embedfarm.farm import Farm, model_key
 from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, Rate, Rows, decode
+from embedfarm.records import Block, JobSpec, Rate, Rows, TokenRecipe, decode
 from embedfarm.settings import Settings
+from embedfarm.token_ids import TokenEncoder
 from producer import submit
 from producer.submit import GROUPS_PER_WINDOW, JobRefused, Rewind, Submitter
 from tests.hash_worker import Bench, HashWorker, corpus, crash, log_bytes, text_of
 from tests.support import LiveServer, wait_until
+from tests.word_tokenizer import write_tokenizer
 
 SPEC = JobSpec(model="hash")
 LARGE = Settings(block_chunks_max=10, reconnect_seconds_max=15)
@@ -45,8 +49,11 @@ def bench(server: LiveServer) -> Iterator[Bench]:
 def opened(bench: Bench) -> Open:
     """Opens the job as a run of the producer does."""
 
-    def open_job(start: int = 0, settings: Settings = LARGE) -> Submitter:
-        return Submitter(Farm(bench.client()), "j", SPEC, start, settings, bench.stop)
+    def open_job(
+        start: int = 0, settings: Settings = LARGE, tokenizer: Path | None = None
+    ) -> Submitter:
+        farm = Farm(bench.client())
+        return Submitter(farm, "j", SPEC, start, settings, bench.stop, tokenizer)
 
     return open_job
 
@@ -104,6 +111,38 @@ def test_everything_is_sent(opened: Open, job: Job) -> None:
     assert (status.state, status.chunk_count, status.chunks_in) == ("closed", 500, 500)
     assert status.blocks_in == len(blocks_of(job))
     assert status.tokens_in == sum(block.token_count for block in blocks_of(job))
+
+
+def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Path) -> None:
+    """Texts before, token ids by their recipe after; nothing is left out between them."""
+    submitter = opened(tokenizer=write_tokenizer(tmp_path))
+    encoder = TokenEncoder.describe(tmp_path, "", 9)
+
+    def source() -> Iterator[Rows]:
+        yield from corpus(0, 100)
+        Farm(job.client).agree_on_tokens("j", encoder.recipe)
+        submitter._look_at = 0.0
+        yield from corpus(100, 300)
+
+    assert submitter.submit(source()) == 300
+    blocks = blocks_of(job)
+    ends = [0, *(block.end for block in blocks)]
+    assert [*(block.start for block in blocks), 300] == ends
+    encoded = [block for block in blocks if block.tokens is not None]
+    assert [block.tokens is not None for block in blocks] == [
+        block.start >= 100 for block in blocks
+    ]
+    assert sum(block.count for block in encoded) == 200
+    assert np.asarray(encoded[0].chunks()[0]).tolist() == [4, 5, 0]  # "chunk number 100"
+
+
+def test_texts_are_sent_with_another_tokenizer(opened: Open, job: Job, tmp_path: Path) -> None:
+    """A tokenizer that is not the workers' makes no ids."""
+    submitter = opened(tokenizer=write_tokenizer(tmp_path))
+    recipe = TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9)
+    Farm(job.client).agree_on_tokens("j", recipe)
+    assert submitter.submit(corpus(0, 300)) == 300
+    assert tiling(job) == 300
 
 
 @pytest.mark.parametrize("source", [[], [Rows([], None)]])

@@ -9,7 +9,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Entry, Job
 from embedfarm.records import Block, JobSpec, Result, encode
 from embedfarm.wire import entry_id
-from workers.engines import Engine, Finish, Tokenised
+from workers.engines import Chunk, Engine, Finish, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
 
@@ -89,6 +89,7 @@ class FakeEngine:
     padded = True
     batch_tokens = 1000
     launch_tokens = 1000
+    recipe = None
     fingerprint: dict[str, str] = {}  # noqa: RUF012 # a protocol's plain attribute; never changed
 
     def __init__(self) -> None:
@@ -98,10 +99,10 @@ class FakeEngine:
         """One for a token."""
         return float(lengths.sum())
 
-    def tokenise(self, texts: Sequence[str]) -> Tokenised:
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
         """The texts themselves."""
-        lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
-        return Tokenised(lengths, list(texts))
+        lengths = np.asarray([len(text) for text in chunks], dtype=np.int64)
+        return Tokenised(lengths, list(chunks))
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
         """All of it at once."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,11 @@ from sentence_transformers import SentenceTransformer
 from embedfarm.model_files import ModelError, resolve
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
+from embedfarm.token_ids import TokenEncoder
+from producer.standard_library import docstrings
 from tests.workers.support import NULL
 from tests.workers.tiny_models import KINDS, LENGTH_MAX, SENTENCES, build
-from workers.engines import DeviceFailed, Engine, OutOfMemory, open_engine
+from workers.engines import Chunk, DeviceFailed, Engine, OutOfMemory, open_engine
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.engines.tokens import Tokens
 
@@ -106,7 +109,7 @@ def tiny(request: pytest.FixtureRequest) -> str:
 
 
 def run(
-    engine: Engine, texts: Sequence[str], order: Sequence[int] | None = None, rows: int = 5
+    engine: Engine, texts: Sequence[Chunk], order: Sequence[int] | None = None, rows: int = 5
 ) -> NDArray[np.float32]:
     """Vectors of all texts, embedded in this order, some rows at a time."""
     batch = engine.tokenise(texts)
@@ -394,3 +397,47 @@ def test_failures_are_told_apart(
     with pytest.raises(kind) as raised:
         run(engine, ["a"])
     assert raised.type is kind
+
+
+ENCODED: Final = ("minilm", "mean_pooled", "cls_pooled", "last_token_pooled")
+
+
+def test_ids_for_texts(kind: str, engines: dict[str, Engine], directories: dict[str, str]) -> None:
+    """Token ids made elsewhere give the vectors of their texts, bit for bit, also among texts."""
+    engine = engines[kind]
+    name = kind.removeprefix("openvino ")
+    assert engine.recipe is not None or name not in ENCODED
+    if engine.recipe is None:
+        with pytest.raises(ValueError, match="takes texts"):
+            engine.tokenise([np.asarray([1])])
+        return
+    encoder = TokenEncoder.open(resolve(directories[name]), engine.recipe)
+    ids, lengths = encoder.encode(TEXTS)
+    arrays = np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])
+    mixed: list[Chunk] = [
+        text if place % 3 else made
+        for place, (text, made) in enumerate(zip(TEXTS, arrays, strict=True))
+    ]
+    np.testing.assert_array_equal(run(engine, arrays), run(engine, TEXTS))
+    np.testing.assert_array_equal(run(engine, mixed), run(engine, TEXTS))
+
+
+def test_foreign_ids_are_refused(engines: dict[str, Engine]) -> None:
+    """Ids beyond the vocabulary, or too many of them, would break the device."""
+    for ids in (np.asarray([1 << 20]), np.ones(LENGTH_MAX + 1, np.int64)):
+        with pytest.raises(ValueError, match="not the model's"):
+            engines["mean_pooled"].tokenise([ids])
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+def test_the_encoder_is_the_preprocessing(kind: str, engines: dict[str, Engine]) -> None:
+    """All that the model's own preprocessing gives, of real texts too."""
+    engine = engines[kind]
+    assert isinstance(engine, SentenceTransformerEngine)
+    texts = [*TEXTS, *(text for _, text in islice(docstrings(), 500))]
+    plain, made = engine.tokenizer.truncate(texts), engine.tokenise(texts)
+    np.testing.assert_array_equal(made.lengths, plain.lengths)
+    assert made.features.columns.keys() == plain.features.columns.keys()
+    for name, column in plain.features.columns.items():
+        np.testing.assert_array_equal(made.features.columns[name], column)
+    assert made.features.constants == plain.features.constants

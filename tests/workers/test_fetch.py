@@ -13,7 +13,15 @@ from embedfarm import wire
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
-from embedfarm.records import Block, JobShare, JobSpec, Plan, encode
+from embedfarm.records import (
+    Block,
+    JobShare,
+    JobSpec,
+    Plan,
+    TokenIds,
+    TokenRecipe,
+    encode,
+)
 from embedfarm.settings import Settings
 from tests.support import LiveServer, force_log, wait_until
 from tests.workers.support import (
@@ -26,7 +34,7 @@ from tests.workers.support import (
     results,
 )
 from workers.embed import Embedder
-from workers.engines import Tokenised
+from workers.engines import Chunk, Tokenised
 from workers.fetch import Fetcher, pieces
 from workers.leases import Holdings, MicroBatch
 from workers.models import Models
@@ -376,10 +384,10 @@ def test_tokenizer_that_raises_costs_only_the_chunk(farm: Farm) -> None:
     """The texts that the tokenizer cannot take are named; the others are tokenised."""
 
     class Picky(FakeEngine):
-        def tokenise(self, texts: Sequence[str]) -> Tokenised:
-            if any("bad" in text for text in texts):
+        def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
+            if any("bad" in chunk for chunk in chunks):
                 raise ValueError("cannot be")
-            return super().tokenise(texts)
+            return super().tokenise(chunks)
 
     fetcher = fetcher_on(farm)
     create_job(farm, [])
@@ -427,6 +435,35 @@ def test_spec_that_cannot_be_read_is_refused(farm: Farm) -> None:
     fetcher = fetcher_on(farm)
     assert fetcher.fetch() is None
     assert "version '07'" in farm.refusals("j")["w"]
+
+
+def test_foreign_token_ids_fail_by_name(farm: Farm) -> None:
+    """Ids by a recipe that is not the job's are given up on; its other blocks are embedded."""
+    tokens = TokenIds(
+        recipe=TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9),
+        ids=b"\1\0\2\0",
+        width=2,
+        lengths=b"\1\0\0\0" * 2,
+        checksums=bytes(8),
+    )
+    job = create_job(farm, [block_of(0, 3), Block(start=3, texts=[], tokens=tokens)])
+    give_plan(farm, share(2))
+    fetcher = fetcher_on(farm)
+    commit(fetcher, fetch(fetcher))
+    good, bad = results(job)
+    assert (good.count, good.errors) == (3, [])
+    assert [(each.index, each.reason.split()[:3]) for each in bad.errors] == [
+        (3, ["its", "token", "ids"]),
+        (4, ["its", "token", "ids"]),
+    ]
+
+
+def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: Farm) -> None:
+    """A worker without the job's recipe leaves it to those that have it."""
+    create_job(farm, [block_of(0, 3)])
+    farm.agree_on_tokens("j", TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9))
+    assert fetcher_on(farm).fetch() is None
+    assert "token ids" in farm.refusals("j")["w"]
 
 
 def test_other_files_than_the_jobs_are_refused(farm: Farm) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm import model_files
-from embedfarm.records import JobSpec
+from embedfarm.records import JobSpec, TokenRecipe
 from embedfarm.settings import Settings
 
 
@@ -23,6 +23,22 @@ class OutOfMemory(RuntimeError):
 
 class DeviceFailed(RuntimeError):
     """The device itself has failed: only a new process can use it again."""
+
+
+Chunk: TypeAlias = str | NDArray[np.int64]
+"""A text, or its token ids."""
+
+
+def only_texts(chunks: Sequence[Chunk]) -> list[str]:
+    """The chunks, for an engine without a recipe.
+
+    Raises:
+        ValueError: One of them is no text.
+    """
+    texts = [chunk for chunk in chunks if isinstance(chunk, str)]
+    if len(texts) < len(chunks):
+        raise ValueError("this model takes texts here, and no token ids")
+    return texts
 
 
 @dataclass(frozen=True)
@@ -96,11 +112,19 @@ class Engine(Protocol):
     def peak_flops_per_second(self) -> float:
         """What the device does at best in the model's precision; 0 when unknown."""
 
+    @property
+    def recipe(self) -> TokenRecipe | None:
+        """How a producer may make token ids for `tokenise`; None when it must send texts."""
+
     def flops(self, lengths: NDArray[np.int64]) -> float:
         """Floating-point operations for texts of so many tokens without padding; 0 if unknown."""
 
-    def tokenise(self, texts: Sequence[str]) -> Tokenised:
-        """Texts cut to the model's limit, as tokens."""
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
+        """Texts cut to the model's limit, as tokens; ids that came for texts are tokens already.
+
+        Raises:
+            ValueError: Ids are not the model's, or `recipe` is None and a chunk is no text.
+        """
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
         """Begin to embed some rows; what it returns waits for their vectors.

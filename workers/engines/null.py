@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embedfarm import model_files
 from embedfarm.records import JobSpec
-from workers.engines import Finish, Tokenised
+from workers.engines import Chunk, Finish, Tokenised, only_texts
 
 BYTES_PER_TOKEN = 4
 CHECKSUM_BYTES = 4
@@ -39,6 +39,7 @@ class NullEngine:
     padded: bool = True
     batch_tokens: int = 65536
     launch_tokens: int = 65536
+    recipe: None = None
 
     @classmethod
     def open(cls, spec: JobSpec) -> "NullEngine":
@@ -73,9 +74,9 @@ class NullEngine:
         """None: a hash is no arithmetic."""
         return 0.0
 
-    def tokenise(self, texts: Sequence[str]) -> Tokenised:
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
         """Checksums of the texts; a token is four bytes."""
-        data = list(map(str.encode, texts))
+        data = list(map(str.encode, only_texts(chunks)))
         lengths = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
         checksums = np.fromiter(map(zlib.crc32, data), dtype="<u4", count=len(data))
         return Tokenised(np.maximum(1, lengths // BYTES_PER_TOKEN), checksums)

@@ -115,6 +115,7 @@ def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEng
         raise ModelError("OpenVINO takes transformers, and this model begins with another module")
     fingerprint = plain.fingerprint | {"dtype": dtype}
     engine = OpenVinoEngine(plain.model, spec, plain.device, fingerprint)
+    engine.tokenizer = plain.tokenizer
     engine.arithmetic = replace(plain.arithmetic, peak_per_second=_peak(plain, dtype))
     path = _cache_path(settings.engine_cache.expanduser(), fingerprint)
     try:

@@ -21,8 +21,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from transformers.utils.logging import disable_progress_bar
 
 from embedfarm import model_files
-from embedfarm.records import JobSpec
-from workers.engines import DeviceFailed, Finish, OutOfMemory, Tokenised
+from embedfarm.records import JobSpec, TokenRecipe
+from workers.engines import Chunk, DeviceFailed, Finish, OutOfMemory, Tokenised, only_texts
 from workers.engines.arithmetic import Arithmetic, count_flops, measure_peak
 from workers.engines.tokens import Tokenizer, Tokens
 
@@ -103,6 +103,8 @@ class SentenceTransformerEngine:
                 dtype = "float32"
             fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
             engine = cls(model, spec, torch.device(device), fingerprint)
+            if isinstance(model[0], Transformer):
+                engine.tokenizer.adopt(directory)
             engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
             engine.arithmetic = engine.measure(getattr(torch, dtype))
         except DeviceFailed:
@@ -120,6 +122,11 @@ class SentenceTransformerEngine:
     def peak_flops_per_second(self) -> float:
         """As measured when the model was loaded."""
         return self.arithmetic.peak_per_second
+
+    @property
+    def recipe(self) -> TokenRecipe | None:
+        """As the tokenizer found out when the model was loaded."""
+        return self.tokenizer.recipe
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
         """As counted when the model was loaded."""
@@ -141,16 +148,17 @@ class SentenceTransformerEngine:
             return Arithmetic(peak_per_second=peak)
         return Arithmetic(*counted, peak)
 
-    def tokenise(self, texts: Sequence[str]) -> Tokenised:
-        """Tokens of the texts, where the model has a tokenizer of its own.
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
+        """Tokens of the chunks, where the model has a tokenizer of its own.
 
         A model whose first module is not a transformer (static or averaged word vectors) keeps the
         texts; its own preprocessing runs with the forward pass, and lengths are estimates.
         """
         if isinstance(self.model[0], Transformer):
-            return self.tokenizer.tokenise(texts)
+            return self.tokenizer.tokenise(chunks)
+        texts = only_texts(chunks)
         guesses = [1 + len(text) // CHARACTERS_PER_TOKEN for text in texts]
-        return Tokenised(np.asarray(guesses, dtype=np.int64), list(texts))
+        return Tokenised(np.asarray(guesses, dtype=np.int64), texts)
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
         """Begin to embed `rows`; on a GPU it returns while the device still works.

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,11 +14,28 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
-from workers.engines import Tokenised
+from embedfarm.records import JobSpec, TokenRecipe
+from embedfarm.token_ids import CHARACTERS_PER_TOKEN_MAX, FILE, TokenEncoder, cut_texts
+from workers.engines import Chunk, Tokenised, only_texts
 from workers.engines.windows import cut_windows
 
-CHARACTERS_PER_TOKEN_MAX: Final = 32  # of texts that are cut before they are tokenised
+# What tokenizers disagree about, if they do: blanks, case, accents, scripts, symbols, marks of
+# their own, control characters and length.
+PROBES: Final = (
+    "",
+    " ",
+    "A plain sentence, with 3.14 and 1,000,000 in it.",
+    "  blanks  around   and within\t\ttabs\n\nlines\r\n ",
+    "Ünïcödé ÀÉÎ ß İstanbul ﬁ ½ ① e\u0301",
+    "日本語の文。 中文句子 한국어 문장 ไทย हिन्दी עברית العربية Ελληνικά Русский",
+    "🙂🏽 👩\u200d👩\u200d👧 → ≤ € © \u200b \ufeff \u00a0 \u2028",
+    "a\x00b\x1b[0m\x7f",
+    "[CLS] [SEP] [MASK] [PAD] [UNK] <s> </s> <pad> <unk> <mask> <|endoftext|> <|im_end|>",
+    "def f(x): return x**2  # don't, can't; e.g. snake_case and CamelCase",
+    "https://example.org/a?b=c&d=%20 name@example.org",
+    "x" * 500,
+    "supercalifragilisticexpialidocious " * 20,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,9 @@ class Tokenizer:
 
     model: SentenceTransformer
     spec: JobSpec
+    _encoder: TokenEncoder | None = None
+    _frame: dict[str, int] = field(default_factory=dict)
+    _constants: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def prompt(self) -> str | None:
@@ -70,8 +91,40 @@ class Tokenizer:
                 f"windows of {self._room} tokens cannot repeat {self.spec.long_overlap} each time"
             )
 
-    def tokenise(self, texts: Sequence[str]) -> Tokenised:
-        """Tokens of the texts, a row each, or one for each window of a long text."""
+    @property
+    def recipe(self) -> TokenRecipe | None:
+        """How token ids can be made elsewhere; None where only the text will do."""
+        if self._encoder is None or self.spec.long != "truncate":
+            return None
+        return self._encoder.recipe
+
+    def adopt(self, directory: Path) -> None:
+        """Take tokenizer.json instead of the model's preprocessing, if they agree on the probes."""
+        if self.limit == sys.maxsize or not (directory / FILE).exists():
+            return
+        probes = [*PROBES, "word " * 2 * self.limit, "\t" * CHARACTERS_PER_TOKEN_MAX * self.limit]
+        plain = self.truncate(probes)
+        encoder = TokenEncoder.describe(directory, self.prompt or "", self.limit)
+        ids, lengths = encoder.encode(probes)
+        columns = dict(plain.features.columns)
+        same = np.array_equal(lengths, plain.lengths)
+        if not same or not np.array_equal(ids, columns.pop("input_ids")):
+            return
+        frame = {name: np.unique(column) for name, column in columns.items()}
+        if all(len(values) == 1 for values in frame.values()):
+            self._encoder = encoder
+            self._frame = {name: int(values[0]) for name, values in frame.items()}
+            self._constants = plain.features.constants
+
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
+        """Tokens of the chunks, a row each, or one for each window of a long text.
+
+        Raises:
+            ValueError: A chunk's ids are not the model's, or it should be a text.
+        """
+        if self._encoder is not None and self.spec.long == "truncate":
+            return self._encode(self._encoder, chunks)
+        texts = only_texts(chunks)
         plain = self.truncate(texts)
         if self.spec.long == "truncate":
             return plain
@@ -85,8 +138,30 @@ class Tokenizer:
         owners = np.repeat(np.arange(len(texts)), list(map(len, rows)))
         return replace(self.truncate(list(chain.from_iterable(rows))), owners=owners)
 
+    def _encode(self, encoder: TokenEncoder, chunks: Sequence[Chunk]) -> Tokenised:
+        """Tokens of the chunks, a row each."""
+        ids, lengths = encoder.encode([chunk for chunk in chunks if isinstance(chunk, str)])
+        if len(lengths) < len(chunks):
+            made = iter(np.split(ids, np.cumsum(lengths)[:-1]))
+            rows = [next(made) if isinstance(chunk, str) else self._own(chunk) for chunk in chunks]
+            lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+            ids = np.concatenate(rows)
+        columns = {"input_ids": ids.astype(np.int64)}
+        columns |= {name: np.full(len(ids), value) for name, value in self._frame.items()}
+        return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), dict(self._constants)))
+
+    def _own(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Token ids that are the model's: others would break the device."""
+        if len(ids) > self.limit or ids.max(initial=0) >= self._vocabulary:
+            raise ValueError("token ids that are not the model's")
+        return ids
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        return len(self.model.tokenizer)
+
     def truncate(self, texts: Sequence[str]) -> Tokenised:
-        """Tokens of the texts, a row each, truncated."""
+        """Tokens of the texts by the model's own preprocessing, a row each, truncated."""
         cut = self._cut(texts)
         features = self._preprocess(cut)
         lengths = _lengths(features)
@@ -140,15 +215,9 @@ class Tokenizer:
         )
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
-        """Texts without most of what is truncated anyway, so that a huge one costs no more.
-
-        They are cut before a blank, where every tokenizer ends a token.
-        """
-        limit = self.limit * CHARACTERS_PER_TOKEN_MAX
+        """Texts without most of what is truncated anyway, where that is at their ends."""
         keeps_start = self.model.tokenizer.truncation_side == "right"
-        if not keeps_start or max(map(len, texts), default=0) <= limit:
-            return list(texts)
-        return [text[: _last_blank(text, limit)] for text in texts]
+        return cut_texts(texts, self.limit) if keeps_start else list(texts)
 
     def pad(
         self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
@@ -178,11 +247,3 @@ def _lengths(features: dict[str, Any]) -> NDArray[np.int64]:
     """Tokens of each text."""
     rows = features["input_ids"]
     return np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-
-
-def _last_blank(text: str, limit: int) -> int:
-    """Where the last blank before `limit` is, after a character that is none; else the end."""
-    if len(text) <= limit:
-        return len(text)
-    found = len(text[:limit].rsplit(maxsplit=1)[0]) if text[:limit].split(maxsplit=1)[1:] else 0
-    return found or len(text)

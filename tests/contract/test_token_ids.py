@@ -1,0 +1,103 @@
+"""Token ids in blocks: nothing lost by cutting, nothing accepted that does not fit together."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedfarm.records import (
+    Block,
+    RecordError,
+    TokenIds,
+    TokenRecipe,
+    decode,
+    encode,
+    text_checksums,
+)
+from embedfarm.token_ids import CHARACTERS_PER_TOKEN_MAX, FILE, RecipeMismatch, TokenEncoder
+from tests.word_tokenizer import write_tokenizer
+
+RECIPE = TokenRecipe(tokenizer="0" * 64, prompt="query: ", tokens_max=9)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model's directory with a tokenizer."""
+    return write_tokenizer(tmp_path)
+
+
+def block_of(rows: list[list[int]], width: int = 2) -> Block:
+    """A block of chunks with these ids."""
+    tokens = TokenIds(
+        recipe=RECIPE,
+        ids=np.asarray([i for row in rows for i in row], dtype=f"<u{width}").tobytes(),
+        width=width,
+        lengths=np.asarray([len(row) for row in rows], dtype="<u4").tobytes(),
+        checksums=text_checksums([str(row) for row in rows]),
+    )
+    return Block(start=7, texts=[], tokens=tokens, token_count=sum(map(len, rows)))
+
+
+@given(st.lists(st.lists(st.integers(0, 65535), max_size=5), max_size=8), st.sampled_from([2, 4]))
+def test_ids_come_back(rows: list[list[int]], width: int) -> None:
+    """Over the wire, and in pieces: each chunk has its ids and its checksum."""
+    block = decode(Block, encode(block_of(rows, width)))
+    assert [chunk.tolist() for chunk in map(np.asarray, block.chunks())][: len(rows)] == rows
+    assert (block.count, block.end) == (len(rows), 7 + len(rows))
+    for first in range(len(rows)):
+        piece = block.piece(first, first + 1)
+        assert [np.asarray(chunk).tolist() for chunk in piece.chunks()] == [rows[first]]
+        assert (piece.start, piece.count) == (7 + first, 1)
+        assert piece.checksums() == text_checksums([str(rows[first])])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("width", 3, "2 or 4 bytes"),
+        ("lengths", b"\1\0\0", "lengths of 4"),
+        ("lengths", b"\1\0\0\0", "not those of the token ids"),
+        ("ids", b"\1\0\2", "not those of the token ids"),
+        ("checksums", b"", "a checksum for each"),
+    ],
+)
+def test_damage_is_refused(field: str, value: object, says: str) -> None:
+    """What does not fit together is no record."""
+    block = block_of([[1, 2], [3]])
+    start, texts, ids, count, tokens = msgspec.structs.astuple(block)
+    fields = {**msgspec.structs.asdict(tokens), field: value}
+    damaged = [start, texts, ids, count, list(fields.values())]
+    with pytest.raises(RecordError, match=says):
+        decode(Block, encode(block)[:1] + msgspec.msgpack.encode(damaged))
+
+
+def test_an_encoder_is_known_by_its_recipe(directory: Path) -> None:
+    """Whoever has the recipe makes the same ids; with another tokenizer nobody does."""
+    one = TokenEncoder.describe(directory, "p ", 4)
+    other = TokenEncoder.open(directory, one.recipe)
+    ids, lengths = other.encode(["a b", "", "a b a b a b a"])
+    assert lengths.tolist() == [3, 1, 4]
+    assert ids.tolist() == [3, 1, 2, 3, 3, 1, 2, 1]
+    with (directory / FILE).open("a", encoding="utf-8") as file:
+        file.write("\n")
+    with pytest.raises(RecipeMismatch, match="another tokenizer"):
+        TokenEncoder.open(directory, one.recipe)
+
+
+def test_a_huge_text_is_cut_but_loses_no_token(directory: Path) -> None:
+    """As many tokens as of the whole text, also where blanks fill what is left of it."""
+    encoder = TokenEncoder.describe(directory, "", 4)
+    blanks = " " * CHARACTERS_PER_TOKEN_MAX * 8
+    ids, lengths = encoder.encode(["a " * 10_000, f"a{blanks}b a"])
+    assert lengths.tolist() == [4, 3]
+    assert ids.tolist() == [1, 1, 1, 1, 1, 2, 1]
+
+
+def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
+    """By the name of the file."""
+    (tmp_path / FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
+        TokenEncoder.describe(tmp_path, "", 4)
