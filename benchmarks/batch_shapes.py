@@ -1,30 +1,33 @@
-"""Where device batches of MiniLM are fastest on this CPU: tokens per second by rows and length.
+"""Milliseconds of device batches of MiniLM on this CPU by rows and length, and a fit of them.
 
-    python -m benchmarks.batch_shapes [THREADS]
+    python -m benchmarks.batch_shapes [--engine NAME] [--dtype NAME] [--threads N]
 
-What `BATCH_TOKENS` and `LAUNCH_TOKENS` of the CPU in workers/engines/sentence_transformer.py were
-read off: the padded tokens beyond which it gets no faster, and the time of a launch in tokens.
+What `BATCH_TOKENS` and `LAUNCH_TOKENS` of the CPU in workers/engines were read off: the tokens
+beyond which it gets no faster, and the time of a launch in tokens. The fit is
+`a + b * padded tokens + c * sum of squared lengths`, least squares of the relative error.
 """
 
-import statistics
+import argparse
 import sys
 import time
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.engines import Engine, Tokenised, open_engine
 
-LENGTHS = (8, 16, 32, 64, 128, 256)
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+LENGTHS = (4, 8, 16, 24, 32, 64, 96, 128, 256)
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-TOKENS_MAX = 16384
-REPEATS = 5
+TOKENS_MAX = 4096
+REPEATS = 7
 
 
 def measure(engine: Engine, batch: Tokenised, rows: int) -> float:
-    """Median seconds of a forward pass of the first `rows` texts."""
+    """Least seconds of a forward pass of the first `rows` texts."""
     chosen = np.arange(rows)
     engine.forward(batch, chosen)
     times = []
@@ -32,23 +35,42 @@ def measure(engine: Engine, batch: Tokenised, rows: int) -> float:
         began = time.perf_counter()
         engine.forward(batch, chosen)
         times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return min(times)
 
 
 def main() -> None:
-    """Print a table of tokens per second."""
-    torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
-    spec = JobSpec(model="sentence-transformers/all-MiniLM-L6-v2", dtype="float32")
+    """Print the table and the fit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", default="torch")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    spec = JobSpec(model=MODEL, engine=arguments.engine, dtype=arguments.dtype)
     engine = open_engine(spec, "cpu", Settings())
+    shapes, seconds = [], []
     sys.stdout.write("length " + "".join(f"{rows:>9}" for rows in ROWS) + "\n")
     for length in LENGTHS:
         batch = engine.tokenise(["word " * (length - 2)] * max(ROWS))
-        cells = [
-            f"{length * rows / measure(engine, batch, rows):9,.0f}"
-            for rows in ROWS
-            if length * rows <= TOKENS_MAX
-        ]
+        cells = []
+        for rows in ROWS:
+            if length * rows <= TOKENS_MAX:
+                shapes.append((1, length * rows, length**2 * rows))
+                seconds.append(measure(engine, batch, rows))
+                cells.append(f"{seconds[-1] * 1e3:9.2f}")
         sys.stdout.write(f"{length:6} {''.join(cells)}\n")
+    report(np.asarray(shapes, dtype=np.float64), np.asarray(seconds))
+
+
+def report(shapes: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
+    """The fit, and how far off it is."""
+    relative = shapes / seconds[:, None]
+    (launch, token, square), *_ = np.linalg.lstsq(relative, np.ones(len(seconds)), rcond=None)
+    errors = np.abs(relative @ (launch, token, square) - 1)
+    sys.stdout.write(
+        f"a {launch * 1e3:.2f} ms, b {token * 1e6:.1f} us, c {square * 1e9:.1f} ns: a launch is "
+        f"{launch / token:.0f} tokens; off by {errors.mean():.1%}, at most {errors.max():.1%}\n"
+    )
 
 
 if __name__ == "__main__":

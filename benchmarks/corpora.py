@@ -49,17 +49,17 @@ def numbered(texts: Sequence[str], count: int) -> list[str]:
 
 def short(directory: Path, count: int) -> list[str]:
     """Glosses of WordNet: definitions of a dozen words."""
-    return pick(glosses(_wordnet(directory)), count)
+    return pick(glosses(wordnet(directory)), count)
 
 
 def mixed(_directory: Path, count: int) -> list[str]:
     """Docstrings of this Python's standard library, 10 to 2,000 characters."""
-    return pick(_documentation(), count)
+    return pick(documentation(), count)
 
 
 def long(_directory: Path, count: int) -> list[str]:
     """The same docstrings end to end, cut into windows of 512 tokens as MiniLM counts them."""
-    text = "\n\n".join(_documentation())
+    text = "\n\n".join(documentation())
     tokenizer = load_tokenizer(model_files.resolve(MODEL) / "tokenizer.json")
     return pick(list(cut(text, partial(token_spans, tokenizer), WINDOW_TOKENS, 0)), count)
 
@@ -126,12 +126,12 @@ def _glosses(path: Path) -> Iterator[str]:
 
 
 @cache
-def _documentation() -> list[str]:
+def documentation() -> list[str]:
     """All docstrings; parsing the library takes seconds."""
     return [text for _, text in docstrings()]
 
 
-def _wordnet(directory: Path) -> Path:
+def wordnet(directory: Path) -> Path:
     """The directory of WordNet's data files, fetched and unpacked at the first call."""
     root = directory.absolute() / "wordnet"
     dictionary = root / "usr" / "share" / "wordnet"

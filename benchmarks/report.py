@@ -31,7 +31,8 @@ Made by `make bench-peers` on {created}; do not edit. The command behind it: `{c
 Model {model}, on {device}; the farm computed in {dtype}.
 
 Every contender ran in processes of its own, one after the other, in {rounds} rounds; a figure is
-the median of its rounds, a ratio ("of encode") the median of the ratios within each round. Seconds
+the median of its rounds, a ratio ("of encode") the median of the ratios within each round. What
+takes more than twice as long as `encode` ran in the first round only. Seconds
 are from the first text to the last vector, with the model loaded and warm; "whole" is the process
 from start to end. Cosines are with the float32 vectors of `encode`. Memory is the peak of all
 processes together, where a page that two of them share counts twice. Share of peak is what the

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -138,7 +139,13 @@ def _download(model: str, cache: Path | None) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """SHA-256 of a model's file, in hexadecimal; read again only when the file has changed."""
+    status = path.stat()
+    return _sha256(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

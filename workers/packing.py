@@ -1,22 +1,25 @@
 """Which chunks go through the model together.
 
 A padded device batch costs `rows * longest` tokens, and each batch costs something by itself. So
-chunks are sorted by length, and a batch ends where its padding would cost more than another batch
-does, or where the budget ends. The plain sum of lengths counts where the engine needs no padding.
+chunks are sorted by length and cut where the sum of both is least, within a budget. The plain sum
+of lengths counts where the engine needs no padding.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROWS_MAX = 1 << 16
+ROWS_MAX: Final = 1 << 16
+EXACT_CHUNKS_MAX: Final = 1024  # beyond, batches begin where lengths change: some milliseconds less
 
 
 def pack(
     lengths: Sequence[int] | NDArray[np.integer],
     budget_tokens: int,
-    launch_tokens: int,
+    launch_tokens: float,
     *,
     padded: bool,
 ) -> list[NDArray[np.intp]]:
@@ -29,30 +32,60 @@ def pack(
     Args:
         lengths: Tokens of each chunk.
         budget_tokens: Padded (or plain) tokens in one batch.
-        launch_tokens: What a batch costs by itself, in tokens: padding beyond this is not worth it.
+        launch_tokens: What a batch costs by itself, in tokens.
         padded: Whether the engine pads to the longest chunk of a batch.
     """
     sizes = np.maximum(np.asarray(lengths, dtype=np.int64), 1)
     order = np.argsort(-sizes, kind="stable")
     ordered = sizes[order]
-    batches = []
-    first = 0
-    while first < len(order):
-        rows = ordered[first : first + min(budget_tokens, ROWS_MAX)]
-        count = _padded_rows(rows, budget_tokens, launch_tokens) if padded else 0
-        if not padded:
-            count = int(np.searchsorted(np.cumsum(rows), budget_tokens, side="right"))
-        batches.append(order[first : first + max(1, count)])
-        first += max(1, count)
-    return batches
+    if padded:
+        cuts = _cut_padded(ordered, budget_tokens, launch_tokens)
+    else:
+        cuts = _cut_plain(ordered, budget_tokens)
+    return [order[first:end] for first, end in pairwise(cuts)]
 
 
-def _padded_rows(rows: NDArray[np.int64], budget_tokens: int, launch_tokens: int) -> int:
-    """How many of `rows`, longest first, fit the budget before padding outweighs a batch."""
-    longest = rows[0]
-    fitting = rows[: budget_tokens // longest]
-    padding = longest * np.arange(1, len(fitting) + 1) - np.cumsum(fitting)
-    return int(np.searchsorted(padding, launch_tokens, side="right"))
+def _cut_plain(ordered: NDArray[np.int64], budget_tokens: int) -> list[int]:
+    """Where batches begin, and the end: each is as full as the budget lets it be."""
+    cuts = [0]
+    while cuts[-1] < len(ordered):
+        rows = ordered[cuts[-1] : cuts[-1] + min(budget_tokens, ROWS_MAX)]
+        fitting = int(np.searchsorted(np.cumsum(rows), budget_tokens, side="right"))
+        cuts.append(cuts[-1] + max(1, fitting))
+    return cuts
+
+
+def _cut_padded(ordered: NDArray[np.int64], budget_tokens: int, launch_tokens: float) -> list[int]:
+    """Where batches begin, and the end: a shortest path from place to place, each step a batch."""
+    rows_max = np.clip(budget_tokens // ordered, 1, ROWS_MAX)
+    places = _places(ordered, rows_max)
+    costs = np.full(len(places), np.inf)
+    costs[0] = 0.0
+    came_from = np.zeros(len(places), dtype=np.intp)
+    lasts = np.searchsorted(places, places[:-1] + rows_max[places[:-1]], side="right").tolist()
+    for at, last in enumerate(lasts):
+        steps = slice(at + 1, last)
+        reached = costs[at] + launch_tokens + ordered[places[at]] * (places[steps] - places[at])
+        better = reached <= costs[steps]  # of equal ways the one with full batches first
+        costs[steps][better] = reached[better]
+        came_from[steps][better] = at
+    cuts = [len(places) - 1]
+    while cuts[-1] > 0:
+        cuts.append(int(came_from[cuts[-1]]))
+    return [int(places[cut]) for cut in reversed(cuts)]
+
+
+def _places(ordered: NDArray[np.int64], rows_max: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where a batch may begin, and the end.
+
+    Of many chunks these are the places where the length changes, and after each full batch of equal
+    ones.
+    """
+    if len(ordered) <= EXACT_CHUNKS_MAX:
+        return np.arange(len(ordered) + 1)
+    changes = np.flatnonzero(np.diff(ordered, prepend=-1, append=-1))
+    steps = [np.arange(first, end, rows_max[first]) for first, end in pairwise(changes.tolist())]
+    return np.append(np.concatenate(steps), len(ordered))
 
 
 def batch_tokens(lengths: NDArray[np.integer], *, padded: bool) -> int:

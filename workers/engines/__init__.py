@@ -188,4 +188,4 @@ def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine 
     if type(engine) is SentenceTransformerEngine and engine.exact:
         return engine
     plain = msgspec.structs.replace(spec, dtype="float32")
-    return SentenceTransformerEngine.open(plain, "cpu", settings.model_cache)
+    return SentenceTransformerEngine.open(plain, "cpu", settings.model_cache, measured=False)

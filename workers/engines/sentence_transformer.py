@@ -88,8 +88,16 @@ class SentenceTransformerEngine:
             self.tokenizer.check()
 
     @classmethod
-    def open(cls, spec: JobSpec, device: str, cache: Path | None) -> "SentenceTransformerEngine":
+    def open(
+        cls, spec: JobSpec, device: str, cache: Path | None, *, measured: bool = True
+    ) -> "SentenceTransformerEngine":
         """Load the model and run it once, so that the first device batch pays for nothing else.
+
+        Args:
+            spec: The job.
+            device: torch's name of it.
+            cache: Where models are kept.
+            measured: Whether to find out how much arithmetic it is; the device's peak takes time.
 
         Raises:
             embedfarm.model_files.ModelError: The model is not to be had, or does not work.
@@ -106,7 +114,8 @@ class SentenceTransformerEngine:
             if isinstance(model[0], Transformer):
                 engine.tokenizer.adopt(directory)
             engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
-            engine.arithmetic = engine.measure(getattr(torch, dtype))
+            if measured:
+                engine.arithmetic = engine.measure(getattr(torch, dtype))
         except DeviceFailed:
             raise
         except Exception as error:  # a model's files may make anything happen
