@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     ] = 24 * MEBIBYTE
     micro_batch_seconds_max: Annotated[
         PositiveFloat, Field(description="Most work that a worker leases at a time.")
-    ] = 3.0
+    ] = 2.0
     micro_batch_bytes_max: Annotated[
         PositiveInt, Field(description="Most text that a worker leases at a time.")
     ] = 4 * MEBIBYTE
