@@ -19,6 +19,7 @@ SCALES: Final = np.asarray([1.0, 1e3, 1e5])  # so that the three terms are of on
 # Of what a launch takes. The time of a corpus is the same to 0.2 % down to here, and less padding
 # takes less memory.
 LAUNCH_WEIGHT: Final = 0.7
+RANK_MIN: Final = 1e-9  # batches that are all alike do not tell the terms apart
 LAUNCH_FACTOR_MAX: Final = 16.0  # how far a fit may be from the engine's own figure
 
 
@@ -66,7 +67,7 @@ class BatchCosts:
         # Without attention where that is all noise.
         for terms in (3, 2):
             moments, targets = self._moments[:terms, :terms], self._targets[:terms]
-            found, _, rank, _ = np.linalg.lstsq(moments, targets, rcond=None)
+            found, _, rank, _ = np.linalg.lstsq(moments, targets, rcond=RANK_MIN)
             if rank == terms and (found > 0).all():
                 launch, token, *pair = found / SCALES[:terms]
                 return Cost(float(launch), float(token), float(pair[0]) if pair else 0.0)
