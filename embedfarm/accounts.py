@@ -42,6 +42,8 @@ class Account(Record):
         duplicates: Results that somebody else had stored before.
         rows_repeated: Rows that were run again in float32.
         budget_tokens: Padded tokens that a device batch may have at the end.
+        cost_seconds: What a device batch takes: "launch", for each padded "token", and for each
+            "pair" of tokens of a text (`workers.costs`); empty until it is learned.
         flops: Floating-point operations that the model needs for the real tokens.
         peak_flops_per_second: Measured on this device by multiplying matrices; 0 when unknown.
         seconds: Time by activity: "queue" (the device waits for work), "tokenise", "forward" (the
@@ -63,6 +65,7 @@ class Account(Record):
     peak_flops_per_second: float = 0.0
     seconds: dict[str, float] = msgspec.field(default_factory=dict)
     parity: Parity | None = None
+    cost_seconds: dict[str, float] = msgspec.field(default_factory=dict)
 
     def spend(self, activity: str, seconds: float) -> None:
         """Add time to an activity."""
@@ -88,7 +91,14 @@ SUMS = (
     "rows_repeated",
     "flops",
 )
-LATEST = ("engine", "device", "budget_tokens", "peak_flops_per_second", "parity")
+LATEST = (
+    "engine",
+    "device",
+    "budget_tokens",
+    "peak_flops_per_second",
+    "parity",
+    "cost_seconds",
+)
 
 
 def describe(account: Account) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,8 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.farm import model_key
 from embedfarm.records import JobSpec
 from workers.budgets import Budgets
+from workers.costs import BatchCosts
 from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory
 from workers.engines.windows import pool_windows
 from workers.leases import MicroBatch
@@ -42,6 +44,8 @@ class Embedder:
     slowdown: float = 1.0
     _reference: Engine | None = None
     _referred: Engine | None = None
+    _costs: dict[str, BatchCosts] = field(default_factory=lambda: defaultdict(BatchCosts))
+    _finished: float = 0.0
     _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
 
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
@@ -64,6 +68,8 @@ class Embedder:
         pooled = pool_windows(tokenised, vectors, normalised=batch.engine.normalised)
         _copy_repeated(batch, texts, sources, pooled)
         stored = _store(pooled, batch)
+        cost = self._costs[_cost_key(batch)].cost()
+        batch.account.cost_seconds = {} if cost is None else cost._asdict()
         batch.account.budget_tokens = self.budgets.tokens(batch.spec, batch.engine)
         batch.account.spend("forward", time.monotonic() - began)
         self._check(batch, rows, vectors)
@@ -76,20 +82,23 @@ class Embedder:
         works by itself never waits for the host.
         """
         todo = self._pack(batch, rows)
-        started: deque[tuple[NDArray[np.intp], Finish]] = deque()
+        started: deque[tuple[NDArray[np.intp], Finish, float]] = deque()
         while todo or started:
             begins = bool(todo) and len(started) < STARTED_MAX
             rows = todo.pop() if begins else started[0][0]
             try:
                 if begins:
-                    started.append((rows, self._start(batch, rows)))
+                    began = time.monotonic()
+                    started.append((rows, self._start(batch, rows), began))
                 else:
-                    vectors[rows] = started.popleft()[1]()
+                    _, finish, began = started.popleft()
+                    vectors[rows] = finish()
             except DeviceFailed:
                 raise
             except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
                 todo = self._try_smaller(batch, rows, todo, error)
             else:
+                self._time(batch, rows, began, begins=begins)
                 if not begins:
                     self._count(batch, rows)
 
@@ -119,7 +128,8 @@ class Embedder:
         engine = batch.engine
         budget = self.budgets.tokens(batch.spec, engine)
         lengths = batch.tokenised.lengths[rows]
-        batches = pack(lengths, budget, engine.launch_tokens, padded=engine.padded)
+        launch_tokens = self._costs[_cost_key(batch)].launch_tokens(engine.launch_tokens)
+        batches = pack(lengths, budget, launch_tokens, padded=engine.padded)
         return [rows[each] for each in reversed(batches)]
 
     def _mend(
@@ -175,6 +185,17 @@ class Embedder:
             threading.Event().wait((self.slowdown - 1) * (time.monotonic() - began))
         return finish
 
+    def _time(
+        self, batch: MicroBatch, rows: NDArray[np.intp], began: float, *, begins: bool
+    ) -> None:
+        """Learn what a device batch took: since its start, or since the one before it was done."""
+        now = time.monotonic()
+        if begins != batch.engine.asynchronous:
+            longest = int(batch.tokenised.lengths[rows].max())
+            seconds = now - max(began, self._finished)
+            self._costs[_cost_key(batch)].observe(len(rows), longest, seconds)
+            self._finished = now
+
     def _count(self, batch: MicroBatch, rows: NDArray[np.intp]) -> None:
         """Take a device batch that is done to account."""
         lengths = batch.tokenised.lengths[rows]
@@ -182,6 +203,11 @@ class Embedder:
         batch.account.real_tokens += int(lengths.sum())
         batch.account.padded_tokens += batch_tokens(lengths, padded=batch.engine.padded)
         batch.account.flops += batch.engine.flops(lengths)
+
+
+def _cost_key(batch: MicroBatch) -> str:
+    """All that changes what a device batch takes."""
+    return f"{model_key(batch.spec)}|{batch.engine.name}"
 
 
 def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:

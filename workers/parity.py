@@ -11,7 +11,7 @@ from embedfarm.accounts import Parity
 from workers.engines import DeviceFailed, Engine, Tokenised
 
 SAMPLE_TEXTS: Final = 8
-SAMPLE_TOKENS_MAX: Final = 1024  # so that it takes a processor a second, even for a larger model
+SAMPLE_TOKENS_MAX: Final = 512  # so that it takes a processor a second, even for a larger model
 
 log = logging.getLogger(__name__)
 

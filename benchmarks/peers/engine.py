@@ -4,12 +4,12 @@ import os
 
 import torch
 
-from benchmarks.engines import embed as embed_packed
 from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.devices import available_cores
 from workers.engines import open_engine
+from workers.engines.comparison import embed as embed_packed
 
 
 def load(task: Task) -> Embed:
@@ -20,7 +20,7 @@ def load(task: Task) -> Embed:
     engine = open_engine(JobSpec(model=str(task.model)), device, Settings())
 
     def embed(texts: list[str]) -> Vectors:
-        return embed_packed(engine, engine.tokenise(texts))[1]
+        return embed_packed(engine, engine.tokenise(texts))
 
     return embed
 

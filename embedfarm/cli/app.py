@@ -2,7 +2,7 @@
 
 import typer
 
-from embedfarm.cli import embed, inspection, outputs, roles
+from embedfarm.cli import bench, embed, inspection, outputs, roles
 
 app = typer.Typer(
     name="embedfarm",
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.command(epilog=embed.EXIT_CODES)(embed.embed)
 app.command()(outputs.verify)
 app.command()(outputs.search)
+app.command()(bench.bench)
 app.command()(roles.up)
 app.command()(roles.schedule)
 app.command()(roles.work)

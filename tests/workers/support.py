@@ -90,6 +90,7 @@ class FakeEngine:
     batch_tokens = 1000
     launch_tokens = 1000
     recipe = None
+    asynchronous = False
     fingerprint: dict[str, str] = {}  # noqa: RUF012 # a protocol's plain attribute; never changed
 
     def __init__(self) -> None:

@@ -151,6 +151,8 @@ def test_repeated_texts_take_no_time() -> None:
 class Queueing(FakeEngine):
     """Works by itself, as a GPU does: a batch is run when it is waited for, and may fail then."""
 
+    asynchronous = True
+
     def __init__(self, tokens_max: int) -> None:
         super().__init__()
         self.tokens_max = tokens_max
@@ -343,6 +345,32 @@ def test_an_account_says_what_the_device_did() -> None:
     assert account.batches_refused >= 1
     assert account.budget_tokens <= 25
     assert account.seconds["forward"] > 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_a_batch_takes_is_learned(*, asynchronous: bool) -> None:
+    """After some batches the account says what a token costs, and launches are weighed by it."""
+
+    class Slow(Queueing if asynchronous else FakeEngine):  # type: ignore[misc] # either will do
+        def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            began, taken = time.monotonic(), 2e-4 + 2e-5 * len(texts) * max(map(len, texts))
+            while time.monotonic() < began + taken:
+                pass
+            return super().vectors(texts)
+
+    engine = Slow(10**9) if asynchronous else Slow()
+    embedder = Embedder(Budgets(batch_tokens_max=150))
+    lengths = np.random.default_rng(0).integers(1, 60, 400)
+    texts = [f"{place:03}"[-3:] * 30 for place in range(400)]
+    texts = [text[: length + 3] for text, length in zip(texts, lengths, strict=True)]
+    first = micro_batch([Block(start=0, texts=texts)], engine)
+    run(first, embedder)
+    learned = first.account.cost_seconds
+    assert learned.keys() == {"launch", "token", "pair"}
+    assert 1e-5 < learned["token"] < 1e-4
+    second = micro_batch([Block(start=0, texts=texts)], engine)
+    run(second, embedder)
+    assert second.account.padded_tokens != first.account.padded_tokens
 
 
 def test_text_without_tokens_fails_by_name() -> None:

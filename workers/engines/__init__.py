@@ -97,6 +97,10 @@ class Engine(Protocol):
         """Whether a device batch is padded to its longest text."""
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether `start` returns before the device has done its work."""
+
+    @property
     def batch_tokens(self) -> int:
         """Padded tokens in one device batch, before memory is learned."""
 

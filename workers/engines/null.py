@@ -40,6 +40,7 @@ class NullEngine:
     batch_tokens: int = 65536
     launch_tokens: int = 65536
     recipe: None = None
+    asynchronous: bool = False
 
     @classmethod
     def open(cls, spec: JobSpec) -> "NullEngine":

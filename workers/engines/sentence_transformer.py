@@ -123,6 +123,11 @@ class SentenceTransformerEngine:
         return engine
 
     @property
+    def asynchronous(self) -> bool:
+        """A GPU works by itself."""
+        return self.device.type != "cpu"
+
+    @property
     def exact(self) -> bool:
         """Whether it computes in float32 on the CPU: nothing is more exact here."""
         return self.device.type == "cpu" and self.fingerprint["dtype"] == "float32"

@@ -1,0 +1,76 @@
+"""Engines and precisions side by side."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedfarm.model_files import ModelError
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from tests.farm.harness import run
+from tests.workers.tiny_models import SENTENCES, build
+from workers.engines.comparison import compare_engines, contenders, recall
+
+
+def test_all_engines_of_a_cpu_are_compared(tmp_path: Path) -> None:
+    """Each has its speed and what it loses, torch in float32 being what all are compared with."""
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)))
+    settings = Settings(engine_cache=tmp_path / "cache")
+    first, *others = compare_engines(spec, "cpu", SENTENCES, 2, settings)
+    assert (first.engine, first.dtype) == ("torch", "float32")
+    assert (first.times_first, first.cosine_least, first.recall) == (1.0, pytest.approx(1.0), 1.0)
+    assert {(each.engine, each.dtype) for each in others} >= {
+        ("openvino", "float32"),
+        ("openvino", "int8"),
+    }
+    for each in (first, *others):
+        assert not each.reason
+        assert each.tokens_per_second > 0
+        assert each.cosine_least > 0.95
+        assert len(each.seconds) == 2
+
+
+def test_what_does_not_run_has_its_reason(tmp_path: Path) -> None:
+    """OpenVINO takes no word vectors; torch does."""
+    spec = JobSpec(model=str(build("static", tmp_path)))
+    settings = Settings(engine_cache=tmp_path / "cache")
+    first, *others = compare_engines(spec, "cpu", SENTENCES, 1, settings)
+    assert first.tokens_per_second > 0
+    assert all("transformers" in each.reason for each in others if each.engine == "openvino")
+
+
+def test_no_model_no_comparison(tmp_path: Path) -> None:
+    """A model that is not there is said at once."""
+    with pytest.raises(ModelError):
+        compare_engines(JobSpec(model=str(tmp_path)), "cpu", SENTENCES, 1, Settings())
+
+
+def test_the_first_is_float32() -> None:
+    """It is what all are compared with; int8 is among those that lose."""
+    assert (contenders("cpu")[0].dtype, contenders("cpu")[-1].dtype) == ("float32", "int8")
+
+
+def test_recall_counts_neighbours() -> None:
+    """All of them when nothing changes or everything is scaled, few when vectors are shuffled."""
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((1500, 16)).astype(np.float32)
+    assert recall(vectors * random.uniform(1, 2, (1500, 1)).astype(np.float32), vectors) == 1.0
+    assert recall(vectors[::-1].copy(), vectors) < 0.05
+    assert recall(vectors[:3], vectors[:3]) == 1.0
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    """A line for each engine, for people and for machines."""
+    model = build("mean_pooled", tmp_path)
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in SENTENCES), encoding="utf-8")
+    words = ("bench", corpus, "--model", model, "--rounds", "1")
+    told = json.loads(run(*words, "--json").stdout)
+    assert told["chunks"] == len(SENTENCES)
+    assert [each["engine"] for each in told["contenders"]][:2] == ["torch", "openvino"]
+    shown = run(*words).stdout
+    assert "recall@10" in shown
+    assert "openvino int8" in shown
+    assert run("bench", corpus, "--model", model, "--chunks", "1").returncode == 2

@@ -1,0 +1,86 @@
+"""What device batches of a model take on this device, learned from those that ran.
+
+    seconds = a + b * padded tokens + c * sum of squared lengths
+
+a is a launch, b the matrices that see each token, c attention, which sees each pair of tokens. The
+figures are those of least squares of the relative error, in which older batches count less and less
+(Ljung, System Identification, 1999, section 11.2).
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEMORY_BATCHES: Final = 1000  # a batch so many batches ago counts 1 / e
+BATCHES_MIN: Final = 50  # before them the engine's own figure stands
+SCALES: Final = np.asarray([1.0, 1e3, 1e5])  # so that the three terms are of one size
+# Of what a launch takes. The time of a corpus is the same to 0.2 % down to here, and less padding
+# takes less memory.
+LAUNCH_WEIGHT: Final = 0.7
+RANK_MIN: Final = 1e-9  # batches that are all alike do not tell the terms apart
+LAUNCH_FACTOR_MAX: Final = 16.0  # how far a fit may be from the engine's own figure
+
+
+class Cost(NamedTuple):
+    """Seconds by term.
+
+    Attributes:
+        launch: Of a batch by itself.
+        token: Of a padded token.
+        pair: Of a pair of tokens of one text, padding included.
+    """
+
+    launch: float
+    token: float
+    pair: float
+
+    def seconds(self, rows: int, longest: int) -> float:
+        """What a batch takes."""
+        return self.launch + self.token * rows * longest + self.pair * rows * longest**2
+
+
+@dataclass
+class BatchCosts:
+    """Learns the cost of one model's device batches."""
+
+    _moments: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 3)))
+    _targets: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
+    _count: int = 0
+
+    def observe(self, rows: int, longest: int, seconds: float) -> None:
+        """Take in that a batch of so many rows, padded to the longest, took so long."""
+        if seconds <= 0:
+            return
+        tokens = rows * longest
+        terms = np.asarray([1.0, tokens, tokens * longest]) / (SCALES * seconds)
+        kept = 1 - 1 / MEMORY_BATCHES
+        self._moments = kept * self._moments + np.outer(terms, terms)
+        self._targets = kept * self._targets + terms
+        self._count += 1
+
+    def cost(self) -> Cost | None:
+        """What was learned; None until it makes sense: batches must differ, and cost something."""
+        if self._count < BATCHES_MIN:
+            return None
+        # Without attention where that is all noise.
+        for terms in (3, 2):
+            moments, targets = self._moments[:terms, :terms], self._targets[:terms]
+            found, _, rank, _ = np.linalg.lstsq(moments, targets, rcond=RANK_MIN)
+            if rank == terms and (found > 0).all():
+                launch, token, *pair = found / SCALES[:terms]
+                return Cost(float(launch), float(token), float(pair[0]) if pair else 0.0)
+        return None
+
+    def launch_tokens(self, guess: float) -> float:
+        """What a launch counts for when batches are cut, in tokens.
+
+        Args:
+            guess: The engine's own figure, until something is learned.
+        """
+        cost = self.cost()
+        if cost is None:
+            return guess
+        learned = LAUNCH_WEIGHT * cost.launch / cost.token
+        return float(np.clip(learned, guess / LAUNCH_FACTOR_MAX, guess * LAUNCH_FACTOR_MAX))
