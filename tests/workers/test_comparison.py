@@ -20,7 +20,8 @@ def test_all_engines_of_a_cpu_are_compared(tmp_path: Path) -> None:
     settings = Settings(engine_cache=tmp_path / "cache")
     first, *others = compare_engines(spec, "cpu", SENTENCES, 2, settings)
     assert (first.engine, first.dtype) == ("torch", "float32")
-    assert (first.times_first, first.cosine_least, first.recall) == (1.0, pytest.approx(1.0), 1.0)
+    assert (first.times_first, first.recall) == (1.0, 1.0)
+    assert first.cosine_least == pytest.approx(1.0)
     assert {(each.engine, each.dtype) for each in others} >= {
         ("openvino", "float32"),
         ("openvino", "int8"),

@@ -1,7 +1,7 @@
 """A SentenceTransformer on OpenVINO: its own modules, converted to one graph, on a CPU.
 
 Tokenising, padding and packing are those of the torch engine; only the arithmetic is OpenVINO's.
-In "int8" weights are quantised when a graph is made and activations when it runs, token by token,
+In "int8" weights are quantised when a graph is made and activations when it runs,
 which costs some accuracy: how much is measured against torch before it is used, and said.
 """
 
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -178,12 +179,13 @@ def _quantise(model: openvino.Model) -> openvino.Model:
     Embeddings are looked up and not multiplied, so they gain nothing by it. Symmetric weights lose
     no more than others and are faster, because nothing has to be added for a zero point.
     """
-    import nncf  # noqa: PLC0415 # seconds, which only this needs
+    with redirect_stdout(sys.stderr):  # where it logs, and draws a progress bar
+        import nncf  # noqa: PLC0415 # seconds, which only this needs
 
-    ignored = nncf.IgnoredScope(types=["Gather"], validate=False)
-    return nncf.compress_weights(
-        model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=ignored
-    )
+        ignored = nncf.IgnoredScope(types=["Gather"], validate=False)
+        return nncf.compress_weights(
+            model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=ignored
+        )
 
 
 def _cache_path(cache: Path, fingerprint: dict[str, str]) -> Path:
