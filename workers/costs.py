@@ -14,13 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEMORY_BATCHES: Final = 1000  # a batch so many batches ago counts 1 / e
-BATCHES_MIN: Final = 50  # before them the engine's own figure stands
+BATCHES_MIN: Final = 50  # fewer say too little
 SCALES: Final = np.asarray([1.0, 1e3, 1e5])  # so that the three terms are of one size
-# Of what a launch takes. The time of a corpus is the same to 0.2 % down to here, and less padding
-# takes less memory.
-LAUNCH_WEIGHT: Final = 0.7
 RANK_MIN: Final = 1e-9  # batches that are all alike do not tell the terms apart
-LAUNCH_FACTOR_MAX: Final = 16.0  # how far a fit may be from the engine's own figure
 
 
 class Cost(NamedTuple):
@@ -72,15 +68,3 @@ class BatchCosts:
                 launch, token, *pair = found / SCALES[:terms]
                 return Cost(float(launch), float(token), float(pair[0]) if pair else 0.0)
         return None
-
-    def launch_tokens(self, guess: float) -> float:
-        """What a launch counts for when batches are cut, in tokens.
-
-        Args:
-            guess: The engine's own figure, until something is learned.
-        """
-        cost = self.cost()
-        if cost is None:
-            return guess
-        learned = LAUNCH_WEIGHT * cost.launch / cost.token
-        return float(np.clip(learned, guess / LAUNCH_FACTOR_MAX, guess * LAUNCH_FACTOR_MAX))

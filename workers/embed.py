@@ -128,8 +128,7 @@ class Embedder:
         engine = batch.engine
         budget = self.budgets.tokens(batch.spec, engine)
         lengths = batch.tokenised.lengths[rows]
-        launch_tokens = self._costs[_cost_key(batch)].launch_tokens(engine.launch_tokens)
-        batches = pack(lengths, budget, launch_tokens, padded=engine.padded)
+        batches = pack(lengths, budget, engine.launch_tokens, padded=engine.padded)
         return [rows[each] for each in reversed(batches)]
 
     def _mend(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workers.costs import BATCHES_MIN, LAUNCH_WEIGHT, BatchCosts, Cost
+from workers.costs import BATCHES_MIN, BatchCosts, Cost
 
 TRUE = Cost(launch=5e-3, token=2e-4, pair=1e-7)
 
@@ -43,19 +43,11 @@ def test_what_changes_is_followed() -> None:
     assert found.seconds(16, 64) == pytest.approx(slower.seconds(16, 64), rel=0.1)
 
 
-def test_a_guess_stands_until_something_is_learned() -> None:
-    """Too few batches, or all alike, say nothing about a launch."""
-    assert learn(TRUE, BATCHES_MIN - 1, 0.0).launch_tokens(64) == 64
+def test_nothing_is_claimed_too_soon() -> None:
+    """Too few batches, or all alike, say nothing about the terms."""
+    assert learn(TRUE, BATCHES_MIN - 1, 0.0).cost() is None
     alike = BatchCosts()
     for _ in range(200):
         alike.observe(8, 64, 0.1)
         alike.observe(8, 64, 0.0)  # a clock that stands still
-    assert alike.launch_tokens(64) == 64
-
-
-def test_a_launch_in_tokens() -> None:
-    """A little less than what it takes; never far from the guess."""
-    costs = learn(TRUE, 200, 0.0)
-    assert costs.launch_tokens(64) == pytest.approx(LAUNCH_WEIGHT * 25, rel=1e-3)
-    assert costs.launch_tokens(10_000) == 625
-    assert costs.launch_tokens(1) == 16
+    assert alike.cost() is None

@@ -349,7 +349,7 @@ def test_an_account_says_what_the_device_did() -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_what_a_batch_takes_is_learned(*, asynchronous: bool) -> None:
-    """After some batches the account says what a token costs, and launches are weighed by it."""
+    """After some batches the account says what a token costs."""
 
     class Slow(Queueing):
         def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -367,17 +367,14 @@ def test_what_a_batch_takes_is_learned(*, asynchronous: bool) -> None:
 
     engine = Slow(10**9)
     engine.asynchronous = asynchronous
-    embedder = Embedder(Budgets(batch_tokens_max=600))
-    lengths = np.random.default_rng(0).integers(4, 64, 1500)
+    embedder = Embedder(Budgets(batch_tokens_max=150))
+    lengths = np.random.default_rng(0).integers(4, 64, 400)
     texts = [(f"{place:04}" * 16)[:length] for place, length in enumerate(lengths)]
-    first = micro_batch([Block(start=0, texts=texts)], engine)
-    run(first, embedder)
-    learned = first.account.cost_seconds
+    batch = micro_batch([Block(start=0, texts=texts)], engine)
+    run(batch, embedder)
+    learned = batch.account.cost_seconds
     assert learned.keys() == {"launch", "token", "pair"}
     assert 1e-5 < learned["token"] < 1e-4
-    second = micro_batch([Block(start=0, texts=texts)], engine)
-    run(second, embedder)
-    assert second.account.padded_tokens < first.account.padded_tokens
 
 
 def test_text_without_tokens_fails_by_name() -> None:
