@@ -7,6 +7,7 @@ A field may be added at the end of a record, with a default, without a new versi
 
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -124,6 +125,13 @@ class Block(Record):
     def chunks(self) -> Sequence[str | NDArray[np.int64]]:
         """Its chunks, each a text or token ids."""
         return self.texts if self.tokens is None else self.tokens.arrays()
+
+    def identities(self) -> Sequence[str | bytes]:
+        """Its chunks, each a text or the bytes of its token ids: equal for equal chunks."""
+        if self.tokens is None:
+            return self.texts
+        ends = (self.tokens.width * self.tokens.ends()).tolist()
+        return [self.tokens.ids[first:end] for first, end in pairwise(ends)]
 
     def checksums(self) -> bytes:
         """`text_checksums` of its texts."""

@@ -240,8 +240,7 @@ def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 def _first_texts(batch: MicroBatch, live: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each live text, the first one that is equal."""
-    chunks = [chunk for lease in batch.leases for chunk in lease.block.chunks()]
-    keys = [chunk if isinstance(chunk, str) else chunk.tobytes() for chunk in chunks]
+    keys = [key for lease in batch.leases for key in lease.block.identities()]
     first: dict[str | bytes, int] = {}
     found = (first.setdefault(keys[place], place) for place in live.tolist())
     return np.fromiter(found, dtype=np.intp, count=len(live))

@@ -244,8 +244,11 @@ class Fetcher:
 
     def _can_read(self, lease: Lease) -> bool:
         """Whether the block has texts, or token ids of this job's recipe."""
-        tokens, engine = lease.block.tokens, self.models.prepare(lease.job)
-        return tokens is None or engine is None or engine.recipe == tokens.recipe
+        tokens = lease.block.tokens
+        if tokens is None:
+            return True
+        engine = self.models.prepare(lease.job)
+        return engine is None or engine.recipe == tokens.recipe
 
     def _give_up(self, lease: Lease, reason: str) -> None:
         """Commit a block as failed."""

@@ -47,6 +47,8 @@ def test_ids_come_back(rows: list[list[int]], width: int) -> None:
     block = decode(Block, encode(block_of(rows, width)))
     assert [chunk.tolist() for chunk in map(np.asarray, block.chunks())][: len(rows)] == rows
     assert (block.count, block.end) == (len(rows), 7 + len(rows))
+    packed = [np.asarray(row, dtype=f"<u{width}").tobytes() for row in rows]
+    assert block.identities() == packed
     for first in range(len(rows)):
         piece = block.piece(first, first + 1)
         assert [np.asarray(chunk).tolist() for chunk in piece.chunks()] == [rows[first]]
