@@ -70,7 +70,8 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = 
     if process.returncode:
         said = (errors.strip() or output.strip())[-ERROR_CHARACTERS:]
         raise CommandFailed(f"{command[0]} ended with {process.returncode}: {said}")
-    return Finished(output, time.monotonic() - began, watcher.usage, max(watcher.sums, default=0))
+    seconds = time.monotonic() - began
+    return Finished(output, seconds, dict(watcher.usage), max(watcher.sums, default=0))
 
 
 class _Watcher(threading.Thread):

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from embedfarm.records import Block, Rows, TokenIds, text_checksums
 from embedfarm.settings import Settings
@@ -56,19 +55,20 @@ class Blocker:
         if encoder is not self._encoder:
             yield from self.flush()
         self._encoder = encoder
-        encoded = _encode(encoder, rows.texts) if encoder else repeat(None)
-        for row, (text, token_ids) in enumerate(zip(rows.texts, encoded, strict=False)):
-            size, tokens = self._measure(text, token_ids)
-            if self._texts and self._bytes + size > self.settings.block_bytes_max:
-                yield self._cut()
-            self._texts.append(text)
-            if rows.ids is not None:
-                self._ids.append(rows.ids[row])
-            if token_ids is not None:
-                self._token_ids.append(token_ids)
-            self._bytes += size
-            self._tokens += tokens
-            if self._is_full(len(self._texts)):
+        token_ids = _encode(encoder, rows.texts) if encoder else []
+        size_ends, token_ends = self._measure(rows.texts, token_ids)
+        begin = 0
+        while begin < len(rows.texts):
+            full = self._full(token_ends, begin)
+            fitting = self._fitting(size_ends, begin)
+            end = min(full, fitting, len(rows.texts))
+            self._texts += rows.texts[begin:end]
+            self._ids += rows.ids[begin:end] if rows.ids is not None else []
+            self._token_ids += token_ids[begin:end]
+            self._bytes += int(size_ends[end] - size_ends[begin])
+            self._tokens += int(token_ends[end] - token_ends[begin])
+            begin = end
+            if end == full or end < len(rows.texts):
                 yield self._cut()
 
     def flush(self) -> Iterator[Block]:
@@ -76,17 +76,32 @@ class Blocker:
         if self._texts:
             yield self._cut()
 
-    def _measure(self, text: str, token_ids: NDArray[np.uint32] | None) -> tuple[int, int]:
-        """Bytes and tokens of a chunk."""
-        if token_ids is not None:
-            return token_ids.nbytes, len(token_ids)
-        size = len(text) if text.isascii() else len(text.encode())
-        # With the two that frame a text.
-        return size, min(size // BYTES_PER_TOKEN + 2, self.tokens_max)
+    def _measure(
+        self, texts: Sequence[str], token_ids: Sequence[NDArray[np.uint32]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bytes and tokens before each chunk, and after the last one."""
+        if self._encoder:
+            sizes = [ids.nbytes for ids in token_ids]
+            tokens = np.asarray([len(ids) for ids in token_ids])
+        else:
+            sizes = [len(text) if text.isascii() else len(text.encode()) for text in texts]
+            # With the two that frame a text.
+            tokens = np.minimum(np.asarray(sizes) // BYTES_PER_TOKEN + 2, self.tokens_max)
+        return _ends(sizes), _ends(tokens)
 
-    def _is_full(self, chunks: int) -> bool:
-        enough = self._tokens >= self.tokens_target and chunks >= self.settings.block_chunks_min
-        return enough or chunks >= self.chunks_max
+    def _full(self, token_ends: NDArray[np.int64], begin: int) -> int:
+        """After which chunk the block is full, when it goes on with chunk `begin`."""
+        wanted = token_ends[begin] + self.tokens_target - self._tokens
+        enough = int(np.searchsorted(token_ends, wanted))
+        first = begin - len(self._texts)
+        enough = max(enough, first + self.settings.block_chunks_min)
+        return max(begin + 1, min(enough, first + self.chunks_max))
+
+    def _fitting(self, size_ends: NDArray[np.int64], begin: int) -> int:
+        """The first chunk from `begin` on that the block has no room for; it takes one at least."""
+        room = size_ends[begin] + self.settings.block_bytes_max - self._bytes
+        fitting = int(np.searchsorted(size_ends, room, side="right")) - 1
+        return max(begin if self._texts else begin + 1, fitting)
 
     def _cut(self) -> Block:
         """The block of all that came since the last one."""
@@ -120,3 +135,8 @@ def _encode(encoder: TokenEncoder, texts: Sequence[str]) -> list[NDArray[np.uint
     """Token ids of each text."""
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths)[:-1])
+
+
+def _ends(sizes: ArrayLike) -> NDArray[np.int64]:
+    """Where each of these ends, after a zero for where the first one begins."""
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

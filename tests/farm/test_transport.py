@@ -1,11 +1,12 @@
 """Everything but the model: memory stays bounded, whatever the corpus."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.processes import Usage
-from benchmarks.transport import MEBIBYTE, run
+from benchmarks.transport import MEBIBYTE, run, to_json
 
 
 def is_flat(usage: Usage) -> bool:
@@ -29,3 +30,4 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     report = run(tmp_path, 20_000, 2)
     assert report.chunks == 20_000
     assert 0 < report.usage["server"].rss_bytes_max < 200 * MEBIBYTE
+    assert json.loads(to_json(report))["usage"].keys() == report.usage.keys()
