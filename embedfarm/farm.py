@@ -1,8 +1,10 @@
 """The farm on the server: its jobs, workers, plans, events, history, and the scheduler's lock."""
 
 import json
+import math
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -12,7 +14,7 @@ from redis.commands.core import Script
 from embedfarm import wire
 from embedfarm.accounts import Account
 from embedfarm.broker import block_ms
-from embedfarm.jobs import Job, JobGone
+from embedfarm.jobs import Job, JobGone, JobStatus, status_from
 from embedfarm.records import (
     Completion,
     Heartbeat,
@@ -27,10 +29,27 @@ from embedfarm.records import (
 HISTORY_SECONDS: Final = 30 * 86400
 WORKER_SECONDS: Final = 3600
 BUDGET_SECONDS: Final = 7 * 86400
+PLACE_SECONDS: Final = 60  # a place without a job: its creator is at work on it, or died
+RETRY_SECONDS_MAX: Final = 3600
 
 
 class ModelRefused(RuntimeError):
     """A worker cannot or must not embed a job; the message says why."""
+
+
+class FarmFull(RuntimeError):
+    """There are as many unfinished jobs as the farm takes.
+
+    Attributes:
+        retry_after_seconds: Time after which it is worth trying again: that for which the farm has
+            work, as far as it was sent, 1 second to 1 hour.
+    """
+
+    def __init__(self, jobs: int, retry_after_seconds: int) -> None:
+        super().__init__(
+            f"the farm is full ({jobs:,} jobs), try again in {retry_after_seconds:,} s"
+        )
+        self.retry_after_seconds = retry_after_seconds
 
 
 def model_key(spec: JobSpec) -> str:
@@ -59,6 +78,65 @@ class Farm:
     def job_ids(self) -> list[str]:
         """All jobs, oldest first."""
         return [each.decode() for each in cast("list[bytes]", self.client.zrange(wire.JOBS, 0, -1))]
+
+    def statuses(self) -> dict[str, JobStatus]:
+        """Status of every job that is there, oldest first, in one round trip."""
+        names, fields = self.job_ids(), list(JobStatus.__dataclass_fields__)
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hmget(wire.JobKeys(name).meta, fields)
+        found = dict(zip(names, pipe.execute(), strict=True))
+        state = fields.index("state")
+        return {k: status_from(fields, row) for k, row in found.items() if row[state] is not None}
+
+    def ended(self, jobs: Collection[str]) -> set[str]:
+        """Those of the jobs that were cancelled or deleted, in one round trip."""
+        pipe = self.client.pipeline(transaction=False)
+        for name in jobs:
+            pipe.hget(wire.JobKeys(name).meta, "state")
+        states = zip(jobs, pipe.execute(), strict=True)
+        return {name for name, state in states if state in {None, b"cancelled"}}
+
+    def admit(self, job: str, jobs_max: int) -> None:
+        """Give a job that is to be made its place; one that exists is always let through.
+
+        The list of jobs and the job itself lie in two cluster slots, and no script may touch both.
+        So the place is taken first, atomically: of two creators that come at once for the last
+        place, one is refused. A creator that dies before it makes the job leaves an empty place,
+        which is given away after a minute. Cancelled jobs take none.
+
+        Raises:
+            FarmFull: There are `jobs_max` unfinished jobs.
+        """
+        if self.client.exists(wire.JobKeys(job).meta) or not self._take_place(job, jobs_max, ()):
+            return
+        statuses = self.statuses()
+        ended = {name for name, status in statuses.items() if status.state == "cancelled"}
+        empty = self._old_places() - statuses.keys()
+        if empty:
+            self.client.zrem(wire.JOBS, *empty)
+        unfinished = self._take_place(job, jobs_max, ended)
+        if unfinished:
+            left = [status for name, status in statuses.items() if name not in ended]
+            raise FarmFull(unfinished, self._seconds_left(left))
+
+    def _take_place(self, job: str, jobs_max: int, ended: Collection[str]) -> int:
+        """Put a job on the list; if there is no room, how many unfinished jobs there are."""
+        return int(
+            self._script("admit")(keys=[wire.JOBS], args=[job, time.time(), jobs_max, *ended])
+        )
+
+    def _old_places(self) -> set[str]:
+        """Jobs that have been on the list for some time."""
+        names = self.client.zrangebyscore(wire.JOBS, "-inf", time.time() - PLACE_SECONDS)
+        return {each.decode() for each in cast("list[bytes]", names)}
+
+    def _seconds_left(self, statuses: Collection[JobStatus]) -> int:
+        """Time that the live workers need for what was sent: between a second and an hour."""
+        tokens = sum(max(0, each.tokens_in - each.tokens_done) for each in statuses)
+        speed = sum(beat.tokens_per_second for beat in self.workers())
+        seconds = tokens / speed if speed else RETRY_SECONDS_MAX * min(1, tokens)
+        return max(1, min(RETRY_SECONDS_MAX, math.ceil(seconds)))
 
     # Workers.
 

@@ -5,20 +5,27 @@ gives the order, and only the collector, who sees that ranges tile [0, N), says 
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NamedTuple, cast
 
 import redis
 from redis.commands.core import Script
 
 from embedfarm import wire
 from embedfarm.broker import block_ms
-from embedfarm.records import Block, JobSpec, Result, decode, encode
+from embedfarm.records import Block, ChunkError, JobSpec, Result, decode, encode
+from embedfarm.terms import USUAL, Terms
+
+TEXT_FIELDS: Final = frozenset({"state", "tenant"})  # of a status; the others are integers
 
 
 class JobGone(LookupError):
     """The job was deleted, or never was."""
+
+
+class ChangeRefused(RuntimeError):
+    """A job that has ended cannot be paused or resumed; the message says how it ended."""
 
 
 class BlocksLost(redis.ConnectionError):
@@ -38,6 +45,7 @@ class JobStatus:
     did those before), has got the chunks below `pushed_upto`, and has those below `drained_upto` on
     disk. `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
+    `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`.
     """
 
     state: str = ""
@@ -60,6 +68,15 @@ class JobStatus:
     drained_upto: int = 0
     first_read_ms: int = 0
     last_commit_ms: int = 0
+    priority: int = USUAL.priority
+    tenant: str = USUAL.tenant
+    weight: int = USUAL.weight
+    deadline_ms: int = USUAL.deadline_ms
+
+    @property
+    def embedded(self) -> bool:
+        """Whether all chunks are in, and every block has its result."""
+        return self.chunk_count >= 0 and self.blocks_done >= self.blocks_in
 
     @property
     def block_tokens_mean(self) -> float:
@@ -112,10 +129,11 @@ class Job:
     def _script(self, name: str) -> Script:
         return self.client.register_script(wire.script(name))
 
-    def create(self, spec: JobSpec, start: int) -> str:
+    def create(self, spec: JobSpec, start: int, terms: Terms = USUAL) -> str:
         """Make the job, to be filled from chunk `start` on; a second call changes nothing.
 
-        A later `start` than that of an existing job moves `pushed_upto` there, if it is behind.
+        A later `start` than that of an existing job moves `pushed_upto` there, if it is behind. How
+        many jobs there may be is not looked at here, but by `Farm.admit`.
 
         Returns:
             The job's state.
@@ -123,11 +141,15 @@ class Job:
         now = time.time()
         state = self._script("create")(
             keys=[self.keys.blocks, self.keys.retry, self.keys.meta],
-            args=[encode(spec), start, int(now * 1000)],
+            args=[encode(spec), start, int(now * 1000), *_pairs(asdict(terms))],
         )
         self.client.zadd(wire.JOBS, {self.id: now}, nx=True)
-        self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
+        self._announce()
         return str(state, "ascii")
+
+    def _announce(self) -> None:
+        """End the waiting of the scheduler, and of workers that have no job."""
+        self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
 
     def spec(self) -> JobSpec:
         """What the job asks for.
@@ -159,6 +181,84 @@ class Job:
         """
         if self.note("state", state) is None:
             raise JobGone(self.id)
+
+    def pause(self) -> None:
+        """Lease no more blocks of the job; what is leased is still embedded.
+
+        Raises:
+            JobGone: There is no such job.
+            ChangeRefused: It was cancelled, or nothing of it is left to embed.
+        """
+        self._steer("pause", {"paused"})
+
+    def resume(self) -> str:
+        """Go on with a paused job; the state then: "open", or "closed" if all chunks are in.
+
+        Raises:
+            JobGone: There is no such job.
+            ChangeRefused: It was cancelled.
+        """
+        return self._steer("resume", {"open", "closed"})
+
+    def cancel(self) -> None:
+        """End the job for good; workers drop what they hold of it at their next device batch.
+
+        Raises:
+            JobGone: There is no such job.
+        """
+        self._steer("cancel", {"cancelled"})
+
+    def _steer(self, verb: str, wanted: Collection[str]) -> str:
+        state = str(self._script("steer")(keys=[self.keys.meta], args=[verb]), "ascii")
+        if state == "gone":
+            raise JobGone(self.id)
+        if state not in wanted:
+            raise ChangeRefused(f"job {self.id} is {state}: there is nothing to {verb}")
+        self._announce()
+        return state
+
+    def set_terms(
+        self,
+        *,
+        priority: int | None = None,
+        tenant: str | None = None,
+        weight: int | None = None,
+        deadline_ms: int | None = None,
+    ) -> None:
+        """Change those terms that are given, all at once; the scheduler's next plan follows them.
+
+        Raises:
+            ValueError: A value is not one that `Terms` takes; nothing has changed.
+            JobGone: There is no such job.
+        """
+        given = {
+            "priority": priority,
+            "tenant": tenant,
+            "weight": weight,
+            "deadline_ms": deadline_ms,
+        }
+        changes: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None
+        }
+        replace(USUAL, **changes)
+        if not changes:
+            self.status()
+        elif self._script("note")(keys=[self.keys.meta], args=["HSET", *_pairs(changes)]) is None:
+            raise JobGone(self.id)
+        else:
+            self._announce()
+
+    def failures(self, count: int) -> list[ChunkError]:
+        """The first `count` chunks that were given up on, of the newest 10,000, as they failed."""
+        rows = cast("list[Any]", self.client.xrange(self.keys.failed, count=count))
+        return [
+            ChunkError(
+                index=int(fields[b"index"]),
+                reason=fields[b"reason"].decode(errors="replace"),
+                attempts=int(fields[b"attempts"]),
+            )
+            for _, fields in rows
+        ]
 
     def note(self, name: str, value: str | int | bytes, *, first: bool = False) -> bytes | None:
         """Keep `value` in the job's `meta`; with `first`, only if nothing is there yet.
@@ -290,8 +390,11 @@ class Job:
         return [entry for items in pipe.execute() for entry in _entries(self.keys.blocks, items)]
 
     def renew(self, stream: str, worker: str, ids: Sequence[str]) -> set[str]:
-        """Keep leases; returns the IDs that are no longer this worker's."""
-        answer = self._script("renew")(keys=[stream], args=[worker, *ids])
+        """Keep leases; returns the IDs that are no longer this worker's.
+
+        Of a cancelled job that is all of them, and their blocks are deleted.
+        """
+        answer = self._script("renew")(keys=[stream, self.keys.meta], args=[worker, *ids])
         return {each.decode() for each in answer}
 
     def release(self, stream: str, worker: str, ids: Sequence[str]) -> None:
@@ -366,8 +469,16 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
     known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
     if "state" not in known:
         raise JobGone("the job is not on the server")
-    state = known.pop("state").decode()
-    return JobStatus(state, **{name: int(value) for name, value in known.items()})
+    converted: dict[str, Any] = {
+        name: value.decode(errors="replace") if name in TEXT_FIELDS else int(value)
+        for name, value in known.items()
+    }
+    return JobStatus(**converted)
+
+
+def _pairs(fields: Mapping[str, int | str]) -> list[int | str]:
+    """Names and values in turn, as HSET takes them."""
+    return [word for pair in fields.items() for word in pair]
 
 
 def _entries(stream: str, items: Iterable[Any]) -> list[Entry]:

@@ -70,6 +70,9 @@ class Settings(BaseSettings):
         PositiveFloat, Field(description="How long a command waits for a server that is away.")
     ] = 120.0
 
+    jobs_max: Annotated[
+        PositiveInt, Field(description="Unfinished jobs on the farm; one more is refused.")
+    ] = 1000
     deliveries_max: Annotated[
         PositiveInt, Field(description="Deliveries of a block before it is split.")
     ] = 3

@@ -21,6 +21,7 @@ from embedfarm.farm import Farm, model_key
 from embedfarm.jobs import Job, JobGone, JobStatus
 from embedfarm.records import Block, JobSpec, Rows, decode, encode
 from embedfarm.settings import Settings
+from embedfarm.terms import USUAL, Terms
 from embedfarm.token_ids import TokenEncoder
 from producer.blocks import TOKENS_MAX, Blocker
 
@@ -65,6 +66,11 @@ class Submitter:
         stop: Ends all waiting.
         tokenizer: Directory of the model, so that token ids are sent in place of texts as soon as
             the workers have said how to make them; None sends texts.
+        terms: Of the job, if it is made here; one that exists keeps its own.
+
+    Raises:
+        FarmFull: The farm takes no new job now.
+        redis.ConnectionError: As for `submit`.
     """
 
     farm: Farm
@@ -74,6 +80,7 @@ class Submitter:
     settings: Settings
     stop: threading.Event
     tokenizer: Path | None = None
+    terms: Terms = USUAL
     _encoder: TokenEncoder | None = None
     _kept: deque[Sent] = field(default_factory=deque)
     _kept_bytes: int = 0
@@ -87,7 +94,11 @@ class Submitter:
         self.attach()
 
     def attach(self) -> None:
-        """Make the job, or find out how far an earlier run has filled it."""
+        """Make the job, or find out how far an earlier run has filled it.
+
+        Raises:
+            FarmFull, redis.ConnectionError: As when a submitter is made.
+        """
         while self._kept:
             self._drop()
         status = persist(self._create, self.stop, self.settings.reconnect_seconds_max)
@@ -183,7 +194,8 @@ class Submitter:
 
     def _create(self) -> JobStatus:
         """Make the job unless it is there; its status."""
-        self._handle.create(self.spec, self._wanted)
+        self.farm.admit(self.job, self.settings.jobs_max)
+        self._handle.create(self.spec, self._wanted, self.terms)
         return self._handle.status()
 
     # After an outage.

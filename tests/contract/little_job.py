@@ -92,7 +92,12 @@ def run_everything(client: redis.Redis) -> Job:
     farm.remember({"one|null:2|3": rate}, ["two|null:2|3"])
     farm.report(COMPLETION, 100)
     farm.learn_budget("cpu", "null:2", 16_384)
+    farm.admit("little", 1)
     job = make_job(client, 4)
+    job.set_terms(priority=1, weight=2)
+    job.pause()
+    assert job.resume() == "open"
+    assert (list(farm.statuses()), farm.ended([job.id])) == ([job.id], set())
     farm.agree(job.id, {"weights": "1"})
     farm.agree_on_tokens(job.id, None)
     farm.refuse(job.id, "two", "no memory")

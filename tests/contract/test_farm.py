@@ -8,10 +8,10 @@ import redis
 
 from embedfarm import wire
 from embedfarm.broker import closing_client
-from embedfarm.farm import Farm, ModelRefused, differences, length_class, model_key
-from embedfarm.jobs import JobGone
+from embedfarm.farm import Farm, FarmFull, ModelRefused, differences, length_class, model_key
+from embedfarm.jobs import Job, JobGone
 from embedfarm.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
-from tests.contract.little_job import COMPLETION, heartbeat, make_job
+from tests.contract.little_job import COMPLETION, embed, heartbeat, make_job, snapshot
 from tests.support import LiveServer, wait_until
 
 
@@ -233,3 +233,98 @@ def test_a_job_of_texts_is_for_all(client: redis.Redis) -> None:
     farm.agree_on_tokens(job.id, None)
     farm.agree_on_tokens(job.id, TokenRecipe(tokenizer="1", prompt="", tokens_max=9))
     assert farm.recipe(job.id) is None
+
+
+def full(farm: Farm, jobs: int) -> list[Job]:
+    """So many jobs, of two blocks each."""
+    return [make_job(farm.client, 2, f"job-{index}") for index in range(jobs)]
+
+
+def test_full_farm_takes_no_new_job(client: redis.Redis) -> None:
+    """One job too many is refused and leaves nothing behind; those that exist are let through."""
+    farm = Farm(client)
+    jobs = full(farm, 3)
+    before = snapshot(client)
+    with pytest.raises(FarmFull, match=r"the farm is full \(3 jobs\), try again in 3,600 s"):
+        farm.admit("new", 3)
+    farm.admit(jobs[0].id, 3)
+    farm.admit(jobs[0].id, 1)
+    assert snapshot(client) == before
+    farm.admit("new", 4)
+    with pytest.raises(FarmFull):
+        farm.admit("newer", 4)
+
+
+def test_room_for_a_new_job(client: redis.Redis) -> None:
+    """A job that is deleted or cancelled makes room for one."""
+    farm = Farm(client)
+    jobs = full(farm, 3)
+    jobs[0].delete()
+    farm.admit("new", 3)
+    jobs[1].cancel()
+    farm.admit("newer", 3)
+    with pytest.raises(FarmFull):
+        farm.admit("newest", 3)
+
+
+def test_creators_at_once(client: redis.Redis, server: LiveServer) -> None:
+    """However many come at once, no more are let in than there are places."""
+    refused: list[str] = []
+
+    def create(name: str) -> None:
+        with closing_client(server.url) as own:
+            farm = Farm(own)
+            try:
+                farm.admit(name, 5)
+                farm.job(name).create(JobSpec(model="m"), 0)
+            except FarmFull:
+                refused.append(name)
+
+    threads = [threading.Thread(target=create, args=[f"job-{n}"]) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Farm(client).statuses()) == len(Farm(client).job_ids()) == 5
+    assert len(refused) == 15
+
+
+def test_place_of_a_creator_that_died(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given away after a minute; who was only slow gets on the list all the same."""
+    farm = Farm(client)
+    farm.admit("slow", 1)
+    with pytest.raises(FarmFull):
+        farm.admit("new", 1)
+    monkeypatch.setattr("embedfarm.farm.PLACE_SECONDS", 0)
+    farm.admit("new", 1)
+    make_job(client, 1, "slow")
+    assert set(farm.job_ids()) == {"slow", "new"}
+    assert list(farm.statuses()) == ["slow"]
+
+
+@pytest.mark.parametrize(("speed", "seconds"), [(20.0, 3), (10_000.0, 1), (0.001, 3600)])
+def test_when_to_try_again(client: redis.Redis, speed: float, seconds: int) -> None:
+    """When the live workers have done what was sent of the jobs that are not cancelled."""
+    farm = Farm(client)
+    done, cancelled = full(farm, 3)[:2]
+    done.commit([embed(entry) for entry in done.read("one", 1)])
+    cancelled.cancel()
+    for name in ("one", "two"):
+        beat = heartbeat(name)
+        beat.tokens_per_second = speed / 2
+        farm.beat(beat, 60)
+    with pytest.raises(FarmFull) as refused:
+        farm.admit("new", 2)
+    assert refused.value.retry_after_seconds == seconds
+
+
+def test_ended_jobs(client: redis.Redis) -> None:
+    """Jobs that were cancelled or deleted are told from those that go on."""
+    farm = Farm(client)
+    running, paused, cancelled, deleted = full(farm, 4)
+    paused.pause()
+    cancelled.cancel()
+    deleted.delete()
+    names = [job.id for job in (running, paused, cancelled, deleted)]
+    assert farm.ended(names) == {cancelled.id, deleted.id}
+    assert farm.ended([]) == set()

@@ -3,6 +3,7 @@
 import re
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,9 +16,10 @@ from redis.crc import key_slot
 from embedfarm import broker, wire
 from embedfarm.broker import closing_client, persist
 from embedfarm.farm import Farm
-from embedfarm.jobs import BlocksLost, Job, JobGone, JobStatus
-from embedfarm.records import Block, JobSpec, decode, encode
+from embedfarm.jobs import BlocksLost, ChangeRefused, Job, JobGone, JobStatus
+from embedfarm.records import Block, ChunkError, JobSpec, decode, encode
 from embedfarm.settings import Settings
+from embedfarm.terms import Terms
 from tests.contract.little_job import (
     CHUNKS,
     SPEC,
@@ -39,6 +41,12 @@ SCRIPTS = sorted((Path(wire.__file__).parent / "scripts").glob("*.lua"))
 def deliveries(job: Job) -> dict[str, int]:
     """How often each pending block was handed out."""
     return {lease.id: lease.deliveries for lease in job.pending(job.keys.blocks, None, 100)}
+
+
+def terms_of(job: Job) -> Terms:
+    """Terms as the job's status has them."""
+    status = job.status()
+    return Terms(status.priority, status.tenant, status.weight, status.deadline_ms)
 
 
 def owners(job: Job) -> dict[str, str]:
@@ -67,6 +75,69 @@ def test_create_twice_changes_nothing(client: redis.Redis) -> None:
     job.set_state("cancelled")
     assert job.create(SPEC, 0) == "cancelled"
     assert Farm(client).job_ids() == ["little"]
+
+
+def test_terms(client: redis.Redis) -> None:
+    """A job keeps the terms that it is made on, whatever a resume says, until they are changed."""
+    job = Job(client, "little")
+    terms = Terms(priority=2, tenant="Müller & Söhne", weight=5, deadline_ms=7)
+    job.create(SPEC, 0, terms)
+    assert terms_of(job) == terms
+    job.create(SPEC, 0, Terms(priority=1))
+    assert terms_of(job) == terms
+    job.set_terms(priority=0, deadline_ms=9)
+    assert terms_of(job) == replace(terms, priority=0, deadline_ms=9)
+    with pytest.raises(ValueError, match="weight 0"):
+        job.set_terms(priority=1, weight=0)
+    job.set_terms()
+    assert terms_of(job) == replace(terms, priority=0, deadline_ms=9)
+
+
+def test_terms_of_a_job_without_any(client: redis.Redis) -> None:
+    """A job that another program made in its own way has the usual terms."""
+    job = make_job(client, 1)
+    client.hdel(job.keys.meta, "priority", "tenant", "weight", "deadline_ms")
+    assert terms_of(job) == Terms()
+
+
+@pytest.mark.parametrize("state", ["open", "closed"])
+def test_pause_and_resume(client: redis.Redis, state: str) -> None:
+    """A paused job goes on where it was, also when all its chunks came in meanwhile."""
+    job = make_job(client, 1)
+    job.pause()
+    job.pause()
+    assert job.status().state == "paused"
+    if state == "closed":
+        job.close(2)
+    assert (job.resume(), job.resume(), job.status().state) == (state, state, state)
+
+
+def test_changes_of_state_are_news(client: redis.Redis) -> None:
+    """Who waits for events learns that a job was paused, resumed, cancelled or has other terms."""
+    job = make_job(client, 1)
+    farm = Farm(client)
+    last = farm.events("0", 0)[0]
+    for change in (job.pause, job.resume, lambda: job.set_terms(weight=2), job.cancel):
+        change()
+        before, (last, _) = last, farm.events(last, 0)
+        assert last != before
+
+
+def test_what_has_ended_is_not_paused(client: redis.Redis) -> None:
+    """A cancelled job stays so; of one whose blocks are all done nothing is left to pause."""
+    job = make_job(client, 1)
+    job.commit([embed(job.read("one", 1)[0])])
+    job.pause()
+    job.close(2)
+    job.resume()
+    with pytest.raises(ChangeRefused, match="finished: there is nothing to pause"):
+        job.pause()
+    job.cancel()
+    job.cancel()
+    for change in (job.pause, job.resume):
+        with pytest.raises(ChangeRefused, match="little is cancelled"):
+            change()
+    assert job.status().state == "cancelled"
 
 
 def test_create_ends_the_wait_for_work(client: redis.Redis) -> None:
@@ -228,6 +299,9 @@ def test_failed_chunks_are_listed(client: redis.Redis) -> None:
     assert job.status().chunks_failed == 10_001
     assert [int(fields[b"index"]) for _, fields in listed] == [*range(1, 9_999), 20_000, 20_001]
     assert listed[-1][1] == {b"index": b"20001", b"reason": b"bad", b"attempts": b"2"}
+    found = [ChunkError(index=index, reason="bad", attempts=2) for index in (1, 2, 3)]
+    assert job.failures(3) == found
+    assert len(job.failures(20_000)) == 10_000
 
 
 def test_full_server_takes_results_but_no_blocks(client: redis.Redis) -> None:
@@ -267,6 +341,17 @@ def test_renew_reports_what_is_lost(client: redis.Redis) -> None:
     assert job.renew(job.keys.blocks, "slow", ids) == {rescued.id, done.id}
     assert owners(job) == {kept.id: "slow", rescued.id: "quick"}
     assert deliveries(job) == {kept.id: 1, rescued.id: 2}
+
+
+def test_renewal_of_a_cancelled_job(client: redis.Redis) -> None:
+    """Its leases are lost and their text is freed, but not what somebody else holds."""
+    job = make_job(client, 3)
+    ours, theirs = (job.read(worker, 1)[0] for worker in ("one", "two"))
+    job.cancel()
+    stream = job.keys.blocks
+    assert job.renew(stream, "one", [ours.id, theirs.id]) == {ours.id, theirs.id}
+    assert owners(job) == {theirs.id: "two"}
+    assert client.xlen(stream) == 2
 
 
 def test_release(client: redis.Redis) -> None:
@@ -397,6 +482,11 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
         job.spec,
         job.status,
         lambda: job.set_state("paused"),
+        job.pause,
+        job.resume,
+        job.cancel,
+        job.set_terms,
+        lambda: job.set_terms(weight=2),
         lambda: Farm(client).agree(job.id, {"weights": "1"}),
     ]
     for command in told:

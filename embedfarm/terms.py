@@ -1,0 +1,98 @@
+"""On what terms a job shares the farm with others.
+
+They are no part of what the job asks for: they may change while it runs, and change no vector.
+"""
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+PRIORITIES: Final = {"normal": 0, "high": 1, "urgent": 2}
+WEIGHT_MAX: Final = 1000
+TENANT_CHARACTERS_MAX: Final = 64
+NO_DEADLINE: Final = "none"
+
+_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_UNIT_SECONDS: Final = (86400, 3600, 60, 1)
+_DEADLINE_SECONDS_MAX: Final = 100 * 365 * 86400
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms of one job.
+
+    Attributes:
+        priority: 0 normal, 1 high, 2 urgent.
+        tenant: For whom it is done; jobs without a name here belong together as well.
+        weight: Its share of what its tenant gets, relative to the tenant's other jobs: 1 to 1000.
+        deadline_ms: Unix time in ms by which it should be done, 0 for none.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    weight: int = 1
+    deadline_ms: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no scheduler could use."""
+        if self.priority not in PRIORITIES.values():
+            raise ValueError(f"priority {self.priority} is not one of {describe_priorities()}")
+        if len(self.tenant) > TENANT_CHARACTERS_MAX or not self.tenant.isprintable():
+            raise ValueError(f"a tenant has at most {TENANT_CHARACTERS_MAX} printable characters")
+        if not 1 <= self.weight <= WEIGHT_MAX:
+            raise ValueError(f"weight {self.weight} is not in 1 to {WEIGHT_MAX}")
+        if self.deadline_ms < 0:
+            raise ValueError("a deadline lies after 1970, and 0 is none")
+
+
+USUAL: Final = Terms()
+
+
+def describe_priorities() -> str:
+    """All priorities, for people."""
+    return ", ".join(f"{value} ({name})" for name, value in PRIORITIES.items())
+
+
+def priority_name(priority: int) -> str:
+    """Name of a priority; one that this program does not know is its number."""
+    names = {value: name for name, value in PRIORITIES.items()}
+    return names.get(priority, str(priority))
+
+
+def read_deadline(text: str, now: float | None = None) -> int:
+    """Unix ms of a deadline as people write it, 0 for "none" and for nothing at all.
+
+    Args:
+        text: A time in ISO 8601, local if it names no zone, or a duration such as "2h", "90m" or
+            "1d12h". A time may have passed: who runs a command again may do so late.
+        now: Unix time from which a duration counts; None for the clock's.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if text in {"", NO_DEADLINE}:
+        return 0
+    try:
+        moment = _later(text, time.time() if now is None else now)
+        return int(1000 * (datetime.fromisoformat(text).timestamp() if moment is None else moment))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{text!r} is no deadline: give a time such as 2030-01-31T18:00, or a duration such as "
+            f"2h, 90m or 1d12h, or {NO_DEADLINE}"
+        ) from error
+
+
+def _later(text: str, now: float) -> float | None:
+    """Unix time after a duration, None if `text` is none."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    seconds = sum(int(n or 0) * unit for n, unit in zip(found.groups(), _UNIT_SECONDS, strict=True))
+    if seconds > _DEADLINE_SECONDS_MAX:
+        raise ValueError("longer than anybody waits")
+    return now + seconds

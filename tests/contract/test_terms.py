@@ -1,0 +1,57 @@
+"""Terms as people write them."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedfarm.terms import PRIORITIES, Terms, priority_name, read_deadline
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"priority": 3}, "priority 3 is not one of 0 .normal., 1 .high., 2 .urgent."),
+        ({"weight": 0}, "weight 0 is not in 1 to 1000"),
+        ({"weight": 1001}, "weight 1001"),
+        ({"tenant": "a\nb"}, "64 printable"),
+        ({"tenant": "x" * 65}, "64 printable"),
+        ({"deadline_ms": -1}, "deadline"),
+    ],
+)
+def test_terms_out_of_range(wrong: dict[str, Any], named: str) -> None:
+    """What no scheduler could use is refused, and the message says what would do."""
+    with pytest.raises(ValueError, match=named):
+        Terms(**wrong)
+
+
+def test_priorities_have_names() -> None:
+    """Each has one; a number of a later version is shown as it is."""
+    assert [priority_name(value) for value in PRIORITIES.values()] == list(PRIORITIES)
+    assert priority_name(7) == "7"
+
+
+@given(st.integers(1, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+def test_durations(days: int, hours: int, minutes: int, seconds: int) -> None:
+    """They count from now, and each unit is what it says."""
+    expected = 1000 * (1_000 + ((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    assert read_deadline(f"{days}d{hours}h{minutes}m{seconds}s", 1_000) == expected
+    assert read_deadline(f"{days}m", 0) == days * 60_000
+
+
+def test_times() -> None:
+    """A time names its zone, or is local; it may have passed."""
+    assert read_deadline("1970-01-01T00:01:00+00:00") == 60_000
+    assert read_deadline("1970-01-02T00:00+01:00") == 23 * 3_600_000
+    local = datetime(2030, 1, 31, 18, 30).timestamp()  # noqa: DTZ001 # local is what is meant
+    assert read_deadline("2030-01-31T18:30") == 1000 * int(local)
+    assert [read_deadline(text) for text in ("", "none")] == [0, 0]
+
+
+@pytest.mark.parametrize("text", ["soon", "2", "2h 5m", "h", "9" * 400 + "d", "2030-02-30", "-2h"])
+def test_no_deadline(text: str) -> None:
+    """Anything else is refused with examples, and never a traceback of the parser's."""
+    with pytest.raises(ValueError, match="is no deadline: give a time such as"):
+        read_deadline(text)
