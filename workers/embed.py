@@ -52,7 +52,8 @@ class Embedder:
         """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.
 
         A text that repeats goes through the model once. A chunk that the engine cannot embed gets a
-        zero vector and an entry in `batch.reasons`. Rows of lost leases stay zero.
+        zero vector and an entry in `batch.reasons`. Rows of lost leases stay zero. When all leases
+        are lost, as after a cancel, the work ends with the device batches that are begun.
 
         Raises:
             DeviceFailed: Nothing works on this device any more; no chunk is to blame.
@@ -64,6 +65,7 @@ class Embedder:
         rows = tokenised.rows_of(np.unique(sources))
         vectors = np.zeros((len(tokenised.lengths), batch.engine.dimensions), np.float32)
         self._run(batch, rows, vectors)
+        rows = rows[:0] if batch.lost else rows
         self._mend(batch, rows, vectors)
         pooled = pool_windows(tokenised, vectors, normalised=batch.engine.normalised)
         _copy_repeated(batch, texts, sources, pooled)
@@ -79,7 +81,8 @@ class Embedder:
         """Fill `vectors` for `rows`; halve what does not fit or raises.
 
         A device batch is started before the one before it is waited for, so that a device that
-        works by itself never waits for the host.
+        works by itself never waits for the host. None is started once all leases are lost; while
+        one is not, its vectors may be those of a lost one's texts.
         """
         todo = self._pack(batch, rows)
         started: deque[tuple[NDArray[np.intp], Finish, float]] = deque()
@@ -101,6 +104,8 @@ class Embedder:
                 self._time(batch, rows, began, begins=begins)
                 if not begins:
                     self._count(batch, rows)
+            if batch.lost:
+                todo = []
 
     def _try_smaller(
         self,

@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from embedfarm.accounts import Account
@@ -22,7 +22,8 @@ class Lease:
         deliveries: How often the server has handed it out, this time included.
         copied: Another worker holds the lease; this is a second try at the tail.
         tried: The device has begun with it, so this delivery counts.
-        lost: The server gave it to somebody else, or it was committed elsewhere.
+        lost: The server gave it to somebody else, or it was committed elsewhere, or its job was
+            cancelled or deleted.
     """
 
     job: str
@@ -61,6 +62,11 @@ class MicroBatch:
     def forward_seconds(self) -> float:
         """Time on the device."""
         return self.account.seconds.get("forward", 0.0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody waits for any of it any more, as after a cancel."""
+        return all(lease.lost for lease in self.leases)
 
     def rows(self) -> Iterable[tuple[Lease, slice]]:
         """Each lease with its rows in `tokenised`."""
@@ -108,6 +114,17 @@ class Holdings:
                 if not lease.copied:
                     groups[lease.job, lease.entry.stream].append(lease)
         return groups
+
+    def jobs(self) -> set[str]:
+        """The jobs of all leases, copies included."""
+        with self._lock:
+            return {lease.job for lease in self._leases.values()}
+
+    def lose(self, jobs: Collection[str]) -> None:
+        """Mark all leases of some jobs, copies included, as lost."""
+        with self._lock:
+            for lease in self._leases.values():
+                lease.lost = lease.lost or lease.job in jobs
 
     @property
     def tokens(self) -> int:

@@ -207,7 +207,7 @@ class Worker:
         renew_at = 0.0
         while not self._ended.is_set():
             try:
-                if time.monotonic() >= renew_at:
+                if self._lose_ended(farm) or time.monotonic() >= renew_at:
                     self._renew(farm)
                     renew_at = time.monotonic() + self.settings.lease_seconds / 3
                 if not farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds):
@@ -218,6 +218,13 @@ class Worker:
                 log.warning("no heartbeat, server away: %s", error)
             known = self.committer.tokens_per_second > 0
             self._ended.wait(self.settings.heartbeat_seconds if known else FIRST_BEATS_SECONDS)
+
+    def _lose_ended(self, farm: Farm) -> bool:
+        """Whether a job that we hold blocks of was cancelled or deleted; the device drops those."""
+        jobs = self.holdings.jobs()
+        ended = farm.ended(jobs) if jobs else set()
+        self.holdings.lose(ended)
+        return bool(ended)
 
     def _renew(self, farm: Farm) -> None:
         """Keep our leases; mark those that are lost, so that the device skips them."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embedfarm.records import Block, JobSpec, Result, text_checksums
 from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
 from workers.budgets import Budgets
-from workers.embed import Embedder
+from workers.embed import Embedder, OpenReference
 from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
@@ -398,6 +398,44 @@ def test_lost_leases_get_no_result_and_no_time() -> None:
     assert not [text for texts in engine.batches for text in texts if "theirs" in text]
     batch.leases[0].lost = True
     assert run(batch) == []
+
+
+class Cancelled(FakeEngine):
+    """Loses some leases of its micro-batch while the third device batch runs."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.leases: list[Lease] = []
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """As a renewal in another thread would."""
+        del texts
+        for lease in self.leases[: self.count if len(self.batches) == 3 else 0]:
+            lease.lost = True
+
+
+@pytest.mark.parametrize("open_reference", [lambda _engine, _spec: None, lambda engine, _: engine])
+def test_work_ends_when_all_leases_are_lost(open_reference: OpenReference) -> None:
+    """A cancelled micro-batch ends with the device batch that runs; nothing is mended or kept."""
+    engine = Cancelled(2)
+    batch = micro_batch([block_of(0, 30), block_of(30, 30)], engine)
+    engine.leases = batch.leases
+    assert run(batch, Embedder(Budgets(batch_tokens_max=20), open_reference)) == []
+    assert (len(engine.batches), batch.account.batches) == (3, 3)
+    assert not batch.reasons
+    assert batch.account.parity is None
+
+
+def test_work_goes_on_while_one_lease_is_ours() -> None:
+    """Texts of a lost lease may be those of another one: each vector is still its own."""
+    texts = [f"{index:02d}" for index in range(30)]
+    engine = Cancelled(1)
+    batch = micro_batch([Block(start=30 * i, texts=texts, token_count=60) for i in (0, 1)], engine)
+    engine.leases = batch.leases
+    found = run(batch, Embedder(Budgets(batch_tokens_max=20)))
+    assert [result.start for result in found] == [30]
+    assert np.array_equal(found[0].matrix(), engine.vectors(texts))
 
 
 def test_reasons_from_the_tokenizer_are_kept() -> None:

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -169,10 +170,10 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
     assert (statistics.median(leased), max(leased) <= 3) == (2, True)
 
 
-def plan_one_block(farm: Farm, worker: str) -> None:
+def plan_one_block(farm: Farm, worker: str, job: str = "j") -> None:
     """A plan that allows one block at a time."""
     fence = farm.elect("test", 60)
-    share = JobShare(job="j", tokens=1, blocks=1)
+    share = JobShare(job=job, tokens=1, blocks=1)
     assert farm.publish([Plan(worker=worker, fence=fence, shares=[share])], fence, 60)
 
 
@@ -209,6 +210,30 @@ def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
         assert job.backlog()[1] == 0
     assert job.backlog()[0] > 40
     assert job.result_starts() == []
+
+
+@pytest.mark.parametrize("end", ["cancel", "delete"])
+def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, farm: Farm) -> None:
+    """The device stops within a heartbeat and a device batch, and is free for other jobs.
+
+    The two micro-batches that the worker holds would take five seconds each.
+    """
+    job = create_job(farm, [block_of(100 * i, 100) for i in range(4)], "a", SLOW)
+    plan_one_block(farm, worker_on(server).name, "a")
+    with working(worker_on(server, batch_tokens_max=8)) as worker:
+        wait_until(lambda: job.backlog()[1] == 2 and worker._current)
+        getattr(job, end)()
+        began = time.monotonic()
+        other = create_job(farm, blocks_of(1), "b")
+        plan_one_block(farm, worker.name, "b")
+        wait_until(lambda: done(other))
+        assert time.monotonic() - began < 2.0
+        wait_until(lambda: worker.holdings.wait_empty(0))
+    assert worker.committer.total.chunks == 10
+    if end == "cancel":
+        assert (job.backlog(), job.result_starts()) == ((2, 0), [])
+    else:
+        assert not farm.client.exists(*job.keys.all())
 
 
 # Leases.
