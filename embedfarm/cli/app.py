@@ -2,7 +2,7 @@
 
 import typer
 
-from embedfarm.cli import bench, embed, inspection, outputs, roles
+from embedfarm.cli import bench, embed, inspection, jobs, outputs, roles
 
 app = typer.Typer(
     name="embedfarm",
@@ -18,7 +18,7 @@ app.command()(bench.bench)
 app.command()(roles.up)
 app.command()(roles.schedule)
 app.command()(roles.work)
-app.add_typer(inspection.jobs_app, name="jobs")
+app.add_typer(jobs.jobs_app, name="jobs")
 app.command()(inspection.workers)
 app.command()(inspection.devices)
 app.command()(inspection.doctor)

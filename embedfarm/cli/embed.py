@@ -9,6 +9,7 @@ from rich.console import Console
 
 from embedfarm.cli.options import (
     FAILED_CHUNKS,
+    FULL,
     INTERRUPTED,
     USAGE,
     AsJson,
@@ -21,8 +22,10 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
+from embedfarm.cli.terms import Deadline, Priority, Tenant, Weight, read_terms
 from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
 from embedfarm.records import JobSpec
+from embedfarm.terms import Terms
 
 if TYPE_CHECKING:
     from collector.manifest import Manifest
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 EXIT_CODES = (
-    f"Ends with {FAILED_CHUNKS} when chunks failed, named in errors.jsonl, and with "
-    f"{INTERRUPTED} when interrupted."
+    f"Ends with {FAILED_CHUNKS} when chunks failed, named in errors.jsonl, with {FULL} when the "
+    f"farm has no place for another job now, and with {INTERRUPTED} when interrupted."
 )
 
 
@@ -130,6 +133,10 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     workers: CpuWorkers = 0,
     devices: Devices = "all",
     redis: RedisUrl = "",
+    priority: Priority = "normal",
+    tenant: Tenant = "",
+    weight: Weight = 1,
+    deadline: Deadline = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
@@ -138,33 +145,22 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     from producer.readers import CorpusOptions
 
     settings = read_settings(redis)
+    terms = read_terms(priority, tenant, weight, deadline)
     with plain_errors():
         options = CorpusOptions(
-            text_field=text_field,
-            id_field=id_field or None,
-            format=input_format or None,
-            glob=glob,
-            tokenizer_file=tokenizer_file(corpus, model, settings),
-            chunk_tokens=chunk_tokens,
-            chunk_overlap=chunk_overlap,
-        )
+            text_field=text_field, id_field=id_field or None, format=input_format or None,
+            tokenizer_file=tokenizer_file(corpus, model, settings), glob=glob,
+            chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
+        )  # fmt: skip
         spec = JobSpec(
-            model=model,
-            dtype=dtype,
-            engine=engine,
-            vector_dtype=vector_dtype,
-            ranges=_ranges(vector_dtype, ranges),
-            lsh_bits=lsh_bits,
-            prompt=prompt,
-            max_length=max_length,
-            long=long,
-            long_overlap=long_overlap,
-            normalize=normalize,
-            dimensions=dimensions,
-            name=out.name,
-        )
+            model=model, dtype=dtype, engine=engine, vector_dtype=vector_dtype,
+            ranges=_ranges(vector_dtype, ranges), lsh_bits=lsh_bits, prompt=prompt,
+            max_length=max_length, long=long, long_overlap=long_overlap, normalize=normalize,
+            dimensions=dimensions, name=out.name,
+        )  # fmt: skip
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
-        run_to_end(request, Place(out, settings, devices, workers), as_json=as_json)
+        place = Place(out, settings, devices, workers)
+        run_to_end(request, place, terms, as_json=as_json)
 
 
 def _ranges(vector_dtype: str, path: Path | None) -> bytes:
@@ -176,7 +172,7 @@ def _ranges(vector_dtype: str, path: Path | None) -> bytes:
     return b"" if path is None else read_ranges(path).astype("<f4").tobytes()
 
 
-def run_to_end(request: "Request", place: "Place", *, as_json: bool) -> None:
+def run_to_end(request: "Request", place: "Place", terms: Terms, *, as_json: bool) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
     from embedfarm.cli.progress import View
     from embedfarm.cli.request import check_finished
@@ -189,7 +185,7 @@ def run_to_end(request: "Request", place: "Place", *, as_json: bool) -> None:
         view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
         try:
             with view:
-                manifest = Run(request, place, view, stop).embed()
+                manifest = Run(request, place, view, stop, terms).embed()
         except Interrupted:
             fail("interrupted; the same command goes on from here", INTERRUPTED)
     report(manifest, place.out, finished=finished, as_json=as_json)

@@ -1,19 +1,16 @@
-"""`embedfarm jobs | workers | devices | doctor`: what is there, and is it well."""
+"""`embedfarm workers | devices | doctor`: what is there, and is it well."""
 
 import importlib.metadata
 import platform
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 import redis as redis_client
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from embedfarm import model_files
 from embedfarm.broker import (
@@ -31,59 +28,13 @@ from embedfarm.cli.options import (
     print_json,
     read_settings,
 )
-from embedfarm.cli.progress import format_seconds, worker_table
+from embedfarm.cli.progress import worker_table
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 
 DISK_BYTES_MIN = 4 << 30
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LIBRARIES = ("torch", "sentence-transformers", "transformers", "redis", "pyarrow", "numpy")
-
-jobs_app = typer.Typer(help="What the farm works on.", no_args_is_help=True)
-JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it.")]
-
-
-@jobs_app.command("ls")
-def list_jobs(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """All jobs on the server, oldest first."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
-        farm = Farm(client)
-        jobs = [_describe_job(farm, job) for job in farm.job_ids()]
-    if as_json:
-        print_json(jobs)
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in ("job", "name", "model", "state", "chunks", "done", "failed"):
-        table.add_column(name, justify="right" if name in {"chunks", "done", "failed"} else "left")
-    for job in jobs:
-        counts = (f"{job[name]:,}" for name in ("chunks_in", "chunks_done", "chunks_failed"))
-        table.add_row(job["job"], job["name"], job["model"], job["state"], *counts)
-    Console().print(table)
-
-
-@jobs_app.command("show")
-def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """One job: what it asks for, how far it is, and who refused it."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
-        facts = _describe_job(Farm(client), job)
-    if as_json:
-        print_json(facts)
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    for name, value in facts.items():
-        console.print(f"{name:20} {value}")
-
-
-@jobs_app.command("cancel")
-def cancel_job(job: JobId, redis: RedisUrl = "") -> None:
-    """Stop a job; what is embedded already stays with its collector."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
-        handle = Farm(client).job(job)
-        handle.status()
-        handle.set_state("cancelled")
 
 
 def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
@@ -139,19 +90,6 @@ def doctor(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT0
             console.print(f"{mark} {what:12} {found}")
     if not all(ok for _, ok, _ in findings):
         raise typer.Exit(FAILED)
-
-
-def _describe_job(farm: Farm, job: str) -> dict[str, Any]:
-    handle = farm.job(job)
-    spec, status = handle.spec(), handle.status()
-    return {
-        "job": job,
-        "name": spec.name,
-        "model": spec.model,
-        "age": format_seconds(max(0.0, time.time() - status.created_ms / 1000)),
-        **asdict(status),
-        "refused": farm.refusals(job),
-    }
 
 
 def _examine(settings: Settings) -> Iterator[tuple[str, bool, str]]:

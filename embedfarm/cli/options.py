@@ -17,7 +17,7 @@ from embedfarm.model_files import ModelError
 from embedfarm.processes import ChildError
 from embedfarm.settings import Settings
 
-FAILED, USAGE, FAILED_CHUNKS, INTERRUPTED = 1, 2, 3, 130
+FAILED, USAGE, FAILED_CHUNKS, FULL, INTERRUPTED = 1, 2, 3, 75, 130
 
 RedisUrl = Annotated[
     str, typer.Option("--redis", help="Server URL; default EMBEDFARM_REDIS_URL.", metavar="URL")
@@ -63,8 +63,8 @@ def plain_errors() -> Iterator[None]:
     """Turn what can go wrong outside the program into a sentence and a status."""
     from collector.collect import JobEnded
     from collector.manifest import OutputError
-    from embedfarm.farm import ModelRefused
-    from embedfarm.jobs import JobGone
+    from embedfarm.farm import FarmFull, ModelRefused
+    from embedfarm.jobs import ChangeRefused, JobGone
     from producer.readers import CorpusError
     from producer.submit import JobRefused, Rewind
     from workers.devices import DeviceError
@@ -75,7 +75,9 @@ def plain_errors() -> Iterator[None]:
         fail(str(error), USAGE)
     except JobGone as error:
         fail(f"no such job: {error}", USAGE)
-    except (ServerError, ChildError, JobRefused, JobEnded, Rewind, OSError) as error:
+    except FarmFull as error:
+        fail(str(error), FULL)
+    except (ServerError, ChildError, ChangeRefused, JobRefused, JobEnded, Rewind, OSError) as error:
         fail(str(error))
     except redis.AuthenticationError as error:
         fail(f"the server refused the password: {error}", USAGE)

@@ -96,18 +96,14 @@ class View:
     def _summary(self, status: JobStatus, workers: Sequence[Heartbeat]) -> str:
         chunks, tokens = self.pace.rates
         return (
-            f"{self._counted(status)}  {chunks:,.0f} chunks/s  {tokens:,.0f} tokens/s  "
+            f"{describe_progress(status)}  {chunks:,.0f} chunks/s  {tokens:,.0f} tokens/s  "
             f"{describe_workers(workers)}  {self._remaining(status)}"
             + (f"  {status.chunks_failed:,} failed" if status.chunks_failed else "")
         )
 
-    def _counted(self, status: JobStatus) -> str:
-        done = status.first_chunk + status.chunks_done
-        if status.chunk_count < 0:
-            return f"{done:,} chunks of {status.first_chunk + status.chunks_in:,} read so far"
-        return f"{done:,} of {status.chunk_count:,} chunks"
-
     def _remaining(self, status: JobStatus) -> str:
+        if status.state in {"paused", "cancelled"}:
+            return status.state
         if status.chunk_count < 0:
             return "still reading"
         left = self.pace.seconds_left(status.chunk_count - status.first_chunk - status.chunks_done)
@@ -120,7 +116,7 @@ class View:
             total=total, completed=status.first_chunk + status.chunks_done, pulse=total is None
         )
         head = Text.assemble(
-            (self._counted(status), "bold"),
+            (describe_progress(status), "bold"),
             f"   {chunks:,.0f} chunks/s   {tokens:,.0f} tokens/s   ",
             (self._remaining(status), "cyan"),
         )
@@ -128,6 +124,14 @@ class View:
             head.append(f"   {status.chunks_failed:,} failed", "bold red")
         # Padding ends the bar with a new line, which a bar by itself does not.
         return Group(head, Padding(bar, 0), worker_table(workers))
+
+
+def describe_progress(status: JobStatus) -> str:
+    """How many chunks are embedded, of how many."""
+    done = status.first_chunk + status.chunks_done
+    if status.chunk_count < 0:
+        return f"{done:,} chunks of {status.first_chunk + status.chunks_in:,} read so far"
+    return f"{done:,} of {status.chunk_count:,} chunks"
 
 
 def describe_workers(workers: Sequence[Heartbeat]) -> str:

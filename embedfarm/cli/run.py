@@ -24,10 +24,11 @@ from embedfarm.broker import UNAVAILABLE, PrivateServer, connect
 from embedfarm.cli.local import SERVER_DIRECTORY, LocalFarm, run_local_farm
 from embedfarm.cli.progress import View
 from embedfarm.cli.request import Request, file_facts
-from embedfarm.farm import Farm, ModelRefused
+from embedfarm.farm import Farm, FarmFull, ModelRefused
 from embedfarm.jobs import JobGone, JobStatus
 from embedfarm.records import Rows, text_checksums
 from embedfarm.settings import Settings
+from embedfarm.terms import USUAL, Terms
 from producer.readers import (
     BadRow,
     CorpusError,
@@ -72,6 +73,7 @@ class Run:
     place: Place
     view: View
     stop: threading.Event
+    terms: Terms = USUAL
     _skipped: int = 0
     _source_sha256: str = ""
     _source_read: threading.Event = field(default_factory=threading.Event)
@@ -86,6 +88,7 @@ class Run:
             OutputError: The directory belongs to another request, or the corpus has changed.
             CorpusError: The corpus cannot be read.
             ModelRefused: No worker can embed the job.
+            FarmFull: The farm takes no new job now.
         """
         place = self.place
         begun = True
@@ -94,8 +97,8 @@ class Run:
                 begun = bool(output.parts)
                 with self._farm() as (url, local):
                     manifest = self._drive(output, url, local)
-        except (CorpusError, DeviceError, ModelRefused):
-            # A mistake in the command: the corrected one must not be taken for another request.
+        except (CorpusError, DeviceError, FarmFull, ModelRefused):
+            # Nothing is lost, and a corrected command must not be taken for another request.
             if not begun:
                 _remove_state(place.out)
             raise
@@ -127,7 +130,7 @@ class Run:
         spec, settings = self.request.spec, self.place.settings
         files = model_files.find_local(spec.model, settings.model_cache)
         submitter = Submitter(
-            Farm(connect(url)), job, spec, output.next_index, settings, self.stop, files
+            Farm(connect(url)), job, spec, output.next_index, settings, self.stop, files, self.terms
         )
         self._agree(Farm(connect(url)), job)
         self._start("producer", lambda: self._produce(submitter, output))

@@ -1,5 +1,6 @@
 """Runs the command line as a user does, looks inside while it runs, and checks what it left."""
 
+import contextlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from embedfarm.broker import UNAVAILABLE, closing_client
 from embedfarm.farm import Farm
 from embedfarm.jobs import JobGone
 from embedfarm.records import JobSpec
-from tests.support import wait_until
+from tests.support import LiveServer, wait_until
 from workers.engines.null import NullEngine
 
 COMMAND = [sys.executable, "-c", "from embedfarm.cli import main; main()"]
@@ -46,6 +47,26 @@ def run(
     return subprocess.CompletedProcess(
         done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
     )
+
+
+@contextlib.contextmanager
+def role(server: LiveServer, home: Path, *words: str, **settings: str) -> Iterator[int]:
+    """A long-running role; SIGTERM must end it with status 0. Gives its process id."""
+    environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url, "HOME": str(home)}
+    environment |= {f"EMBEDFARM_{name.upper()}": value for name, value in settings.items()}
+    with subprocess.Popen(
+        [*COMMAND, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as process:
+        try:
+            yield process.pid
+            process.terminate()
+            assert process.wait(40) == 0
+        finally:
+            process.kill()
 
 
 def write_corpus(path: Path, texts: Sequence[str], ids: Sequence[str] | None = None) -> Path:

@@ -1,9 +1,6 @@
 """The roles on their own, against a server that was given, as several machines would run them."""
 
-import contextlib
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -14,31 +11,11 @@ import redis
 from embedfarm import wire
 from embedfarm.farm import Farm
 from embedfarm.records import Completion, decode
-from tests.farm.harness import COMMAND, check_output, manifest, run, texts_of, write_corpus
+from tests.farm.harness import check_output, manifest, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 
 TOKENS_PER_SECOND = 30_000
 MODEL = ("--model", f"null:16:{TOKENS_PER_SECOND}")
-
-
-@contextlib.contextmanager
-def role(server: LiveServer, home: Path, *words: str, **settings: str) -> Iterator[int]:
-    """A long-running role; SIGTERM must end it with status 0. Gives its process id."""
-    environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url, "HOME": str(home)}
-    environment |= {f"EMBEDFARM_{name.upper()}": value for name, value in settings.items()}
-    with subprocess.Popen(
-        [*COMMAND, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    ) as process:
-        try:
-            yield process.pid
-            process.terminate()
-            assert process.wait(40) == 0
-        finally:
-            process.kill()
 
 
 def completions(client: redis.Redis, job: str) -> list[tuple[int, Completion]]:

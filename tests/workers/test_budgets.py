@@ -11,8 +11,7 @@ from embedfarm.farm import Farm
 from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
-from tests.farm.harness import manifest, read_parquet, run, write_corpus
-from tests.farm.test_roles import role
+from tests.farm.harness import manifest, read_parquet, role, run, write_corpus
 from tests.support import LiveServer, wait_until
 from tests.workers.support import FakeEngine
 from tests.workers.tiny_models import DIMENSIONS, bert

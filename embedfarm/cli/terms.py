@@ -1,0 +1,46 @@
+"""Terms of a job as flags, and as people read them."""
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Final, Literal
+
+import typer
+
+from embedfarm.cli.options import USAGE, fail
+from embedfarm.cli.progress import format_seconds
+from embedfarm.terms import PRIORITIES, WEIGHT_MAX, Terms, read_deadline
+
+PASSED: Final = "passed"
+
+PriorityName = Literal["normal", "high", "urgent"]
+Priority = Annotated[PriorityName, typer.Option(help="Before which other jobs it is done.")]
+Tenant = Annotated[str, typer.Option(help="For whom; tenants share the farm equally.")]
+Weight = Annotated[
+    int, typer.Option(min=1, max=WEIGHT_MAX, help="Its share beside the tenant's other jobs.")
+]
+Deadline = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="ISO 8601, or a duration such as 2h or 90m; none: none."),
+]
+
+
+def read_terms(priority: PriorityName, tenant: str, weight: int, deadline: str) -> Terms:
+    """Terms out of flags; wrong ones end the program."""
+    try:
+        return Terms(PRIORITIES[priority], tenant, weight, read_deadline(deadline))
+    except ValueError as error:
+        fail(str(error), USAGE)
+
+
+def describe_left(deadline_ms: int) -> str:
+    """Time left until a deadline, `PASSED`, or nothing if there is none."""
+    if not deadline_ms:
+        return ""
+    left = deadline_ms / 1000 - time.time()
+    return format_seconds(left) if left > 0 else PASSED
+
+
+def describe_deadline(deadline_ms: int) -> str:
+    """A deadline on the local clock, and the time that is left."""
+    moment = datetime.fromtimestamp(deadline_ms / 1000, tz=UTC).astimezone()
+    return f"{moment.isoformat(sep=' ', timespec='seconds')} ({describe_left(deadline_ms)})"

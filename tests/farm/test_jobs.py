@@ -1,0 +1,228 @@
+"""`embedfarm jobs` on a real farm: what people do to jobs that run."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import ChunkError, JobSpec
+from tests.contract.little_job import embed, make_job
+from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus
+from tests.support import LiveServer, wait_until
+
+MODEL = ("--model", "null:16:10000")
+QUIET_SECONDS = 1.5
+
+
+@pytest.fixture
+def at_once() -> Iterator[ThreadPoolExecutor]:
+    """Runs commands while the test goes on."""
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def jobs(server: LiveServer, *words: object) -> subprocess.CompletedProcess[str]:
+    """`embedfarm jobs`."""
+    return run("jobs", *words, "--redis", server.url)
+
+
+def begun(farm: Farm) -> Job:
+    """The only job, once some of it is embedded."""
+    wait_until(lambda: [each.chunks_done for each in farm.statuses().values()] > [0], 30)
+    return farm.job(farm.job_ids()[0])
+
+
+def idle_seconds(job: Job) -> float:
+    """Time since the last commit, by the server's clock."""
+    seconds, microseconds = job.client.time()
+    return seconds + microseconds / 1e6 - job.status().last_commit_ms / 1000
+
+
+def test_pause_in_mid_job(
+    server: LiveServer, client: redis.Redis, tmp_path: Path, at_once: ThreadPoolExecutor
+) -> None:
+    """What is leased is finished, then nothing moves; after a resume the output is complete."""
+    texts = list(texts_of(3_000))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out = tmp_path / "out"
+    with (
+        role(server, tmp_path, "schedule"),
+        role(server, tmp_path, "work", "--devices", "cpu", "--workers", "2"),
+    ):
+        words = ("embed", corpus, "--out", out, "--redis", server.url, *MODEL)
+        embedding: Future[subprocess.CompletedProcess[str]] = at_once.submit(run, *words)
+        job = begun(Farm(client))
+        assert jobs(server, "pause", job.id[:8]).returncode == 0
+        wait_until(lambda: idle_seconds(job) > QUIET_SECONDS, 20)
+        status = job.status()
+        assert (status.state, job.backlog()[1]) == ("paused", 0)
+        assert 0 < status.chunks_done < len(texts)
+        assert not embedding.done()
+        assert jobs(server, "resume", job.id[:8]).returncode == 0
+        done = embedding.result()
+    assert done.returncode == 0, done.stderr
+    assert "paused" in done.stderr
+    check_output(out, texts, 16)
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
+def test_cancel_in_mid_job(
+    server: LiveServer, client: redis.Redis, tmp_path: Path, at_once: ThreadPoolExecutor
+) -> None:
+    """The command ends with status 1 and a sentence, as does who watches; the worker is free."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(20_000)))
+    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+        words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
+        embedding = at_once.submit(run, *words)
+        job = begun(Farm(client))
+        watching = at_once.submit(jobs, server, "watch", job.id)
+        assert jobs(server, "cancel", job.id).returncode == 0
+        ended = time.monotonic()
+        wait_until(lambda: [beat.held_tokens for beat in Farm(client).workers()] == [0])
+        assert time.monotonic() - ended < 5
+        for done in (embedding.result(), watching.result()):
+            assert done.returncode == 1
+            assert "cancelled" in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_terms_of_an_embedding(
+    server: LiveServer, client: redis.Redis, tmp_path: Path, at_once: ThreadPoolExecutor
+) -> None:
+    """They come with the command and change by `set`; a resume with others is not refused."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
+    words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
+    terms = ("--priority", "high", "--tenant", "acme", "--weight", 3, "--deadline", "2h")
+    first = start(*words, *terms)
+    wait_until(lambda: Farm(client).statuses(), 30)
+    first.terminate()
+    assert first.wait(30) == 130
+    job = Farm(client).job(Farm(client).job_ids()[0])
+    status = job.status()
+    assert (status.priority, status.tenant, status.weight) == (1, "acme", 3)
+    assert abs(status.deadline_ms / 1000 - time.time() - 7200) < 120
+    changed = jobs(server, "set", job.id, "--priority", "urgent", "--deadline", "none", "--json")
+    assert json.loads(changed.stdout) == {
+        "job": job.id,
+        "state": job.status().state,
+        "priority": 2,
+        "tenant": "acme",
+        "weight": 3,
+        "deadline_ms": 0,
+    }
+    again = at_once.submit(run, *words, "--tenant", "other", "--deadline", "2001-01-01")
+    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+        done = again.result()
+    assert done.returncode == 0, done.stderr
+    check_output(tmp_path / "out", ["one", "two"], 16)
+
+
+def start(*words: object) -> subprocess.Popen[bytes]:
+    """`embedfarm` in the background, what it prints dropped."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, words)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def test_full_farm_is_a_sentence(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
+    """Status 75, when to try again, and nothing left behind that a corrected command would meet."""
+    make_job(client, 1)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["one"])
+    words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url)
+    done = run(*words, *MODEL, environment={"EMBEDFARM_JOBS_MAX": "1"})
+    assert done.returncode == 75
+    assert "the farm is full (1 jobs), try again in 3,600 s" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_jobs_are_listed_on_a_narrow_screen(server: LiveServer, client: redis.Redis) -> None:
+    """All that tells jobs apart and how far they are fits in 80 columns, uncut."""
+    plain = jobs(server, "ls")
+    make_job(client, 2, "0123456789abcdef")
+    late = Job(client, "01234567aaaaaaaa")
+    late.create(JobSpec(model="nobody/a-model-with-a-long-name", name="a name " * 9), 0)
+    late.set_terms(priority=2, tenant="t" * 64, deadline_ms=1)
+    other = Job(client, "x")
+    other.create(JobSpec(model="m"), 0)
+    other.set_terms(deadline_ms=int(1000 * (time.time() + 7200)))
+    lines = jobs(server, "ls").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    whole = "\n".join(lines)
+    for words in ("012345678 ", "01234567a ", "passed", "1 h 59 min", "urgent", "priority"):
+        assert words in whole
+    assert "model" not in whole
+    assert "failed" not in whole
+    assert "model" in plain.stdout
+    assert json.loads(jobs(server, "ls", "--json").stdout)[1]["deadline_ms"] == 1
+
+
+def test_failed_chunks_are_shown(server: LiveServer, client: redis.Redis) -> None:
+    """The first so many, as they failed, with reason and attempts, and how many more there are."""
+    job = make_job(client, 2)
+    assert "no chunk" in jobs(server, "errors", job.id).stdout
+    one, other = job.read("one", 2)
+    job.commit([embed(other, 2, 3), embed(one, 1)])
+    done = jobs(server, "errors", job.id, "--limit", 2)
+    assert "and 1 more" in done.stdout
+    found = json.loads(jobs(server, "errors", job.id, "--json").stdout)
+    assert [ChunkError(**each) for each in found] == job.failures(10)
+    assert [each["index"] for each in found] == [2, 3, 1]
+
+
+def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> None:
+    """A line for each change, and a last one when the job has left the farm."""
+    job = make_job(client, 1)
+    with subprocess.Popen(
+        [*COMMAND, "jobs", "watch", job.id, "--json"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"EMBEDFARM_REDIS_URL": server.url},
+    ) as watching:
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        job.commit([embed(job.read("one", 1)[0])])
+        second = json.loads(watching.stdout.readline())
+        job.delete()
+        assert json.loads(watching.stdout.readline()) == {"job": job.id, "state": "gone"}
+        assert watching.wait(10) == 0
+    assert (first["chunks_done"], second["chunks_done"]) == (0, 2)
+
+
+@pytest.mark.parametrize("verb", ["pause", "watch"])
+def test_no_such_job(server: LiveServer, client: redis.Redis, verb: str) -> None:
+    """A job that is not there, or a beginning that two have, is a sentence and status 2."""
+    make_job(client, 1, "ab1")
+    make_job(client, 1, "ab2")
+    for name, expected in (("nothing", "no such job: nothing"), ("ab", "beginning of 2 jobs")):
+        done = jobs(server, verb, name)
+        assert done.returncode == 2
+        assert expected in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        (["pause", "little"], 1, "little is cancelled"),
+        (["resume", "little"], 1, "little is cancelled"),
+        (["set", "little"], 2, "nothing to set"),
+        (["set", "little", "--deadline", "soon"], 2, "is no deadline"),
+        (["set", "little", "--tenant", "a\nb"], 2, "printable"),
+    ],
+)
+def test_what_cannot_be_done(
+    server: LiveServer, client: redis.Redis, words: list[str], status: int, expected: str
+) -> None:
+    """A job that has ended, and terms that make no sense: a sentence, and not status 0."""
+    make_job(client, 1).cancel()
+    done = jobs(server, *words)
+    assert done.returncode == status
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
