@@ -19,7 +19,7 @@ from embedfarm.jobs import Entry, Job, JobGone
 from embedfarm.records import Block, Heartbeat, Result, Rows, decode, text_checksums
 from embedfarm.settings import Settings
 from embedfarm.sizing import has_room
-from tests.support import LiveServer
+from tests.support import LiveServer, force_log
 
 T = TypeVar("T")
 
@@ -152,7 +152,9 @@ class HashWorker:
 
 
 def log_bytes(server: LiveServer) -> int:
-    """Size of the server's append-only file now."""
+    """Size of the server's append-only file with all that was acknowledged until now."""
+    with closing_client(server.url) as client:
+        force_log(client)
     return sum(path.stat().st_size for path in _log(server))
 
 
