@@ -1,7 +1,9 @@
 """What a finished output says about itself, and how its source is recognised again."""
 
+import fcntl
 import hashlib
 import platform
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -12,12 +14,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from collector.files import Span, replacing
+from collector.files import Span, replacing, sync_directory
 
 VERSION: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
 ERRORS_FILE: Final = "errors.jsonl"
 IDS_FILE: Final = "ids.jsonl"
+STATE_DIRECTORY: Final = ".embedfarm"
+DECIDED: Final = f"{STATE_DIRECTORY}/decided"
 # A checksum of `Result.checksums`.
 CHECKSUM_BYTES: Final = 4
 
@@ -216,10 +220,44 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a finished output.
 
+    A change of the output that was decided and then interrupted is completed first.
+
     Raises:
         ManifestError: There is none, or it is damaged or of another version.
     """
-    path = directory / MANIFEST_FILE
+    settle(directory)
+    return _read_manifest(directory / MANIFEST_FILE)
+
+
+def settle(directory: Path) -> None:
+    """Put the files of `DECIDED` in their places in `directory`; an interrupted one goes on.
+
+    That directory appears at once, with all files that change and the manifest that knows them, so
+    that an output is the old one before and, for all that read it by its manifest, the new one
+    from then on. The manifest comes last; it tells whether an error list is still wanted.
+
+    Raises:
+        ManifestError: The manifest that was decided on is damaged.
+        OSError: The disk refuses.
+    """
+    decided = directory / DECIDED
+    if not decided.exists():
+        return
+    with (decided.parent / "settle").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (decided / MANIFEST_FILE).exists():
+            for path in decided.iterdir():
+                if path.name != MANIFEST_FILE:
+                    path.replace(directory / path.name)
+            if not _read_manifest(decided / MANIFEST_FILE).errors_sha256:
+                (directory / ERRORS_FILE).unlink(missing_ok=True)
+            sync_directory(directory)
+            (decided / MANIFEST_FILE).replace(directory / MANIFEST_FILE)
+            sync_directory(directory)
+        shutil.rmtree(decided, ignore_errors=True)
+
+
+def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError as error:

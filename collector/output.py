@@ -28,6 +28,7 @@ from collector.journal import Entry, Journal
 from collector.manifest import (
     ERRORS_FILE,
     MANIFEST_FILE,
+    STATE_DIRECTORY,
     About,
     Layout,
     Manifest,
@@ -42,7 +43,6 @@ from collector.results import describe, gather, layout_of
 from collector.sinks import open_sink
 from embedfarm.records import Result
 
-STATE_DIRECTORY: Final = ".embedfarm"
 REQUEST_FILE: Final = "job.json"
 JOURNAL_FILE: Final = "parts.jsonl"
 LOCK_FILE: Final = "lock"
@@ -123,7 +123,7 @@ class Output:
         self._expected = 0
         private = directory / STATE_DIRECTORY
         with ExitStack() as stack:
-            stack.enter_context(_locked(private))
+            stack.enter_context(locked(private))
             _claim(directory, {**request, "format": sink})
             remove_temporaries(directory)
             remove_temporaries(private)
@@ -248,8 +248,15 @@ class Output:
 
 
 @contextmanager
-def _locked(private: Path) -> Iterator[None]:
-    """Keep other processes out; the lock goes with the process, however it ends."""
+def locked(private: Path) -> Iterator[None]:
+    """Keep other processes out of an output; the lock goes with the process, however it ends.
+
+    Args:
+        private: The output's state directory.
+
+    Raises:
+        OutputBusy: Another process has it.
+    """
     private.mkdir(parents=True, exist_ok=True)
     with (private / LOCK_FILE).open("ab") as file:
         try:

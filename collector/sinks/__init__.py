@@ -30,6 +30,12 @@ class Sink(Protocol):
     def write(self, batch: Batch) -> Written:
         """Put the next part on the disk; it is there, durably, when this returns."""
 
+    def replace(self, part: Part, batch: Batch, original: Path) -> Written:
+        """Put a part of the finished output in `original` here, with other chunks that failed.
+
+        All parts in a file of which one is replaced are then in the file here.
+        """
+
     def finish(self, count: int, layout: Layout) -> None:
         """Make the files final, once all `count` chunks are written."""
 

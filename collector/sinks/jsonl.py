@@ -43,6 +43,11 @@ class Jsonl:
         path = self._directory / f"part-{batch.start:012d}.jsonl"
         return write_part(path, lambda file: file.writelines(_lines(batch.vectors())))
 
+    def replace(self, part: Part, batch: Batch, original: Path) -> Written:
+        """Write its file anew."""
+        del part, original
+        return self.write(batch)
+
     def finish(self, count: int, layout: Layout) -> None:
         """Every part is final already."""
 

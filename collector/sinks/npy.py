@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.files import HashingFile, sync, sync_directory
+from collector.files import HashingFile, replacing, sha256_of, sync, sync_directory
 from collector.manifest import IDS_FILE, Layout, Part, Written, read_failures
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
 
 EMBEDDINGS_FILE: Final = "embeddings.npy"
 PARTIAL_SUFFIX: Final = ".partial"
 
+_COPY_BYTES: Final = 1 << 20
 _HEADER_BYTES: Final = 128
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
 
@@ -64,6 +66,21 @@ class Npy:
         )
         self._ids_end_bytes += len(lines)
         return written
+
+    def replace(self, part: Part, batch: Batch, original: Path) -> Written:
+        """Write the rows over those in a copy of the array; ids are as they were."""
+        path = self._directory / EMBEDDINGS_FILE
+        if not path.exists():
+            with replacing(path) as copy, (original / EMBEDDINGS_FILE).open("rb") as file:
+                shutil.copyfileobj(file, copy, _COPY_BYTES)
+        rows = _rows(batch)
+        with path.open("r+b") as file:
+            file.seek(part.offset_bytes)
+            file.write(rows.data)
+            sync(file)
+        here, *ids = part.spans(original)
+        written = {name: getattr(part, name) for name in Written.__struct_fields__}
+        return Written(**written | {"sha256": sha256_of([here._replace(path=path), *ids])})
 
     def finish(self, count: int, layout: Layout) -> None:
         """Write the header and take the suffix away; a corpus without chunks has no array."""

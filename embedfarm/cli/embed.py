@@ -1,6 +1,7 @@
 """`embedfarm embed`: the main job."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -104,6 +105,10 @@ LongOverlap = Annotated[
     int, typer.Option(min=0, help="Tokens that a window repeats of the one before.")
 ]
 Dimensions = Annotated[int, typer.Option(min=0, help="Leading components kept; 0: all.")]
+RetryFailed = Annotated[
+    bool,
+    typer.Option("--retry-failed", help="Of a finished output: embed what failed once more."),
+]
 Normalize = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
 
 
@@ -137,6 +142,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     tenant: Tenant = "",
     weight: Weight = 1,
     deadline: Deadline = "",
+    retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
@@ -160,7 +166,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         )  # fmt: skip
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers)
-        run_to_end(request, place, terms, as_json=as_json)
+        run_to_end(request, place, terms, retry=retry_failed, as_json=as_json)
 
 
 def _ranges(vector_dtype: str, path: Path | None) -> bytes:
@@ -172,36 +178,47 @@ def _ranges(vector_dtype: str, path: Path | None) -> bytes:
     return b"" if path is None else read_ranges(path).astype("<f4").tobytes()
 
 
-def run_to_end(request: "Request", place: "Place", terms: Terms, *, as_json: bool) -> None:
+def run_to_end(
+    request: "Request", place: "Place", terms: Terms, *, retry: bool, as_json: bool
+) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
     from embedfarm.cli.progress import View
     from embedfarm.cli.request import check_finished
+    from embedfarm.cli.retry import retry_failed
     from embedfarm.cli.run import Interrupted, Run
 
     stop = stop_on_signals()
-    manifest = check_finished(request, place.out)
-    finished = manifest is not None
-    if manifest is None:
+    before = check_finished(request, place.out)
+    if before is not None and not (before.failed and retry):
+        manifest = before
+    else:
         view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
+
+        def embed_at(request: "Request", place: "Place") -> "Manifest":
+            return Run(request, place, view, stop, terms).embed()
+
+        do = embed_at if before is None else partial(retry_failed, embed=embed_at)
         try:
             with view:
-                manifest = Run(request, place, view, stop, terms).embed()
+                manifest = do(request, place)
         except Interrupted:
             fail("interrupted; the same command goes on from here", INTERRUPTED)
-    report(manifest, place.out, finished=finished, as_json=as_json)
+    report(manifest, place.out, before=before, as_json=as_json)
     if manifest.failed:
         raise typer.Exit(FAILED_CHUNKS)
 
 
-def report(manifest: "Manifest", out: Path, *, finished: bool, as_json: bool) -> None:
-    """Say where the vectors are and how fast it was."""
+def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
+    """Say where the vectors are and how fast it was; `before` is what was there already."""
+    repaired = before.failed - manifest.failed if before else 0
     rate = manifest.count / manifest.embed_seconds if manifest.embed_seconds else 0.0
     tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0
     if as_json:
         print_json(
             {
                 "out": str(out),
-                "finished_before": finished,
+                "finished_before": before is not None,
+                "repaired": repaired,
                 "count": manifest.count,
                 "failed": manifest.failed,
                 "skipped": manifest.skipped,
@@ -217,7 +234,9 @@ def report(manifest: "Manifest", out: Path, *, finished: bool, as_json: bool) ->
         )
         return
     console = Console(highlight=False, soft_wrap=True)
-    if finished:
+    if repaired:
+        console.print(f"{repaired:,} chunks that had failed have their vectors now.")
+    elif before is manifest:
         console.print(f"{out} is finished already; nothing to do.")
     console.print(
         f"[bold]{manifest.count - manifest.failed:,} vectors[/bold] of {manifest.dimensions} "

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from collector.collect import Collector
-from collector.manifest import About, Manifest, PrefixCheck, SourceChanged
-from collector.output import STATE_DIRECTORY, Output
+from collector.manifest import STATE_DIRECTORY, About, Manifest, PrefixCheck, SourceChanged
+from collector.output import Output
 from embedfarm import model_files
 from embedfarm.accounts import describe
 from embedfarm.broker import UNAVAILABLE, PrivateServer, connect

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from collector.files import TEMPORARY_SUFFIX
-from collector.manifest import About, Manifest
-from collector.output import JOURNAL_FILE, STATE_DIRECTORY, Output, State, read_state
+from collector.manifest import STATE_DIRECTORY, About, Manifest
+from collector.output import JOURNAL_FILE, Output, State, read_state
 from collector.search import iter_vectors
 from collector.sinks import SINKS, PartError, open_sink
 from collector.verify import verify

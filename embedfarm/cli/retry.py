@@ -1,0 +1,93 @@
+"""`embedfarm embed --retry-failed`: the chunks that failed once more, and into their output."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from collector.files import replacing
+from collector.manifest import (
+    STATE_DIRECTORY,
+    Failure,
+    Manifest,
+    OutputError,
+    PrefixCheck,
+    read_failures,
+    read_manifest,
+)
+from collector.output import State, locked, read_state
+from collector.patch import patch
+from embedfarm.cli.request import Request
+from embedfarm.records import text_checksums
+from producer.readers import CorpusOptions, read_corpus
+
+if TYPE_CHECKING:
+    from embedfarm.cli.run import Place
+
+Embed = Callable[[Request, "Place"], Manifest]
+
+
+def retry_failed(request: Request, place: "Place", embed: Embed) -> Manifest:
+    """Embed the chunks of a finished output that failed again, and patch it; its manifest then.
+
+    They are a corpus and an output of their own inside the output's state directory, where an
+    interrupted retry goes on. The workers are held to the model that the output was made with.
+
+    Args:
+        request: The one that the output belongs to.
+        place: Of the finished output.
+        embed: Does a request at a place, to its end.
+
+    Raises:
+        OutputError: The source has changed, or cannot be read again; another process retries.
+        ModelRefused: The model's files are others now.
+    """
+    if "-" in request.sources:
+        raise OutputError("standard input cannot be read again for the chunks that failed")
+    state = place.out / STATE_DIRECTORY
+    with locked(state):
+        manifest = read_manifest(place.out)
+        # One that was done when a crash came belongs to the error list of its time, and no other.
+        inner = state / f"retry-{manifest.errors_sha256[:16]}"
+        if read_state(inner) is not State.FINISHED:
+            (inner / STATE_DIRECTORY).mkdir(parents=True, exist_ok=True)
+            fingerprint = inner / STATE_DIRECTORY / "fingerprint.json"
+            fingerprint.write_text(json.dumps(manifest.fingerprint), encoding="utf-8")
+            corpus = state / f"{inner.name}.jsonl"
+            _write_corpus(corpus, request, manifest, read_failures(place.out))
+            embed(_request_for(corpus, request), replace(place, out=inner))
+        manifest = patch(place.out, inner)
+        shutil.rmtree(state)
+    return manifest
+
+
+def _request_for(corpus: Path, request: Request) -> Request:
+    """The same as was asked for, of another corpus."""
+    options = CorpusOptions(format="jsonl")
+    return Request((str(corpus),), options, skip_bad_rows=False, spec=request.spec, sink="parquet")
+
+
+def _write_corpus(
+    path: Path, request: Request, manifest: Manifest, failures: Iterator[Failure]
+) -> None:
+    """Put the texts that failed, in their order, into a file.
+
+    Raises:
+        SourceChanged: The source has other texts than the output was made from.
+    """
+    check = PrefixCheck(manifest.parts)
+    first = 0
+    wanted = next(failures, None)
+    with replacing(path) as file:
+        for rows in read_corpus(request.sources, request.options, lambda _: None):
+            check.feed(text_checksums(rows.texts))
+            while wanted is not None and wanted.index < first + len(rows.texts):
+                row = {"text": rows.texts[wanted.index - first]}
+                file.write(msgspec.json.encode(row) + b"\n")
+                wanted = next(failures, None)
+            first += len(rows.texts)
+    check.finish()

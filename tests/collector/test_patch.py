@@ -1,0 +1,188 @@
+"""Chunks that failed get their vectors, whatever happens in between."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from collector.manifest import (
+    STATE_DIRECTORY,
+    About,
+    OutputError,
+    read_failures,
+    read_manifest,
+    settle,
+)
+from collector.output import Output
+from collector.patch import patch
+from collector.search import iter_vectors
+from collector.sinks import SINKS
+from collector.verify import verify
+from embedfarm.records import ChunkError, Result, Rows, text_checksums
+
+COUNT = 40
+PER_RESULT = 4
+FAILED = (3, 4, 5, 17, 30, 31)
+AGAIN = (1, 4)  # places in FAILED
+TEXTS = [f"text {index}" for index in range(COUNT)]
+IDS = [f"id {index}" for index in range(COUNT)]
+ABOUT = About(job="j", model="m", fingerprint={}, source={})
+
+
+def vectors_of(indices: Sequence[int], dtype: str) -> NDArray[np.generic]:
+    """Vectors that tell whose they are, shape (n, 3)."""
+    return np.asarray([[index + 1, index % 7, 1] for index in indices], dtype)
+
+
+def write(  # noqa: PLR0913 -- all that an output consists of
+    directory: Path,
+    sink: str,
+    indices: Sequence[int],
+    failed: Sequence[int],
+    dtype: str,
+    *,
+    ids: bool,
+) -> Path:
+    """An output of the chunks `indices`, of which those at the places `failed` failed."""
+    with Output(directory, {}, sink=sink, part_bytes_max=8 * 3 * np.dtype(dtype).itemsize) as out:
+        for start in range(0, len(indices), PER_RESULT):
+            chunks = indices[start : start + PER_RESULT]
+            out.add(
+                Result(
+                    start=start,
+                    count=len(chunks),
+                    dimensions=3,
+                    dtype=dtype,
+                    vectors=vectors_of(chunks, dtype).tobytes(),
+                    checksums=text_checksums([TEXTS[index] for index in chunks]),
+                    ids=[IDS[index] for index in chunks] if ids else None,
+                    errors=[
+                        ChunkError(index=place, reason=f"{directory.name} odd", attempts=2)
+                        for place in failed
+                        if start <= place < start + len(chunks)
+                    ],
+                )
+            )
+        out.finish(len(indices), ABOUT)
+    return directory
+
+
+def source(ids: bool) -> Iterator[Rows]:  # noqa: FBT001 -- a parameter of the test
+    """The corpus."""
+    yield Rows(TEXTS, IDS if ids else None)
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("dtype", ["<f4", "|i1"])
+@pytest.mark.parametrize("again", [(), AGAIN, range(len(FAILED))], ids=["none", "some", "all"])
+@pytest.mark.parametrize("sink", SINKS)
+def test_patch(tmp_path: Path, sink: str, again: Sequence[int], dtype: str, ids: bool) -> None:  # noqa: FBT001 -- pytest passes it
+    """Who has a vector now is where it belongs, who has none is listed; the rest is untouched."""
+    out = write(tmp_path / "first", sink, range(COUNT), FAILED, dtype, ids=ids)
+    untouched = {part.start: part.sha256 for part in read_manifest(out).parts if not part.errors}
+    retried = write(tmp_path / "second", "parquet", FAILED, again, dtype, ids=ids)
+    manifest = patch(out, retried)
+    assert verify(out, source(ids)) == []
+    assert manifest == read_manifest(out)
+    left = [FAILED[place] for place in again]
+    assert manifest.failed == len(left)
+    assert [line.index for line in read_failures(out)] == left
+    assert {(line.reason, line.attempts) for line in read_failures(out)} <= {("second odd", 4)}
+    good = [index for index in range(COUNT) if index not in left]
+    stored = list(iter_vectors(out))
+    np.testing.assert_array_equal(np.concatenate([v.indices for v in stored]), good)
+    matrix = np.concatenate([v.matrix for v in stored])
+    np.testing.assert_array_equal(matrix, vectors_of(good, dtype))
+    assert [each for v in stored for each in v.ids or ()] == [IDS[i] for i in good if ids]
+    assert untouched.items() <= {part.start: part.sha256 for part in manifest.parts}.items()
+    assert (out / "errors.jsonl").exists() == bool(left)
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("again", [AGAIN, ()], ids=["some", "none"])
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_crash_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str, again: Sequence[int]
+) -> None:
+    """The output is the old or the new one, and the same command again makes it the new one.
+
+    A step is a name that changes, a file that is removed or written durably, before and after.
+    """
+    whole = write(tmp_path / "whole", sink, range(COUNT), FAILED, "<f4", ids=True)
+    retried = write(tmp_path / "second", "parquet", FAILED, again, "<f4", ids=True)
+    seen: set[int] = set()
+    for step in range(200):
+        out = tmp_path / f"out-{step}"
+        shutil.copytree(whole, out)
+        with monkeypatch.context() as patched:
+            left = crash_at(step, patched)
+            try:
+                patch(out, retried)
+            except Crash:
+                assert left() == 0
+        crashed = left() == 0
+        assert verify(out, source(ids=True)) == []
+        seen.add(read_manifest(out).failed)
+        if read_manifest(out).failed == len(FAILED):
+            patch(out, retried)
+        assert verify(out, source(ids=True)) == []
+        assert read_manifest(out).failed == len(again)
+        if not crashed:
+            break
+    assert seen == {len(FAILED), len(again)}
+    assert not crashed, "every step was tried"
+    assert step > 8
+
+
+def crash_at(step: int, patched: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Raise before the change of the disk that comes after `step` others; tells what is left."""
+    left = [step + 1]
+
+    def count() -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            left[0] = 0
+            raise Crash
+
+    for owner, name in (
+        (Path, "replace"),
+        (Path, "rename"),
+        (Path, "unlink"),
+        (Path, "mkdir"),
+        (shutil, "rmtree"),
+        (os, "fsync"),
+    ):
+        change = getattr(owner, name)
+
+        def stepping(*words: Any, _change: Any = change, **more: Any) -> Any:  # noqa: ANN401 -- any change
+            count()
+            return _change(*words, **more)
+
+        patched.setattr(owner, name, stepping)
+    return lambda: left[0]
+
+
+def test_another_output_is_refused(tmp_path: Path) -> None:
+    """What is not of the chunks that failed changes nothing."""
+    out = write(tmp_path / "first", "parquet", range(COUNT), FAILED, "<f4", ids=True)
+    before = (out / "manifest.json").read_bytes()
+    for name, indices, dtype in (("fewer", FAILED[:3], "<f4"), ("other", FAILED, "<f2")):
+        with pytest.raises(OutputError, match="not of the chunks that failed"):
+            patch(out, write(tmp_path / name, "parquet", indices, (), dtype, ids=True))
+    assert (out / "manifest.json").read_bytes() == before
+
+
+def test_nothing_to_settle(tmp_path: Path) -> None:
+    """An output without a decision stays as it is, its directory included."""
+    out = write(tmp_path / "first", "parquet", range(COUNT), (), "<f4", ids=True)
+    shutil.rmtree(out / STATE_DIRECTORY)
+    settle(out)
+    assert not (out / STATE_DIRECTORY).exists()
