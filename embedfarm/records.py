@@ -253,8 +253,8 @@ class Heartbeat(Record):
         load_seconds: Time the model took to load.
         device_facts: Memory and temperature and the like, by metric name.
         where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
-        lane: What was done for interactive requests since the start: "requests", "texts",
-            "tokens", and the device's "seconds".
+        lane: What was done for interactive requests since the start: "rounds" (runs that several
+            may share), "requests", "texts", "tokens", and the device's "seconds".
     """
 
     worker: str

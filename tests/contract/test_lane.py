@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import numpy as np
 import pytest
@@ -44,15 +45,16 @@ def test_an_answer_reaches_its_asker(client: redis.Redis) -> None:
     lane = lane_of(client)
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(lane.embed, SPEC, [str(n)] * n, 20) for n in (1, 2, 3)]
-        taken: list[Taken] = []
-        wait_until(lambda: taken.extend(lane.take(ENGINE, "w", BYTES)) or len(taken) == 3)
+        wait_until(lambda: client.xlen(wire.lane_key(ENGINE)) == 3)
+        taken = lane.take(ENGINE, "w", BYTES)
         for each in taken:
             count = len(decode(LaneRequest, each.data).texts)
             answer = LaneAnswer(dimensions=2, vectors=vectors(count))
             assert lane.answer(ENGINE, [(each.entry, each.id, answer)]) == [True]
         for count, future in enumerate(asked, 1):
             found = future.result()
-            assert (found.shape, found.dtype) == ((count, 2), np.float32)
+            assert found.shape == (count, 2)
+            assert found.dtype == np.float32
     assert not lane.waiting(ENGINE)
     assert set(client.scan_iter()) == {
         wire.LANES.encode(),
@@ -72,7 +74,7 @@ def test_the_first_answer_counts(client: redis.Redis) -> None:
         False,
     ]
     assert lane.answer("another", [(taken.entry, "a", second)]) == [False]
-    (data,) = client.lrange(wire.reply_key("a"), 0, -1)
+    (data,) = cast("list[bytes]", client.lrange(wire.reply_key("a"), 0, -1))
     assert decode(LaneAnswer, data).worker == "first"
     assert 0 < client.ttl(wire.reply_key("a")) <= 30
 
