@@ -1,8 +1,9 @@
 """The interactive lane: a few texts whose vectors somebody waits for.
 
-A request is an entry of a stream that all workers with its model read as one group: the one whose
-device comes free first takes it, and nobody dispatches. Its answer is a list of one item on which
-the asker waits. A request whose worker dies is delivered again; the first answer counts.
+A request is cut into pieces, entries of a stream that all workers with its model read as a group:
+the one whose device comes free first takes the next, and nobody dispatches. Their answers come in a
+list on which the asker waits. What a worker that died had taken is delivered again; the first
+answer to a piece counts.
 """
 
 import math
@@ -20,13 +21,15 @@ from redis.commands.core import Script
 from embedfarm import wire
 from embedfarm.broker import block_ms
 from embedfarm.farm import engine_key
-from embedfarm.records import JobSpec, LaneAnswer, LaneRequest, decode, encode
+from embedfarm.records import ChunkError, JobSpec, LaneAnswer, LanePiece, decode, encode
 from embedfarm.settings import Settings
 
 REPLY_SECONDS: Final = 30  # the asker waits for it; this is for one that died
 UNLOADED_SECONDS: Final = 30
 LOADER_SECONDS: Final = 60  # a worker that loads for longer may get company
 BELLS_MAX: Final = 64
+PIECE_BYTES: Final = 1024  # of text: what the slowest device does in a fraction of a second
+PIECES_MAX: Final = 64  # of a request: each costs a round trip's worth of the server's time
 
 
 class LaneError(RuntimeError):
@@ -69,12 +72,12 @@ class TextsFailed(LaneError):
 
 
 class Taken(NamedTuple):
-    """A request that a worker has leased.
+    """A piece of a request that a worker has leased.
 
     Attributes:
         entry: Its entry's ID.
-        id: The asker's.
-        data: The encoded request.
+        id: Of the request.
+        data: The encoded piece.
         waited_seconds: Since it arrived on the server.
         deliveries: How often it was leased, this time included.
     """
@@ -122,39 +125,43 @@ class Lane:
             redis.ConnectionError, redis.TimeoutError: The server is away. Asking again is safe.
         """
         self._check(texts, timeout_seconds)
-        request = LaneRequest(
-            id=uuid.uuid4().hex, spec=spec, texts=list(texts), timeout_seconds=timeout_seconds
-        )
+        pieces = cut(spec, texts, timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
-        entry = self.send(request)
-        answer = self._wait(request.id, deadline)
-        if answer is None:
-            answer = self._withdraw(request, entry)
-        if answer.reason:
+        entries = self.send(pieces)
+        answers = self._wait(pieces, deadline)
+        refused = [answer for answer in answers if answer.reason]
+        if refused or len(answers) < len(pieces):
+            self._withdraw(pieces, entries)
+        for answer in refused:
             raise (LaneLate if answer.late else LaneRefused)(answer.reason)
-        return answer
+        if len(answers) < len(pieces):
+            said = self.unloaded(engine_key(spec)).items()
+            reasons = [f"{worker}: {reason}" for worker, reason in said]
+            raise LaneLate("; ".join([f"no answer within {timeout_seconds:g} s", *reasons]))
+        return join(answers)
 
-    def send(self, request: LaneRequest) -> str:
-        """Put a request into its lane; the ID of its entry.
+    def send(self, pieces: Sequence[LanePiece]) -> list[str]:
+        """Put the pieces of a request into their lane, all or none; the IDs of their entries.
 
         Raises:
             LaneFull: Too many requests wait already.
         """
-        engine, limits = engine_key(request.spec), self.settings
-        word, value = self._script("ask")(
-            keys=[wire.lane_key(engine), wire.LANES, wire.LANE_BELL],
+        engine, limits = engine_key(pieces[0].spec), self.settings
+        word, *values = self._script("ask")(
+            keys=[wire.lane_key(engine), wire.LANES, wire.LANE_BELL, wire.LANE_SIZES],
             args=[
                 engine,
-                request.id,
-                encode(request),
-                limits.lane_requests_max,
+                pieces[0].id,
+                limits.lane_pieces_max,
                 limits.lanes_max,
+                limits.lanes_bytes_max,
                 int(limits.lane_seconds_max * 1000),
+                *map(encode, pieces),
             ],
         )
         if word == b"full":
-            raise LaneFull(int(value) / 1000)
-        return str(value, "ascii")
+            raise LaneFull(int(values[0]) / 1000)
+        return [str(value, "ascii") for value in values]
 
     def _check(self, texts: Sequence[str], timeout_seconds: float) -> None:
         """Refuse what would fill the server, or wait for ever."""
@@ -170,28 +177,26 @@ class Lane:
         if not 0 < timeout_seconds <= limits.lane_seconds_max:
             raise LaneRefused(f"it may wait up to {limits.lane_seconds_max:g} s")
 
-    def _wait(self, request: str, deadline: float) -> LaneAnswer | None:
-        """The answer, None if it does not come by the deadline in monotonic time."""
-        while (left := deadline - time.monotonic()) > 0:
-            key = wire.reply_key(request)
+    def _wait(self, pieces: Sequence[LanePiece], deadline: float) -> list[LaneAnswer]:
+        """Answers up to a deadline in monotonic time: of all pieces, or until one has a reason."""
+        answers: list[LaneAnswer] = []
+        key = wire.reply_key(pieces[0].id)
+        while len(answers) < len(pieces) and (left := deadline - time.monotonic()) > 0:
             found = self.client.blpop([key], timeout=block_ms(left) / 1000)
-            if found is not None:
-                return decode(LaneAnswer, cast("list[bytes]", found)[1])
-        return None
+            if found is None:
+                continue
+            answers.append(decode(LaneAnswer, cast("list[bytes]", found)[1]))
+            if answers[-1].reason:
+                break
+        return answers
 
-    def _withdraw(self, request: LaneRequest, entry: str) -> LaneAnswer:
-        """Take a request out of its lane; the answer that came meanwhile, else that it is late."""
-        engine = engine_key(request.spec)
-        pipe = self.client.pipeline(transaction=True)
-        pipe.xack(wire.lane_key(engine), wire.GROUP, entry)
-        pipe.xdel(wire.lane_key(engine), entry)
-        pipe.lpop(wire.reply_key(request.id))
-        *_, data = pipe.execute()
-        if data is not None:
-            return decode(LaneAnswer, data)
-        reason = f"no answer within {request.timeout_seconds:g} s"
-        reasons = [f"{name}: {said}" for name, said in self.unloaded(engine).items()]
-        return LaneAnswer(reason="; ".join([reason, *reasons]), late=True)
+    def _withdraw(self, pieces: Sequence[LanePiece], entries: Sequence[str]) -> None:
+        """Take what is left of a request out of its lane."""
+        engine = engine_key(pieces[0].spec)
+        self._script("withdraw")(
+            keys=[wire.lane_key(engine), wire.reply_key(pieces[0].id), wire.LANE_SIZES],
+            args=[engine, *entries],
+        )
 
     # The worker's side.
 
@@ -216,13 +221,13 @@ class Lane:
         return f"{seconds * 1000 + microseconds // 1000}-0"
 
     def waiting(self, engine: str) -> bool:
-        """Whether there are requests, those that are being answered included."""
+        """Whether there are pieces, those that are being answered included."""
         return bool(self.client.exists(wire.lane_key(engine))) and bool(
             self.client.xlen(wire.lane_key(engine))
         )
 
     def take(self, engine: str, worker: str, bytes_enough: int) -> list[Taken]:
-        """Lease requests, at least one if there is any, until they have `bytes_enough` together.
+        """Lease pieces, at least one if there is any, until they have `bytes_enough` together.
 
         One whose worker fell silent comes alone. When the reply is lost, so is the worker.
         """
@@ -242,7 +247,7 @@ class Lane:
         ]
 
     def answer(self, engine: str, answers: Sequence[tuple[str, str, LaneAnswer]]) -> list[bool]:
-        """Answer requests, given as entry and id, in one round trip.
+        """Answer pieces, given as entry and request, in one round trip.
 
         Returns:
             For each whether the asker gets it: not when another answer was first, nor when the
@@ -252,8 +257,8 @@ class Lane:
         script = self._script("answer")
         for entry, request, answer in answers:
             script(
-                keys=[wire.lane_key(engine), wire.reply_key(request)],
-                args=[entry, encode(answer), REPLY_SECONDS * 1000],
+                keys=[wire.lane_key(engine), wire.reply_key(request), wire.LANE_SIZES],
+                args=[entry, engine, encode(answer), REPLY_SECONDS * 1000],
                 client=pipe,
             )
         return [word == b"answered" for word in pipe.execute()]
@@ -271,7 +276,7 @@ class Lane:
         return [each.decode() for each in found]
 
     def oldest(self, engine: str) -> Taken | None:
-        """The oldest request that no live worker has in hand, left where it is."""
+        """The oldest piece that no live worker has in hand, left where it is."""
         key = wire.lane_key(engine)
         if not self.client.exists(key):
             return None
@@ -283,7 +288,7 @@ class Lane:
         seconds, microseconds = self.client.time()
         for entry, fields in rows:
             waited = seconds + microseconds / 1e6 - int(entry.split(b"-")[0]) / 1000
-            return Taken(entry.decode(), fields[b"id"].decode(), fields[b"request"], waited, 0)
+            return Taken(entry.decode(), fields[b"id"].decode(), fields[b"piece"], waited, 0)
         return None
 
     def claim_loading(self, engine: str, worker: str) -> bool:
@@ -306,3 +311,46 @@ class Lane:
         """Why workers could not load an engine, by worker."""
         stored = cast("dict[bytes, bytes]", self.client.hgetall(wire.unloaded_key(engine)))
         return {name.decode(): reason.decode() for name, reason in stored.items()}
+
+
+def cut(spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> list[LanePiece]:
+    """A request in pieces of about `PIECE_BYTES`, so that several devices may share it."""
+    sizes = [len(text.encode()) for text in texts]
+    enough = max(PIECE_BYTES, -(-sum(sizes) // PIECES_MAX))
+    request, pieces, taken = uuid.uuid4().hex, list[LanePiece](), enough
+    for place, (text, size) in enumerate(zip(texts, sizes, strict=True)):
+        if taken >= enough:
+            taken = 0
+            pieces.append(
+                LanePiece(
+                    id=request, spec=spec, place=place, texts=[], timeout_seconds=timeout_seconds
+                )
+            )
+        pieces[-1].texts.append(text)
+        taken += size
+    return pieces
+
+
+def join(answers: Sequence[LaneAnswer]) -> LaneAnswer:
+    """The answer to a request, from those to all its pieces in any order.
+
+    Where two workers' fingerprints differ, both values are there, with a comma between them.
+    """
+    ordered = sorted(answers, key=lambda answer: answer.place)
+    prints = [answer.fingerprint for answer in ordered]
+    return LaneAnswer(
+        dimensions=ordered[0].dimensions,
+        vectors=b"".join(answer.vectors for answer in ordered),
+        errors=[
+            ChunkError(index=answer.place + e.index, reason=e.reason, attempts=e.attempts)
+            for answer in ordered
+            for e in answer.errors
+        ],
+        worker=",".join(dict.fromkeys(answer.worker for answer in ordered)),
+        token_count=sum(answer.token_count for answer in ordered),
+        seconds=sum(answer.seconds for answer in ordered),
+        fingerprint={
+            name: ",".join(dict.fromkeys(each.get(name, "") for each in prints))
+            for name in prints[0]
+        },
+    )

@@ -254,7 +254,7 @@ class Heartbeat(Record):
         device_facts: Memory and temperature and the like, by metric name.
         where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
         lane: What was done for interactive requests since the start: "rounds" (runs that several
-            may share), "requests", "texts", "tokens", and the device's "seconds".
+            may share), "pieces" of requests, "texts", "tokens", and the device's "seconds".
     """
 
     worker: str
@@ -353,37 +353,42 @@ class JobSpec(Record):
     lsh_bits: int = 2048
 
 
-class LaneRequest(Record):
-    """A few texts whose vectors somebody waits for.
+class LanePiece(Record):
+    """Some texts of an interactive request; one device may take this piece, another the next.
 
     Attributes:
-        id: Chosen by the asker; names the key of the answer.
+        id: Of the request; names the key of the answers.
         spec: As of a job; what is about storing vectors is ignored.
+        place: Of its first text in the request.
         texts: At least one.
         timeout_seconds: After its arrival on the server nobody waits for the answer any more.
     """
 
     id: str
     spec: JobSpec
+    place: int
     texts: list[str]
     timeout_seconds: float
 
 
 class LaneAnswer(Record):
-    """What became of a request: vectors, or why there are none.
+    """What became of a piece, and then of the whole request: vectors, or why there are none.
 
     Attributes:
+        place: Of the first text in the request.
         dimensions: Components of a vector.
         vectors: Little-endian float32, a row for each text; the row of a failed text is zero.
         errors: The texts that failed, by place in the request.
         reason: Why the whole request failed, "" where it did not.
         late: Whether that is because a worker came to it after its time.
-        worker: Name of the worker.
+        worker: Name of the worker, or of several with commas between them.
         token_count: Tokens of the texts, as the model counts and cuts them.
-        seconds: Time from the moment at which a worker took it to that of the answer.
+        seconds: Time from the moment at which a worker took it to that of the answer; of a
+            request the sum over its workers.
         fingerprint: Of the model, as of a job.
     """
 
+    place: int = 0
     dimensions: int = 0
     vectors: bytes = b""
     errors: list[ChunkError] = msgspec.field(default_factory=list)

@@ -141,11 +141,15 @@ class Settings(BaseSettings):
     lane_seconds_max: Annotated[
         PositiveFloat, Field(description="Most that a request may wait for its answer.")
     ] = 120.0
-    lane_requests_max: Annotated[
-        PositiveInt, Field(description="Requests for one model that wait or are being answered.")
-    ] = 256
+    lane_pieces_max: Annotated[
+        PositiveInt,
+        Field(description="Pieces of requests for one model that wait or are being answered."),
+    ] = 1024
     lane_texts_max: Annotated[PositiveInt, Field(description="Most texts in a request.")] = 2048
     lane_bytes_max: Annotated[PositiveInt, Field(description="Most text in a request.")] = MEBIBYTE
+    lanes_bytes_max: Annotated[
+        PositiveInt, Field(description="Text of all requests that Redis holds at most.")
+    ] = 64 * MEBIBYTE
     lanes_max: Annotated[
         PositiveInt, Field(description="Models that interactive requests ask for at a time.")
     ] = 64

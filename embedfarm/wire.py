@@ -24,12 +24,13 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
 
-    ef:{farm}:lane:<engine>  stream  LaneRequest by `engine_key`      asker     -> worker     120 s
+    ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
     ef:{farm}:lanes          zset    engine -> unix ms of a request   asker     -> worker     120 s
+    ef:{farm}:lane-sizes     hash    engine -> bytes of its pieces    asker     -> asker      120 s
     ef:{farm}:lane-bell      stream  engines asked for, newest 64     asker     -> worker
     ef:{farm}:loader:<engine>  string  worker that loads it           worker    -> worker     60 s
     ef:{farm}:unloaded:<engine>  hash  worker -> why it cannot        worker    -> all        30 s
-    ef:{farm}:reply:<id>     list    <= 1 item: LaneAnswer            worker    -> asker      30 s
+    ef:{farm}:reply:<id>     list    LaneAnswer for each piece        worker    -> asker      30 s
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
@@ -50,6 +51,7 @@ HISTORY: Final = "ef:{farm}:history"
 SCHEDULER: Final = "ef:{farm}:scheduler"
 FENCE: Final = "ef:{farm}:fence"
 LANES: Final = "ef:{farm}:lanes"
+LANE_SIZES: Final = "ef:{farm}:lane-sizes"
 LANE_BELL: Final = "ef:{farm}:lane-bell"
 
 

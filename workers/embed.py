@@ -25,6 +25,7 @@ from workers.quantisation import quantise
 
 JOBS_CHECKED_MAX: Final = 64
 STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
+SHORT_TOKENS: Final = 16  # of a text that people ask about, and such texts in a device batch
 ROUNDING: Final = 0.1  # a device batch this much too long is better than two
 
 OpenReference = Callable[[Engine, JobSpec], Engine | None]
@@ -105,6 +106,20 @@ class Embedder:
     _costs: dict[str, BatchCosts] = field(default_factory=lambda: defaultdict(BatchCosts))
     _finished: float = 0.0
     _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
+
+    def tokens_within(self, seconds: float, model: str, engine: Engine) -> int:
+        """Tokens of short texts that the device does in that time, at most its engine's own budget.
+
+        Few while its speed is not known: too many would be kept from faster devices.
+
+        Args:
+            seconds: The time.
+            model: `embedfarm.farm.model_key` of the engine's spec.
+            engine: The engine.
+        """
+        taken = self._costs[f"{model}|{engine.name}"].estimate(SHORT_TOKENS, SHORT_TOKENS)
+        known = int(SHORT_TOKENS**2 * seconds / taken) if taken else SHORT_TOKENS**2
+        return min(engine.batch_tokens, known)
 
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
         """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.

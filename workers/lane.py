@@ -28,18 +28,19 @@ from embedfarm.records import (
     ChunkError,
     JobSpec,
     LaneAnswer,
-    LaneRequest,
+    LanePiece,
     RecordError,
     decode,
 )
 from embedfarm.settings import Settings
+from workers.engines import Engine
 from workers.fetch import tokenise
 from workers.leases import Holdings, Lease, MicroBatch, is_gone
 from workers.models import REFUSAL_SECONDS, Models
 
 LISTEN_SECONDS: Final = 0.5  # a stop, or a request that a dead worker left, waits at most so long
 ROUNDS_MAX: Final = 4  # answered and not sent yet
-BYTES_PER_TOKEN: Final = 4  # of text; only decides how many requests share a run
+BYTES_PER_TOKEN: Final = 4  # of text; only decides how many pieces share a run
 # Before a model is given up for a request that a worker which has it may be about to take.
 SWAP_SECONDS: Final = 0.5
 ALL_BYTES: Final = 1 << 40
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Reply(NamedTuple):
-    """What becomes of one request: its answer, and the rows of vectors that belong into it."""
+    """What becomes of one piece: its answer, and the rows of vectors that belong into it."""
 
     taken: Taken
     answer: LaneAnswer
@@ -79,8 +80,9 @@ class LaneServer:
 
     Attributes:
         wake: Tells a device that has nothing else to do to look.
+        tokens_within: Tokens that an engine does in some seconds, given the key of its model.
         done: Rounds to be sent; None ends the sending.
-        tally: What was done since the start: "rounds", "requests", "texts" and "tokens".
+        tally: What was done since the start: "rounds", "pieces", "texts" and "tokens".
     """
 
     farm: Farm
@@ -89,18 +91,19 @@ class LaneServer:
     settings: Settings
     stop: threading.Event
     wake: Callable[[], None]
+    tokens_within: Callable[[float, str, Engine], int]
     done: "queue.Queue[Round | None]" = field(
         default_factory=lambda: queue.Queue(maxsize=ROUNDS_MAX)
     )
     tally: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("rounds", "requests", "texts", "tokens"), 0.0)
+        default_factory=lambda: dict.fromkeys(("rounds", "pieces", "texts", "tokens"), 0.0)
     )
     lane: Lane = field(init=False)
     _waiting: threading.Event = field(default_factory=threading.Event)
     _rang_at: float = 0.0
     _heard_at: float = -float("inf")
     _held: Holdings = field(default_factory=Holdings)
-    _round: list[Taken] = field(default_factory=list)
+    _round: list[tuple[Taken, LanePiece]] = field(default_factory=list)
     _began: float = 0.0
     _refused_until: dict[str, float] = field(default_factory=dict)
 
@@ -116,7 +119,9 @@ class LaneServer:
             return None
         self._waiting.clear()  # before the look, so that who comes after it is not forgotten
         self._began = time.monotonic()
-        key, enough = self.models.engine_key, BYTES_PER_TOKEN * engine.batch_tokens
+        # No more at a time than a short device batch: other devices may take the rest.
+        seconds, key = self.settings.lane_batch_seconds, self.models.engine_key
+        enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
         try:
             taken = self.lane.take(key, self.worker, enough)
         except UNAVAILABLE as error:
@@ -124,28 +129,29 @@ class LaneServer:
             return None
         if sum(len(each.data) for each in taken) >= enough or _is_retry(taken):
             self._waiting.set()  # that was not all
-        opened = [(each, request) for each in taken if (request := self._open(key, each))]
-        if not opened:
+        self._round = [(each, piece) for each in taken if (piece := self._open(key, each))]
+        if not self._round:
             return None
-        self._round = [each for each, _ in opened]
-        leases = [_lease(key, each, request) for each, request in opened]
+        leases = [_lease(key, each, piece) for each, piece in self._round]
         self._held.add(leases)
-        texts = list(chain.from_iterable(request.texts for _, request in opened))
+        texts = list(chain.from_iterable(piece.texts for _, piece in self._round))
         tokenised, reasons = tokenise(engine, texts)
-        spec = msgspec.structs.replace(opened[0][1].spec, vector_dtype="float32", ranges=b"")
+        plain = self._round[0][1].spec
+        spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
         return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
 
     def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
         """Have the answers of a round sent, without waiting for it."""
         lengths = batch.tokenised.text_lengths
         self.tally["rounds"] += 1
-        self.tally["requests"] += len(batch.leases)
+        self.tally["pieces"] += len(batch.leases)
         self.tally["texts"] += len(lengths)
         self.tally["tokens"] += int(lengths.sum())
         seconds = time.monotonic() - self._began
         replies = []
-        for taken, (_, rows) in zip(self._round, batch.rows(), strict=True):
+        for (taken, piece), (_, rows) in zip(self._round, batch.rows(), strict=True):
             answer = LaneAnswer(
+                place=piece.place,
                 dimensions=vectors.shape[1],
                 errors=[
                     ChunkError(index=row - rows.start, reason=reason, attempts=taken.deliveries)
@@ -169,23 +175,23 @@ class LaneServer:
         """On an idle device, let a first request wait a moment for others to share its run."""
         self.stop.wait(max(0.0, self._rang_at + self.settings.lane_wait_seconds - time.monotonic()))
 
-    def _open(self, key: str, taken: Taken) -> LaneRequest | None:
-        """The request, None for one that is answered at once: late, damaged or dangerous."""
+    def _open(self, key: str, taken: Taken) -> LanePiece | None:
+        """The piece, None for one that is answered at once: late, damaged or dangerous."""
         try:
-            request = decode(LaneRequest, taken.data)
+            piece = decode(LanePiece, taken.data)
         except RecordError as error:
             self._refuse(key, taken, str(error))
             return None
-        if taken.waited_seconds > request.timeout_seconds:
-            reason = f"no worker was free within {request.timeout_seconds:g} s"
+        if taken.waited_seconds > piece.timeout_seconds:
+            reason = f"no worker was free within {piece.timeout_seconds:g} s"
             self._refuse(key, taken, reason, late=True)
-        elif engine_key(request.spec) != key:
+        elif engine_key(piece.spec) != key:
             self._refuse(key, taken, "its model is not the one of its lane")
         elif taken.deliveries > self.settings.deliveries_max:
             tries = taken.deliveries - 1
             self._refuse(key, taken, f"the worker died or hung {tries} times while embedding it")
         else:
-            return request
+            return piece
         return None
 
     def _refuse(self, key: str, taken: Taken, reason: str, *, late: bool = False) -> None:
@@ -285,7 +291,7 @@ class LaneServer:
             self._refuse_together(key)
             return False
         try:
-            request = decode(LaneRequest, oldest.data)
+            request = decode(LanePiece, oldest.data)
         except RecordError as error:
             self._refuse_waiting(key, str(error))
             return False
@@ -332,8 +338,8 @@ def _is_retry(taken: Sequence[Taken]) -> bool:
     return any(each.deliveries > 1 for each in taken)
 
 
-def _lease(key: str, taken: Taken, request: LaneRequest) -> Lease:
-    """A request in the form in which the device takes blocks."""
-    count = len(request.texts)
+def _lease(key: str, taken: Taken, piece: LanePiece) -> Lease:
+    """A piece in the form in which the device takes blocks."""
+    count = len(piece.texts)
     entry = Entry(wire.lane_key(key), taken.entry, b"", count, count)
-    return Lease(key, entry, Block(start=0, texts=request.texts), taken.deliveries)
+    return Lease(key, entry, Block(start=0, texts=piece.texts), taken.deliveries)

@@ -92,7 +92,15 @@ class Worker:
             self.models.open_reference,
             self.settings.slowdown.get(self.device, 1.0),
         )
-        self.lane = LaneServer(farm, self.name, self.models, self.settings, self.stop, self._wake)
+        self.lane = LaneServer(
+            farm,
+            self.name,
+            self.models,
+            self.settings,
+            self.stop,
+            self._wake,
+            self.embedder.tokens_within,
+        )
         self.embedder.requests = self.lane
         self.fetcher.when_idle = self.lane.load_wanted
         self.committer = Committer(

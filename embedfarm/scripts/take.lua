@@ -1,7 +1,7 @@
--- Lease requests: one whose worker fell silent, by itself, because it may be what silenced it; else
+-- Lease pieces of requests: one whose worker fell silent, by itself, because it may be what silenced it; else
 -- new ones, until they have enough bytes together.
 -- KEYS: lane   ARGV: worker, lease in ms, bytes
--- Answers the unix ms, how often the requests were delivered, and the entries.
+-- Answers the unix ms, how often they were delivered, and the entries.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if redis.call('EXISTS', KEYS[1]) == 0 then return {now, 0, {}} end

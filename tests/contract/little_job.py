@@ -14,7 +14,7 @@ from embedfarm.records import (
     Heartbeat,
     JobSpec,
     LaneAnswer,
-    LaneRequest,
+    LanePiece,
     Plan,
     Rate,
     Result,
@@ -89,7 +89,7 @@ def ask_everything(client: redis.Redis) -> None:
     """A lane in which every kind of key is there."""
     lane, engine = Lane(client), engine_key(SPEC)
     for name in ("asked", "left"):
-        lane.send(LaneRequest(id=name, spec=SPEC, texts=["a"], timeout_seconds=9))
+        lane.send([LanePiece(id=name, spec=SPEC, place=0, texts=["a"], timeout_seconds=9)])
     assert lane.oldest(engine) is not None
     taken, _ = lane.take(engine, "one", 10**6)
     lane.renew(engine, "one", [taken.entry])

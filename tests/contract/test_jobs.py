@@ -461,7 +461,7 @@ def test_keys_of_a_job_share_a_slot(job: str) -> None:
     """All keys of a job lie in one cluster slot, as do all keys of the farm."""
     assert len({key_slot(key.encode()) for key in wire.JobKeys(job).all()}) == 1
     farm = [wire.SCHEDULER, wire.FENCE, wire.WORKERS, wire.plan_key(job), wire.worker_key(job)]
-    farm += [wire.LANES, wire.LANE_BELL, wire.lane_key(job), wire.reply_key(job)]
+    farm += [wire.LANES, wire.LANE_BELL, wire.LANE_SIZES, wire.lane_key(job), wire.reply_key(job)]
     farm += [wire.loader_key(job), wire.unloaded_key(job)]
     assert len({key_slot(key.encode()) for key in farm}) == 1
 

@@ -2,16 +2,28 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embedfarm import wire
 from embedfarm.farm import engine_key
-from embedfarm.lane import Lane, LaneError, LaneFull, LaneLate, LaneRefused, Taken, TextsFailed
-from embedfarm.records import ChunkError, JobSpec, LaneAnswer, LaneRequest, decode, encode
+from embedfarm.lane import (
+    Lane,
+    LaneError,
+    LaneFull,
+    LaneLate,
+    LaneRefused,
+    Taken,
+    TextsFailed,
+    cut,
+)
+from embedfarm.records import ChunkError, JobSpec, LaneAnswer, LanePiece, decode, encode
 from embedfarm.settings import Settings
 from tests.support import wait_until
 
@@ -25,19 +37,25 @@ def lane_of(client: redis.Redis, **settings: float) -> Lane:
     return Lane(client, Settings().model_copy(update=settings))
 
 
-def request(name: str, timeout_seconds: float = 60.0) -> LaneRequest:
+def request(name: str, spec: JobSpec = SPEC) -> list[LanePiece]:
     """A request of one text."""
-    return LaneRequest(id=name, spec=SPEC, texts=[name], timeout_seconds=timeout_seconds)
+    return [LanePiece(id=name, spec=spec, place=0, texts=[name], timeout_seconds=60.0)]
 
 
 def names(taken: list[Taken]) -> list[str]:
-    """The texts of requests."""
-    return [text for each in taken for text in decode(LaneRequest, each.data).texts]
+    """The texts of pieces."""
+    return [text for each in taken for text in decode(LanePiece, each.data).texts]
 
 
 def vectors(count: int) -> bytes:
     """`count` vectors of two components."""
     return np.arange(2 * count, dtype="<f4").tobytes()
+
+
+def sizes(client: redis.Redis) -> dict[str, int]:
+    """Bytes that count as waiting, by lane."""
+    stored = cast("dict[bytes, bytes]", client.hgetall(wire.LANE_SIZES))
+    return {engine.decode(): int(size) for engine, size in stored.items()}
 
 
 def test_an_answer_reaches_its_asker(client: redis.Redis) -> None:
@@ -48,7 +66,7 @@ def test_an_answer_reaches_its_asker(client: redis.Redis) -> None:
         wait_until(lambda: client.xlen(wire.lane_key(ENGINE)) == 3)
         taken = lane.take(ENGINE, "w", BYTES)
         for each in taken:
-            count = len(decode(LaneRequest, each.data).texts)
+            count = len(decode(LanePiece, each.data).texts)
             answer = LaneAnswer(dimensions=2, vectors=vectors(count))
             assert lane.answer(ENGINE, [(each.entry, each.id, answer)]) == [True]
         for count, future in enumerate(asked, 1):
@@ -56,11 +74,9 @@ def test_an_answer_reaches_its_asker(client: redis.Redis) -> None:
             assert found.shape == (count, 2)
             assert found.dtype == np.float32
     assert not lane.waiting(ENGINE)
-    assert set(client.scan_iter()) == {
-        wire.LANES.encode(),
-        wire.LANE_BELL.encode(),
-        wire.lane_key(ENGINE).encode(),
-    }
+    kept = {wire.LANES, wire.LANE_BELL, wire.LANE_SIZES, wire.lane_key(ENGINE)}
+    assert set(client.scan_iter()) == {key.encode() for key in kept}
+    assert sizes(client) == {ENGINE: 0}
 
 
 def test_the_first_answer_counts(client: redis.Redis) -> None:
@@ -97,7 +113,7 @@ def test_a_failed_text_is_named(client: redis.Redis) -> None:
 
 def test_a_full_lane_refuses(client: redis.Redis) -> None:
     """Beyond the limit a request is refused at once, with a time to try again; others are kept."""
-    lane = lane_of(client, lane_requests_max=2)
+    lane = lane_of(client, lane_pieces_max=2)
     lane.send(request("a"))
     lane.send(request("b"))
     with pytest.raises(LaneFull, match=r"try again in \d+ s") as caught:
@@ -115,7 +131,7 @@ def test_lanes_are_bounded(client: redis.Redis) -> None:
     """Requests for ever other models do not fill the server."""
     lane = lane_of(client, lanes_max=1)
     lane.send(request("a"))
-    other = LaneRequest(id="b", spec=JobSpec(model="null:3"), texts=["b"], timeout_seconds=9)
+    other = request("b", JobSpec(model="null:3"))
     with pytest.raises(LaneFull):
         lane.send(other)
     lane.send(request("c"))
@@ -123,7 +139,7 @@ def test_lanes_are_bounded(client: redis.Redis) -> None:
     wait_until(lambda: sends(brief, other))
 
 
-def sends(lane: Lane, asked: LaneRequest) -> bool:
+def sends(lane: Lane, asked: list[LanePiece]) -> bool:
     """Whether there is room."""
     try:
         lane.send(asked)
@@ -134,10 +150,71 @@ def sends(lane: Lane, asked: LaneRequest) -> bool:
 
 def test_what_nobody_waits_for_makes_room(client: redis.Redis) -> None:
     """Requests of askers that died do not fill a lane for ever."""
-    lane = lane_of(client, lane_requests_max=1, lane_seconds_max=0.05)
+    lane = lane_of(client, lane_pieces_max=1, lane_seconds_max=0.05)
     lane.send(request("a"))
     wait_until(lambda: sends(lane, request("b")))
     assert names(lane_of(client).take(ENGINE, "w", BYTES)) == ["b"]
+    assert sizes(client) == {ENGINE: len(encode(request("b")[0]))}
+
+
+def test_bytes_of_all_lanes_are_bounded(client: redis.Redis) -> None:
+    """Long texts fill the farm sooner; what is answered, or expires with its lane, makes room."""
+    size = len(encode(request("a")[0]))
+    lane = lane_of(client, lanes_bytes_max=2 * size)
+    others = JobSpec(model="null:3")
+    lane.send(request("a"))
+    lane.send(request("b", others))
+    assert not sends(lane, request("c"))
+    (taken,) = lane.take(ENGINE, "w", BYTES)
+    assert lane.answer(ENGINE, [(taken.entry, taken.id, LaneAnswer())]) == [True]
+    lane.send(request("d"))
+    assert sizes(client) == {ENGINE: size, engine_key(others): size}
+    brief = lane_of(client, lanes_bytes_max=size, lane_seconds_max=0.05)
+    wait_until(lambda: sends(brief, request("e")))
+    assert sizes(client) == {ENGINE: size}
+
+
+@given(st.lists(st.text(max_size=400), min_size=1, max_size=200))
+def test_pieces_are_the_request(texts: list[str]) -> None:
+    """They have all texts in order, are few, and none is much larger than it need be."""
+    pieces = cut(SPEC, texts, 9.0)
+    assert [text for piece in pieces for text in piece.texts] == texts
+    places = [piece.place for piece in pieces]
+    assert places == list(accumulate([0, *(len(piece.texts) for piece in pieces[:-1])]))
+    assert len(pieces) <= 64 + 1
+    assert len({piece.id for piece in pieces}) == 1
+    total = sum(len(text.encode()) for text in texts)
+    for piece in pieces:
+        *before, _ = [len(text.encode()) for text in piece.texts]
+        assert sum(before) < max(1024, total / 64 + 1)
+
+
+def test_answers_to_pieces_are_joined(client: redis.Redis) -> None:
+    """In whatever order workers answer, texts keep their places; counts are of the whole."""
+    lane = lane_of(client)
+    texts = [f"{index} " + "x" * 600 for index in range(5)]
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(lane.ask, SPEC, texts, 20)
+        wait_until(lambda: client.xlen(wire.lane_key(ENGINE)) == 3)
+        for worker, taken in enumerate(reversed(lane.take(ENGINE, "w", BYTES))):
+            piece = decode(LanePiece, taken.data)
+            firsts = [[float(text.split()[0]), 0.0] for text in piece.texts]
+            answer = LaneAnswer(
+                place=piece.place,
+                dimensions=2,
+                vectors=np.asarray(firsts, dtype="<f4").tobytes(),
+                errors=[ChunkError(index=0, reason="no")] if piece.place else [],
+                worker=f"w{worker % 2}",
+                token_count=len(piece.texts),
+                seconds=0.5,
+                fingerprint={"weights": "1", "dtype": f"d{worker % 2}"},
+            )
+            lane.answer(ENGINE, [(taken.entry, taken.id, answer)])
+        answer = asked.result()
+    assert answer.matrix()[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert [error.index for error in answer.errors] == [2, 4]
+    assert (answer.worker, answer.token_count, answer.seconds) == ("w0,w1", 5, 1.5)
+    assert answer.fingerprint == {"weights": "1", "dtype": "d0,d1"}
 
 
 def test_no_answer_in_time(client: redis.Redis) -> None:
@@ -147,6 +224,7 @@ def test_no_answer_in_time(client: redis.Redis) -> None:
     with pytest.raises(LaneLate, match=r"no answer within 0.1 s; w: no memory"):
         lane.embed(SPEC, ["a"], 0.1)
     assert not lane.waiting(ENGINE)
+    assert sizes(client) == {ENGINE: 0}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +266,7 @@ def test_requests_are_taken_once_and_some_at_a_time(client: redis.Redis) -> None
     lane = lane_of(client)
     for name in "abc":
         lane.send(request(name))
-    size = len(encode(request("a")))
+    size = len(encode(request("a")[0]))
     taken = lane.take(ENGINE, "one", size + 1)
     assert names(taken) == ["a", "b"]
     assert [(each.id, each.deliveries) for each in taken] == [("a", 1), ("b", 1)]

@@ -15,7 +15,7 @@ from embedfarm.records import (
     JobShare,
     JobSpec,
     LaneAnswer,
-    LaneRequest,
+    LanePiece,
     Plan,
     Rate,
     Record,
@@ -40,7 +40,7 @@ KINDS: list[type[Record]] = [
     JobSpec,
     TokenIds,
     TokenRecipe,
-    LaneRequest,
+    LanePiece,
     LaneAnswer,
 ]
 TEXTS = st.text(max_size=20)
