@@ -129,7 +129,10 @@ class LaneServer:
             return None
         if sum(len(each.data) for each in taken) >= enough or _is_retry(taken):
             self._waiting.set()  # that was not all
-        self._round = [(each, piece) for each in taken if (piece := self._open(key, each))]
+        refused: list[Reply] = []
+        self._round = [(each, piece) for each in taken if (piece := self._open(key, each, refused))]
+        if refused:
+            self._put(Round(key, [], refused))
         if not self._round:
             return None
         leases = [_lease(key, each, piece) for each, piece in self._round]
@@ -175,29 +178,26 @@ class LaneServer:
         """On an idle device, let a first request wait a moment for others to share its run."""
         self.stop.wait(max(0.0, self._rang_at + self.settings.lane_wait_seconds - time.monotonic()))
 
-    def _open(self, key: str, taken: Taken) -> LanePiece | None:
-        """The piece, None for one that is answered at once: late, damaged or dangerous."""
+    def _open(self, key: str, taken: Taken, refused: list[Reply]) -> LanePiece | None:
+        """The piece, None for one that was added to `refused`: late, damaged or dangerous."""
+        reason, late, piece = "", False, None
         try:
             piece = decode(LanePiece, taken.data)
         except RecordError as error:
-            self._refuse(key, taken, str(error))
-            return None
-        if taken.waited_seconds > piece.timeout_seconds:
-            reason = f"no worker was free within {piece.timeout_seconds:g} s"
-            self._refuse(key, taken, reason, late=True)
-        elif engine_key(piece.spec) != key:
-            self._refuse(key, taken, "its model is not the one of its lane")
-        elif taken.deliveries > self.settings.deliveries_max:
-            tries = taken.deliveries - 1
-            self._refuse(key, taken, f"the worker died or hung {tries} times while embedding it")
+            reason = str(error)
         else:
-            return piece
-        return None
-
-    def _refuse(self, key: str, taken: Taken, reason: str, *, late: bool = False) -> None:
-        """Have a request answered with a reason."""
-        answer = LaneAnswer(reason=reason, late=late, worker=self.worker)
-        self._put(Round(key, [], [Reply(taken, answer)]))
+            late = taken.waited_seconds > piece.timeout_seconds
+            if late:
+                reason = f"no worker was free within {piece.timeout_seconds:g} s"
+            elif engine_key(piece.spec) != key:
+                reason = "its model is not the one of its lane"
+            elif taken.deliveries > self.settings.deliveries_max:
+                tries = taken.deliveries - 1
+                reason = f"the worker died or hung {tries} times while embedding it"
+        if reason:
+            refused.append(Reply(taken, LaneAnswer(reason=reason, late=late, worker=self.worker)))
+            return None
+        return piece
 
     def _put(self, item: Round) -> None:
         """Hand a round to the thread that sends; after a stop nobody may be there any more."""

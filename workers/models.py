@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from embedfarm.farm import Farm, ModelRefused, engine_key, model_key
-from embedfarm.model_files import ModelError
+from embedfarm.model_files import ModelError, is_null, resolve
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.settings import Settings
 from workers.engines import Engine, open_engine, open_reference
@@ -119,9 +119,13 @@ class Models:
     def load(self, spec: JobSpec) -> None:
         """Have the engine of a spec loaded, though no job needs it.
 
+        A model that is not to be had at all does not cost the one that is loaded.
+
         Raises:
-            embedfarm.model_files.ModelError: The model is not to be had.
+            embedfarm.model_files.ModelError: It is not to be had, or does not load.
         """
+        if not is_null(spec.model):
+            resolve(spec.model, self.settings.model_cache)
         self._open(spec)
 
     def _open(self, spec: JobSpec) -> Engine:

@@ -317,6 +317,17 @@ def test_a_model_that_nobody_has(server: LiveServer, lane: Lane) -> None:
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
 
 
+def test_a_model_that_is_not_there_costs_no_other(server: LiveServer, lane: Lane) -> None:
+    """A worker keeps the model that it has when it is asked for one that is not to be had."""
+    worker = worker_on(server)
+    load(worker)
+    engine = worker.models.engine()
+    with working(worker):
+        with pytest.raises(LaneRefused, match="no worker can load the model"):
+            lane.embed(JobSpec(model="/no/such/model"), ["a"], SECONDS)
+        assert worker.models.engine() is engine
+
+
 def test_a_damaged_request_is_told_so(server: LiveServer, lane: Lane) -> None:
     """What is no request, or in another model's lane, is answered with the reason."""
     worker = worker_on(server)
