@@ -349,6 +349,7 @@ def join(answers: Sequence[LaneAnswer]) -> LaneAnswer:
         worker=",".join(dict.fromkeys(answer.worker for answer in ordered)),
         token_count=sum(answer.token_count for answer in ordered),
         seconds=sum(answer.seconds for answer in ordered),
+        waited_seconds=min(answer.waited_seconds for answer in ordered),
         fingerprint={
             name: ",".join(dict.fromkeys(each.get(name, "") for each in prints))
             for name in prints[0]

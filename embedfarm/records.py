@@ -383,8 +383,10 @@ class LaneAnswer(Record):
         late: Whether that is because a worker came to it after its time.
         worker: Name of the worker, or of several with commas between them.
         token_count: Tokens of the texts, as the model counts and cuts them.
-        seconds: Time from the moment at which a worker took it to that of the answer; of a
-            request the sum over its workers.
+        seconds: Its share of the time from the moment at which a worker took it, and what else
+            was waiting, to that of the answers; of a request the sum over its pieces.
+        waited_seconds: From its arrival on the server until a worker took it; of a request until
+            one took the first of its pieces.
         fingerprint: Of the model, as of a job.
     """
 
@@ -397,6 +399,7 @@ class LaneAnswer(Record):
     worker: str = ""
     token_count: int = 0
     seconds: float = 0.0
+    waited_seconds: float = 0.0
     fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
 
     def matrix(self) -> NDArray[np.float32]:

@@ -150,7 +150,7 @@ class LaneServer:
         self.tally["pieces"] += len(batch.leases)
         self.tally["texts"] += len(lengths)
         self.tally["tokens"] += int(lengths.sum())
-        seconds = time.monotonic() - self._began
+        seconds_per_token = (time.monotonic() - self._began) / max(1, int(lengths.sum()))
         replies = []
         for (taken, piece), (_, rows) in zip(self._round, batch.rows(), strict=True):
             answer = LaneAnswer(
@@ -163,7 +163,8 @@ class LaneServer:
                 ],
                 worker=self.worker,
                 token_count=int(lengths[rows].sum()),
-                seconds=seconds,
+                seconds=seconds_per_token * int(lengths[rows].sum()),
+                waited_seconds=taken.waited_seconds,
                 fingerprint=batch.engine.fingerprint,
             )
             replies.append(Reply(taken, answer, vectors[rows]))
