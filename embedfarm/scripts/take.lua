@@ -1,5 +1,5 @@
--- Lease pieces of requests: one whose worker fell silent, by itself, because it may be what silenced it; else
--- new ones, until they have enough bytes together.
+-- Lease pieces of requests: one whose worker fell silent, by itself, because it may be what silenced
+-- it; else new ones, until they have enough bytes together.
 -- KEYS: lane   ARGV: worker, lease in ms, bytes
 -- Answers the unix ms, how often they were delivered, and the entries.
 local time = redis.call('TIME')
