@@ -47,7 +47,8 @@ class Account(Record):
         flops: Floating-point operations that the model needs for the real tokens.
         peak_flops_per_second: Measured on this device by multiplying matrices; 0 when unknown.
         seconds: Time by activity: "queue" (the device waits for work), "tokenise", "forward" (the
-            device works), "commit". All but "queue" and "forward" run beside the device.
+            device works), "lane" (it works for interactive requests meanwhile), "commit". All but
+            "queue", "forward" and "lane" run beside the device.
         parity: The sample that was checked, None without one.
     """
 

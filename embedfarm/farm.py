@@ -1,5 +1,6 @@
 """The farm on the server: its jobs, workers, plans, events, history, and the scheduler's lock."""
 
+import hashlib
 import json
 import math
 import time
@@ -55,6 +56,22 @@ class FarmFull(RuntimeError):
 def model_key(spec: JobSpec) -> str:
     """Name under which throughput of a model is remembered: all that changes its speed."""
     return f"{spec.model}|{spec.dtype}|{spec.max_length}|{spec.engine}"
+
+
+def engine_key(spec: JobSpec) -> str:
+    """Name of all of a spec that decides which engine serves it, and what its vectors are."""
+    decisive = (
+        spec.model,
+        spec.dtype,
+        spec.engine,
+        spec.prompt,
+        spec.max_length,
+        spec.normalize,
+        spec.dimensions,
+        spec.long,
+        spec.long_overlap,
+    )
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
 
 def length_class(tokens_mean: float) -> int:

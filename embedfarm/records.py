@@ -253,6 +253,8 @@ class Heartbeat(Record):
         load_seconds: Time the model took to load.
         device_facts: Memory and temperature and the like, by metric name.
         where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
+        lane: What was done for interactive requests since the start: "rounds" (runs that several
+            may share), "pieces" of requests, "texts", "tokens", and the device's "seconds".
     """
 
     worker: str
@@ -271,6 +273,7 @@ class Heartbeat(Record):
     load_seconds: float = 0.0
     device_facts: dict[str, float] = msgspec.field(default_factory=dict)
     where: dict[str, float] = msgspec.field(default_factory=dict)
+    lane: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class JobShare(Record):
@@ -348,6 +351,60 @@ class JobSpec(Record):
     long: str = "truncate"
     long_overlap: int = 32
     lsh_bits: int = 2048
+
+
+class LanePiece(Record):
+    """Some texts of an interactive request; one device may take this piece, another the next.
+
+    Attributes:
+        id: Of the request; names the key of the answers.
+        spec: As of a job; what is about storing vectors is ignored.
+        place: Of its first text in the request.
+        texts: At least one.
+        timeout_seconds: After its arrival on the server nobody waits for the answer any more.
+    """
+
+    id: str
+    spec: JobSpec
+    place: int
+    texts: list[str]
+    timeout_seconds: float
+
+
+class LaneAnswer(Record):
+    """What became of a piece, and then of the whole request: vectors, or why there are none.
+
+    Attributes:
+        place: Of the first text in the request.
+        dimensions: Components of a vector.
+        vectors: Little-endian float32, a row for each text; the row of a failed text is zero.
+        errors: The texts that failed, by place in the request.
+        reason: Why the whole request failed, "" where it did not.
+        late: Whether that is because a worker came to it after its time.
+        worker: Name of the worker, or of several with commas between them.
+        token_count: Tokens of the texts, as the model counts and cuts them.
+        seconds: Its share of the time from the moment at which a worker took it, and what else
+            was waiting, to that of the answers; of a request the sum over its pieces.
+        waited_seconds: From its arrival on the server until a worker took it; of a request until
+            one took the first of its pieces.
+        fingerprint: Of the model, as of a job.
+    """
+
+    place: int = 0
+    dimensions: int = 0
+    vectors: bytes = b""
+    errors: list[ChunkError] = msgspec.field(default_factory=list)
+    reason: str = ""
+    late: bool = False
+    worker: str = ""
+    token_count: int = 0
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+    fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def matrix(self) -> NDArray[np.float32]:
+        """Vectors as an array of shape (texts, dimensions), without a copy."""
+        return np.frombuffer(self.vectors, dtype="<f4").reshape(-1, self.dimensions)
 
 
 R = TypeVar("R", bound=Record)

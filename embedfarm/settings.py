@@ -9,7 +9,14 @@ import sys
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -117,6 +124,38 @@ class Settings(BaseSettings):
         PositiveInt, Field(description="`maxmemory` of the private server.")
     ] = 1024 * MEBIBYTE
     events_max: Annotated[PositiveInt, Field(description="Completions kept for statistics.")] = 4096
+
+    lane_wait_seconds: Annotated[
+        NonNegativeFloat,
+        Field(description="`max_wait`: how long an idle device waits for requests to share a run."),
+    ] = 0.005
+    lane_batch_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Work on the device ahead of a request, while requests are coming."),
+    ] = 0.1
+    lane_quiet_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Time without a request after which device batches are full size again."),
+    ] = 5.0
+    lane_lease_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A request whose worker is silent for this long goes to another one."),
+    ] = 3.0
+    lane_seconds_max: Annotated[
+        PositiveFloat, Field(description="Most that a request may wait for its answer.")
+    ] = 120.0
+    lane_pieces_max: Annotated[
+        PositiveInt,
+        Field(description="Pieces of requests for one model that wait or are being answered."),
+    ] = 1024
+    lane_texts_max: Annotated[PositiveInt, Field(description="Most texts in a request.")] = 2048
+    lane_bytes_max: Annotated[PositiveInt, Field(description="Most text in a request.")] = MEBIBYTE
+    lanes_bytes_max: Annotated[
+        PositiveInt, Field(description="Text of all requests that Redis holds at most.")
+    ] = 64 * MEBIBYTE
+    lanes_max: Annotated[
+        PositiveInt, Field(description="Models that interactive requests ask for at a time.")
+    ] = 64
 
     slowdown: Annotated[
         dict[str, float],

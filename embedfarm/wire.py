@@ -24,6 +24,14 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
 
+    ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
+    ef:{farm}:lanes          zset    engine -> unix ms of a request   asker     -> worker     120 s
+    ef:{farm}:lane-sizes     hash    engine -> bytes of its pieces    asker     -> asker      120 s
+    ef:{farm}:lane-bell      stream  engines asked for, newest 64     asker     -> worker
+    ef:{farm}:loader:<engine>  string  worker that loads it           worker    -> worker     60 s
+    ef:{farm}:unloaded:<engine>  hash  worker -> why it cannot        worker    -> all        30 s
+    ef:{farm}:reply:<id>     list    LaneAnswer for each piece        worker    -> asker      30 s
+
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
 workers agreed on, "recipe", the `TokenRecipe` by which they read token ids, "refused:<worker>",
@@ -42,6 +50,9 @@ EVENTS: Final = "ef:{farm}:events"
 HISTORY: Final = "ef:{farm}:history"
 SCHEDULER: Final = "ef:{farm}:scheduler"
 FENCE: Final = "ef:{farm}:fence"
+LANES: Final = "ef:{farm}:lanes"
+LANE_SIZES: Final = "ef:{farm}:lane-sizes"
+LANE_BELL: Final = "ef:{farm}:lane-bell"
 
 
 def worker_key(name: str) -> str:
@@ -57,6 +68,26 @@ def plan_key(name: str) -> str:
 def budget_key(device: str, model: str) -> str:
     """Key of the budget learned on a kind of device for a model."""
     return f"ef:{{farm}}:budget:{device}|{model}"
+
+
+def lane_key(engine: str) -> str:
+    """Key of the requests that one engine serves."""
+    return f"ef:{{farm}}:lane:{engine}"
+
+
+def loader_key(engine: str) -> str:
+    """Key of the worker that loads an engine because requests ask for it."""
+    return f"ef:{{farm}}:loader:{engine}"
+
+
+def unloaded_key(engine: str) -> str:
+    """Key of the reasons why workers could not load an engine."""
+    return f"ef:{{farm}}:unloaded:{engine}"
+
+
+def reply_key(request: str) -> str:
+    """Key of the answer to a request."""
+    return f"ef:{{farm}}:reply:{request}"
 
 
 @dataclass(frozen=True)

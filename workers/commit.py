@@ -100,8 +100,10 @@ class Committer:
 
     def _report(self, batch: MicroBatch, chunks: int, tokens: int, ended: float) -> None:
         """Update the rate: tokens per second of the whole pipeline while it was busy."""
-        checked = batch.account.seconds.get("check", 0.0)  # once a job, no part of its speed
-        seconds = max(1e-6, ended - max(self._last_end, batch.fetch_began) - checked)
+        spent = batch.account.seconds
+        # What is done once a job, and what others asked for, is no part of its speed.
+        aside = spent.get("check", 0.0) + spent.get("lane", 0.0)
+        seconds = max(1e-6, ended - max(self._last_end, batch.fetch_began) - aside)
         self._last_end = ended
         weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
         known = self.tokens_per_second or tokens / seconds

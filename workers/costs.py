@@ -56,6 +56,20 @@ class BatchCosts:
         self._targets = kept * self._targets + terms
         self._count += 1
 
+    def estimate(self, rows: int, longest: int) -> float:
+        """Seconds that a batch will take: by what was learned, before that by the mean rate.
+
+        Returns:
+            0 when no batch has run yet.
+        """
+        cost = self.cost()
+        if cost is not None:
+            return cost.seconds(rows, longest)
+        # The best b alone: of b * tokens / seconds = 1, least squares.
+        squares = self._moments[1, 1]
+        rate = self._targets[1] / squares / SCALES[1] if squares else 0.0
+        return float(rate * rows * longest)
+
     def cost(self) -> Cost | None:
         """What was learned; None until it makes sense: batches must differ, and cost something."""
         if self._count < BATCHES_MIN:

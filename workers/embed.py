@@ -1,12 +1,13 @@
 """Second stage: a micro-batch through the model, device batch by device batch."""
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,63 @@ from workers.quantisation import quantise
 
 JOBS_CHECKED_MAX: Final = 64
 STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
+SHORT_TOKENS: Final = 16  # of a text that people ask about, and such texts in a device batch
+ROUNDING: Final = 0.1  # a device batch this much too long is better than two
 
 OpenReference = Callable[[Engine, JobSpec], Engine | None]
 log = logging.getLogger(__name__)
+
+
+class Requests(Protocol):
+    """Interactive requests, which go before what is left of a micro-batch."""
+
+    def take(self) -> MicroBatch | None:
+        """Those that wait, for the engine of the current micro-batch; called often."""
+
+    def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
+        """Hand on what became of them; called soon after."""
+
+    def batch_seconds(self) -> float:
+        """What a device batch of a micro-batch may take, 0 for as long as it likes."""
+
+
+@dataclass(eq=False)
+class Run:
+    """A micro-batch, or requests, on the way through the model.
+
+    Attributes:
+        batch: What is run.
+        texts: Those that need the model.
+        sources: For each of them the first one that is equal, which is run in its place.
+        rows: Of all sources.
+        vectors: Of all rows of the batch, zero where there is none yet.
+        todo: Device batches to be started, the next one last.
+        asked: Whether somebody waits for it: its device batches are as long as they like.
+        started: How many are started and not finished.
+    """
+
+    batch: MicroBatch
+    texts: NDArray[np.intp]
+    sources: NDArray[np.intp]
+    rows: NDArray[np.intp]
+    vectors: NDArray[np.float32]
+    todo: list[NDArray[np.intp]]
+    asked: bool = False
+    started: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the device has nothing to do for it any more."""
+        return not self.todo and not self.started
+
+
+class Started(NamedTuple):
+    """A device batch that was started: its rows, when, and what waits for its vectors."""
+
+    run: Run
+    rows: NDArray[np.intp]
+    finish: Finish
+    began: float
 
 
 @dataclass
@@ -37,16 +92,34 @@ class Embedder:
         budgets: Tokens of a device batch.
         open_reference: Gives the same model in float32 on the CPU, None where there is none.
         slowdown: Makes the device this many times slower, for tests.
+        requests: What goes before the rest of a micro-batch, None for nothing.
+        lane_seconds: Time that went to requests so far.
     """
 
     budgets: Budgets = field(default_factory=Budgets)
     open_reference: OpenReference = lambda _engine, _spec: None
     slowdown: float = 1.0
+    requests: Requests | None = None
+    lane_seconds: float = 0.0
     _reference: Engine | None = None
     _referred: Engine | None = None
     _costs: dict[str, BatchCosts] = field(default_factory=lambda: defaultdict(BatchCosts))
     _finished: float = 0.0
     _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
+
+    def tokens_within(self, seconds: float, model: str, engine: Engine) -> int:
+        """Tokens of short texts that the device does in that time, at most its engine's own budget.
+
+        Few while its speed is not known: too many would be kept from faster devices.
+
+        Args:
+            seconds: The time.
+            model: `embedfarm.farm.model_key` of the engine's spec.
+            engine: The engine.
+        """
+        taken = self._costs[f"{model}|{engine.name}"].estimate(SHORT_TOKENS, SHORT_TOKENS)
+        known = int(SHORT_TOKENS**2 * seconds / taken) if taken else SHORT_TOKENS**2
+        return min(engine.batch_tokens, known)
 
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
         """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.
@@ -59,53 +132,138 @@ class Embedder:
             DeviceFailed: Nothing works on this device any more; no chunk is to blame.
         """
         began = time.monotonic()
-        tokenised = batch.tokenised
-        texts = _live_texts(batch)
-        sources = _first_texts(batch, texts)
-        rows = tokenised.rows_of(np.unique(sources))
-        vectors = np.zeros((len(tokenised.lengths), batch.engine.dimensions), np.float32)
-        self._run(batch, rows, vectors)
-        rows = rows[:0] if batch.lost else rows
-        self._mend(batch, rows, vectors)
-        pooled = pool_windows(tokenised, vectors, normalised=batch.engine.normalised)
-        _copy_repeated(batch, texts, sources, pooled)
-        stored = _store(pooled, batch)
+        run = self._open(batch)
+        lane_seconds_before = self.lane_seconds
+        self._run(run)
+        if batch.lost:
+            run.rows = run.rows[:0]
+        stored = self._close(run)
+        lane_seconds = self.lane_seconds - lane_seconds_before
         cost = self._costs[_cost_key(batch)].cost()
         batch.account.cost_seconds = {} if cost is None else cost._asdict()
         batch.account.budget_tokens = self.budgets.tokens(batch.spec, batch.engine)
-        batch.account.spend("forward", time.monotonic() - began)
-        self._check(batch, rows, vectors)
+        batch.account.spend("forward", time.monotonic() - began - lane_seconds)
+        if lane_seconds:
+            batch.account.spend("lane", lane_seconds)
+        self._check(batch, run.rows, run.vectors)
         return stored
 
-    def _run(self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]) -> None:
-        """Fill `vectors` for `rows`; halve what does not fit or raises.
+    def serve(self) -> bool:
+        """Answer the requests that wait, on a device that has no other work; False without any.
+
+        Raises:
+            DeviceFailed: As `embed`.
+        """
+        began = time.monotonic()
+        run = self._look()
+        if run is None:
+            return False
+        started: deque[Started] = deque()
+        while not run.over:
+            self._step(run, started)
+        self._answer(run)
+        self.lane_seconds += time.monotonic() - began
+        return True
+
+    def _open(self, batch: MicroBatch, *, asked: bool = False) -> Run:
+        """Pack what needs the model."""
+        texts = _live_texts(batch)
+        sources = _first_texts(batch, texts)
+        rows = batch.tokenised.rows_of(np.unique(sources))
+        vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
+        return Run(batch, texts, sources, rows, vectors, self._pack(batch, rows), asked)
+
+    def _close(self, run: Run) -> NDArray[Any]:
+        """Vectors as they are stored, of a run that is over."""
+        batch = run.batch
+        self._mend(batch, run.rows, run.vectors)
+        unit = batch.engine.normalised
+        pooled = pool_windows(batch.tokenised, run.vectors, normalised=unit)
+        _copy_repeated(batch, run.texts, run.sources, pooled)
+        return _store(pooled, batch)
+
+    def _look(self) -> Run | None:
+        """Requests that wait, if there are any."""
+        batch = None if self.requests is None else self.requests.take()
+        return None if batch is None else self._open(batch, asked=True)
+
+    def _answer(self, run: Run) -> None:
+        """Hand on what became of requests."""
+        if self.requests is not None:
+            self.requests.answer(run.batch, self._close(run))
+
+    def _run(self, run: Run) -> None:
+        """Run device batches until none is left, those of requests first.
 
         A device batch is started before the one before it is waited for, so that a device that
         works by itself never waits for the host. None is started once all leases are lost; while
         one is not, its vectors may be those of a lost one's texts.
         """
-        todo = self._pack(batch, rows)
-        started: deque[tuple[NDArray[np.intp], Finish, float]] = deque()
-        while todo or started:
-            begins = bool(todo) and len(started) < STARTED_MAX
-            rows = todo.pop() if begins else started[0][0]
-            try:
-                if begins:
-                    began = time.monotonic()
-                    started.append((rows, self._start(batch, rows), began))
-                else:
-                    _, finish, began = started.popleft()
-                    vectors[rows] = finish()
-            except DeviceFailed:
-                raise
-            except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
-                todo = self._try_smaller(batch, rows, todo, error)
+        started: deque[Started] = deque()
+        lane: Run | None = None
+        clock = time.monotonic()
+        while True:
+            lane = served = lane or self._look()
+            if lane is not None and lane.over:
+                self._answer(lane)
+                lane = None
             else:
-                self._time(batch, rows, began, begins=begins)
-                if not begins:
-                    self._count(batch, rows)
-            if batch.lost:
-                todo = []
+                following = lane if lane is not None and lane.todo else run
+                if following.over and not started:
+                    return
+                served = self._step(following, started)
+            if run.batch.lost:
+                run.todo = []
+            now = time.monotonic()
+            self.lane_seconds += 0.0 if served is run else now - clock
+            clock = now
+
+    def _step(self, run: Run, started: deque[Started]) -> Run:
+        """Start the next device batch of `run`, or finish the oldest; halve one that raises.
+
+        Returns:
+            The run for which the device worked, or was given work.
+        """
+        # Where starting is doing, another batch would only delay what this one is waited for.
+        depth = STARTED_MAX if run.batch.engine.asynchronous else 1
+        begins = bool(run.todo) and len(started) < depth
+        if begins:
+            rows, began = self._next(run), time.monotonic()
+        else:
+            run, rows, finish, began = started.popleft()
+            run.started -= 1
+        try:
+            if begins:
+                started.append(Started(run, rows, self._start(run.batch, rows), began))
+                run.started += 1
+            else:
+                run.vectors[rows] = finish()
+        except DeviceFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
+            run.todo = self._try_smaller(run.batch, rows, run.todo, error)
+        else:
+            self._time(run.batch, rows, began, begins=begins)
+            if not begins:
+                self._count(run.batch, rows)
+        return run
+
+    def _next(self, run: Run) -> NDArray[np.intp]:
+        """The rows of the next device batch, cut short while requests may come in."""
+        rows = run.todo.pop()
+        limit = 0.0 if self.requests is None or run.asked else self.requests.batch_seconds()
+        if not limit:
+            return rows
+        longest = int(run.batch.tokenised.lengths[rows].max())
+        seconds = self._costs[_cost_key(run.batch)].estimate(len(rows), longest)
+        # Two in the queue of a device that works by itself are together in front of a request.
+        seconds *= STARTED_MAX if run.batch.engine.asynchronous else 1
+        count = min(len(rows), math.ceil(seconds / limit - ROUNDING))
+        if count > 1:
+            first, *rest = np.array_split(rows, count)
+            run.todo += reversed(rest)
+            return first
+        return rows
 
     def _try_smaller(
         self,

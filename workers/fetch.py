@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -31,7 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Fetcher:
-    """Leases work for one worker and makes it ready for the device."""
+    """Leases work for one worker and makes it ready for the device.
+
+    Attributes:
+        tokens_per_second: The worker's own rate.
+        when_idle: Called when there is no work; whether it found some of another kind.
+    """
 
     farm: Farm
     worker: str
@@ -40,6 +45,7 @@ class Fetcher:
     settings: Settings
     stop: threading.Event
     tokens_per_second: float = 0.0
+    when_idle: Callable[[], bool] = lambda: False
     _alone: bool = False
     _rescue_at: dict[str, float] = field(default_factory=dict)
     _events_seen: str = "$"
@@ -66,7 +72,8 @@ class Fetcher:
                 continue
             if batch is not None or self._alone:
                 return batch
-        self._wait([share.job for share in shares])
+        if not (self.holdings.wait_empty(0) and self.when_idle()):
+            self._wait([share.job for share in shares])
         return None
 
     def recover(self) -> None:
@@ -261,14 +268,8 @@ class Fetcher:
     def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
         chunks = list(chain.from_iterable(lease.block.chunks() for lease in leases))
         started = time.monotonic()
-        reasons: dict[int, str] = {}
-        try:
-            tokenised = engine.tokenise(chunks)
-        except Exception as error:  # noqa: BLE001 # a tokenizer may raise anything; the chunk pays
-            log.warning("tokenising failed, trying chunks one by one: %r", error)
-            tokenised, reasons = _tokenise_each(engine, chunks)
+        tokenised, reasons = tokenise(engine, chunks)
         spec = self.models.spec(job)
-        reasons |= tokenised.reasons
         batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
         batch.account.spend("tokenise", time.monotonic() - started)
         return batch
@@ -279,6 +280,17 @@ def pieces(block: Block, count: int) -> list[Block]:
     size = -(-block.count // count)
     firsts = range(0, block.count, size)
     return [block.piece(first, min(first + size, block.count)) for first in firsts]
+
+
+def tokenise(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:
+    """All chunks as tokens, and why single ones cannot be embedded; those are empty."""
+    reasons: dict[int, str] = {}
+    try:
+        tokenised = engine.tokenise(chunks)
+    except Exception as error:  # noqa: BLE001 # a tokenizer may raise anything; the chunk pays
+        log.warning("tokenising failed, trying chunks one by one: %r", error)
+        tokenised, reasons = _tokenise_each(engine, chunks)
+    return tokenised, reasons | dict(tokenised.reasons)
 
 
 def _tokenise_each(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:

@@ -2,11 +2,12 @@
 
 import gc
 import logging
+import threading
 import time
 from dataclasses import dataclass, field
 
-from embedfarm.farm import Farm, ModelRefused, model_key
-from embedfarm.model_files import ModelError
+from embedfarm.farm import Farm, ModelRefused, engine_key, model_key
+from embedfarm.model_files import ModelError, is_null, resolve
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.settings import Settings
 from workers.engines import Engine, open_engine, open_reference
@@ -26,6 +27,8 @@ class Models:
         loading: Whether a model is being loaded now.
         load_seconds: What the last loading took.
         loaded: Key of the loaded model, "" when there is none.
+        engine_key: `embedfarm.farm.engine_key` of the loaded engine, "" when there is none.
+        serving: Held while requests are answered on an idle device, and while a model is replaced.
     """
 
     farm: Farm
@@ -35,8 +38,9 @@ class Models:
     loading: bool = False
     load_seconds: float = 0.0
     loaded: str = ""
+    engine_key: str = ""
+    serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
-    _identity: tuple[object, ...] = ()
     _specs: dict[str, JobSpec] = field(default_factory=dict)
     _accepted: set[str] = field(default_factory=set)
     _refused_until: dict[str, float] = field(default_factory=dict)
@@ -74,7 +78,7 @@ class Models:
         if self._engine is None or job in self._accepted:
             return False
         try:
-            return self._identity != _identity(self.spec(job))
+            return self.engine_key != engine_key(self.spec(job))
         except RecordError:
             return False  # `prepare` refuses it
 
@@ -108,37 +112,39 @@ class Models:
         """
         return open_reference(engine, spec, self.settings)
 
-    def _open(self, spec: JobSpec) -> Engine:
-        """The loaded engine if it serves `spec`, else a new one in its place."""
-        if self._engine is not None and self._identity == _identity(spec):
-            return self._engine
-        self._engine, self.loaded = None, ""
-        self._accepted.clear()  # jobs of the previous model are looked at afresh
-        gc.collect()  # its modules refer to each other, and the next one needs the memory
-        began = time.monotonic()
-        self.loading = True
-        limit_batches(self.torch_device, 0)  # the model is no part of what is limited
-        try:
-            self._engine = open_engine(spec, self.torch_device, self.settings)
-        finally:
-            self.loading = False
-        limit_batches(self.torch_device, self.settings.batch_bytes_max)
-        self.load_seconds = time.monotonic() - began
-        self.loaded, self._identity = model_key(spec), _identity(spec)
-        log.info("loaded %s in %.1f s", spec.model, self.load_seconds)
+    def engine(self) -> Engine | None:
+        """The loaded engine."""
         return self._engine
 
+    def load(self, spec: JobSpec) -> None:
+        """Have the engine of a spec loaded, though no job needs it.
 
-def _identity(spec: JobSpec) -> tuple[object, ...]:
-    """All of a spec that decides which engine serves it."""
-    return (
-        spec.model,
-        spec.dtype,
-        spec.engine,
-        spec.prompt,
-        spec.max_length,
-        spec.normalize,
-        spec.dimensions,
-        spec.long,
-        spec.long_overlap,
-    )
+        A model that is not to be had at all does not cost the one that is loaded.
+
+        Raises:
+            embedfarm.model_files.ModelError: It is not to be had, or does not load.
+        """
+        if not is_null(spec.model):
+            resolve(spec.model, self.settings.model_cache)
+        self._open(spec)
+
+    def _open(self, spec: JobSpec) -> Engine:
+        """The loaded engine if it serves `spec`, else a new one in its place."""
+        if self._engine is not None and self.engine_key == engine_key(spec):
+            return self._engine
+        with self.serving:
+            self._engine, self.loaded, self.engine_key = None, "", ""
+            self._accepted.clear()  # jobs of the previous model are looked at afresh
+            gc.collect()  # its modules refer to each other, and the next one needs the memory
+            began = time.monotonic()
+            self.loading = True
+            limit_batches(self.torch_device, 0)  # the model is no part of what is limited
+            try:
+                engine = self._engine = open_engine(spec, self.torch_device, self.settings)
+            finally:
+                self.loading = False
+            limit_batches(self.torch_device, self.settings.batch_bytes_max)
+            self.load_seconds = time.monotonic() - began
+            self.loaded, self.engine_key = model_key(spec), engine_key(spec)
+        log.info("loaded %s in %.1f s", spec.model, self.load_seconds)
+        return engine

@@ -1,11 +1,14 @@
 """One worker: three stages in three threads, and a fourth that renews leases and beats.
 
     fetch + tokenise -> forward (main thread) -> commit
+                       listen ─┘ └─ answer
 
 Each hands over through a queue of one, so that the device always has its next micro-batch in hand
-and never more than that. On a stop the current micro-batch is finished and the rest handed back.
+and never more than that. Two more threads bring it interactive requests, past the queue, and take
+the answers away. On a stop the current micro-batch is finished and the rest handed back.
 """
 
+import contextlib
 import logging
 import os
 import queue
@@ -33,6 +36,7 @@ from workers.budgets import Budgets
 from workers.commit import Committer
 from workers.embed import Embedder
 from workers.fetch import Fetcher
+from workers.lane import LaneServer
 from workers.leases import Holdings, MicroBatch, is_gone
 from workers.models import Models
 
@@ -88,6 +92,17 @@ class Worker:
             self.models.open_reference,
             self.settings.slowdown.get(self.device, 1.0),
         )
+        self.lane = LaneServer(
+            farm,
+            self.name,
+            self.models,
+            self.settings,
+            self.stop,
+            self._wake,
+            self.embedder.tokens_within,
+        )
+        self.embedder.requests = self.lane
+        self.fetcher.when_idle = self.lane.load_wanted
         self.committer = Committer(
             farm,
             self.name,
@@ -97,7 +112,8 @@ class Worker:
             self.incarnation,
             self.device_kind,
         )
-        self.ready: queue.Queue[MicroBatch] = queue.Queue(maxsize=1)
+        # None is a request's knock at an idle device.
+        self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
         self._hungry = threading.Event()
         self._ended = threading.Event()
@@ -113,11 +129,15 @@ class Worker:
         """
         fetching = self._start("fetch", self._fetch)
         committing = self._start("commit", self._commit)
+        listening = self._start("listen", self.lane.listen)
+        answering = self._start("answer", self.lane.send)
         beating = self._start("beat", self._beat)
         self._guard(lambda: self._forward(committing))
         self.stop.set()
         self._offer(self.done, None, committing.is_alive)
-        committing.join()
+        self._offer(self.lane.done, None, answering.is_alive)
+        for stage in (committing, answering, listening):
+            stage.join()
         fetching.join(FETCH_SECONDS_MAX)
         self._ended.set()
         beating.join()
@@ -171,23 +191,49 @@ class Worker:
                 continue
             return
 
+    def _wake(self) -> None:
+        """Have an idle device look at the lane; one that is at work does so by itself."""
+        with contextlib.suppress(queue.Full):
+            self.ready.put_nowait(None)
+
+    def _serve(self) -> None:
+        """Answer requests until there is other work; while a model is loaded they wait."""
+        self.lane.gather()
+        if self.models.serving.acquire(blocking=False):
+            try:
+                while self.embedder.serve() and self.ready.empty():
+                    pass
+            finally:
+                self.models.serving.release()
+
     def _forward(self, committing: threading.Thread) -> None:
-        job, ended = "", 0.0
+        job, ended, lane_before = "", 0.0, 0.0
         while not self.stop.is_set():
             try:
                 batch = self.ready.get(timeout=QUEUE_SECONDS)
             except queue.Empty:
                 continue
+            if batch is None:
+                self._serve()
+                continue
             self._hungry.set()  # only now, so that no more than the next one is ever leased
             batch.forward_began = time.monotonic()
             idle_since = ended if batch.job == job else batch.fetch_began
-            batch.account.spend("queue", batch.forward_began - idle_since)
+            waited, served = (
+                batch.forward_began - idle_since,
+                self.embedder.lane_seconds - lane_before,
+            )
+            batch.account.spend("queue", waited - min(waited, served))
+            if served > 0:  # and if before it was fetched, it was not delayed
+                began = batch.fetch_began
+                batch.account.spend("lane", min(served, batch.forward_began - began))
             self._current = batch
             for lease in batch.leases:
                 lease.tried = True
             vectors = self.embedder.embed(batch)
             self._current = None
             job, ended = batch.job, time.monotonic()
+            lane_before = self.embedder.lane_seconds
             self._offer(self.done, (batch, vectors), committing.is_alive)
             del batch, vectors  # while we wait, their memory and model may be wanted
 
@@ -240,6 +286,7 @@ class Worker:
 
     def _heartbeat(self) -> Heartbeat:
         current, total = self._current, self.committer.total
+        lane_seconds = self.embedder.lane_seconds
         return Heartbeat(
             worker=self.name,
             incarnation=self.incarnation,
@@ -256,7 +303,8 @@ class Worker:
             chunks_done=total.chunks,
             load_seconds=self.models.load_seconds,
             device_facts=self.facts(),
-            where=dict(total.seconds),
+            where=total.seconds | ({"lane": lane_seconds} if lane_seconds else {}),
+            lane=self.lane.tally | {"seconds": lane_seconds},
         )
 
     def _state(self) -> str:

@@ -2,8 +2,8 @@
 -- JUSTID resets the idle time without counting a delivery. Without the owner check a slow worker
 -- would steal back what a rescuer already works on. Of a cancelled job nothing is kept: its worker
 -- stops in the middle and commits nothing, so that this is where its blocks are freed.
--- KEYS: in|retry, meta   ARGV: worker, entry ids
-local cancelled = redis.call('HGET', KEYS[2], 'state') == 'cancelled'
+-- KEYS: in|retry, meta, which a lane has not   ARGV: worker, entry ids
+local cancelled = KEYS[2] and redis.call('HGET', KEYS[2], 'state') == 'cancelled'
 local lost = {}
 for i = 2, #ARGV do
   local pending = redis.call('XPENDING', KEYS[1], 'farm', ARGV[i], ARGV[i], 1)

@@ -4,14 +4,17 @@ import numpy as np
 import redis
 
 from embedfarm.accounts import Account
-from embedfarm.farm import Farm
+from embedfarm.farm import Farm, engine_key
 from embedfarm.jobs import Entry, Job
+from embedfarm.lane import Lane
 from embedfarm.records import (
     Block,
     ChunkError,
     Completion,
     Heartbeat,
     JobSpec,
+    LaneAnswer,
+    LanePiece,
     Plan,
     Rate,
     Result,
@@ -82,6 +85,19 @@ def snapshot(client: redis.Redis) -> dict[bytes, bytes | None]:
     return {key: client.dump(key) for key in client.scan_iter()}
 
 
+def ask_everything(client: redis.Redis) -> None:
+    """A lane in which every kind of key is there."""
+    lane, engine = Lane(client), engine_key(SPEC)
+    for name in ("asked", "left"):
+        lane.send([LanePiece(id=name, spec=SPEC, place=0, texts=["a"], timeout_seconds=9)])
+    assert lane.oldest(engine) is not None
+    taken, _ = lane.take(engine, "one", 10**6)
+    lane.renew(engine, "one", [taken.entry])
+    assert lane.answer(engine, [(taken.entry, taken.id, LaneAnswer(reason="no"))]) == [True]
+    assert lane.claim_loading(engine, "one")
+    lane.refuse(engine, "one", "no memory")
+
+
 def run_everything(client: redis.Redis) -> Job:
     """A job and a farm in which every kind of key is there; nothing but deletion is left to do."""
     farm = Farm(client)
@@ -93,6 +109,7 @@ def run_everything(client: redis.Redis) -> Job:
     farm.report(COMPLETION, 100)
     farm.learn_budget("cpu", "null:2", 16_384)
     farm.admit("little", 1)
+    ask_everything(client)
     job = make_job(client, 4)
     job.set_terms(priority=1, weight=2)
     job.pause()

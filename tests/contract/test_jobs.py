@@ -15,7 +15,7 @@ from redis.crc import key_slot
 
 from embedfarm import broker, wire
 from embedfarm.broker import closing_client, persist
-from embedfarm.farm import Farm
+from embedfarm.farm import Farm, engine_key
 from embedfarm.jobs import BlocksLost, ChangeRefused, Job, JobGone, JobStatus
 from embedfarm.records import Block, ChunkError, JobSpec, decode, encode
 from embedfarm.settings import Settings
@@ -524,6 +524,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
     """The keys of a full little job are those of the table in `wire`, each with its type."""
     rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)
     names = {"{J}": "{little}", "<name>": "one", "<d>|<m>": "cpu|null:2"}
+    names |= {"<engine>": engine_key(SPEC), "<id>": "asked"}
     documented = {
         re.sub("|".join(map(re.escape, names)), lambda name: names[name[0]], key): of
         for key, of in rows
@@ -550,6 +551,8 @@ def test_keys_of_a_job_share_a_slot(job: str) -> None:
     """All keys of a job lie in one cluster slot, as do all keys of the farm."""
     assert len({key_slot(key.encode()) for key in wire.JobKeys(job).all()}) == 1
     farm = [wire.SCHEDULER, wire.FENCE, wire.WORKERS, wire.plan_key(job), wire.worker_key(job)]
+    farm += [wire.LANES, wire.LANE_BELL, wire.LANE_SIZES, wire.lane_key(job), wire.reply_key(job)]
+    farm += [wire.loader_key(job), wire.unloaded_key(job)]
     assert len({key_slot(key.encode()) for key in farm}) == 1
 
 
@@ -558,7 +561,9 @@ def test_scripts_declare_their_keys(path: Path) -> None:
     """Each command takes its key from KEYS, as a cluster demands; the head says what they are."""
     source = path.read_text()
     calls = re.findall(r"redis\.p?call\((.*)", source)
-    key = re.compile(r"('TIME'\)|('XGROUP', 'CREATE'|'\w+'|ARGV\[1\]), KEYS\[)")
+    key = re.compile(
+        r"('TIME'\)|('XGROUP', 'CREATE'|'\w+'|ARGV\[1\]|'XREADGROUP'.* 'STREAMS'), KEYS\[)"
+    )
     assert calls
     assert [call for call in calls if not key.match(call)] == []
     assert re.search(r"^-- KEYS: .+ARGV: ", source, re.MULTILINE | re.DOTALL)

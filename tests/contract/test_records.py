@@ -14,6 +14,8 @@ from embedfarm.records import (
     Heartbeat,
     JobShare,
     JobSpec,
+    LaneAnswer,
+    LanePiece,
     Plan,
     Rate,
     Record,
@@ -38,6 +40,8 @@ KINDS: list[type[Record]] = [
     JobSpec,
     TokenIds,
     TokenRecipe,
+    LanePiece,
+    LaneAnswer,
 ]
 TEXTS = st.text(max_size=20)
 VALUES: dict[object, st.SearchStrategy[Any]] = {
@@ -75,6 +79,7 @@ TOKEN_IDS = st.builds(
 )
 VALUES[TokenIds | None] = st.none() | TOKEN_IDS
 VALUES[list[ChunkError]] = st.lists(records(ChunkError), max_size=3)
+VALUES[JobSpec] = records(JobSpec)
 VALUES[list[JobShare]] = st.lists(records(JobShare), max_size=3)
 
 

@@ -51,3 +51,14 @@ def test_nothing_is_claimed_too_soon() -> None:
         alike.observe(8, 64, 0.1)
         alike.observe(8, 64, 0.0)  # a clock that stands still
     assert alike.cost() is None
+
+
+def test_an_estimate_from_the_first_batch_on() -> None:
+    """Nothing is known of no batch; then the mean rate counts, and later what was learned."""
+    costs = BatchCosts()
+    assert costs.estimate(10, 10) == 0
+    costs.observe(10, 50, 0.1)
+    assert costs.estimate(10, 50) == pytest.approx(0.1)
+    assert costs.estimate(5, 50) == pytest.approx(0.05)
+    learn(TRUE, 200, 0.0, costs)
+    assert costs.estimate(8, 256) == pytest.approx(TRUE.seconds(8, 256), rel=0.05)

@@ -1,6 +1,5 @@
 """A whole worker on a real server: what it does, and how it ends in every state."""
 
-import contextlib
 import gc
 import os
 import signal
@@ -10,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,62 +20,15 @@ from numpy.typing import NDArray
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Block, Heartbeat, JobShare, Plan, encode
-from embedfarm.settings import Settings
 from tests.support import LiveServer, force_log, wait_until
+from tests.workers.running import SETTINGS, Running, worker_on, working
 from tests.workers.support import block_of, create_job, embedded, null_vectors, results
 from workers import models
 from workers.engines import Engine
 from workers.engines.null import NullEngine
 from workers.leases import MicroBatch
-from workers.worker import Worker
 
-SETTINGS = Settings(lease_seconds=0.8, heartbeat_seconds=0.1, heartbeat_ttl_seconds=2.0)
 SLOW = "null:8:40"  # tokens per second
-END_SECONDS = 9.0  # in which every worker must have ended
-
-
-def worker_on(server: LiveServer, device: str = "cpu-0", **settings: Any) -> Worker:  # noqa: ANN401 # any setting
-    """A worker that is not running yet."""
-    changed = SETTINGS.model_copy(update=settings)
-    return Worker(server.url, device, "a kind", "cpu", changed, threading.Event(), dict)
-
-
-class Running:
-    """A worker in a thread; what `run` raises is kept."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.worker.run()
-        except BaseException as error:  # noqa: BLE001 # the test looks at it
-            self.error = error
-
-    def end(self) -> None:
-        """Wait until it has ended by itself."""
-        self._thread.join(END_SECONDS)
-        assert not self._thread.is_alive(), "run() does not end"
-
-    def stop(self) -> None:
-        """Stop it, and wait."""
-        self.worker.stop.set()
-        self.end()
-
-
-@contextlib.contextmanager
-def working(worker: Worker) -> Iterator[Worker]:
-    """A worker that runs, and stops without error."""
-    running = Running(worker)
-    try:
-        yield worker
-    finally:
-        running.stop()
-    if running.error is not None:
-        raise running.error
 
 
 def blocks_of(count: int, size: int = 10) -> list[Block]:

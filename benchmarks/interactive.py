@@ -1,0 +1,328 @@
+"""Requests beside a job: how long 100 texts take on a busy farm, and what they cost the job.
+
+    python -m benchmarks.interactive [--requests N] [--share S] [--workers N] [--json]
+
+MiniLM on CPU workers with an endless job. Phases with and without requests alternate, so that what
+else the machine does falls on both. Requests come at a steady rate that makes about the given share
+of all tokens theirs, whether or not those before them are answered, and a latency counts from the
+moment at which its request was due.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Final
+
+from benchmarks.corpora import MODEL, documentation, write_corpus
+from embedfarm.broker import closing_client
+from embedfarm.cli.local import run_local_farm
+from embedfarm.farm import Farm
+from embedfarm.jobs import JobGone
+from embedfarm.lane import Lane
+from embedfarm.records import JobSpec, LaneAnswer
+from embedfarm.settings import Settings
+
+CHUNKS: Final = 100_000  # more than a run gets through
+TEXTS: Final = 100
+TEXT_CHARACTERS: Final = 80  # a line: what people ask
+TIMEOUT_SECONDS: Final = 60.0
+ASKERS: Final = 64
+PHASE_SECONDS: Final = 30.0
+WARM_TOKENS: Final = 50_000  # of the job, before anything is measured
+START_SECONDS_MAX: Final = 300.0
+LOOK_SECONDS: Final = 0.05
+BATCHES_ALLOWED: Final = 2
+SECONDS_ALLOWED: Final = 0.1
+LOSS_ALLOWED: Final = 0.03
+
+
+@dataclass
+class Phase:
+    """A time with requests, or without.
+
+    Attributes:
+        seconds: Between the first commit of the job in it and the last.
+        tokens: Of the job in that time.
+        batches: Device batches of the job.
+        forward_seconds: What they took.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+    batches: int = 0
+    forward_seconds: float = 0.0
+
+    def add(self, other: "Phase") -> None:
+        """Take another phase of the same kind in."""
+        self.seconds += other.seconds
+        self.tokens += other.tokens
+        self.batches += other.batches
+        self.forward_seconds += other.forward_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Throughput of the job."""
+        return self.tokens / self.seconds
+
+    @property
+    def batch_seconds(self) -> float:
+        """A device batch on average."""
+        return self.forward_seconds / self.batches
+
+
+@dataclass
+class Report:
+    """One run.
+
+    Attributes:
+        quiet: All phases without requests.
+        busy: All phases with.
+        latencies: Seconds of each request, from when it was due.
+        waited: Seconds until a worker took the first piece of each.
+        served: Seconds of devices for each, of all that shared it together.
+        lane_tokens: Of all requests.
+        lane_seconds: Of all phases with requests.
+    """
+
+    quiet: Phase = field(default_factory=Phase)
+    busy: Phase = field(default_factory=Phase)
+    latencies: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    served: list[float] = field(default_factory=list)
+    lane_tokens: int = 0
+    lane_seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the tokens in phases with requests, those of requests."""
+        lane = self.lane_tokens / self.lane_seconds
+        return lane / (lane + self.busy.tokens_per_second)
+
+    @property
+    def loss(self) -> float:
+        """By how much the job was slower with requests than without."""
+        return 1 - self.busy.tokens_per_second / self.quiet.tokens_per_second
+
+    def figures(self) -> dict[str, float]:
+        """All that is reported, by name."""
+        return {
+            "requests": len(self.latencies),
+            "tokens_per_request": self.lane_tokens / len(self.latencies),
+            "p50_seconds": percentile(self.latencies, 50),
+            "p99_seconds": percentile(self.latencies, 99),
+            "max_seconds": max(self.latencies),
+            "p99_allowed_seconds": BATCHES_ALLOWED * self.busy.batch_seconds + SECONDS_ALLOWED,
+            "p99_allowed_seconds_quiet": BATCHES_ALLOWED * self.quiet.batch_seconds
+            + SECONDS_ALLOWED,
+            "waited_p50_seconds": percentile(self.waited, 50),
+            "waited_p99_seconds": percentile(self.waited, 99),
+            "served_p50_seconds": percentile(self.served, 50),
+            "served_p99_seconds": percentile(self.served, 99),
+            "batch_seconds": self.busy.batch_seconds,
+            "batch_seconds_quiet": self.quiet.batch_seconds,
+            "job_tokens_per_second": self.busy.tokens_per_second,
+            "job_tokens_per_second_quiet": self.quiet.tokens_per_second,
+            "share_of_tokens": self.share,
+            "job_loss": self.loss,
+            "job_loss_allowed": self.share + LOSS_ALLOWED,
+        }
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value below which so many percent lie."""
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+@dataclass
+class Traffic:
+    """Sends requests."""
+
+    lane: Lane
+    spec: JobSpec
+    lines: list[str] = field(default_factory=lambda: [text[:TEXT_CHARACTERS] for text in texts()])
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def send(self, requests: int, rate: float) -> list[tuple[float, LaneAnswer]]:
+        """Send so many at a steady rate; the seconds from when each was due, and its answer."""
+        began = time.monotonic()
+        with ThreadPoolExecutor(max_workers=ASKERS) as pool:
+            asked = [pool.submit(self.ask, began + place / rate) for place in range(requests)]
+            return [each.result() for each in asked]
+
+    def ask(self, due: float) -> tuple[float, LaneAnswer]:
+        """Send one, not sooner than at a monotonic time."""
+        threading.Event().wait(max(0.0, due - time.monotonic()))
+        first = next(self.numbers) * TEXTS
+        chosen = [self.lines[(first + place) % len(self.lines)] for place in range(TEXTS)]
+        answer = self.lane.ask(self.spec, chosen, TIMEOUT_SECONDS)
+        return time.monotonic() - due, answer
+
+
+def texts() -> list[str]:
+    """First lines of docstrings."""
+    return [text.split("\n", 1)[0] for text in documentation()]
+
+
+class Watch:
+    """Follows a job in a thread, and says what became of it in a phase."""
+
+    def __init__(self, farm: Farm, job: str) -> None:
+        self._farm = farm
+        self._job = job
+        self._ended = threading.Event()
+        self._commits: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Add what happens inside to `phase`."""
+        watch = Watch(self._farm, self._job)
+        before = watch._account()
+        watch._thread.start()
+        try:
+            yield
+        finally:
+            watch._ended.set()
+            watch._thread.join()
+        after = watch._account()
+        # Between the first commit and the last: what is left at both ends is half a commit.
+        changes = [now for last, now in pairwise(watch._commits) if now[1] != last[1]]
+        phase.add(
+            Phase(
+                changes[-1][0] - changes[0][0],
+                changes[-1][1] - changes[0][1],
+                after[0] - before[0],
+                after[1] - before[1],
+            )
+        )
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            tokens = self._farm.job(self._job).status().real_tokens_done
+            self._commits.append((time.monotonic(), tokens))
+
+    def _account(self) -> tuple[int, float]:
+        accounts = self._farm.accounts(self._job).values()
+        forward = sum(each.seconds.get("forward", 0.0) for each in accounts)
+        return sum(each.batches for each in accounts), forward
+
+
+def measure(url: str, settings: Settings, requests: int, share: float) -> Report:
+    """Alternate phases on a farm with a job until there were enough requests."""
+    report = Report()
+    with closing_client(url) as client:
+        farm = Farm(client)
+        job = wait_for_job(farm)
+        traffic = Traffic(Lane(client, settings), farm.job(job).spec())
+        watch = Watch(farm, job)
+        while len(report.latencies) < requests:
+            threading.Event().wait(settings.lane_quiet_seconds + settings.micro_batch_seconds_max)
+            with watch.phase(report.quiet):
+                threading.Event().wait(PHASE_SECONDS)
+            _, answer = traffic.ask(time.monotonic())
+            rate = share / (1 - share) * report.quiet.tokens_per_second / answer.token_count
+            traffic.send(math.ceil(rate), rate)  # until all know that there are requests
+            with watch.phase(report.busy):
+                began = time.monotonic()
+                answers = traffic.send(math.ceil(rate * PHASE_SECONDS), rate)
+                report.lane_seconds += time.monotonic() - began
+            report.latencies += [seconds for seconds, _ in answers]
+            report.waited += [answer.waited_seconds for _, answer in answers]
+            report.served += [answer.seconds for _, answer in answers]
+            report.lane_tokens += sum(answer.token_count for _, answer in answers)
+    return report
+
+
+def wait_for_job(farm: Farm) -> str:
+    """The job, once it runs at full speed.
+
+    Raises:
+        TimeoutError: It does not.
+    """
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline:
+        with contextlib.suppress(JobGone):
+            for job in farm.job_ids():
+                if farm.job(job).status().real_tokens_done > WARM_TOKENS:
+                    return job
+        threading.Event().wait(LOOK_SECONDS)
+    raise TimeoutError("no job runs")
+
+
+@contextlib.contextmanager
+def busy_farm(directory: Path, settings: Settings, workers: int) -> Iterator[str]:
+    """A farm with more work than it will get through; its server's URL."""
+    corpus = write_corpus("mixed", directory, CHUNKS)
+    with run_local_farm(directory / "farm", settings, "cpu", workers) as farm:
+        words = ["embed", str(corpus), "--out", str(directory / "out"), "--redis", farm.url]
+        command = [sys.executable, "-c", "from embedfarm.cli import main; main()", *words]
+        with subprocess.Popen(
+            [*command, "--model", MODEL],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            try:
+                yield farm.url
+            finally:
+                process.kill()
+
+
+def to_table(report: Report) -> str:
+    """The figures for people."""
+    f = report.figures()
+    latency = (f["p50_seconds"], f["p99_seconds"], f["max_seconds"])
+    rows = {
+        "requests": "{:,} of {} texts, {:,.0f} tokens each".format(
+            f["requests"], TEXTS, f["tokens_per_request"]
+        ),
+        "latency": "P50 {:.3f} s, P99 {:.3f} s, at most {:.3f} s".format(*latency),
+        "until it is taken": "P50 {waited_p50_seconds:.3f} s, P99 {waited_p99_seconds:.3f} s",
+        "time of devices": "P50 {served_p50_seconds:.3f} s, P99 {served_p99_seconds:.3f} s",
+        "job's device batch": "{batch_seconds:.3f} s with requests, {batch_seconds_quiet:.3f} s "
+        "without",
+        "two and 100 ms": "{p99_allowed_seconds:.3f} s, {p99_allowed_seconds_quiet:.3f} s",
+        "job": "{job_tokens_per_second:,.0f} tokens/s with requests, "
+        "{job_tokens_per_second_quiet:,.0f} without",
+        "loss": "{job_loss:.1%}; allowed {job_loss_allowed:.1%}, of which {share_of_tokens:.1%} "
+        "are the requests' share of tokens",
+    }
+    return "".join(f"{name:20}{text.format(**f)}\n" for name, text in rows.items())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--share", type=float, default=0.1, help="of all tokens, for requests")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    settings = Settings()
+    with (
+        tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory,
+        busy_farm(Path(directory), settings, arguments.workers) as url,
+    ):
+        report = measure(url, settings, arguments.requests, arguments.share)
+    if arguments.json:
+        sys.stdout.write(json.dumps(report.figures() | {"runs": asdict(report)}) + "\n")
+    else:
+        sys.stdout.write(to_table(report))
+
+
+if __name__ == "__main__":
+    main()

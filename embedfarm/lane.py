@@ -1,0 +1,357 @@
+"""The interactive lane: a few texts whose vectors somebody waits for.
+
+A request is cut into pieces, entries of a stream that all workers with its model read as a group:
+the one whose device comes free first takes the next, and nobody dispatches. Their answers come in a
+list on which the asker waits. What a worker that died had taken is delivered again; the first
+answer to a piece counts.
+"""
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import redis
+from numpy.typing import NDArray
+from redis.commands.core import Script
+
+from embedfarm import wire
+from embedfarm.broker import block_ms
+from embedfarm.farm import engine_key
+from embedfarm.records import ChunkError, JobSpec, LaneAnswer, LanePiece, decode, encode
+from embedfarm.settings import Settings
+
+REPLY_SECONDS: Final = 30  # the asker waits for it; this is for one that died
+UNLOADED_SECONDS: Final = 30
+LOADER_SECONDS: Final = 60  # a worker that loads for longer may get company
+BELLS_MAX: Final = 64
+PIECE_BYTES: Final = 1024  # of text: what the slowest device does in a fraction of a second
+PIECES_MAX: Final = 64  # of a request: each costs a round trip's worth of the server's time
+
+
+class LaneError(RuntimeError):
+    """No vectors; the message says why."""
+
+
+class LaneFull(LaneError):
+    """Too many requests wait; the message says when to try again.
+
+    Attributes:
+        retry_seconds: For so long the oldest of them has been waiting.
+    """
+
+    def __init__(self, retry_seconds: float) -> None:
+        super().__init__(f"too many requests wait; try again in {math.ceil(retry_seconds)} s")
+        self.retry_seconds = retry_seconds
+
+
+class LaneLate(LaneError):
+    """No answer in time."""
+
+
+class LaneRefused(LaneError):
+    """The request as it is cannot be answered."""
+
+
+class TextsFailed(LaneError):
+    """Some of the texts have no vector.
+
+    Attributes:
+        reasons: By place of the text in the request.
+        vectors: Of all texts, shape (n, dimensions); those of the failed ones are zero.
+    """
+
+    def __init__(self, answer: LaneAnswer) -> None:
+        self.reasons = {error.index: error.reason for error in answer.errors}
+        self.vectors = answer.matrix()
+        place, reason = next(iter(self.reasons.items()))
+        super().__init__(f"{len(self.reasons)} texts failed, such as text {place}: {reason}")
+
+
+class Taken(NamedTuple):
+    """A piece of a request that a worker has leased.
+
+    Attributes:
+        entry: Its entry's ID.
+        id: Of the request.
+        data: The encoded piece.
+        waited_seconds: Since it arrived on the server.
+        deliveries: How often it was leased, this time included.
+    """
+
+    entry: str
+    id: str
+    data: bytes
+    waited_seconds: float
+    deliveries: int
+
+
+@dataclass
+class Lane:
+    """A handle on the lanes of a farm; safe between threads."""
+
+    client: redis.Redis
+    settings: Settings = field(default_factory=Settings)
+
+    def _script(self, name: str) -> Script:
+        return self.client.register_script(wire.script(name))
+
+    # The asker's side.
+
+    def embed(
+        self, spec: JobSpec, texts: Sequence[str], timeout_seconds: float
+    ) -> NDArray[np.float32]:
+        """Vectors of the texts, shape (n, dimensions), in float32 whatever `spec` stores.
+
+        Raises:
+            TextsFailed: Some texts have no vector; the others' come with it.
+            LaneFull, LaneLate, LaneRefused: As `ask`.
+        """
+        answer = self.ask(spec, texts, timeout_seconds)
+        if answer.errors:
+            raise TextsFailed(answer)
+        return answer.matrix()
+
+    def ask(self, spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> LaneAnswer:
+        """The answer of the worker that is free first; some of the texts may have failed.
+
+        Raises:
+            LaneFull: Too many requests wait already.
+            LaneLate: Nobody answered within `timeout_seconds`.
+            LaneRefused: The request is beyond the limits, or no worker can load the model.
+            redis.ConnectionError, redis.TimeoutError: The server is away. Asking again is safe.
+        """
+        self._check(texts, timeout_seconds)
+        pieces = cut(spec, texts, timeout_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        entries = self.send(pieces)
+        answers = self._wait(pieces, deadline)
+        refused = [answer for answer in answers if answer.reason]
+        if refused or len(answers) < len(pieces):
+            self._withdraw(pieces, entries)
+        for answer in refused:
+            raise (LaneLate if answer.late else LaneRefused)(answer.reason)
+        if len(answers) < len(pieces):
+            said = self.unloaded(engine_key(spec)).items()
+            reasons = [f"{worker}: {reason}" for worker, reason in said]
+            raise LaneLate("; ".join([f"no answer within {timeout_seconds:g} s", *reasons]))
+        return join(answers)
+
+    def send(self, pieces: Sequence[LanePiece]) -> list[str]:
+        """Put the pieces of a request into their lane, all or none; the IDs of their entries.
+
+        Raises:
+            LaneFull: Too many requests wait already.
+        """
+        engine, limits = engine_key(pieces[0].spec), self.settings
+        word, *values = self._script("ask")(
+            keys=[wire.lane_key(engine), wire.LANES, wire.LANE_BELL, wire.LANE_SIZES],
+            args=[
+                engine,
+                pieces[0].id,
+                limits.lane_pieces_max,
+                limits.lanes_max,
+                limits.lanes_bytes_max,
+                int(limits.lane_seconds_max * 1000),
+                *map(encode, pieces),
+            ],
+        )
+        if word == b"full":
+            raise LaneFull(int(values[0]) / 1000)
+        return [str(value, "ascii") for value in values]
+
+    def _check(self, texts: Sequence[str], timeout_seconds: float) -> None:
+        """Refuse what would fill the server, or wait for ever."""
+        limits = self.settings
+        if not 0 < len(texts) <= limits.lane_texts_max:
+            raise LaneRefused(f"{len(texts)} texts: 1 to {limits.lane_texts_max} are taken")
+        try:
+            size = sum(len(text.encode()) for text in texts)
+        except UnicodeEncodeError as error:
+            raise LaneRefused(f"a text that is no Unicode: {error}") from error
+        if size > limits.lane_bytes_max:
+            raise LaneRefused(f"{size} bytes of text: at most {limits.lane_bytes_max} are taken")
+        if not 0 < timeout_seconds <= limits.lane_seconds_max:
+            raise LaneRefused(f"it may wait up to {limits.lane_seconds_max:g} s")
+
+    def _wait(self, pieces: Sequence[LanePiece], deadline: float) -> list[LaneAnswer]:
+        """Answers up to a deadline in monotonic time: of all pieces, or until one has a reason."""
+        answers: list[LaneAnswer] = []
+        key = wire.reply_key(pieces[0].id)
+        while len(answers) < len(pieces) and (left := deadline - time.monotonic()) > 0:
+            found = self.client.blpop([key], timeout=block_ms(left) / 1000)
+            if found is None:
+                continue
+            answers.append(decode(LaneAnswer, cast("list[bytes]", found)[1]))
+            if answers[-1].reason:
+                break
+        return answers
+
+    def _withdraw(self, pieces: Sequence[LanePiece], entries: Sequence[str]) -> None:
+        """Take what is left of a request out of its lane."""
+        engine = engine_key(pieces[0].spec)
+        self._script("withdraw")(
+            keys=[wire.lane_key(engine), wire.reply_key(pieces[0].id), wire.LANE_SIZES],
+            args=[engine, *entries],
+        )
+
+    # The worker's side.
+
+    def bells(self, after: str, seconds: float) -> tuple[str, set[str]]:
+        """Engines that were asked for since ID `after`.
+
+        Args:
+            after: Where the last call ended; `now` at first.
+            seconds: Time to wait for the first one, as `block_ms`.
+
+        Returns:
+            The ID to go on from, and the engines.
+        """
+        answer = self.client.xread({wire.LANE_BELL: after}, BELLS_MAX, block_ms(seconds))
+        items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
+        last = items[-1][0].decode() if items else after
+        return last, {fields[b"engine"].decode() for _, fields in items}
+
+    def now(self) -> str:
+        """The ID from which later bells are heard."""
+        seconds, microseconds = self.client.time()
+        return f"{seconds * 1000 + microseconds // 1000}-0"
+
+    def waiting(self, engine: str) -> bool:
+        """Whether there are pieces, those that are being answered included."""
+        return bool(self.client.exists(wire.lane_key(engine))) and bool(
+            self.client.xlen(wire.lane_key(engine))
+        )
+
+    def take(self, engine: str, worker: str, bytes_enough: int) -> list[Taken]:
+        """Lease pieces, at least one if there is any, until they have `bytes_enough` together.
+
+        One whose worker fell silent comes alone. When the reply is lost, so is the worker.
+        """
+        lease = int(self.settings.lane_lease_seconds * 1000)
+        now, deliveries, entries = self._script("take")(
+            keys=[wire.lane_key(engine)], args=[worker, lease, bytes_enough]
+        )
+        return [
+            Taken(
+                entry=entry.decode(),
+                id=fields[1].decode(),
+                data=fields[3],
+                waited_seconds=(now - int(entry.split(b"-")[0])) / 1000,
+                deliveries=deliveries,
+            )
+            for entry, fields in entries
+        ]
+
+    def answer(self, engine: str, answers: Sequence[tuple[str, str, LaneAnswer]]) -> list[bool]:
+        """Answer pieces, given as entry and request, in one round trip.
+
+        Returns:
+            For each whether the asker gets it: not when another answer was first, nor when the
+            asker has given up.
+        """
+        pipe = self.client.pipeline(transaction=False)
+        script = self._script("answer")
+        for entry, request, answer in answers:
+            script(
+                keys=[wire.lane_key(engine), wire.reply_key(request), wire.LANE_SIZES],
+                args=[entry, engine, encode(answer), REPLY_SECONDS * 1000],
+                client=pipe,
+            )
+        return [word == b"answered" for word in pipe.execute()]
+
+    def renew(self, engine: str, worker: str, entries: Sequence[str]) -> None:
+        """Keep leases."""
+        if self.client.exists(wire.lane_key(engine)):
+            self._script("renew")(keys=[wire.lane_key(engine)], args=[worker, *entries])
+
+    # Which engines are wanted.
+
+    def asked(self) -> list[str]:
+        """Engines that were asked for lately, the latest first."""
+        found = cast("list[bytes]", self.client.zrevrange(wire.LANES, 0, -1))
+        return [each.decode() for each in found]
+
+    def oldest(self, engine: str) -> Taken | None:
+        """The oldest piece that no live worker has in hand, left where it is."""
+        key = wire.lane_key(engine)
+        if not self.client.exists(key):
+            return None
+        groups = self.client.xinfo_groups(key)
+        idle = int(self.settings.lane_lease_seconds * 1000)
+        silent = self.client.xpending_range(key, wire.GROUP, "-", "+", 1, idle=idle)
+        first = silent[0]["message_id"] if silent else b"(" + groups[0]["last-delivered-id"]
+        rows = cast("list[Any]", self.client.xrange(key, first, "+", 1))
+        seconds, microseconds = self.client.time()
+        for entry, fields in rows:
+            waited = seconds + microseconds / 1e6 - int(entry.split(b"-")[0]) / 1000
+            return Taken(entry.decode(), fields[b"id"].decode(), fields[b"piece"], waited, 0)
+        return None
+
+    def claim_loading(self, engine: str, worker: str) -> bool:
+        """Whether this worker may load an engine: one at a time, so that the others stay ready."""
+        key = wire.loader_key(engine)
+        return bool(self.client.set(key, worker, nx=True, ex=LOADER_SECONDS))
+
+    def end_loading(self, engine: str) -> None:
+        """Let others load it as well, if one worker is not enough."""
+        self.client.unlink(wire.loader_key(engine))
+
+    def refuse(self, engine: str, worker: str, reason: str) -> None:
+        """Note that a worker cannot load an engine; forgotten soon, as the model may arrive."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hset(wire.unloaded_key(engine), worker, reason)
+        pipe.expire(wire.unloaded_key(engine), UNLOADED_SECONDS)
+        pipe.execute()
+
+    def unloaded(self, engine: str) -> dict[str, str]:
+        """Why workers could not load an engine, by worker."""
+        stored = cast("dict[bytes, bytes]", self.client.hgetall(wire.unloaded_key(engine)))
+        return {name.decode(): reason.decode() for name, reason in stored.items()}
+
+
+def cut(spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> list[LanePiece]:
+    """A request in pieces of about `PIECE_BYTES`, so that several devices may share it."""
+    sizes = [len(text.encode()) for text in texts]
+    enough = max(PIECE_BYTES, -(-sum(sizes) // PIECES_MAX))
+    request, pieces, taken = uuid.uuid4().hex, list[LanePiece](), enough
+    for place, (text, size) in enumerate(zip(texts, sizes, strict=True)):
+        if taken >= enough:
+            taken = 0
+            pieces.append(
+                LanePiece(
+                    id=request, spec=spec, place=place, texts=[], timeout_seconds=timeout_seconds
+                )
+            )
+        pieces[-1].texts.append(text)
+        taken += size
+    return pieces
+
+
+def join(answers: Sequence[LaneAnswer]) -> LaneAnswer:
+    """The answer to a request, from those to all its pieces in any order.
+
+    Where two workers' fingerprints differ, both values are there, with a comma between them.
+    """
+    ordered = sorted(answers, key=lambda answer: answer.place)
+    prints = [answer.fingerprint for answer in ordered]
+    return LaneAnswer(
+        dimensions=ordered[0].dimensions,
+        vectors=b"".join(answer.vectors for answer in ordered),
+        errors=[
+            ChunkError(index=answer.place + e.index, reason=e.reason, attempts=e.attempts)
+            for answer in ordered
+            for e in answer.errors
+        ],
+        worker=",".join(dict.fromkeys(answer.worker for answer in ordered)),
+        token_count=sum(answer.token_count for answer in ordered),
+        seconds=sum(answer.seconds for answer in ordered),
+        waited_seconds=min(answer.waited_seconds for answer in ordered),
+        fingerprint={
+            name: ",".join(dict.fromkeys(each.get(name, "") for each in prints))
+            for name in prints[0]
+        },
+    )

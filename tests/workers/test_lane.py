@@ -1,0 +1,593 @@
+"""The interactive lane with real workers: who answers, in what time, and what never suffers."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from embedfarm import wire
+from embedfarm.broker import UNAVAILABLE
+from embedfarm.farm import Farm, engine_key
+from embedfarm.jobs import Job
+from embedfarm.lane import Lane, LaneLate, LaneRefused, TextsFailed, cut
+from embedfarm.model_files import resolve
+from embedfarm.records import Block, JobSpec, encode
+from tests.farm.test_model import mixed_texts
+from tests.support import LiveServer, wait_until
+from tests.workers.running import worker_on, working
+from tests.workers.support import (
+    NULL,
+    FakeEngine,
+    block_of,
+    create_job,
+    embedded,
+    micro_batch,
+    null_vectors,
+)
+from workers import models
+from workers.budgets import Budgets
+from workers.embed import Embedder
+from workers.engines import DeviceFailed, Engine, Finish, Tokenised
+from workers.engines.null import NullEngine
+from workers.leases import MicroBatch
+from workers.parity import cosine
+from workers.worker import Worker
+
+SPEC = JobSpec(model=NULL)
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+SLOW = "null:8:2000"  # tokens per second
+SECONDS = 20.0  # every answer must be there by then
+
+
+@pytest.fixture
+def farm(client: redis.Redis) -> Farm:
+    """A farm without a scheduler."""
+    return Farm(client)
+
+
+@pytest.fixture
+def lane(client: redis.Redis) -> Lane:
+    """Where requests are put."""
+    return Lane(client)
+
+
+def done(job: Job) -> bool:
+    """Whether every chunk has a result."""
+    status = job.status()
+    return status.chunks_done == status.chunk_count
+
+
+def load(worker: Worker, spec: JobSpec = SPEC) -> None:
+    """Have a model ready before the first request."""
+    worker.models.load(spec)
+
+
+# An idle farm.
+
+
+def test_an_idle_worker_loads_what_is_asked_for(server: LiveServer, lane: Lane) -> None:
+    """A worker that has no model yet loads the request's, and answers with its vectors."""
+    with working(worker_on(server)):
+        found = lane.embed(SPEC, ["one", "", "x" * 100_000], SECONDS)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, null_vectors(["one", "", "x" * 100_000]))
+
+
+def test_an_idle_farm_answers_in_milliseconds(server: LiveServer, lane: Lane) -> None:
+    """Nobody waits for a poll: the median is far below the 250 ms in which one looks for work."""
+    worker = worker_on(server, lane_wait_seconds=0.0)
+    load(worker)
+    with working(worker):
+        lane.embed(SPEC, ["first"], SECONDS)
+        times = []
+        for index in range(20):
+            began = time.monotonic()
+            lane.embed(SPEC, [f"text {index}"], SECONDS)
+            times.append(time.monotonic() - began)
+    assert np.median(times) < 0.05
+
+
+def test_stored_types_do_not_matter(server: LiveServer, lane: Lane) -> None:
+    """The lane of a model serves specs that only store otherwise, in float32 all of them."""
+    worker = worker_on(server)
+    load(worker)
+    with working(worker):
+        for stored in ("float32", "float16", "ubinary", "int8"):
+            spec = JobSpec(model=NULL, vector_dtype=stored)
+            assert np.array_equal(lane.embed(spec, ["a"], SECONDS), null_vectors(["a"]))
+
+
+def test_several_requests_share_a_run(server: LiveServer, farm: Farm, lane: Lane) -> None:
+    """Requests that come within `lane_wait_seconds` of the first are run together, each answered.
+
+    The wait is seconds long here, so that the threads' own pace does not matter.
+    """
+    worker = worker_on(server, lane_wait_seconds=1.0)
+    load(worker)
+    with working(worker), ThreadPoolExecutor(8) as pool:
+        wait_until(farm.workers)
+        asked = {str(n): pool.submit(lane.embed, SPEC, [str(n)], SECONDS) for n in range(8)}
+        for text, future in asked.items():
+            assert np.array_equal(future.result(), null_vectors([text]))
+    assert worker.lane.tally["pieces"] == 8
+    assert worker.lane.tally["rounds"] < 8
+    assert worker.embedder.lane_seconds < 1, "waiting for others is no work"
+
+
+# Beside a job.
+
+
+def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
+    """A request is answered between device batches of a job of seconds, and both are right."""
+    blocks = [block_of(0, 1000)]
+    texts = blocks[0].texts
+    job = create_job(farm, blocks, model=SLOW)  # 1.2 s on the device
+    spec = JobSpec(model=SLOW)
+    with working(worker_on(server, batch_tokens_max=100)) as worker:
+        wait_until(lambda: worker._current)
+        for index in range(3):
+            found = lane.ask(spec, [f"asked {index}"], SECONDS)
+            assert np.array_equal(found.matrix(), null_vectors([f"asked {index}"]))
+            assert found.token_count == 1
+        assert not done(job)
+        wait_until(lambda: done(job))
+        wait_until(lambda: farm.workers()[0].lane["pieces"] == 3)
+    assert np.array_equal(embedded(job), null_vectors(texts))
+    account = farm.accounts("j")[worker.name]
+    assert account.seconds["lane"] == pytest.approx(worker.embedder.lane_seconds)
+
+
+def test_real_vectors_beside_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
+    """With MiniLM in float32, answers beside a job are the vectors of `encode`."""
+    spec = JobSpec(model=MODEL, dtype="float32", engine="torch")
+    texts = mixed_texts(200)
+    job = farm.job("j")
+    job.create(spec, 0)
+    blocks = [
+        Block(start=start, texts=texts[start : start + 20], token_count=2000)
+        for start in range(0, 200, 20)
+    ]
+    job.push([(block, encode(block)) for block in blocks])
+    job.close(200)
+    asked = [["one short question", "", texts[0]], texts[7:12], ["word " * 20_000]]
+    worker = worker_on(server, lease_seconds=60.0)
+    load(worker, spec)
+    with working(worker):
+        wait_until(lambda: worker._current)
+        found = [lane.embed(spec, each, SECONDS) for each in asked]
+        assert not done(job)
+    model = SentenceTransformer(str(resolve(MODEL)), device="cpu")
+    for each, vectors in zip(asked, found, strict=True):
+        assert cosine(vectors, model.encode(each)).min() >= 0.9999
+
+
+def test_a_jobs_rate_is_its_own(server: LiveServer, farm: Farm, lane: Lane) -> None:
+    """Time that goes to requests makes a job's reported rate no lower: sizes rest on it."""
+    blocks = [block_of(100 * index, 100) for index in range(40)]
+    job = create_job(farm, blocks, model=SLOW)  # 5 s
+    texts = ["x" * 400] * 2  # 0.05 s, as a text that repeats is run once
+    with working(worker_on(server, batch_tokens_max=100)) as worker:
+        wait_until(lambda: worker.committer.tokens_per_second)
+        while not done(job):
+            lane.embed(JobSpec(model=SLOW), texts, SECONDS)
+        rate = worker.committer.tokens_per_second
+    total = worker.committer.total
+    assert worker.embedder.lane_seconds > 0.2 * total.seconds["forward"], "the lane took a part"
+    per_real_token = sum(block.token_count for block in blocks) / job.status().real_tokens_done
+    alone = total.real_tokens / total.seconds["forward"]
+    assert rate == pytest.approx(alone * per_real_token, rel=0.15)
+
+
+def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: Farm, lane: Lane) -> None:
+    """It does not swap for a request; the asker is told in time, and once idle it does."""
+    job = create_job(farm, [block_of(0, 1000)], model=SLOW)
+    with working(worker_on(server)) as worker:
+        wait_until(lambda: worker._current)
+        with pytest.raises(LaneLate):
+            lane.embed(SPEC, ["a"], 0.3)
+        assert not done(job)
+        wait_until(lambda: done(job))
+        assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
+
+
+def test_a_model_is_gone_before_the_next_one_is_loaded(
+    server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that answers requests keeps a model alive while another one loads."""
+    opened: list[weakref.ref[Engine]] = []
+
+    def load_alone(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
+        wait_until(lambda: gc.collect() >= 0 and not any(ref() for ref in opened))
+        engine = NullEngine.open(arguments[0])
+        opened.append(weakref.ref(engine))
+        return engine
+
+    monkeypatch.setattr(models, "open_engine", load_alone)
+    with working(worker_on(server)):
+        for model in ("null:4", "null:12"):
+            lane.embed(JobSpec(model=model), ["a", "b"], SECONDS)
+        job = create_job(farm, [block_of(0, 5)])
+        wait_until(lambda: done(job))
+        lane.embed(JobSpec(model="null:4"), ["a", "b"], SECONDS)
+    assert len(opened) == 4
+
+
+def test_devices_share_a_request(server: LiveServer, lane: Lane) -> None:
+    """Two devices answer a request of seconds in little more than half the time of one."""
+    spec = JobSpec(model=SLOW)
+    workers = [worker_on(server, f"cpu-{number}") for number in range(2)]
+    texts = [f"{index:03} " + "x" * 96 for index in range(100)]  # 25 tokens each: 1.25 s
+    for worker in workers:
+        load(worker, spec)
+    with working(workers[0]), working(workers[1]):
+        lane.ask(spec, texts[:50], SECONDS)  # from then on they know their speed
+        began = time.monotonic()
+        answer = lane.ask(spec, texts, SECONDS)
+        seconds = time.monotonic() - began
+    assert np.array_equal(answer.matrix(), null_vectors(texts))
+    assert set(answer.worker.split(",")) == {worker.name for worker in workers}
+    assert answer.token_count == 2500
+    assert seconds < 1.0
+
+
+# What goes wrong.
+
+
+def test_a_killed_workers_request_is_answered(server: LiveServer, farm: Farm) -> None:
+    """After kill -9 in mid-request another worker answers, within the lease and little more."""
+    lane = Lane(farm.client)
+    command = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
+    slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
+    with ThreadPoolExecutor() as pool:
+        with subprocess.Popen(command, env=os.environ | slow, stderr=subprocess.DEVNULL) as process:
+            asked = pool.submit(lane.embed, SPEC, ["a"], 60.0)
+            wait_until(lambda: taken(lane), 30)
+            process.kill()
+        began = time.monotonic()
+        other = worker_on(server, lane_lease_seconds=1.0)
+        load(other)
+        with working(other):
+            assert np.array_equal(asked.result(), null_vectors(["a"]))
+        assert time.monotonic() - began < 5
+
+
+def taken(lane: Lane) -> bool:
+    """Whether the only request is in some worker's hands."""
+    return lane.waiting(engine_key(SPEC)) and lane.oldest(engine_key(SPEC)) is None
+
+
+def test_a_request_in_hand_is_kept(server: LiveServer, lane: Lane) -> None:
+    """A request that takes longer than its lease stays with its worker."""
+    model = JobSpec(model="null:8:40")
+    slow, other = (worker_on(server, f"cpu-{n}", lane_lease_seconds=0.4) for n in range(2))
+    for worker in (slow, other):
+        load(worker, model)
+    with working(slow), ThreadPoolExecutor() as pool:
+        asked = pool.submit(lane.ask, model, ["x" * 200], SECONDS)
+        wait_until(lambda: slow.lane._held.tokens)
+        with working(other):
+            answer = asked.result()
+    assert answer.worker == slow.name
+    assert answer.seconds > 0.8
+    assert other.lane.tally["pieces"] == 0
+
+
+def test_a_late_request_is_told_so(server: LiveServer, lane: Lane) -> None:
+    """A worker that comes to a request after its time answers that, and does not embed it."""
+    worker = worker_on(server)
+    load(worker)
+    pieces = cut(SPEC, ["a"], 0.01)
+    lane.send(pieces)
+    wait_until(lambda: waited_seconds(lane) > pieces[0].timeout_seconds)
+    with working(worker):
+        (answer,) = lane._wait(pieces, time.monotonic() + SECONDS)
+    assert answer.late
+    assert answer.reason == "no worker was free within 0.01 s"
+    assert worker.lane.tally["pieces"] == 0
+
+
+def waited_seconds(lane: Lane) -> float:
+    """For how long the only request has been waiting."""
+    oldest = lane.oldest(engine_key(SPEC))
+    return 0.0 if oldest is None else oldest.waited_seconds
+
+
+def test_a_model_that_nobody_has(server: LiveServer, lane: Lane) -> None:
+    """When all workers have tried in vain the asker is told why, and other lanes are served."""
+    with working(worker_on(server)), working(worker_on(server, "cpu-1")):
+        for _ in range(2):
+            with pytest.raises(LaneRefused, match="no worker can load the model: 'null:nonsense'"):
+                lane.embed(JobSpec(model="null:nonsense"), ["a"], SECONDS)
+        assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
+
+
+def test_a_model_that_is_not_there_costs_no_other(server: LiveServer, lane: Lane) -> None:
+    """A worker keeps the model that it has when it is asked for one that is not to be had."""
+    worker = worker_on(server)
+    load(worker)
+    engine = worker.models.engine()
+    with working(worker):
+        with pytest.raises(LaneRefused, match="no worker can load the model"):
+            lane.embed(JobSpec(model="/no/such/model"), ["a"], SECONDS)
+        assert worker.models.engine() is engine
+
+
+def test_a_damaged_request_is_told_so(server: LiveServer, lane: Lane) -> None:
+    """What is no request, or in another model's lane, is answered with the reason."""
+    worker = worker_on(server)
+    load(worker)
+    first, misplaced = cut(SPEC, ["a"], SECONDS), cut(JobSpec(model="null:4"), ["a"], SECONDS)
+    lane.send(first)
+    for name, data in (("damaged", b"nonsense"), ("misplaced", encode(misplaced[0]))):
+        lane.client.xadd(wire.lane_key(engine_key(SPEC)), {"id": name, "piece": data})
+    with working(worker):
+        deadline = time.monotonic() + SECONDS
+        named = [[msgspec.structs.replace(first[0], id=name)] for name in ("damaged", "misplaced")]
+        reasons = [lane._wait(pieces, deadline)[0].reason for pieces in [first, *named]]
+    assert reasons[0] == ""
+    assert "LanePiece" in reasons[1]
+    assert reasons[2] == "its model is not the one of its lane"
+
+
+class Picky(FakeEngine):
+    """Raises for one text, and gives nothing usable for another."""
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """As a model with a bug does."""
+        if any("bad" in text for text in texts):
+            raise ValueError("cannot be")
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """NaN for "nan"."""
+        vectors = super().vectors(texts)
+        vectors[[row for row, text in enumerate(texts) if text == "nan"]] = np.nan
+        return vectors
+
+
+def test_a_bad_text_costs_only_itself(
+    server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that the model cannot take is named to its asker; who shared the run sees nothing."""
+    monkeypatch.setattr(models, "open_engine", lambda *_: Picky())
+    monkeypatch.setattr(models, "open_reference", lambda *_: None)
+    worker = worker_on(server, lane_wait_seconds=1.0)
+    load(worker)
+    with working(worker), ThreadPoolExecutor() as pool:
+        wait_until(farm.workers)
+        bad = pool.submit(lane.embed, SPEC, ["fine", "bad", "nan", ""], SECONDS)
+        good = pool.submit(lane.embed, SPEC, ["fine", "better"], SECONDS)
+        assert np.array_equal(good.result(), FakeEngine().vectors(["fine", "better"]))
+        with pytest.raises(TextsFailed) as caught:
+            bad.result()
+    assert caught.value.reasons == {
+        1: "the model raised ValueError: cannot be",
+        2: "the model gave a vector that is not finite in float32",
+        3: "the tokenizer makes no token of it",
+    }
+    assert np.array_equal(caught.value.vectors[:1], FakeEngine().vectors(["fine"]))
+    assert worker.lane.tally["rounds"] == 1
+
+
+class Deadly(NullEngine):
+    """A device that one text takes down."""
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Fail for good where a text is of 8 tokens."""
+        if 8 in batch.lengths[rows]:
+            raise DeviceFailed("gone")
+        return super().forward(batch, rows)
+
+
+def test_a_deadly_request_takes_nobody_with_it(
+    server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that shared a run with one that brought workers down are answered, and it is too."""
+    monkeypatch.setattr(models, "open_engine", lambda spec, *_: Deadly.open(spec))
+    deadly, stop = "x" * 32, threading.Event()
+
+    def work(number: int) -> None:
+        """Keep a worker alive, as a supervisor does."""
+        while not stop.is_set():
+            worker = worker_on(
+                server, f"cpu-{number}", lane_wait_seconds=0.2, lane_lease_seconds=0.5
+            )
+            load(worker)
+            ending = threading.Thread(
+                target=lambda worker=worker: stop.wait() and worker.stop.set()
+            )
+            ending.start()
+            with contextlib.suppress(DeviceFailed):
+                worker.run()
+
+    with ThreadPoolExecutor() as pool:
+        working_on = [pool.submit(work, number) for number in range(2)]
+        try:
+            wait_until(lambda: len(farm.workers()) == 2)
+            asked = {text: pool.submit(lane.ask, SPEC, [text], 60.0) for text in ("a", deadly, "b")}
+            for text in "ab":
+                assert np.array_equal(asked[text].result().matrix(), null_vectors([text]))
+            with pytest.raises(LaneRefused, match="died or hung 3 times"):
+                asked[deadly].result()
+        finally:
+            stop.set()
+        for future in working_on:
+            future.result()
+
+
+def test_a_server_that_restarts(server: LiveServer, lane: Lane) -> None:
+    """Requests are answered again when the server is back."""
+    worker = worker_on(server)
+    load(worker)
+    with working(worker):
+        lane.embed(SPEC, ["before"], SECONDS)
+        server.kill()
+        server.start()
+        assert np.array_equal(again(lane, "after"), null_vectors(["after"]))
+
+
+def again(lane: Lane, text: str) -> NDArray[np.float32]:
+    """Ask until the connection is there."""
+    found: list[NDArray[np.float32]] = []
+
+    def ask() -> bool:
+        with contextlib.suppress(*UNAVAILABLE):
+            found.append(lane.embed(SPEC, [text], SECONDS))
+        return bool(found)
+
+    wait_until(ask)
+    return found[0]
+
+
+def test_a_stop_finishes_what_was_taken(server: LiveServer, lane: Lane) -> None:
+    """A request in hand at a stop is answered, one that is not is left for another worker."""
+    model = JobSpec(model="null:8:100")
+    worker = worker_on(server)
+    load(worker, model)
+    with ThreadPoolExecutor() as pool:
+        with working(worker):
+            asked = pool.submit(lane.ask, model, ["x" * 200], SECONDS)
+            wait_until(lambda: worker.lane._held.tokens)
+        assert asked.result().worker == worker.name
+
+
+# On the device.
+
+
+class Asked:
+    """Requests that come up at some looks."""
+
+    def __init__(self, batches: dict[int, MicroBatch], limit_seconds: float = 0.0) -> None:
+        self.batches = batches
+        self.limit_seconds = limit_seconds
+        self.looks = 0
+        self.answers: list[tuple[MicroBatch, NDArray[Any]]] = []
+
+    def take(self) -> MicroBatch | None:
+        """What comes up at this look."""
+        self.looks += 1
+        return self.batches.pop(self.looks, None)
+
+    def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
+        """Keep it."""
+        self.answers.append((batch, vectors))
+
+    def batch_seconds(self) -> float:
+        """The same all the time."""
+        return self.limit_seconds
+
+
+class Ordered(FakeEngine):
+    """Works by itself or not, and notes starts and ends of device batches by their first text."""
+
+    def __init__(self, *, asynchronous: bool) -> None:
+        super().__init__()
+        self.asynchronous = asynchronous
+        self.steps: list[tuple[str, str]] = []
+
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """Refuse at the end where the device works by itself, else at the start."""
+        name = batch.features[rows[0]]
+        texts = [batch.features[row] for row in rows]
+        self.steps.append(("start", name))
+        if not self.asynchronous:
+            self.refuse(texts)
+
+        def finish() -> NDArray[np.float32]:
+            self.steps.append(("finish", name))
+            self.refuse(texts)
+            return self.vectors(texts)
+
+        return finish
+
+    def refuse(self, texts: Sequence[str]) -> None:
+        """As a model with a bug does."""
+        if any("bad" in text for text in texts):
+            raise ValueError("cannot be")
+
+
+@given(
+    texts=st.lists(st.text("abd", min_size=1, max_size=6), min_size=1, max_size=30),
+    asked=st.dictionaries(
+        st.integers(1, 20), st.lists(st.text("abd", max_size=6), min_size=1, max_size=8), max_size=4
+    ),
+    budget=st.integers(6, 40),
+    asynchronous=st.booleans(),
+)
+def test_requests_between_device_batches(
+    texts: list[str], asked: dict[int, list[str]], budget: int, *, asynchronous: bool
+) -> None:
+    """Whenever requests come and whatever fails, everybody gets the vectors of his own texts."""
+    engine = Ordered(asynchronous=asynchronous)
+    lane = Asked({at: micro_batch([Block(start=0, texts=t)], engine) for at, t in asked.items()})
+    embedder = Embedder(Budgets(batch_tokens_max=budget), requests=lane)
+    bulk = micro_batch([Block(start=0, texts=texts)], engine)
+    found = [(bulk, embedder.embed(bulk)), *lane.answers]
+    assert len(lane.answers) == len(asked) - len(lane.batches)
+    for batch, vectors in found:
+        own = batch.leases[0].block.texts
+        bad = {row for row, text in enumerate(own) if "bad" in text or not text}
+        assert set(batch.reasons) == bad
+        for row, text in enumerate(own):
+            wanted = np.zeros(2) if row in bad else FakeEngine().vectors([text])[0]
+            assert np.array_equal(vectors[row], wanted)
+    starts = [name for step, name in engine.steps if step == "start"]
+    ends = [name for step, name in engine.steps if step == "finish"]
+    if asynchronous:
+        assert ends == starts, "in the order of their starts"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_one_batch_at_most_is_before_a_request(*, asynchronous: bool) -> None:
+    """A device that works by itself has one in its queue already; and no answer waits for more."""
+    engine = Ordered(asynchronous=asynchronous)
+    bulk = [f"bulk {index}" for index in range(8)]
+    lane = Asked({4: micro_batch([Block(start=0, texts=["asked"])], engine)})
+    embedder = Embedder(Budgets(batch_tokens_max=6), requests=lane)
+    embedder.embed(micro_batch([Block(start=0, texts=bulk)], engine))
+    steps = engine.steps
+    at = steps.index(("start", "asked"))
+    running = [name for step, name in steps[:at] if step == "start"][-1]
+    waited = steps[at : steps.index(("finish", "asked"))]
+    between = [step for step in waited[1:] if step != ("finish", running)]
+    assert len(between) <= asynchronous, "the next one is started behind it, on a busy device"
+
+
+@pytest.mark.parametrize("limit_seconds", [0.0, 0.02])
+def test_device_batches_are_short_while_requests_come(limit_seconds: float) -> None:
+    """They take what the limit says, give or take; without requests they are as full as ever."""
+    sizes: list[int] = []
+
+    class Noting(NullEngine):
+        def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+            sizes.append(int(batch.lengths[rows].sum()))
+            return super().forward(batch, rows)
+
+    engine = Noting.open(JobSpec(model="null:8:20000"))  # 0.02 s are 400 tokens
+    embedder = Embedder(
+        Budgets(batch_tokens_max=2000), requests=Asked({}, limit_seconds=limit_seconds)
+    )
+    texts = [f"{index:04}" + "x" * 36 for index in range(1000)]  # 10 tokens each
+    batch = micro_batch([Block(start=0, texts=texts)], engine)
+    embedder.embed(batch)
+    assert sum(sizes) == 10_000
+    if limit_seconds:
+        assert max(sizes[1:]) <= 450, "the first is not known to be too long"
+        assert np.mean(sizes[1:]) >= 250
+    else:
+        assert sizes == [2000] * 5
