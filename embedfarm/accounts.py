@@ -43,7 +43,7 @@ class Account(Record):
         rows_repeated: Rows that were run again in float32.
         budget_tokens: Padded tokens that a device batch may have at the end.
         cost_seconds: What a device batch takes: "launch", for each padded "token", and for each
-            "pair" of tokens of a text (`workers.costs`); empty until it is learned.
+            "pair" of tokens of a text (`embedfarm.costs`); empty until it is learned.
         flops: Floating-point operations that the model needs for the real tokens.
         peak_flops_per_second: Measured on this device by multiplying matrices; 0 when unknown.
         seconds: Time by activity: "queue" (the device waits for work), "tokenise", "forward" (the

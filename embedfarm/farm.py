@@ -18,10 +18,13 @@ from embedfarm.broker import block_ms
 from embedfarm.jobs import Job, JobGone, JobStatus, status_from
 from embedfarm.records import (
     Completion,
+    Decision,
     Heartbeat,
     JobSpec,
     Plan,
+    Policy,
     Rate,
+    SchedulerStats,
     TokenRecipe,
     decode,
     encode,
@@ -30,6 +33,8 @@ from embedfarm.records import (
 HISTORY_SECONDS: Final = 30 * 86400
 WORKER_SECONDS: Final = 3600
 BUDGET_SECONDS: Final = 7 * 86400
+DECISIONS_MAX: Final = 100
+STATS_SECONDS: Final = 60
 PLACE_SECONDS: Final = 60  # a place without a job: its creator is at work on it, or died
 RETRY_SECONDS_MAX: Final = 3600
 
@@ -194,13 +199,47 @@ class Farm:
         data = cast("bytes | None", self.client.get(wire.plan_key(worker)))
         return None if data is None else decode(Plan, data)
 
-    def publish(self, plans: Sequence[Plan], fence: int, ttl_seconds: float) -> bool:
-        """Write plans; False when another scheduler has taken over."""
+    def publish(
+        self, plans: Sequence[Plan], fence: int, ttl_seconds: float, wake: Sequence[str] = ()
+    ) -> bool:
+        """Write plans, and wake the named workers; False when another scheduler has taken over."""
+        keys = [wire.plan_key(plan.worker) for plan in plans]
         answer = self._script("publish")(
-            keys=[wire.SCHEDULER, *(wire.plan_key(plan.worker) for plan in plans)],
+            keys=[wire.SCHEDULER, *keys, *map(wire.wake_key, wake)],
             args=[fence, int(ttl_seconds * 1000), *(encode(plan) for plan in plans)],
         )
         return bool(answer == b"published")
+
+    def wait_for_plan(self, worker: str, seconds: float) -> None:
+        """Return when a worker is woken, or after `seconds` (as `block_ms`)."""
+        self.client.blpop([wire.wake_key(worker)], timeout=block_ms(seconds) / 1000)
+
+    def policy(self) -> list[str]:
+        """Names of the passes that somebody chose, in order; empty for the scheduler's own."""
+        data = cast("bytes | None", self.client.get(wire.POLICY))
+        return decode(Policy, data).passes if data else []
+
+    def set_policy(self, passes: Sequence[str]) -> None:
+        """Choose the passes, from the next decision on; none for the scheduler's own."""
+        self.client.set(wire.POLICY, encode(Policy(passes=list(passes))))
+
+    def tell(self, decision: Decision, stats: SchedulerStats) -> None:
+        """Keep a decision and the figures of the scheduler for people."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.lpush(wire.DECISIONS, encode(decision))
+        pipe.ltrim(wire.DECISIONS, 0, DECISIONS_MAX - 1)
+        pipe.set(wire.STATS, encode(stats), ex=STATS_SECONDS)
+        pipe.execute()
+
+    def decisions(self, count: int) -> list[Decision]:
+        """The last decisions that were kept, about one in a second, newest first."""
+        rows = cast("list[bytes]", self.client.lrange(wire.DECISIONS, 0, count - 1))
+        return [decode(Decision, row) for row in rows]
+
+    def scheduler_stats(self) -> SchedulerStats | None:
+        """Figures of the active scheduler, None when none was active lately."""
+        data = cast("bytes | None", self.client.get(wire.STATS))
+        return decode(SchedulerStats, data) if data else None
 
     def elect(self, token: str, ttl_seconds: float) -> int:
         """Take or keep the scheduler's lock; its fence, or 0 while another one holds it."""

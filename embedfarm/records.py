@@ -220,6 +220,7 @@ class Completion(Record):
         real_tokens: Tokens the device went through, padding not included.
         seconds: Time on the device.
         overhead_seconds: Fixed time around it that the pipeline could not hide.
+        pairs: Sum of the squared lengths of its chunks, in the model's tokens.
     """
 
     worker: str
@@ -231,6 +232,7 @@ class Completion(Record):
     real_tokens: int
     seconds: float
     overhead_seconds: float
+    pairs: int = 0
 
 
 class Heartbeat(Record):
@@ -284,12 +286,14 @@ class JobShare(Record):
         tokens: Size of the next micro-batch.
         blocks: The same in stream entries, at least 1.
         copies: Stream IDs that other workers hold and this one should embed as well (the tail).
+        open: Whether the producer adds more blocks, worth waiting for.
     """
 
     job: str
     tokens: int
     blocks: int
     copies: list[str] = msgspec.field(default_factory=list)
+    open: bool = False
 
 
 class Plan(Record):
@@ -298,6 +302,63 @@ class Plan(Record):
     worker: str
     fence: int
     shares: list[JobShare]
+
+
+class Policy(Record):
+    """The scheduler's passes, by name and in order."""
+
+    passes: list[str]
+
+
+class Decision(Record):
+    """What the scheduler decided and why, for people.
+
+    Attributes:
+        time: Unix seconds.
+        seconds: It took, without the explaining.
+        passes: In their order.
+        notes: What each did: pairs of its name and some words, in which workers and jobs are named
+            as everywhere.
+    """
+
+    time: float
+    seconds: float
+    passes: list[str]
+    notes: list[tuple[str, str]]
+
+
+class SchedulerStats(Record):
+    """Figures of the active scheduler; "recent" is the last minute.
+
+    Attributes:
+        passes: The active ones, in their order.
+        dropped: Passes that raised an error and were left out since, with the error.
+        decisions: Since it became active.
+        decision_seconds_mean: Of recent decisions.
+        decision_seconds_p99: Of recent decisions.
+        micro_batches: Since it became active.
+        tokens: Since it became active.
+        micro_batch_seconds_mean: Of recent micro-batches, time on the device.
+        micro_batch_seconds_p99: Of recent micro-batches.
+        tokens_per_second: Recent.
+        prediction_error: Median of |took / predicted - 1| of recent micro-batches.
+        padding: Recent padded tokens over real ones, less 1.
+        efficiency: Recent tokens, over what all workers' rates say they could have done.
+    """
+
+    passes: list[str]
+    dropped: dict[str, str]
+    decisions: int
+    decision_seconds_mean: float
+    decision_seconds_p99: float
+    micro_batches: int
+    tokens: int
+    micro_batch_seconds_mean: float
+    micro_batch_seconds_p99: float
+    tokens_per_second: float
+    prediction_error: float
+    padding: float
+    efficiency: float
 
 
 class Rate(Record):

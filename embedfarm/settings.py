@@ -7,7 +7,7 @@ else it is the default below. A command-line flag of the same name overrules bot
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -37,6 +37,22 @@ PROPORTIONS = (
 )
 
 
+PROFILES: dict[str, dict[str, float]] = {
+    # Fewer and longer leases; requests wait for longer device batches.
+    "high-throughput": {"micro_batch_seconds_max": 10.0, "lane_batch_seconds": 0.25},
+    # Whoever comes is served sooner, at the price of more overhead.
+    "low-latency": {"micro_batch_seconds_max": 1.0, "lane_batch_seconds": 0.05},
+    # A quarter of the memory of the usual limits, on the server and in each process.
+    "memory-constrained": {
+        "window_bytes_max": 20 * MEBIBYTE,
+        "results_bytes_max": 32 * MEBIBYTE,
+        "part_bytes_max": 6 * MEBIBYTE,
+        "micro_batch_bytes_max": MEBIBYTE,
+        "redis_bytes_max": 256 * MEBIBYTE,
+    },
+}
+
+
 class Settings(BaseSettings):
     """The farm's limits. Sizes are in the unit of the name, times in seconds."""
 
@@ -44,6 +60,12 @@ class Settings(BaseSettings):
         env_prefix="EMBEDFARM_", toml_file="embedfarm.toml", frozen=True, extra="forbid"
     )
 
+    profile: Annotated[
+        Literal["", "high-throughput", "low-latency", "memory-constrained"],
+        Field(
+            description="Other defaults for some limits below; what is set by name still counts."
+        ),
+    ] = ""
     redis_url: Annotated[str, Field(description="Server to use; empty: a private one.")] = ""
     state_directory: Annotated[
         Path, Field(description="Logs of `work`; logs and the private server of `up`.")
@@ -103,7 +125,14 @@ class Settings(BaseSettings):
     ] = 24 * MEBIBYTE
     micro_batch_seconds_max: Annotated[
         PositiveFloat, Field(description="Most work that a worker leases at a time.")
-    ] = 2.0
+    ] = 3.0
+    ageing_seconds: Annotated[
+        PositiveFloat, Field(description="A job that got nothing for this long rises one priority.")
+    ] = 60.0
+    affinity_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Service that a job may be ahead because workers have its model loaded."),
+    ] = 30.0
     micro_batch_bytes_max: Annotated[
         PositiveInt, Field(description="Most text that a worker leases at a time.")
     ] = 4 * MEBIBYTE
@@ -112,7 +141,7 @@ class Settings(BaseSettings):
     ] = 0.3
     rate_half_life_seconds: Annotated[
         PositiveFloat, Field(description="Age at which a measured rate counts half.")
-    ] = 7.0
+    ] = 4.0
     batch_tokens_max: Annotated[
         NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
     ] = 0
@@ -161,6 +190,12 @@ class Settings(BaseSettings):
         dict[str, float],
         Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
     ] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_profile(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Fill in a profile's limits where nothing else is said."""
+        return PROFILES.get(str(values.get("profile", "")), {}) | values
 
     @model_validator(mode="after")
     def _check_proportions(self) -> Self:

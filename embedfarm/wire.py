@@ -18,6 +18,10 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:workers        zset    worker -> unix seconds last seen worker    -> all        1 h
     ef:{farm}:worker:<name>  hash    incarnation, Heartbeat           worker    -> all        6 s
     ef:{farm}:plan:<name>    string  Plan                             scheduler -> worker     5 s
+    ef:{farm}:wake:<name>    list    <= 1 item: the plan has changed  scheduler -> worker     5 s
+    ef:{farm}:policy         string  Policy: the passes, if chosen    people    -> scheduler
+    ef:{farm}:decisions      list    newest Decisions, capped         scheduler -> people
+    ef:{farm}:stats          string  SchedulerStats                   scheduler -> people     60 s
     ef:{farm}:events         stream  completions, capped              worker    -> scheduler
     ef:{farm}:history        hash    worker|model|class -> Rate       scheduler -> scheduler  30 d
     ef:{farm}:budget:<d>|<m> string  tokens of a device batch         worker    -> worker     7 d
@@ -50,6 +54,9 @@ EVENTS: Final = "ef:{farm}:events"
 HISTORY: Final = "ef:{farm}:history"
 SCHEDULER: Final = "ef:{farm}:scheduler"
 FENCE: Final = "ef:{farm}:fence"
+POLICY: Final = "ef:{farm}:policy"
+DECISIONS: Final = "ef:{farm}:decisions"
+STATS: Final = "ef:{farm}:stats"
 LANES: Final = "ef:{farm}:lanes"
 LANE_SIZES: Final = "ef:{farm}:lane-sizes"
 LANE_BELL: Final = "ef:{farm}:lane-bell"
@@ -63,6 +70,11 @@ def worker_key(name: str) -> str:
 def plan_key(name: str) -> str:
     """Key of a worker's plan."""
     return f"ef:{{farm}}:plan:{name}"
+
+
+def wake_key(name: str) -> str:
+    """Key of the list that a worker with nothing to do waits on."""
+    return f"ef:{{farm}}:wake:{name}"
 
 
 def budget_key(device: str, model: str) -> str:

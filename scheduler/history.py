@@ -1,14 +1,92 @@
-"""What the farm remembers about how fast each worker is, by model and length class."""
+"""What the farm remembers about how fast each worker is, by model and length class.
+
+Two predictors run side by side. The exponential average of tokens per second follows drift, and
+takes a fixed overhead for slowness when micro-batches get short. The cost model (`embedfarm.costs`)
+tells them apart, and carries over from one length of chunks to another; its level follows drift as
+the average does. Of each worker the one counts whose own recent error is less.
+"""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
+from embedfarm.costs import Cost, Costs
 from embedfarm.farm import HISTORY_SECONDS, length_class
 from embedfarm.records import Completion, Rate
 
-LENGTH_CLASSES: Final = 32
+COSTS_MEMORY: Final = 60  # micro-batches
+COSTS_MIN: Final = 8  # micro-batches from which a cost model is believed
+ERROR_WEIGHT: Final = 0.2  # of the latest micro-batch in the error of a predictor
+SPEED_FACTOR_MAX: Final = 4.0  # a cost model that is further from the average is no model
+PRIOR_SECONDS: Final = 0.25  # of working time that a rate from the server counts for
+
+Kind = tuple[str, int]  # model and length class
+
+
+@dataclass
+class Predictors:
+    """The cost model of a worker and a model, and how far both predictors were off lately.
+
+    Attributes:
+        costs: The cost model.
+        level: Exponential average of what took place over what it predicted.
+        costs_error: Mean of |took / predicted - 1|, None before the first prediction.
+        rate_error: The same of the exponential average.
+    """
+
+    costs: Costs = field(default_factory=lambda: Costs(COSTS_MEMORY, COSTS_MIN))
+    level: float = 1.0
+    costs_error: float | None = None
+    rate_error: float | None = None
+
+    def judge(self, done: Completion, rate: Rate | None, weight: float) -> None:
+        """Compare what both would have predicted with what happened; then learn from it.
+
+        Args:
+            done: What happened.
+            rate: The exponential average before it.
+            weight: Of this micro-batch in the level.
+        """
+        cost = self.costs.cost()
+        if rate is not None:
+            predicted = done.tokens / rate.tokens_per_second
+            self.rate_error = _error(self.rate_error, done.seconds, predicted)
+            if cost is not None:
+                predicted = cost.seconds(done.tokens, done.pairs)
+                self.costs_error = _error(self.costs_error, done.seconds, self.level * predicted)
+                self.level = mix(self.level, done.seconds / predicted, weight)
+        self.costs.observe(done.tokens, done.pairs, done.seconds)
+
+    def better(self, rate: Rate, pairs_per_token: float) -> Rate:
+        """The rate by the better predictor, for chunks of such lengths.
+
+        The overhead stays the measured one: least squares cannot tell it from drift well enough to
+        size micro-batches by it.
+        """
+        cost = self._believed()
+        if cost is None:
+            return rate
+        speed = 1 / (cost.token + cost.pair * pairs_per_token) / self.level
+        if not 1 / SPEED_FACTOR_MAX < speed / rate.tokens_per_second < SPEED_FACTOR_MAX:
+            return rate
+        return msgspec.structs.replace(rate, tokens_per_second=speed)
+
+    def predict(self, done: Completion, rate: Rate) -> float:
+        """Seconds that a micro-batch takes, by the better predictor."""
+        cost = self._believed()
+        if cost is None:
+            return done.tokens / rate.tokens_per_second
+        return self.level * cost.seconds(done.tokens, done.pairs)
+
+    def _believed(self) -> Cost | None:
+        """The cost model, if it was the better one lately."""
+        if self.costs_error is None or self.rate_error is None:
+            return None
+        return self.costs.cost() if self.costs_error < self.rate_error else None
 
 
 @dataclass
@@ -16,20 +94,28 @@ class History:
     """Throughput by worker, model and length class: an exponential average over working time.
 
     Work done `half_life_seconds` of working time ago counts half, so that many short micro-batches
-    weigh as much as one long one, and a first one, slow from warming up, is soon outvoted. Seeded
-    from the rates that the server kept, which count as long experience, it survives jobs and
-    restarts.
+    weigh as much as one long one, and a first one, slow from warming up, is soon outvoted. So is
+    what the server kept from earlier jobs: the device may be shared, throttled or another one now.
 
     Attributes:
         half_life_seconds: Working time in which the weight of a micro-batch halves.
-        rates: What is known, by `rate_key`.
-        changed: Keys of rates that were not stored yet.
     """
 
     half_life_seconds: float
-    rates: dict[str, Rate] = field(default_factory=dict)
-    changed: set[str] = field(default_factory=set)
-    _worked: dict[str, float] = field(default_factory=dict)  # seconds in rates not from the server
+    _rates: dict[Kind, dict[str, Rate]] = field(default_factory=lambda: defaultdict(dict))
+    _worked: dict[tuple[Kind, str], float] = field(default_factory=dict)
+    _changed: set[tuple[Kind, str]] = field(default_factory=set)
+    _predictors: dict[tuple[str, str], Predictors] = field(
+        default_factory=lambda: defaultdict(Predictors)
+    )
+    _pairs_per_token: dict[Kind, float] = field(default_factory=dict)
+
+    def recall(self, stored: Mapping[str, Rate]) -> None:
+        """Take in what the server kept, by `rate_key`."""
+        for key, rate in stored.items():
+            worker, _, kind = key.partition("|")
+            model, _, length = kind.rpartition("|")
+            self._rates[model, int(length)][worker] = rate
 
     def learn(
         self, completions: Iterable[Completion], means: Mapping[str, float], now: float
@@ -46,23 +132,27 @@ class History:
             if done.tokens <= 0 or done.seconds <= 0:
                 continue
             mean = means.get(done.job, done.tokens / max(1, done.chunks))
-            key = rate_key(done.worker, done.model, length_class(mean))
-            self.rates[key] = self._average(key, done, now)
-            self.changed.add(key)
+            kind = done.model, length_class(mean)
+            known = self._pairs_per_token.get(kind, done.pairs / done.tokens)
+            self._pairs_per_token[kind] = mix(known, done.pairs / done.tokens, ERROR_WEIGHT)
+            rate, weight = self._rates[kind].get(done.worker), self._weight(done.seconds)
+            self._predictors[done.model, done.worker].judge(done, rate, weight)
+            self._rates[kind][done.worker] = self._average(kind, done, now)
+            self._changed.add((kind, done.worker))
 
-    def _average(self, key: str, done: Completion, now: float) -> Rate:
+    def _average(self, kind: Kind, done: Completion, now: float) -> Rate:
         speed = done.tokens / done.seconds
-        known = self.rates.get(key)
+        known = self._rates[kind].get(done.worker)
         if known is None:
-            self._worked[key] = done.seconds
+            self._worked[kind, done.worker] = done.seconds
             return Rate(
                 tokens_per_second=speed,
                 overhead_seconds=done.overhead_seconds,
                 updated=now,
                 samples=1,
             )
-        worked = self._worked.get(key, math.inf) + done.seconds
-        self._worked[key] = worked
+        worked = self._worked.get((kind, done.worker), PRIOR_SECONDS) + done.seconds
+        self._worked[kind, done.worker] = worked
         weight = self._weight(done.seconds) / self._weight(worked)
         overhead = mix(known.overhead_seconds, done.overhead_seconds, weight)
         return Rate(
@@ -77,27 +167,56 @@ class History:
         """Share of the latest `seconds` in an average over all time."""
         return -math.expm1(-math.log(2) * seconds / self.half_life_seconds)
 
-    def rate(self, worker: str, model: str, chunk_tokens_mean: float) -> Rate | None:
-        """The rate for chunks of this length, else of the nearest length class; None if unknown."""
-        wanted = length_class(chunk_tokens_mean)
-        nearest = sorted(range(LENGTH_CLASSES), key=lambda each: (abs(each - wanted), each))
-        keys = (rate_key(worker, model, each) for each in nearest)
-        return next((self.rates[key] for key in keys if key in self.rates), None)
+    def rates(self, model: str, length: int) -> Mapping[str, Rate]:
+        """Rates by worker for chunks of a length class, by the better predictor of each.
+
+        The exponential average of a class that is not known is that of the nearest one.
+        """
+        classes = [known for name, known in self._rates if name == model]
+        merged: dict[str, Rate] = {}
+        for each in sorted(classes, key=lambda each: (-abs(each - length), -each)):
+            merged |= self._rates[model, each]
+        pairs = self._pairs_per_token.get((model, length), float(2**length))
+        return {
+            worker: self._predictors[model, worker].better(rate, pairs)
+            if (model, worker) in self._predictors
+            else rate
+            for worker, rate in merged.items()
+        }
+
+    def predict(self, done: Completion, chunk_tokens_mean: float) -> float:
+        """Seconds that a micro-batch should take, by what is known before it is learned; else 0."""
+        rate = self._rates[done.model, length_class(chunk_tokens_mean)].get(done.worker)
+        if rate is None:
+            return 0.0
+        return self._predictors[done.model, done.worker].predict(done, rate)
 
     def take_changes(self, now: float) -> tuple[Mapping[str, Rate], list[str]]:
         """Rates to store since the last call, and the keys of those too old to believe."""
-        old = [k for k, rate in self.rates.items() if now - rate.updated > HISTORY_SECONDS]
-        for key in old:
-            del self.rates[key]
-            self._worked.pop(key, None)
-        changes = {key: self.rates[key] for key in self.changed if key in self.rates}
-        self.changed.clear()
+        old = []
+        for kind, rates in self._rates.items():
+            for worker in [w for w, rate in rates.items() if now - rate.updated > HISTORY_SECONDS]:
+                del rates[worker]
+                self._worked.pop((kind, worker), None)
+                old.append(rate_key(worker, *kind))
+        changes = {
+            rate_key(worker, *kind): self._rates[kind][worker]
+            for kind, worker in self._changed
+            if worker in self._rates[kind]
+        }
+        self._changed.clear()
         return changes, old
 
 
 def rate_key(worker: str, model: str, length: int) -> str:
     """Where the rate for a length class is kept."""
     return f"{worker}|{model}|{length}"
+
+
+def _error(known: float | None, took: float, predicted: float) -> float:
+    """The recent error of a predictor after one more micro-batch."""
+    error = abs(took / predicted - 1) if predicted > 0 else 1.0
+    return error if known is None else mix(known, error, ERROR_WEIGHT)
 
 
 def mix(old: float, new: float, weight: float) -> float:

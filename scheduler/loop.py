@@ -1,29 +1,30 @@
-"""The thin loop around the core: read the farm, decide, publish. All I/O is here."""
+"""The thin loop around the core: read the farm, decide, publish, tell. All I/O is here."""
 
+import gc
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import redis
-
 from embedfarm.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
-from embedfarm.farm import Farm, model_key
-from embedfarm.jobs import JobGone
-from embedfarm.records import Plan, Rate
+from embedfarm.farm import Farm
+from embedfarm.records import Decision, JobShare, Plan
 from embedfarm.settings import Settings
 from scheduler.history import History
-from scheduler.passes import Pass, decide, default_passes
-from scheduler.state import Draft, FarmState, JobState, WorkerState
+from scheduler.observer import Observer
+from scheduler.passes import Pass, PassFailed, decide
+from scheduler.policies import DEFAULT_POLICY, POLICIES, UnknownPass, make_passes
+from scheduler.state import Draft, FarmState
+from scheduler.statistics import Statistics
 
 DECISION_SECONDS_MIN: Final = 0.05  # completions that come closer together share a decision
 DECISION_SECONDS_MAX: Final = 0.5  # jobs and workers come and go without a completion
 REMEMBER_SECONDS: Final = 2.0
-TAIL_LEASES_MAX: Final = 4000  # with more, the end is not near
-ACTIVE: Final = frozenset({"open", "closed", "paused"})
+TELL_SECONDS: Final = 1.0
+NOTES_MAX: Final = 2000  # in a decision that is told
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +36,24 @@ class Scheduler:
     url: str
     settings: Settings
     stop: threading.Event
-    passes: Sequence[Pass] = ()
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     fence: int = 0
-    _history: History = field(init=False)
+    passes: Sequence[Pass] = ()
+    _observer: Observer = field(init=False)
+    _statistics: Statistics = field(default_factory=Statistics)
     _seen: str = "$"  # ID of the last event
     _remember_at: float = 0.0
-    _models: dict[str, str] = field(default_factory=dict)
-    _means: dict[str, float] = field(default_factory=dict)
+    _tell_at: float = 0.0
+    _chosen: Sequence[str] | None = None
+    _dropped: dict[str, str] = field(default_factory=dict)
+    _shares: Mapping[str, Sequence[JobShare]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.farm = Farm(connect(self.url))
-        self.passes = self.passes or default_passes(self.settings)
-        self._history = History(self.settings.rate_half_life_seconds)
+        self._observer = self._new_observer()
+
+    def _new_observer(self) -> Observer:
+        return Observer(self.farm, History(self.settings.rate_half_life_seconds))
 
     def run(self) -> None:
         """Plan until `stop` is set; an outage of the server is waited out."""
@@ -68,76 +74,118 @@ class Scheduler:
         held = self.fence
         self.fence = self.farm.elect(self.token, self.settings.scheduler_ttl_seconds)
         if not self.fence:
+            gc.collect(generation=1)
             self.stop.wait(self.settings.scheduler_ttl_seconds / 5)
             return
         if self.fence != held:
             self._take_over()
-        draft = decide(self._look(), self.passes)
-        plans = plans_of(draft, self.fence)
-        if not self.farm.publish(plans, self.fence, self.settings.plan_ttl_seconds):
-            log.warning("fenced: another scheduler is active")
-            self.fence = 0
-            return
-        self._listen()
+        self._choose(self.farm.policy())
+        if self._decide():
+            self._listen()
 
     def _take_over(self) -> None:
         """Go on from what the last holder of the lock stored, and from the events of now."""
         log.info("active, fence %d", self.fence)
-        self._history = History(self.settings.rate_half_life_seconds, self.farm.history())
+        self._observer = self._new_observer()
+        self._observer.history.recall(self.farm.history())
+        self._statistics = Statistics()
+        self._chosen = None
         seconds, microseconds = self.farm.client.time()
         self._seen = f"{seconds * 1000 + microseconds // 1000}-0"
 
     def _hand_over(self) -> None:
         """Store what was learned, and let a standby go on at once."""
         if self.fence:
-            self.farm.remember(*self._history.take_changes(time.time()))
+            self._remember()
             self.farm.abdicate(self.fence)
+
+    def _remember(self) -> None:
+        self.farm.remember(*self._observer.history.take_changes(time.time()))
+
+    # Deciding.
+
+    def _choose(self, names: Sequence[str]) -> None:
+        """Follow the policy that somebody chose, from this decision on."""
+        if names == self._chosen:
+            return
+        self._chosen, self._dropped = names, {}
+        try:
+            self.passes = make_passes(names or POLICIES[DEFAULT_POLICY], self.settings)
+        except UnknownPass as error:
+            log.warning("policy not followed: %s", error)
+            self._dropped[", ".join(names)] = str(error)
+            self.passes = self.passes or make_passes(POLICIES[DEFAULT_POLICY], self.settings)
+        log.info("passes: %s", ", ".join(each.name for each in self.passes))
+
+    def _decide(self) -> bool:
+        """Plan for all workers; False when another scheduler has taken over."""
+        state = self._observer.look()
+        began = time.perf_counter()
+        draft = self._draft(state)
+        seconds = time.perf_counter() - began
+        now = time.monotonic()
+        self._statistics.decided(state, seconds, now)
+        plans = plans_of(draft, self.fence)
+        wake = self._idle_with_news(draft)
+        if not self.farm.publish(plans, self.fence, self.settings.plan_ttl_seconds, wake):
+            log.warning("fenced: another scheduler is active")
+            self.fence = 0
+            return False
+        self._shares = draft.shares
+        if now >= self._tell_at:
+            self._tell(state, seconds, now)
+        return True
+
+    def _draft(self, state: FarmState, *, explain: bool = False) -> Draft:
+        """A decision; a pass that raises is left out from now on."""
+        while True:
+            try:
+                return decide(state, self.passes, explain=explain)
+            except PassFailed as error:
+                log.exception("pass %s failed, left out", error.name)
+                self._dropped[error.name] = str(error)
+                self.passes = [each for each in self.passes if each.name != error.name]
+
+    def _idle_with_news(self, draft: Draft) -> list[str]:
+        """Workers that hold nothing, and wait while their plan has changed."""
+        busy = {worker for job in draft.state.jobs for worker in job.held_blocks}
+        return [
+            worker
+            for worker, shares in draft.shares.items()
+            if worker not in busy and shares and shares != self._shares.get(worker)
+        ]
+
+    def _tell(self, state: FarmState, seconds: float, now: float) -> None:
+        """Let people see the last decision and the figures."""
+        draft = self._draft(state, explain=True)
+        names = [each.name for each in self.passes]
+        notes = list(draft.notes[:NOTES_MAX])
+        decision = Decision(time=time.time(), seconds=seconds, passes=names, notes=notes)
+        self.farm.tell(decision, self._statistics.figures(names, self._dropped, now))
+        self._tell_at = now + TELL_SECONDS
+
+    # Learning.
 
     def _listen(self) -> None:
         """Learn from completions; waits for the first one after a short pause."""
+        gc.collect(generation=1)
         self.stop.wait(DECISION_SECONDS_MIN)
         wait = min(DECISION_SECONDS_MAX, self.settings.plan_ttl_seconds / 4)
         self._seen, completions = self.farm.events(self._seen, wait)
-        self._history.learn(completions, self._means, time.time())
-        if time.monotonic() >= self._remember_at:
-            self.farm.remember(*self._history.take_changes(time.time()))
-            self._remember_at = time.monotonic() + REMEMBER_SECONDS
+        predicted = [self._observer.predict(done) for done in completions]
+        now = time.monotonic()
+        self._statistics.completed(zip(completions, predicted, strict=True), now)
+        self._observer.learn(completions)
+        if now >= self._remember_at:
+            self._remember()
+            gc.collect()
+            self._remember_at = now + REMEMBER_SECONDS
 
-    def _look(self) -> FarmState:
-        """The farm as it is now."""
-        jobs = [state for name in self.farm.job_ids() if (state := self._job(name)) is not None]
-        self._models = {job.job: job.model for job in jobs}
-        self._means = {job.job: job.status.chunk_tokens_mean for job in jobs}
-        workers = tuple(
-            WorkerState(beat.worker, beat.held_seconds, draining=beat.state == "draining")
-            for beat in self.farm.workers()
-        )
-        rates: dict[tuple[str, str], Rate] = {}
-        for job in jobs:
-            for worker in workers:
-                rate = self._history.rate(worker.name, job.model, job.status.chunk_tokens_mean)
-                if rate is not None:
-                    rates[worker.name, job.job] = rate
-        return FarmState(tuple(jobs), workers, rates)
 
-    def _job(self, name: str) -> JobState | None:
-        """One job, None when it is finished or gone."""
-        job = self.farm.job(name)
-        try:
-            status = job.status()
-            if status.state not in ACTIVE:
-                return None
-            model = self._models.get(name) or model_key(job.spec())
-            waiting, held = job.backlog()
-            tail = not waiting and 0 < held <= TAIL_LEASES_MAX
-            leases = job.pending(job.keys.blocks, None, TAIL_LEASES_MAX) if tail else ()
-        except JobGone:
-            return None
-        except redis.ResponseError as error:
-            if "NOGROUP" not in str(error):  # a pipeline puts words before it
-                raise
-            return None
-        return JobState(name, model, status, waiting, tuple(leases))
+def run_alone(url: str, settings: Settings, stop: threading.Event) -> None:
+    """Run a scheduler that has its process to itself: garbage is collected between decisions."""
+    gc.disable()
+    Scheduler(url, settings, stop).run()
 
 
 def plans_of(draft: Draft, fence: int) -> list[Plan]:

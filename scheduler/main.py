@@ -5,7 +5,7 @@ import sys
 
 from embedfarm.processes import stop_when_asked
 from embedfarm.settings import Settings
-from scheduler.loop import Scheduler
+from scheduler.loop import run_alone
 
 
 def main() -> int:
@@ -13,7 +13,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings()
     stop = stop_when_asked()
-    Scheduler(settings.redis_url, settings, stop).run()
+    run_alone(settings.redis_url, settings, stop)
     return 0
 
 

@@ -1,66 +1,163 @@
 """What a decision is made of, as plain data: no clock, no server, no sleep."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Final, NamedTuple
 
 from embedfarm.jobs import JobStatus, Pending
 from embedfarm.records import JobShare, Rate
+from scheduler.ledger import Service
+
+NO_SERVICE: Final = Service()
+OVERDUE_SHARE: Final = 0.25  # who is late is taken to need so much more of the time it took
+SHARES_MAX: Final = 4  # jobs in a plan that have blocks to lease: one to work on, and some more
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """A live worker.
 
     Attributes:
         name: Its name.
-        held_seconds: Since its current micro-batch began on the device, 0 when idle; as of its
-            last heartbeat.
+        held_seconds: Since its current micro-batch began on the device, 0 when idle.
         draining: It takes no more work.
+        model: Key of the model it has loaded, "" for none.
+        memory_bytes: Of its device; 0 where that is no limit.
     """
 
     name: str
     held_seconds: float = 0.0
     draining: bool = False
+    model: str = ""
+    memory_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JobState:
     """A job that is not finished.
 
     Attributes:
         job: Its id.
         model: Key under which rates are remembered.
-        status: Its counters.
+        length_class: Of its chunks (`embedfarm.farm.length_class`).
+        status: Its counters, and its terms.
         waiting_blocks: Blocks that nobody has leased.
+        held_blocks: Blocks leased and not committed, by worker.
         leases: Every lease, oldest block first; only looked up when nothing waits. Pieces of
             blocks that failed are not among them: each goes alone, and no worker copies it.
+        service: What it had of the farm so far.
     """
 
     job: str
     model: str
     status: JobStatus
     waiting_blocks: int
+    length_class: int = 0
+    held_blocks: Mapping[str, int] = field(default_factory=dict)
     leases: tuple[Pending, ...] = ()
+    service: Service = NO_SERVICE
 
     @property
     def waiting_tokens(self) -> float:
         """Tokens that nobody has leased."""
         return self.waiting_blocks * self.status.block_tokens_mean
 
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that are not done, as far as the producer has come."""
+        return self.status.tokens_in - self.status.tokens_done
+
+
+class Pace(NamedTuple):
+    """How fast a farm is on chunks of one model and length.
+
+    Attributes:
+        rates: By worker, as far as they are known.
+        tokens_per_second: Of all workers that take work.
+        slowest: Of these the least.
+        held_tokens: What they still have to do for what they hold, as tokens at these rates.
+    """
+
+    rates: Mapping[str, Rate] = {}
+    tokens_per_second: float = 0.0
+    slowest: float = 0.0
+    held_tokens: float = 0.0
+
+
+NO_PACE: Final = Pace()
+
 
 @dataclass(frozen=True)
 class FarmState:
-    """All that a decision looks at.
+    """All that a decision looks at; what concerns all workers together is added up when it is made.
 
     Attributes:
         jobs: Unfinished jobs.
         workers: Live workers.
-        rates: Known rates by worker and job, for that job's model and chunk length.
+        rates: Known rates by model and length class, and then by worker.
+        now: Unix seconds, to tell how old a rate is.
+        planned: Names of the workers that a plan is wanted for; None for all.
+        model_bytes: Device memory that a model needs, where that is known.
+        takers: Workers that take work.
+        asking: Those of them that a plan is wanted for.
+        busy_seconds: Seconds that a worker still needs for what it holds, if it holds anything.
+        paces: By model and length class.
     """
 
     jobs: tuple[JobState, ...]
     workers: tuple[WorkerState, ...]
-    rates: Mapping[tuple[str, str], Rate]
+    rates: Mapping[tuple[str, int], Mapping[str, Rate]]
+    now: float = 0.0
+    planned: frozenset[str] | None = None
+    model_bytes: Mapping[str, int] = field(default_factory=dict)
+    takers: Sequence[WorkerState] = field(init=False)
+    asking: Sequence[WorkerState] = field(init=False)
+    busy_seconds: Mapping[str, float] = field(init=False)
+    paces: Mapping[tuple[str, int], Pace] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The way to set what a frozen object derives from itself.
+        made = object.__setattr__
+        made(self, "takers", [worker for worker in self.workers if not worker.draining])
+        wanted = self.planned
+        asking = [each for each in self.takers if wanted is None or each.name in wanted]
+        made(self, "asking", asking)
+        made(self, "busy_seconds", self._add_up())
+        made(self, "paces", {kind: self._pace(rates) for kind, rates in self.rates.items()})
+
+    def pace(self, job: JobState) -> Pace:
+        """How fast the farm is on the chunks of a job."""
+        return self.paces.get((job.model, job.length_class), NO_PACE)
+
+    def fits(self, worker: WorkerState, job: JobState) -> bool:
+        """Whether the job's model fits a device, as far as both are known."""
+        needed = self.model_bytes.get(job.model, 0)
+        return not worker.memory_bytes or needed <= worker.memory_bytes
+
+    def _add_up(self) -> Mapping[str, float]:
+        """What each worker holds of all jobs, less what of it has passed on the device."""
+        passed = {worker.name: worker.held_seconds for worker in self.workers}
+        held: defaultdict[str, float] = defaultdict(float)
+        for job in self.jobs:
+            rates = self.rates.get((job.model, job.length_class), {})
+            for worker, blocks in job.held_blocks.items():
+                if worker in rates and worker in passed:
+                    tokens = blocks * job.status.block_tokens_mean
+                    held[worker] += tokens / rates[worker].tokens_per_second
+        return {
+            worker: max(seconds - passed[worker], OVERDUE_SHARE * passed[worker])
+            for worker, seconds in held.items()
+        }
+
+    def _pace(self, rates: Mapping[str, Rate]) -> Pace:
+        known = [worker.name for worker in self.takers if worker.name in rates]
+        speeds = [rates[name].tokens_per_second for name in known]
+        busy = [self.busy_seconds.get(name, 0.0) for name in known]
+        held = sum(seconds * speed for seconds, speed in zip(busy, speeds, strict=True))
+        return Pace(rates, sum(speeds), min(speeds, default=0.0), held)
 
 
 @dataclass(frozen=True)
@@ -69,12 +166,44 @@ class Draft:
 
     Attributes:
         state: What the decision is about; no pass changes it.
-        jobs: Jobs that may be worked on, the first one first.
+        tiers: Jobs that may be worked on: any of the first tier before all of the second. A pass
+            that orders jobs splits tiers, and so leaves the order of the passes before it alone.
+        queues: Per worker the jobs with blocks to lease that it tries, in this order, where that is
+            not the order of the tiers.
         shares: Per worker, how much of which job.
-        notes: What each pass did, in words.
+        explain: Whether notes are wanted.
+        notes: What each pass did, in words, by its name.
     """
 
     state: FarmState
-    jobs: tuple[JobState, ...]
+    tiers: tuple[tuple[JobState, ...], ...]
+    queues: Mapping[str, tuple[JobState, ...]] = field(default_factory=dict)
     shares: Mapping[str, tuple[JobShare, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    explain: bool = False
+    notes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def jobs(self) -> Iterable[JobState]:
+        """Jobs of all tiers, in order."""
+        return (job for tier in self.tiers for job in tier)
+
+    @cached_property
+    def waiting(self) -> Sequence[JobState]:
+        """Of the first tier that has any, the jobs with blocks to lease."""
+        lists = ([job for job in tier if job.waiting_blocks] for tier in self.tiers)
+        return next((jobs for jobs in lists if jobs), [])
+
+    @cached_property
+    def first(self) -> tuple[JobState, ...]:
+        """The first `SHARES_MAX` jobs with blocks to lease, in the order of the tiers."""
+        return tuple(islice((job for job in self.jobs if job.waiting_blocks), SHARES_MAX))
+
+    def queue(self, worker: str) -> tuple[JobState, ...]:
+        """The jobs that a worker tries, in order."""
+        return self.queues.get(worker, self.first)
+
+    def note(self, name: str, words: Iterable[str]) -> "Draft":
+        """Add what a pass did, if that is wanted."""
+        if not self.explain:
+            return self
+        return replace(self, notes=(*self.notes, *((name, each) for each in words)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import redis
 from numpy.typing import NDArray
 
@@ -108,6 +109,8 @@ class Committer:
         weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
         known = self.tokens_per_second or tokens / seconds
         self.tokens_per_second = known + weight * (tokens / seconds - known)
+        lengths = batch.tokenised.text_lengths.astype(np.float64)
+        part = tokens / max(1, sum(lease.entry.tokens for lease in batch.leases))
         completion = Completion(
             worker=self.worker,
             model=model_key(batch.spec),
@@ -118,6 +121,7 @@ class Committer:
             real_tokens=batch.account.real_tokens,
             seconds=seconds,
             overhead_seconds=max(0.0, seconds - batch.forward_seconds),
+            pairs=int(part * (lengths @ lengths)),
         )
         self._persist(lambda: self.farm.report(completion, self.settings.events_max))
 

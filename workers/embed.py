@@ -12,16 +12,17 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.costs import Costs
 from embedfarm.farm import model_key
 from embedfarm.records import JobSpec
 from workers.budgets import Budgets
-from workers.costs import BatchCosts
 from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory
 from workers.engines.windows import pool_windows
 from workers.leases import MicroBatch
 from workers.packing import batch_tokens, pack
 from workers.parity import check_parity
 from workers.quantisation import quantise
+from workers.texts import copy_repeated, first_texts, live_texts
 
 JOBS_CHECKED_MAX: Final = 64
 STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
@@ -56,6 +57,7 @@ class Run:
         rows: Of all sources.
         vectors: Of all rows of the batch, zero where there is none yet.
         todo: Device batches to be started, the next one last.
+        tokens: Of all sources.
         asked: Whether somebody waits for it: its device batches are as long as they like.
         started: How many are started and not finished.
     """
@@ -66,6 +68,7 @@ class Run:
     rows: NDArray[np.intp]
     vectors: NDArray[np.float32]
     todo: list[NDArray[np.intp]]
+    tokens: int
     asked: bool = False
     started: int = 0
 
@@ -93,6 +96,7 @@ class Embedder:
         open_reference: Gives the same model in float32 on the CPU, None where there is none.
         slowdown: Makes the device this many times slower, for tests.
         requests: What goes before the rest of a micro-batch, None for nothing.
+        progress: Told before each device batch which part of a micro-batch comes after it.
         lane_seconds: Time that went to requests so far.
     """
 
@@ -100,10 +104,11 @@ class Embedder:
     open_reference: OpenReference = lambda _engine, _spec: None
     slowdown: float = 1.0
     requests: Requests | None = None
+    progress: Callable[[MicroBatch, float], None] = lambda _batch, _left: None
     lane_seconds: float = 0.0
     _reference: Engine | None = None
     _referred: Engine | None = None
-    _costs: dict[str, BatchCosts] = field(default_factory=lambda: defaultdict(BatchCosts))
+    _costs: dict[str, Costs] = field(default_factory=lambda: defaultdict(Costs))
     _finished: float = 0.0
     _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
 
@@ -117,7 +122,7 @@ class Embedder:
             model: `embedfarm.farm.model_key` of the engine's spec.
             engine: The engine.
         """
-        taken = self._costs[f"{model}|{engine.name}"].estimate(SHORT_TOKENS, SHORT_TOKENS)
+        taken = self._costs[f"{model}|{engine.name}"].estimate(SHORT_TOKENS**2, SHORT_TOKENS**3)
         known = int(SHORT_TOKENS**2 * seconds / taken) if taken else SHORT_TOKENS**2
         return min(engine.batch_tokens, known)
 
@@ -167,11 +172,12 @@ class Embedder:
 
     def _open(self, batch: MicroBatch, *, asked: bool = False) -> Run:
         """Pack what needs the model."""
-        texts = _live_texts(batch)
-        sources = _first_texts(batch, texts)
+        texts = live_texts(batch)
+        sources = first_texts(batch, texts)
         rows = batch.tokenised.rows_of(np.unique(sources))
         vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
-        return Run(batch, texts, sources, rows, vectors, self._pack(batch, rows), asked)
+        tokens = int(batch.tokenised.lengths[rows].sum())
+        return Run(batch, texts, sources, rows, vectors, self._pack(batch, rows), tokens, asked)
 
     def _close(self, run: Run) -> NDArray[Any]:
         """Vectors as they are stored, of a run that is over."""
@@ -179,7 +185,7 @@ class Embedder:
         self._mend(batch, run.rows, run.vectors)
         unit = batch.engine.normalised
         pooled = pool_windows(batch.tokenised, run.vectors, normalised=unit)
-        _copy_repeated(batch, run.texts, run.sources, pooled)
+        copy_repeated(batch, run.texts, run.sources, pooled)
         return _store(pooled, batch)
 
     def _look(self) -> Run | None:
@@ -228,7 +234,9 @@ class Embedder:
         depth = STARTED_MAX if run.batch.engine.asynchronous else 1
         begins = bool(run.todo) and len(started) < depth
         if begins:
-            rows, began = self._next(run), time.monotonic()
+            rows = self._next(run)
+            self._tell(run)
+            began = time.monotonic()
         else:
             run, rows, finish, began = started.popleft()
             run.started -= 1
@@ -248,6 +256,12 @@ class Embedder:
                 self._count(run.batch, rows)
         return run
 
+    def _tell(self, run: Run) -> None:
+        """Say how much of a micro-batch is left behind the device batch that begins."""
+        if not run.asked:
+            left = sum(int(run.batch.tokenised.lengths[rows].sum()) for rows in run.todo)
+            self.progress(run.batch, left / run.tokens)
+
     def _next(self, run: Run) -> NDArray[np.intp]:
         """The rows of the next device batch, cut short while requests may come in."""
         rows = run.todo.pop()
@@ -255,7 +269,9 @@ class Embedder:
         if not limit:
             return rows
         longest = int(run.batch.tokenised.lengths[rows].max())
-        seconds = self._costs[_cost_key(run.batch)].estimate(len(rows), longest)
+        seconds = self._costs[_cost_key(run.batch)].estimate(
+            len(rows) * longest, len(rows) * longest**2
+        )
         # Two in the queue of a device that works by itself are together in front of a request.
         seconds *= STARTED_MAX if run.batch.engine.asynchronous else 1
         count = min(len(rows), math.ceil(seconds / limit - ROUNDING))
@@ -355,7 +371,8 @@ class Embedder:
         if begins != batch.engine.asynchronous:
             longest = int(batch.tokenised.lengths[rows].max())
             seconds = now - max(began, self._finished)
-            self._costs[_cost_key(batch)].observe(len(rows), longest, seconds)
+            tokens = len(rows) * longest
+            self._costs[_cost_key(batch)].observe(tokens, tokens * longest, seconds)
             self._finished = now
 
     def _count(self, batch: MicroBatch, rows: NDArray[np.intp]) -> None:
@@ -377,18 +394,6 @@ def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:
     batch.reasons.update(dict.fromkeys(batch.tokenised.texts_of(rows).tolist(), reason))
 
 
-def _live_texts(batch: MicroBatch) -> NDArray[np.intp]:
-    """Texts that need the model: of leases that are ours, with tokens, not given up on already."""
-    lengths = batch.tokenised.text_lengths
-    for text in np.flatnonzero(lengths == 0).tolist():
-        batch.reasons.setdefault(text, "the tokenizer makes no token of it")
-    live = np.ones(len(lengths), dtype=bool)
-    for lease, rows in batch.rows():
-        live[rows] = not lease.lost
-    live[list(batch.reasons)] = False
-    return np.flatnonzero(live)
-
-
 def _without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """The rows whose texts have not failed."""
     if not batch.reasons:
@@ -399,28 +404,6 @@ def _without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.int
 def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Which rows have no direction: not finite, or zero."""
     return np.asarray(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
-
-
-def _first_texts(batch: MicroBatch, live: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each live text, the first one that is equal."""
-    keys = [key for lease in batch.leases for key in lease.block.identities()]
-    first: dict[str | bytes, int] = {}
-    found = (first.setdefault(keys[place], place) for place in live.tolist())
-    return np.fromiter(found, dtype=np.intp, count=len(live))
-
-
-def _copy_repeated(
-    batch: MicroBatch,
-    texts: NDArray[np.intp],
-    sources: NDArray[np.intp],
-    vectors: NDArray[np.float32],
-) -> None:
-    """Give repeated texts what became of the first ones, vectors or reasons."""
-    repeated = np.flatnonzero(texts != sources)
-    vectors[texts[repeated]] = vectors[sources[repeated]]
-    for text, source in zip(texts[repeated].tolist(), sources[repeated].tolist(), strict=True):
-        if source in batch.reasons:
-            batch.reasons[text] = batch.reasons[source]
 
 
 def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[Any]:

@@ -48,7 +48,6 @@ class Fetcher:
     when_idle: Callable[[], bool] = lambda: False
     _alone: bool = False
     _rescue_at: dict[str, float] = field(default_factory=dict)
-    _events_seen: str = "$"
     _begun: set[str] = field(default_factory=set)
 
     def fetch(self) -> MicroBatch | None:
@@ -73,7 +72,7 @@ class Fetcher:
             if batch is not None or self._alone:
                 return batch
         if not (self.holdings.wait_empty(0) and self.when_idle()):
-            self._wait([share.job for share in shares])
+            self._wait(shares)
         return None
 
     def recover(self) -> None:
@@ -151,6 +150,7 @@ class Fetcher:
                 job=name,
                 tokens=int(tokens),
                 blocks=sizing.blocks_for(tokens, status, self.settings),
+                open=status.state == "open",
             )
 
     def _has_work(self, job: Job) -> bool:
@@ -162,12 +162,14 @@ class Fetcher:
         )
         return waiting > 0 or (held > 0 and any(expired))
 
-    def _wait(self, jobs: Sequence[str]) -> None:
-        """Wait for the first block of the first job, or without jobs for one to be created."""
-        if jobs:
-            self.farm.job(jobs[0]).wait_for_block(IDLE_SECONDS)
+    def _wait(self, shares: Sequence[JobShare]) -> None:
+        """Wait for the next block of a job that grows, else for news from the scheduler."""
+        growing = next((share.job for share in shares if share.open), None)
+        if growing is not None:
+            self.farm.job(growing).wait_for_block(IDLE_SECONDS)
         else:
-            self._events_seen, _ = self.farm.events(self._events_seen, BLOCK_SECONDS_MAX / 2)
+            seconds = IDLE_SECONDS if shares else BLOCK_SECONDS_MAX / 2
+            self.farm.wait_for_plan(self.worker, seconds)
 
     # Leasing.
 
@@ -271,7 +273,8 @@ class Fetcher:
         tokenised, reasons = tokenise(engine, chunks)
         spec = self.models.spec(job)
         batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
-        batch.account.spend("tokenise", time.monotonic() - started)
+        batch.fetched = time.monotonic()
+        batch.account.spend("tokenise", batch.fetched - started)
         return batch
 
 

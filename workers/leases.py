@@ -44,6 +44,7 @@ class MicroBatch:
         tokenised: All texts of all leases.
         reasons: Why single texts cannot be embedded, by row in `tokenised`.
         fetch_began: Monotonic time at which fetching began.
+        fetched: Monotonic time at which it was ready for the device.
         forward_began: Monotonic time at which the device began, 0 before.
         account: What became of it so far.
     """
@@ -55,6 +56,7 @@ class MicroBatch:
     tokenised: Tokenised
     reasons: dict[int, str]
     fetch_began: float
+    fetched: float = 0.0
     forward_began: float = 0.0
     account: Account = field(default_factory=Account)
 

@@ -41,6 +41,8 @@ from workers.leases import Holdings, MicroBatch, is_gone
 from workers.models import Models
 
 # Until the worker knows its speed, for which producers wait to make blocks of the right size.
+LEAD_SECONDS: Final = 0.15  # before a micro-batch ends, the next one is wanted; or sooner,
+LEADS: Final = 2.0  # if it takes long to make one ready: this times what the last one took
 FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
@@ -102,6 +104,7 @@ class Worker:
             self.embedder.tokens_within,
         )
         self.embedder.requests = self.lane
+        self.embedder.progress = self._progress
         self.fetcher.when_idle = self.lane.load_wanted
         self.committer = Committer(
             farm,
@@ -216,7 +219,6 @@ class Worker:
             if batch is None:
                 self._serve()
                 continue
-            self._hungry.set()  # only now, so that no more than the next one is ever leased
             batch.forward_began = time.monotonic()
             idle_since = ended if batch.job == job else batch.fetch_began
             waited, served = (
@@ -231,11 +233,23 @@ class Worker:
             for lease in batch.leases:
                 lease.tried = True
             vectors = self.embedder.embed(batch)
+            self._hungry.set()  # whatever the forecast was
             self._current = None
             job, ended = batch.job, time.monotonic()
             lane_before = self.embedder.lane_seconds
             self._offer(self.done, (batch, vectors), committing.is_alive)
             del batch, vectors  # while we wait, their memory and model may be wanted
+
+    def _progress(self, batch: MicroBatch, left: float) -> None:
+        """Have the next micro-batch leased when it would just be ready in time, and only the next.
+
+        The later it is leased, the better its size is known, and the less a slow worker keeps from
+        others.
+        """
+        seconds = max(LEAD_SECONDS, LEADS * (batch.fetched - batch.fetch_began))
+        tokens = left * sum(lease.entry.tokens for lease in batch.leases)
+        if tokens <= seconds * self.committer.tokens_per_second or not left:
+            self._hungry.set()
 
     def _commit(self) -> None:
         while (item := self.done.get()) is not None:

@@ -11,6 +11,7 @@ from embedfarm.records import (
     Block,
     ChunkError,
     Completion,
+    Decision,
     Heartbeat,
     JobSpec,
     LaneAnswer,
@@ -18,6 +19,7 @@ from embedfarm.records import (
     Plan,
     Rate,
     Result,
+    SchedulerStats,
     decode,
     encode,
     text_checksums,
@@ -35,6 +37,23 @@ COMPLETION = Completion(
     real_tokens=18,
     seconds=0.5,
     overhead_seconds=0.1,
+)
+
+DECISION = Decision(time=1.0, seconds=0.1, passes=["size"], notes=[("size", "nothing")])
+STATS = SchedulerStats(
+    passes=["size"],
+    dropped={},
+    decisions=1,
+    decision_seconds_mean=0.1,
+    decision_seconds_p99=0.1,
+    micro_batches=1,
+    tokens=20,
+    micro_batch_seconds_mean=0.5,
+    micro_batch_seconds_p99=0.5,
+    tokens_per_second=40.0,
+    prediction_error=0.0,
+    padding=0.3,
+    efficiency=1.0,
 )
 
 
@@ -103,7 +122,10 @@ def run_everything(client: redis.Redis) -> Job:
     farm = Farm(client)
     assert farm.beat(heartbeat("one"), 60)
     fence = farm.elect("scheduler", 60)
-    assert farm.publish([Plan(worker="one", fence=fence, shares=[])], fence, 60)
+    plan = Plan(worker="one", fence=fence, shares=[])
+    assert farm.publish([plan], fence, 60, wake=["one"])
+    farm.set_policy(["size"])
+    farm.tell(DECISION, STATS)
     rate = Rate(tokens_per_second=1.0, overhead_seconds=0.0, updated=1.0, samples=1)
     farm.remember({"one|null:2|3": rate}, ["two|null:2|3"])
     farm.report(COMPLETION, 100)

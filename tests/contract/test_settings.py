@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from embedfarm.settings import MEBIBYTE, Settings
+from embedfarm.settings import MEBIBYTE, PROFILES, Settings
 
 PRINT = "from embedfarm.settings import Settings; print(Settings().model_dump_json())"
 
@@ -101,3 +101,14 @@ def test_settings_do_not_change() -> None:
     """A setting is the same for all who hold the object."""
     with pytest.raises(ValidationError, match="frozen"):
         Settings().lease_seconds = 1.0
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_other_defaults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits count unless one is set by name, and they fit together."""
+    monkeypatch.setenv("EMBEDFARM_PROFILE", name)
+    changed = {field: getattr(Settings(), field) for field in PROFILES[name]}
+    assert changed == PROFILES[name]
+    assert all(value != getattr(Settings(profile=""), field) for field, value in changed.items())
+    monkeypatch.setenv("EMBEDFARM_MICRO_BATCH_SECONDS_MAX", "7")
+    assert Settings().micro_batch_seconds_max == 7

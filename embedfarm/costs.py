@@ -1,9 +1,10 @@
-"""What device batches of a model take on this device, learned from those that ran.
+"""What it takes to embed so many tokens of such lengths, learned from what ran.
 
-    seconds = a + b * padded tokens + c * sum of squared lengths
+    seconds = a + b * tokens + c * sum of squared lengths
 
-a is a launch, b the matrices that see each token, c attention, which sees each pair of tokens. The
-figures are those of least squares of the relative error, in which older batches count less and less
+a is a launch, b the matrices that see each token, c attention, which sees each pair of tokens of a
+text. A worker learns it of device batches, with their padding, the scheduler of micro-batches. The
+figures are those of least squares of the relative error, in which older ones count less and less
 (Ljung, System Identification, 1999, section 11.2).
 """
 
@@ -13,8 +14,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MEMORY_BATCHES: Final = 1000  # a batch so many batches ago counts 1 / e
-BATCHES_MIN: Final = 50  # fewer say too little
 SCALES: Final = np.asarray([1.0, 1e3, 1e5])  # so that the three terms are of one size
 RANK_MIN: Final = 1e-9  # batches that are all alike do not tell the terms apart
 
@@ -24,39 +23,47 @@ class Cost(NamedTuple):
 
     Attributes:
         launch: Of a batch by itself.
-        token: Of a padded token.
-        pair: Of a pair of tokens of one text, padding included.
+        token: Of a token.
+        pair: Of a pair of tokens of one text.
     """
 
     launch: float
     token: float
     pair: float
 
-    def seconds(self, rows: int, longest: int) -> float:
+    def seconds(self, tokens: float, pairs: float) -> float:
         """What a batch takes."""
-        return self.launch + self.token * rows * longest + self.pair * rows * longest**2
+        return self.launch + self.token * tokens + self.pair * pairs
 
 
 @dataclass
-class BatchCosts:
-    """Learns the cost of one model's device batches."""
+class Costs:
+    """Learns what batches of one kind take.
 
+    Attributes:
+        memory_batches: A batch so many batches ago counts 1 / e.
+        batches_min: Fewer say too little.
+    """
+
+    memory_batches: int = 1000
+    batches_min: int = 50
     _moments: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 3)))
     _targets: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
     _count: int = 0
+    _found: Cost | None = None
+    _found_at: int = -1
 
-    def observe(self, rows: int, longest: int, seconds: float) -> None:
-        """Take in that a batch of so many rows, padded to the longest, took so long."""
+    def observe(self, tokens: float, pairs: float, seconds: float) -> None:
+        """Take in that so many tokens and pairs took so long."""
         if seconds <= 0:
             return
-        tokens = rows * longest
-        terms = np.asarray([1.0, tokens, tokens * longest]) / (SCALES * seconds)
-        kept = 1 - 1 / MEMORY_BATCHES
+        terms = np.asarray([1.0, tokens, pairs]) / (SCALES * seconds)
+        kept = 1 - 1 / self.memory_batches
         self._moments = kept * self._moments + np.outer(terms, terms)
         self._targets = kept * self._targets + terms
         self._count += 1
 
-    def estimate(self, rows: int, longest: int) -> float:
+    def estimate(self, tokens: float, pairs: float) -> float:
         """Seconds that a batch will take: by what was learned, before that by the mean rate.
 
         Returns:
@@ -64,15 +71,20 @@ class BatchCosts:
         """
         cost = self.cost()
         if cost is not None:
-            return cost.seconds(rows, longest)
+            return cost.seconds(tokens, pairs)
         # The best b alone: of b * tokens / seconds = 1, least squares.
         squares = self._moments[1, 1]
         rate = self._targets[1] / squares / SCALES[1] if squares else 0.0
-        return float(rate * rows * longest)
+        return float(rate * tokens)
 
     def cost(self) -> Cost | None:
         """What was learned; None until it makes sense: batches must differ, and cost something."""
-        if self._count < BATCHES_MIN:
+        if self._found_at != self._count:
+            self._found, self._found_at = self._find(), self._count
+        return self._found
+
+    def _find(self) -> Cost | None:
+        if self._count < self.batches_min:
             return None
         # Without attention where that is all noise.
         for terms in (3, 2):

@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 
-from workers.costs import BATCHES_MIN, BatchCosts, Cost
+from embedfarm.costs import Cost, Costs
 
 TRUE = Cost(launch=5e-3, token=2e-4, pair=1e-7)
 
 
-def learn(cost: Cost, batches: int, noise: float, costs: BatchCosts | None = None) -> BatchCosts:
+def learn(cost: Cost, batches: int, noise: float, costs: Costs | None = None) -> Costs:
     """Batches of any shape that take what `cost` says, more or less."""
     random = np.random.default_rng(batches)
-    costs = costs or BatchCosts()
+    costs = costs or Costs()
     for _ in range(batches):
         rows, longest = int(random.integers(1, 40)), int(random.integers(3, 256))
-        costs.observe(rows, longest, cost.seconds(rows, longest) * random.lognormal(0, noise))
+        size = rows * longest, rows * longest**2
+        costs.observe(*size, cost.seconds(*size) * random.lognormal(0, noise))
     return costs
 
 
@@ -31,8 +32,8 @@ def test_noise_is_averaged() -> None:
     """With times that are 20 % off a prediction is not."""
     found = learn(TRUE, 1000, 0.2).cost()
     assert found is not None
-    for rows, longest in ((1, 16), (32, 32), (8, 256)):
-        assert found.seconds(rows, longest) == pytest.approx(TRUE.seconds(rows, longest), rel=0.15)
+    for size in ((16, 256), (1024, 32768), (2048, 524288)):
+        assert found.seconds(*size) == pytest.approx(TRUE.seconds(*size), rel=0.15)
 
 
 def test_what_changes_is_followed() -> None:
@@ -40,25 +41,25 @@ def test_what_changes_is_followed() -> None:
     slower = Cost(*(3 * term for term in TRUE))
     found = learn(slower, 4000, 0.05, learn(TRUE, 1000, 0.05)).cost()
     assert found is not None
-    assert found.seconds(16, 64) == pytest.approx(slower.seconds(16, 64), rel=0.1)
+    assert found.seconds(1024, 65536) == pytest.approx(slower.seconds(1024, 65536), rel=0.1)
 
 
 def test_nothing_is_claimed_too_soon() -> None:
     """Too few batches, or all alike, say nothing about the terms."""
-    assert learn(TRUE, BATCHES_MIN - 1, 0.0).cost() is None
-    alike = BatchCosts()
+    assert learn(TRUE, Costs().batches_min - 1, 0.0).cost() is None
+    alike = Costs()
     for _ in range(200):
-        alike.observe(8, 64, 0.1)
-        alike.observe(8, 64, 0.0)  # a clock that stands still
+        alike.observe(512, 32768, 0.1)
+        alike.observe(512, 32768, 0.0)  # a clock that stands still
     assert alike.cost() is None
 
 
 def test_an_estimate_from_the_first_batch_on() -> None:
     """Nothing is known of no batch; then the mean rate counts, and later what was learned."""
-    costs = BatchCosts()
-    assert costs.estimate(10, 10) == 0
-    costs.observe(10, 50, 0.1)
-    assert costs.estimate(10, 50) == pytest.approx(0.1)
-    assert costs.estimate(5, 50) == pytest.approx(0.05)
+    costs = Costs()
+    assert costs.estimate(100, 1000) == 0
+    costs.observe(500, 25_000, 0.1)
+    assert costs.estimate(500, 25_000) == pytest.approx(0.1)
+    assert costs.estimate(250, 12_500) == pytest.approx(0.05)
     learn(TRUE, 200, 0.0, costs)
-    assert costs.estimate(8, 256) == pytest.approx(TRUE.seconds(8, 256), rel=0.05)
+    assert costs.estimate(2048, 524288) == pytest.approx(TRUE.seconds(2048, 524288), rel=0.05)

@@ -1,0 +1,65 @@
+"""What there is to do on the farm: every job with its counters and who holds what, in one look."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from embedfarm import wire
+from embedfarm.jobs import JobGone, JobStatus, status_from
+
+
+class Backlog(NamedTuple):
+    """A job, as the server has it.
+
+    Attributes:
+        job: Its id.
+        status: State, counters and terms.
+        waiting_blocks: Blocks that nobody has leased.
+        held_blocks: Blocks leased and not committed, by worker.
+    """
+
+    job: str
+    status: JobStatus
+    waiting_blocks: int
+    held_blocks: Mapping[str, int]
+
+
+def read_backlogs(client: redis.Redis, jobs: Sequence[str]) -> list[Backlog]:
+    """Those of the given jobs that are there, read in one round trip.
+
+    Raises:
+        redis.ResponseError: Something is wrong other than that a job is gone.
+    """
+    fields = list(JobStatus.__dataclass_fields__)
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        keys = wire.JobKeys(job)
+        pipe.hmget(keys.meta, fields)
+        for stream in (keys.blocks, keys.retry):
+            pipe.xlen(stream)
+            pipe.xpending(stream, wire.GROUP)
+    answers = pipe.execute(raise_on_error=False)
+    parts = (answers[5 * place : 5 * place + 5] for place in range(len(jobs)))
+    found = (_backlog(job, fields, part) for job, part in zip(jobs, parts, strict=True))
+    return [each for each in found if each is not None]
+
+
+def _backlog(job: str, fields: Sequence[str], answers: Sequence[Any]) -> Backlog | None:
+    """A job out of the answers about it; None when it was deleted before, or between them."""
+    for answer in answers:
+        if isinstance(answer, redis.ResponseError) and "NOGROUP" in str(answer):
+            return None
+        if isinstance(answer, Exception):
+            raise answer
+    values, blocks, blocks_held, retry, retry_held = answers
+    try:
+        status = status_from(fields, values)
+    except JobGone:
+        return None
+    held: Counter[str] = Counter()
+    for pending in (blocks_held, retry_held):
+        for consumer in pending["consumers"]:
+            held[consumer["name"].decode()] += consumer["pending"]
+    return Backlog(job, status, max(0, blocks + retry - held.total()), held)

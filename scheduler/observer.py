@@ -1,0 +1,127 @@
+"""The farm as a decision sees it: what the server says, and what was learned from completions."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from embedfarm.backlog import Backlog, read_backlogs
+from embedfarm.farm import Farm, length_class, model_key
+from embedfarm.jobs import JobGone, Pending
+from embedfarm.records import Completion, Heartbeat
+from scheduler.history import History
+from scheduler.ledger import Demand, Ledger
+from scheduler.state import FarmState, JobState, WorkerState
+
+ACTIVE: Final = frozenset({"open", "closed", "paused"})
+TAIL_LEASES_MAX: Final = 4000  # with more, the end is not near
+
+
+@dataclass
+class Observer:
+    """Reads the farm, and remembers what single looks do not show.
+
+    Attributes:
+        history: How fast workers are.
+        model_bytes: Device memory that models took, where a worker said so.
+    """
+
+    farm: Farm
+    history: History
+    model_bytes: dict[str, int] = field(default_factory=dict)
+    _ledger: Ledger = field(default_factory=Ledger)
+    _models: dict[str, str] = field(default_factory=dict)
+    _means: dict[str, float] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
+    _beats: dict[str, Heartbeat] = field(default_factory=dict)
+
+    def learn(self, completions: Sequence[Completion]) -> None:
+        """Take in what workers have done; each has gone on to its next micro-batch, if any."""
+        self.history.learn(completions, self._means, time.time())
+        now = time.monotonic()
+        self._began |= {done.worker: now for done in completions}
+
+    def predict(self, done: Completion) -> float:
+        """Seconds that a micro-batch should have taken, as we knew before it was done; else 0."""
+        mean = self._means.get(done.job, done.tokens / max(1, done.chunks))
+        return self.history.predict(done, mean)
+
+    def look(self) -> FarmState:
+        """The farm as it is now."""
+        found = read_backlogs(self.farm.client, self.farm.job_ids())
+        backlogs = [each for each in found if each.status.state in ACTIVE and self._known(each)]
+        self._models = {each.job: self._models[each.job] for each in backlogs}
+        self._means = {each.job: each.status.chunk_tokens_mean for each in backlogs}
+        workers = self._workers()
+        lengths = {each.job: length_class(each.status.chunk_tokens_mean) for each in backlogs}
+        kinds = {(self._models[each.job], lengths[each.job]) for each in backlogs}
+        rates = {kind: self.history.rates(*kind) for kind in kinds}
+        takers = {worker.name for worker in workers if not worker.draining}
+        speeds = {
+            kind: sum(r.tokens_per_second for name, r in known.items() if name in takers)
+            for kind, known in rates.items()
+        }
+        services = self._ledger.charge(
+            [
+                Demand(
+                    each.job,
+                    each.status.tenant,
+                    each.status.weight,
+                    each.status.tokens_in - each.waiting_blocks * each.status.block_tokens_mean,
+                    speeds[self._models[each.job], lengths[each.job]],
+                    each.waiting_blocks > 0,
+                )
+                for each in backlogs
+            ],
+            time.monotonic(),
+        )
+        tail = not any(each.waiting_blocks for each in backlogs if each.status.state != "paused")
+        jobs = tuple(
+            JobState(
+                each.job,
+                self._models[each.job],
+                each.status,
+                each.waiting_blocks,
+                lengths[each.job],
+                each.held_blocks,
+                self._leases(each) if tail else (),
+                services[each.job],
+            )
+            for each in backlogs
+        )
+        return FarmState(jobs, workers, rates, time.time(), model_bytes=self.model_bytes)
+
+    def _known(self, backlog: Backlog) -> bool:
+        """Whether the job's model is known; its spec is read once."""
+        if backlog.job not in self._models:
+            try:
+                self._models[backlog.job] = model_key(self.farm.job(backlog.job).spec())
+            except JobGone:
+                return False
+        return True
+
+    def _leases(self, backlog: Backlog) -> tuple[Pending, ...]:
+        """Who holds which block of a job, if they are few."""
+        if not 0 < sum(backlog.held_blocks.values()) <= TAIL_LEASES_MAX:
+            return ()
+        job = self.farm.job(backlog.job)
+        return tuple(job.pending(job.keys.blocks, None, TAIL_LEASES_MAX))
+
+    def _workers(self) -> tuple[WorkerState, ...]:
+        """Live workers; what heartbeats say about the current micro-batch is brought up to date."""
+        now = time.monotonic()
+        beats = {beat.worker: beat for beat in self.farm.workers()}
+        for name, beat in beats.items():
+            if beat != self._beats.get(name):
+                self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
+        self._beats = beats
+        self._began = {name: self._began[name] for name in beats}
+        return tuple(
+            WorkerState(
+                name,
+                now - self._began[name] if beat.held_tokens else 0.0,
+                draining=beat.state == "draining",
+                model=beat.model,
+            )
+            for name, beat in beats.items()
+        )

@@ -1,0 +1,69 @@
+"""Rules of size that others use, to be compared with: none of them is the default."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from embedfarm.settings import Settings
+from scheduler.passes.size import give
+from scheduler.state import Draft, JobState, WorkerState
+
+BATCH_CHUNKS: Final = 100  # what a worker gets at a time, and an unknown one at first
+BATCH_CHUNKS_MIN: Final = 50
+BATCH_CHUNKS_MAX: Final = 500
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The same number of chunks for everybody, and the next when all are done.
+
+    A worker leases twice by one plan, so that a round is two micro-batches of each.
+    """
+
+    settings: Settings
+    name: ClassVar[str] = "rounds"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Shares for everybody, or for nobody."""
+        alive = {worker.name for worker in draft.state.workers}
+        if any(alive & job.held_blocks.keys() for job in draft.jobs):
+            nothing = {worker.name: () for worker in draft.state.asking}
+            return replace(draft, shares=nothing).note(self.name, ["the round is not over"])
+        return give(draft, self.settings, self.name, _hundred)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same number of chunks for everybody, whenever one is done: no barrier, no measuring."""
+
+    settings: Settings
+    name: ClassVar[str] = "fixed"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Shares of equal size."""
+        return give(draft, self.settings, self.name, _hundred)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """What is left, shared by speed, between 50 and 500 chunks; 100 for who is not known yet."""
+
+    settings: Settings
+    name: ClassVar[str] = "adaptive"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Shares by speed."""
+
+        def tokens(worker: WorkerState, job: JobState) -> float:
+            pace = draft.state.pace(job)
+            if worker.name not in pace.rates:
+                return _hundred(worker, job)
+            chunk = job.status.chunk_tokens_mean
+            part = pace.rates[worker.name].tokens_per_second / pace.tokens_per_second
+            chunks = min(max(BATCH_CHUNKS_MIN, part * job.waiting_tokens / chunk), BATCH_CHUNKS_MAX)
+            return min(chunks * chunk, job.waiting_tokens)
+
+        return give(draft, self.settings, self.name, tokens)
+
+
+def _hundred(_worker: WorkerState, job: JobState) -> float:
+    return BATCH_CHUNKS * job.status.chunk_tokens_mean

@@ -1,0 +1,148 @@
+"""Which worker tries which job first."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import ClassVar
+
+from embedfarm.settings import Settings
+from scheduler.state import SHARES_MAX, Draft, JobState
+
+
+@dataclass(frozen=True)
+class Fair:
+    """Equal service for tenants, and for the jobs of each by weight, within the first tier.
+
+    Start-time fair queueing (Goyal, Vin and Cheng 1996): the next micro-batch goes to the tenant
+    that had the least service, and there to the job that had the least for its weight. A worker is
+    charged to its job at once, so that several who ask together do not all take the same one.
+    """
+
+    settings: Settings
+    name: ClassVar[str] = "fair"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Give every worker a queue of jobs."""
+        if not draft.waiting[1:]:
+            return draft
+        turns = _Turns(draft.waiting)
+        charge = self.settings.micro_batch_seconds_max / max(1, len(draft.state.takers))
+        least = turns.least(SHARES_MAX)
+        others = [*least, *draft.first]
+        queues = {}
+        for worker in draft.state.asking:
+            job = turns.take(charge)
+            queue = {each.job: each for each in (job, *others)}
+            queues[worker.name] = tuple(islice(queue.values(), SHARES_MAX))
+        words = (
+            f"{job.job} had {job.service.job_seconds:.1f} s of the farm for its weight, "
+            f"its tenant {job.status.tenant or '(none)'} {job.service.tenant_seconds:.1f} s"
+            for job in least
+        )
+        return replace(draft, queues=queues).note(self.name, words)
+
+
+class _Turns:
+    """Who comes next, and after whom; only the jobs of tenants that come first are ordered."""
+
+    def __init__(self, jobs: Iterable[JobState]) -> None:
+        groups: defaultdict[str, list[JobState]] = defaultdict(list)
+        for job in jobs:
+            groups[job.status.tenant].append(job)
+        self._groups = groups
+        self._queues: dict[str, list[tuple[float, str, JobState]]] = {}
+        self._tenants = [
+            (group[0].service.tenant_seconds, tenant) for tenant, group in groups.items()
+        ]
+        heapq.heapify(self._tenants)
+
+    def least(self, count: int) -> list[JobState]:
+        """The jobs that had the least, those of the least served tenant first."""
+        found: list[JobState] = []
+        for _, tenant in sorted(self._tenants):
+            if len(found) < count:
+                found += (job for *_, job in sorted(self._queue(tenant))[: count - len(found)])
+        return found
+
+    def take(self, charge: float) -> JobState:
+        """The next job, charged so many seconds of the farm."""
+        seconds, tenant = self._tenants[0]
+        heapq.heapreplace(self._tenants, (seconds + charge, tenant))
+        queue = self._queue(tenant)
+        served_seconds, name, job = queue[0]
+        heapq.heapreplace(queue, (served_seconds + charge / job.status.weight, name, job))
+        return job
+
+    def _queue(self, tenant: str) -> list[tuple[float, str, JobState]]:
+        """The jobs of a tenant, as a heap by service."""
+        if tenant not in self._queues:
+            queue = [(job.service.job_seconds, job.job, job) for job in self._groups[tenant]]
+            heapq.heapify(queue)
+            self._queues[tenant] = queue
+        return self._queues[tenant]
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """Lets a worker stay with the model it has, as long as nobody falls far behind for it.
+
+    A swap costs seconds to minutes. So a job of the loaded model goes first, unless it is ahead of
+    the worker's first choice by more than `affinity_seconds` of service; and only within a tier.
+    """
+
+    settings: Settings
+    name: ClassVar[str] = "affinity"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Put jobs of the loaded model in front."""
+        queues, words = dict(draft.queues), []
+        least: dict[str, JobState | None] = {}
+        for worker in draft.state.asking:
+            queue, model = draft.queue(worker.name), worker.model
+            if not model or not queue or queue[0].model == model:
+                continue
+            if model not in least:
+                same = [job for job in draft.waiting if job.model == model]
+                least[model] = min(same, key=_served, default=None)
+            stay = least[model]
+            if stay is not None and _lead(stay, queue[0]) <= self.settings.affinity_seconds:
+                others = (job for job in queue if job is not stay)
+                queues[worker.name] = (stay, *others)[:SHARES_MAX]
+                words.append(f"{worker.name} stays with {model} and {stay.job}")
+        return replace(draft, queues=queues).note(self.name, words)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keeps jobs away from devices that are too small for their models."""
+
+    name: ClassVar[str] = "memory"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Put jobs that fit in place of those that do not."""
+        if not draft.state.model_bytes:
+            return draft
+        queues, words = dict(draft.queues), []
+        for worker in draft.state.asking:
+            queue = draft.queue(worker.name)
+            small = {job.job for job in queue if not draft.state.fits(worker, job)}
+            if small:
+                others = (job for job in draft.jobs if job.waiting_blocks and job not in queue)
+                fitting = (job for job in chain(queue, others) if draft.state.fits(worker, job))
+                queues[worker.name] = tuple(islice(fitting, SHARES_MAX))
+                words.append(f"{worker.name} is too small for {', '.join(sorted(small))}")
+        return replace(draft, queues=queues).note(self.name, words)
+
+
+def _served(job: JobState) -> tuple[float, float, str]:
+    """By which jobs of a tier are ordered: service of the tenant, then of the job."""
+    return job.service.tenant_seconds, job.service.job_seconds, job.job
+
+
+def _lead(one: JobState, other: JobState) -> float:
+    """Seconds of the farm that a job, or its tenant, is ahead of another."""
+    if one.status.tenant != other.status.tenant:
+        return one.service.tenant_seconds - other.service.tenant_seconds
+    return one.service.job_seconds - other.service.job_seconds

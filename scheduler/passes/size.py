@@ -1,0 +1,109 @@
+"""How much a worker leases at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Final
+
+from embedfarm.records import JobShare
+from embedfarm.settings import Settings
+from embedfarm.sizing import blocks_for
+from scheduler.state import Draft, FarmState, JobState, WorkerState
+
+FACTOR: Final = 0.6  # of its part of what is left, handed out at once
+OVERHEAD_SHARE: Final = 0.01  # of a full micro-batch: one that costs more to begin may be longer
+CAP_FACTOR_MAX: Final = 10.0  # but not by more than this: it may be a wait, and not for us
+OVERHEADS_MIN: Final = 4.0  # a micro-batch shorter than so many overheads is not worth it
+CONFIRMED_SECONDS: Final = 60.0  # a rate measured longer ago is confirmed before it is relied on
+RESCUES_MAX: Final = 4  # jobs in a plan whose blocks are all leased: their holders may be dead
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes each worker's micro-batch so that all of them end together.
+
+        T   = ( R + sum(h_j * v_j) ) / sum(v_j)
+        L_i = min( T - h_i,  R / v_i )
+        K_i = v_i * min( q_i,  f * L_i  if f * L_i >= 4 * a_i  else  L_i )
+
+    R tokens that nobody has leased, v_i the worker's tokens per second, h_i the seconds that it
+    still needs for what it holds, a_i its overhead per micro-batch in seconds. All workers together
+    need T seconds, so that L_i seconds of work are left for this one. It gets the part f of them:
+    the rest is kept to correct what is wrong with the rates, as in weighted factoring (AWF-C,
+    Cariño and Banicescu 2008), which looks at R alone and so gives the same to a worker that has
+    its hands full. When the next micro-batch would not be worth its overhead, this one takes all
+    that is left for the worker. The cap q bounds the damage of drift; it grows with the overhead,
+    so that this stays below a hundredth.
+
+    A worker without a rate gets a probe: a short time's work of the slowest known worker, or one
+    block. One whose rate is old gets as short a time's work of its own.
+    """
+
+    settings: Settings
+    name: ClassVar[str] = "size"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Give every worker that asks its shares."""
+        return give(draft, self.settings, self.name, partial(self._tokens, draft.state))
+
+    def _tokens(self, state: FarmState, worker: WorkerState, job: JobState) -> float:
+        """Size of a worker's next micro-batch of a job."""
+        pace = state.pace(job)
+        rate = pace.rates.get(worker.name)
+        if rate is None:
+            return self.settings.probe_seconds * pace.slowest
+        overhead = rate.overhead_seconds
+        cap = self.settings.micro_batch_seconds_max
+        cap = min(max(cap, overhead / OVERHEAD_SHARE), CAP_FACTOR_MAX * cap)
+        if state.now - rate.updated > CONFIRMED_SECONDS:
+            cap = min(cap, max(self.settings.probe_seconds, OVERHEADS_MIN * overhead))
+        end = (job.waiting_tokens + pace.held_tokens) / pace.tokens_per_second
+        left = max(0.0, end - state.busy_seconds.get(worker.name, 0.0))
+        left = min(left, job.waiting_tokens / rate.tokens_per_second)
+        part = FACTOR * left
+        return min(cap, part if part >= OVERHEADS_MIN * overhead else left) * rate.tokens_per_second
+
+
+def give(
+    draft: Draft, settings: Settings, name: str, tokens: Callable[[WorkerState, JobState], float]
+) -> Draft:
+    """Shares of the given size for every worker that asks, of the jobs in its queue.
+
+    Jobs with nothing to lease are in some plans too: of some the leases are held by the dead, of
+    some a worker may repeat what is late, and some get more blocks.
+    """
+    leased = _leased(draft)
+    shares, words = {}, []
+    for place, worker in enumerate(draft.state.asking):
+        turn = place * RESCUES_MAX
+        looks = range(turn, turn + min(len(leased), RESCUES_MAX))
+        rescues = (leased[look % len(leased)] for look in looks)
+        fitting = (job for job in rescues if draft.state.fits(worker, job))
+        made = []
+        for job in (*draft.queue(worker.name), *fitting):
+            size = tokens(worker, job)
+            blocks = blocks_for(size, job.status, settings)
+            still = job.status.state == "open"
+            made.append(JobShare(job=job.job, tokens=int(size), blocks=blocks, open=still))
+        shares[worker.name] = tuple(made)
+        if draft.explain:
+            words += [
+                f"{worker.name} may lease {each.tokens} tokens ({each.blocks} blocks) of {each.job}"
+                for each in made
+            ]
+    return replace(draft, shares=shares).note(name, words)
+
+
+def _leased(draft: Draft) -> list[JobState]:
+    """Jobs with nothing to lease and something to come, those with leases of the dead first."""
+    alive = {worker.name for worker in draft.state.workers}
+    ranks: tuple[list[JobState], ...] = ([], [], [])
+    for tier in draft.tiers:
+        for job in tier:
+            if job.waiting_blocks:
+                continue
+            if job.held_blocks:
+                ranks[1 if job.held_blocks.keys() <= alive else 0].append(job)
+            elif job.status.state == "open":
+                ranks[2].append(job)
+    return [job for rank in ranks for job in rank]

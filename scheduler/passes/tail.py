@@ -1,0 +1,93 @@
+"""What idle workers do when nothing is left to lease."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import msgspec
+
+from embedfarm.settings import Settings
+from embedfarm.sizing import blocks_for
+from scheduler.state import Draft, FarmState, JobState
+
+COPY_MARGIN: Final = 1.2  # a copy must win by this factor, or two workers race for nothing
+COPY_OVERHEAD_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True)
+class Tail:
+    """When nothing waits, lets idle workers repeat the blocks that would be done last.
+
+    LATE (Zaharia et al. 2008): copy from the lease with the longest time to its end, and only if
+    the copy would win. Whoever commits first counts; the other one's commit changes nothing.
+    Blocks of the dead are left to the rescue, which counts how often a block was tried: a block
+    that brings workers down must not get around that count by being copied.
+    """
+
+    settings: Settings
+    name: ClassVar[str] = "tail"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Add copies to the shares of idle workers."""
+        idle = [] if draft.first else _idle(draft.state)
+        if not idle:
+            return draft
+        shares = dict(draft.shares)
+        words = []
+        for job in draft.jobs:
+            for name, ids in self._copies(draft.state, job, idle).items():
+                if name in shares:
+                    shares[name] = tuple(
+                        msgspec.structs.replace(each, copies=ids) if each.job == job.job else each
+                        for each in shares[name]
+                    )
+                    words.append(f"{name} repeats {len(ids)} blocks of {job.job}")
+        return replace(draft, shares=shares).note(self.name, words)
+
+    def _copies(
+        self, state: FarmState, job: JobState, idle: Collection[str]
+    ) -> Mapping[str, list[str]]:
+        """Stream IDs by idle worker: the latest block goes to who would end it first, and so on."""
+        if job.status.state != "closed" or not job.leases:
+            return {}
+        rates = state.pace(job).rates
+        speeds = {name: rates[name].tokens_per_second for name in idle if name in rates}
+        tokens = job.status.block_tokens_mean
+        ends = [(COPY_OVERHEAD_SECONDS + tokens / speed, name) for name, speed in speeds.items()]
+        heapq.heapify(ends)
+        copies: dict[str, list[str]] = {}
+        for late, identifier in sorted(self._late(state, job), reverse=True):
+            if not ends or ends[0][0] * COPY_MARGIN >= late:
+                break
+            end, name = heapq.heappop(ends)
+            copies.setdefault(name, []).append(identifier)
+            cap = self.settings.micro_batch_seconds_max * speeds[name]
+            if len(copies[name]) < blocks_for(cap, job.status, self.settings):
+                heapq.heappush(ends, (end + tokens / speeds[name], name))
+        return copies
+
+    def _late(self, state: FarmState, job: JobState) -> Iterator[tuple[float, str]]:
+        """Seconds until its end, and stream ID, of each block that a live worker holds."""
+        held: dict[str, list[str]] = defaultdict(list)
+        for lease in job.leases:
+            if lease.deliveries < self.settings.deliveries_max:
+                held[lease.worker].append(lease.id)
+        rates = state.pace(job).rates
+        for worker in state.workers:
+            rate = rates.get(worker.name)
+            block_seconds = job.status.block_tokens_mean / rate.tokens_per_second if rate else 0.0
+            overdue = worker.held_seconds / 4  # assume a quarter more of what it took
+            for place, identifier in enumerate(held[worker.name], start=1):
+                yield max(place * block_seconds - worker.held_seconds, overdue), identifier
+
+
+def _idle(state: FarmState) -> Collection[str]:
+    """Workers that take work and hold nothing.
+
+    What they hold is told by the leases: a heartbeat may be older than the end of the last
+    micro-batch. One that repeats blocks already looks idle as well; it is told the same again.
+    """
+    holders = set[str]().union(*[job.held_blocks for job in state.jobs if job.held_blocks])
+    return [worker.name for worker in state.takers if worker.name not in holders]

@@ -1,0 +1,105 @@
+"""The scheduler's own figures, over the last minute and since it became active."""
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from embedfarm.records import Completion, SchedulerStats
+from scheduler.state import FarmState
+
+RECENT_SECONDS: Final = 60.0
+RECENT_MAX: Final = 10_000  # micro-batches, and decisions
+
+
+class Done(NamedTuple):
+    """A micro-batch: when it was reported, what it was, and seconds it should have taken or 0."""
+
+    at: float
+    completion: Completion
+    predicted: float
+
+
+class Looked(NamedTuple):
+    """A decision: when, seconds it took, and tokens per second that the workers could do."""
+
+    at: float
+    seconds: float
+    speed: float
+
+
+@dataclass
+class Statistics:
+    """Collects what `SchedulerStats` says."""
+
+    decisions: int = 0
+    micro_batches: int = 0
+    tokens: int = 0
+    _done: deque[Done] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    _looked: deque[Looked] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+
+    def decided(self, state: FarmState, seconds: float, now: float) -> None:
+        """Take a decision in.
+
+        Args:
+            state: What it was about.
+            seconds: What it took.
+            now: Monotonic time.
+        """
+        self.decisions += 1
+        wanted = [job for job in state.jobs if job.held_blocks or job.waiting_blocks]
+        speed = state.pace(wanted[0]).tokens_per_second if wanted else 0.0
+        self._looked.append(Looked(now, seconds, speed))
+
+    def completed(self, done: Iterable[tuple[Completion, float]], now: float) -> None:
+        """Take micro-batches in, each with the seconds that it should have taken, or 0."""
+        for completion, predicted in done:
+            self.micro_batches += 1
+            self.tokens += completion.tokens
+            self._done.append(Done(now, completion, predicted))
+
+    def figures(self, passes: Sequence[str], dropped: dict[str, str], now: float) -> SchedulerStats:
+        """All of them."""
+        since = now - RECENT_SECONDS
+        done = [each for each in self._done if each.at >= since]
+        looked = [each for each in self._looked if each.at >= since]
+        took = [each.completion.seconds for each in done]
+        decided = [each.seconds for each in looked]
+        errors = [abs(d.completion.seconds / d.predicted - 1) for d in done if d.predicted > 0]
+        tokens = sum(each.completion.tokens for each in done)
+        real = sum(each.completion.real_tokens for each in done)
+        padded = sum(each.completion.padded_tokens for each in done)
+        seconds = max(1e-9, now - min((each.at for each in looked), default=now))
+        able = _integral(looked, now)
+        return SchedulerStats(
+            passes=list(passes),
+            dropped=dropped,
+            decisions=self.decisions,
+            decision_seconds_mean=_mean(decided),
+            decision_seconds_p99=_p99(decided),
+            micro_batches=self.micro_batches,
+            tokens=self.tokens,
+            micro_batch_seconds_mean=_mean(took),
+            micro_batch_seconds_p99=_p99(took),
+            tokens_per_second=tokens / seconds,
+            prediction_error=statistics.median(errors) if errors else 0.0,
+            padding=padded / real - 1 if real else 0.0,
+            efficiency=tokens / able if able else 0.0,
+        )
+
+
+def _integral(looked: Sequence[Looked], now: float) -> float:
+    """Tokens that the workers could have done since the first of these looks."""
+    ends = [*(each.at for each in looked[1:]), now]
+    return sum(each.speed * (end - each.at) for each, end in zip(looked, ends, strict=False))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def _p99(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 99)) if values else 0.0
