@@ -40,6 +40,14 @@ test: .venv/installed-dev ## All tests but the slow ones.
 accept: .venv/installed-dev ## The slow tests: every promise at full size.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
+bench-scheduling: install ## Policies side by side on real processes.
+	$(BIN)/python -m benchmarks.scheduling $(ARGS)
+
+simulate: .venv/installed-dev ## The tables of docs/scheduling.md.
+	for count in 8 2; do $(BIN)/embedfarm simulate --suite --workers $$count --report docs/scheduling.md; done
+	$(BIN)/embedfarm simulate --suite --workers 64 --seeds 5 --report docs/scheduling.md
+	$(BIN)/embedfarm simulate --suite --workers 512 --seeds 2 --policies fair --report docs/scheduling.md
+
 bench: install ## Throughput of everything but the model.
 	$(BIN)/python -m benchmarks.transport $(ARGS)
 
@@ -50,17 +58,12 @@ build/peers/%/installed: benchmarks/peers/%.txt
 	build/peers/$*/bin/python -m pip install --quiet --requirement $< >build/peers/$*.log 2>&1 \
 	  && touch $@ || tail -n 1 build/peers/$*.log
 
-build/chart/installed: benchmarks/chart.txt
-	$(PYTHON) -m venv --clear build/chart
-	build/chart/bin/python -m pip install --quiet --requirement $<
-	touch $@
-
-bench-peers: install build/chart/installed $(PEERS:%=build/peers/%/installed) ## The farm beside others.
+bench-peers: .venv/installed-dev $(PEERS:%=build/peers/%/installed) ## The farm beside others.
 	$(BIN)/python -m benchmarks.compare $(ARGS)
 	$(BIN)/python -m benchmarks.report build/bench.json $(REPORT)
-	build/chart/bin/python -m benchmarks.chart build/bench.json $(REPORT)
+	$(BIN)/python -m benchmarks.chart build/bench.json $(REPORT)
 
 clean: ## Remove what was built.
 	rm -rf .venv build
 
-.PHONY: help install demo check test accept bench bench-peers clean
+.PHONY: help install demo check test accept bench bench-peers bench-scheduling simulate clean

@@ -1,4 +1,4 @@
-"""docs/performance.svg from build/bench.json; needs what chart.txt beside it names.
+"""docs/performance.svg from build/bench.json.
 
 python -m benchmarks.chart [BENCH.json] [DIRECTORY]
 """

@@ -2,7 +2,7 @@
 
 import typer
 
-from embedfarm.cli import bench, embed, inspection, jobs, outputs, roles
+from embedfarm.cli import bench, embed, inspection, jobs, outputs, roles, scheduler, simulate
 
 app = typer.Typer(
     name="embedfarm",
@@ -15,9 +15,11 @@ app.command(epilog=embed.EXIT_CODES)(embed.embed)
 app.command()(outputs.verify)
 app.command()(outputs.search)
 app.command()(bench.bench)
+app.command()(simulate.simulate)
 app.command()(roles.up)
 app.command()(roles.schedule)
 app.command()(roles.work)
+app.add_typer(scheduler.scheduler_app, name="scheduler")
 app.add_typer(jobs.jobs_app, name="jobs")
 app.command()(inspection.workers)
 app.command()(inspection.devices)

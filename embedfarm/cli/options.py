@@ -63,6 +63,7 @@ def plain_errors() -> Iterator[None]:
     """Turn what can go wrong outside the program into a sentence and a status."""
     from collector.collect import JobEnded
     from collector.manifest import OutputError
+    from embedfarm.cli.forecast import ForecastError
     from embedfarm.farm import FarmFull, ModelRefused
     from embedfarm.jobs import ChangeRefused, JobGone
     from producer.readers import CorpusError
@@ -71,7 +72,14 @@ def plain_errors() -> Iterator[None]:
 
     try:
         yield
-    except (CorpusError, OutputError, DeviceError, ModelError, ModelRefused) as error:
+    except (
+        CorpusError,
+        OutputError,
+        DeviceError,
+        ForecastError,
+        ModelError,
+        ModelRefused,
+    ) as error:
         fail(str(error), USAGE)
     except JobGone as error:
         fail(f"no such job: {error}", USAGE)

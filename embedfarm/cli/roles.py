@@ -41,7 +41,7 @@ def up(
 
 def schedule(redis: RedisUrl = "") -> None:
     """Run a scheduler; of several, one is active and the others stand by."""
-    from scheduler.loop import Scheduler
+    from scheduler.loop import run_alone
 
     settings = read_settings(redis)
     url = need_server(settings)
@@ -49,7 +49,7 @@ def schedule(redis: RedisUrl = "") -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with plain_errors():
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
-        Scheduler(url, settings, stop).run()
+        run_alone(url, settings, stop)
 
 
 def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0) -> None:

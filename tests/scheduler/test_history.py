@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from embedfarm.farm import HISTORY_SECONDS
 from embedfarm.records import Completion, Rate
-from scheduler.history import History, rate_key
+from scheduler.history import COSTS_MIN, PRIOR_SECONDS, History, rate_key
 
-HALF_LIFE = 7.0
+HALF_LIFE = 4.0
 seconds = st.floats(0.01, 100)
 token_counts = st.integers(1, 10**7)
 
@@ -40,21 +40,35 @@ def known(speed: float, updated: float = 0.0) -> Rate:
 def learned(history: History, *completions: Completion, now: float = 0.0) -> Rate:
     """The rate of chunks of 100 tokens after completions."""
     history.learn(completions, {"job": 100.0}, now)
-    rate = history.rate("worker", "model", 100)
-    assert rate is not None
-    return rate
+    return history.rates("model", 6)["worker"]
 
 
 def seeded(speed: float) -> History:
+    """A history in which the server kept one rate."""
+    return recalled({rate_key("worker", "model", 6): known(speed)})
+
+
+def recalled(stored: dict[str, Rate]) -> History:
     """A history that the server kept."""
-    return History(HALF_LIFE, {rate_key("worker", "model", 6): known(speed)})
+    history = History(HALF_LIFE)
+    history.recall(stored)
+    return history
 
 
-def test_a_stored_rate_counts_half_after_the_half_life() -> None:
-    """One half-life of work at another speed moves a seeded rate half of the way."""
-    rate = learned(seeded(1000), completion(int(3000 * HALF_LIFE), HALF_LIFE))
+def test_what_was_learned_counts_half_after_the_half_life() -> None:
+    """One half-life of work at another speed moves a rate of long standing half of the way."""
+    long = completion(10**6, 1000.0)
+    rate = learned(History(HALF_LIFE), long, completion(int(3000 * HALF_LIFE), HALF_LIFE))
     assert rate.tokens_per_second == pytest.approx(2000)
     assert rate.samples == 2
+
+
+def test_what_the_server_kept_is_soon_outvoted() -> None:
+    """It counts for a quarter of a second of work: the device may be shared now, or another."""
+    weight = 0.5 / (1 - 0.5 ** ((HALF_LIFE + PRIOR_SECONDS) / HALF_LIFE))
+    rate = learned(seeded(1000), completion(int(3000 * HALF_LIFE), HALF_LIFE))
+    assert rate.tokens_per_second == pytest.approx(1000 + 2000 * weight)
+    assert weight > 0.95
 
 
 @given(
@@ -69,9 +83,15 @@ def test_two_halves_weigh_as_one(before: list[tuple[int, float]], tokens: int, s
         assert one.tokens_per_second == pytest.approx(two.tokens_per_second, rel=1e-6)
 
 
-@given(work=st.lists(st.tuples(token_counts, seconds), min_size=1), stored=st.floats(1, 1e7))
+@given(
+    work=st.lists(st.tuples(token_counts, seconds), min_size=1, max_size=COSTS_MIN),
+    stored=st.floats(1, 1e7),
+)
 def test_a_rate_lies_between_what_was_seen(work: list[tuple[int, float]], stored: float) -> None:
-    """An average is never above the best nor below the worst of what went into it."""
+    """An average is never above the best nor below the worst of what went into it.
+
+    It is the average that counts as long as there is too little to learn costs from.
+    """
     speeds = [stored, *(tokens / s for tokens, s in work)]
     rate = learned(seeded(stored), *(completion(*each) for each in work)).tokens_per_second
     assert min(speeds) * (1 - 1e-9) <= rate <= max(speeds) * (1 + 1e-9)
@@ -88,7 +108,7 @@ def test_an_empty_account_says_nothing(void: Completion) -> None:
     """No tokens or no time: no rate is made of it, and no later division by it."""
     history = History(HALF_LIFE)
     history.learn([void], {}, 0)
-    assert not history.rates
+    assert history.rates("model", 6) == {}
 
 
 def test_waiting_for_work_is_no_overhead() -> None:
@@ -109,25 +129,45 @@ def test_rates_are_kept_by_length_class() -> None:
         {"job": 70.0},
         0.0,
     )
-    assert set(history.rates) == {"worker|model|6", "worker|model|8"}
+    assert set(history.take_changes(0.0)[0]) == {"worker|model|6", "worker|model|8"}
 
 
 @given(classes=st.sets(st.integers(0, 16), min_size=1), wanted=st.integers(0, 16))
 def test_the_nearest_length_class_answers(classes: set[int], wanted: int) -> None:
     """Without experience at this length, the nearest length stands in; the shorter of two."""
-    rates = {rate_key("worker", "model", each): known(float(each)) for each in classes}
-    rate = History(HALF_LIFE, rates).rate("worker", "model", float(2**wanted))
-    assert rate is not None
+    stored = {rate_key("worker", "model", each): known(float(each)) for each in classes}
+    rate = recalled(stored).rates("model", wanted)["worker"]
     nearest = min(classes, key=lambda each: (abs(each - wanted), each))
     assert rate.tokens_per_second == nearest
+
+
+def test_each_worker_has_its_own_nearest_class() -> None:
+    """One that was measured at this length keeps that, another stands in with what it has."""
+    stored = {
+        rate_key("both", "model", 6): known(600),
+        rate_key("both", "model", 9): known(900),
+        rate_key("far", "model", 9): known(90),
+    }
+    rates = recalled(stored).rates("model", 6)
+    assert {name: rate.tokens_per_second for name, rate in rates.items()} == {
+        "both": 600,
+        "far": 90,
+    }
 
 
 def test_other_workers_and_models_are_no_experience() -> None:
     """Nothing is known of a worker or a model that has not been seen, whatever its name."""
     history = seeded(1000)
-    assert history.rate("worke", "model", 100) is None
-    assert history.rate("worker", "model|6", 100) is None
-    assert history.rate("worker", "model", 100) is not None
+    assert set(history.rates("model", 6)) == {"worker"}
+    assert history.rates("model|6", 6) == {}
+    assert history.rates("mode", 6) == {}
+
+
+@given(st.sampled_from(["model", "a|b|c", "vendor/model|auto|0|auto"]), st.integers(0, 16))
+def test_keys_are_read_as_they_were_written(model: str, length: int) -> None:
+    """A model's key has bars of its own; what is stored comes back under the same model."""
+    history = recalled({rate_key("worker", model, length): known(5)})
+    assert history.rates(model, length)["worker"].tokens_per_second == 5
 
 
 def test_changes_are_handed_out_once() -> None:
@@ -147,4 +187,4 @@ def test_old_rates_are_forgotten() -> None:
         {},
         ["worker|model|6"],
     )
-    assert history.rate("worker", "model", 100) is None
+    assert history.rates("model", 6) == {}

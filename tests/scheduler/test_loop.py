@@ -1,145 +1,31 @@
 """The loop on a real server; heartbeats, jobs and completions are written as workers do."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Final
-
-import pytest
-import redis
+from dataclasses import dataclass
 
 from embedfarm import wire
 from embedfarm.broker import closing_client
-from embedfarm.farm import Farm, length_class, model_key
-from embedfarm.jobs import Job
-from embedfarm.records import Block, Completion, Heartbeat, JobShare, JobSpec, Plan, Rate, encode
-from embedfarm.settings import Settings
-from scheduler.history import rate_key
+from embedfarm.farm import Farm, model_key
+from embedfarm.records import Plan
 from scheduler.loop import Scheduler
-from scheduler.passes import default_passes
 from scheduler.state import Draft
-from tests.support import LiveServer, wait_until
-
-SPEC: Final = JobSpec(model="model")
-SETTINGS: Final = Settings(
-    scheduler_ttl_seconds=1.0, plan_ttl_seconds=5.0, heartbeat_ttl_seconds=60.0
+from tests.scheduler.live import (
+    SETTINGS,
+    SPEC,
+    Start,
+    beat,
+    completion,
+    fill,
+    planned,
+    remember,
+    report,
+    share,
 )
-CHUNKS: Final = 8
-BLOCK_TOKENS: Final = 100 * CHUNKS
-
-
-@dataclass
-class Running:
-    """A scheduler in a thread."""
-
-    scheduler: Scheduler
-    thread: threading.Thread = field(init=False)
-    failures: list[BaseException] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.scheduler.run()
-        except BaseException as error:  # noqa: BLE001 # `stop` raises it in the test
-            self.failures.append(error)
-
-    def stop(self) -> None:
-        """End it, as SIGTERM would; raises what made it fail."""
-        self.scheduler.stop.set()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-        self.scheduler.farm.client.close()
-        for failure in self.failures:
-            raise failure
-
-
-Start = Callable[[], Running]
-
-
-@pytest.fixture
-def start(server: LiveServer) -> Iterator[Start]:
-    """Starts schedulers on the server; all of them end with the test."""
-    with contextlib.ExitStack() as running:
-
-        def begin() -> Running:
-            made = Running(Scheduler(server.url, SETTINGS, threading.Event()))
-            running.callback(made.stop)
-            return made
-
-        yield begin
-
-
-@pytest.fixture
-def farm(client: redis.Redis) -> Farm:
-    """The test's own handle on the farm."""
-    return Farm(client)
-
-
-def beat(farm: Farm, worker: str, state: str = "idle") -> None:
-    """Announce a worker."""
-    farm.beat(
-        Heartbeat(worker=worker, incarnation="1", host="here", pid=1, device="cpu-0", state=state),
-        SETTINGS.heartbeat_ttl_seconds,
-    )
-
-
-def fill(farm: Farm, blocks: int, name: str = "job") -> Job:
-    """A closed job of equal blocks."""
-    job = farm.job(name)
-    job.create(SPEC, 0)
-    made = [
-        Block(start=CHUNKS * place, texts=["text"] * CHUNKS, token_count=BLOCK_TOKENS)
-        for place in range(blocks)
-    ]
-    job.push([(block, encode(block)) for block in made])
-    job.close(CHUNKS * blocks)
-    return job
-
-
-def completion(worker: str, tokens: int, seconds: float) -> Completion:
-    """A worker's account of a micro-batch."""
-    return Completion(
-        worker=worker,
-        model=model_key(SPEC),
-        job="job",
-        chunks=tokens // 100,
-        tokens=tokens,
-        padded_tokens=tokens,
-        real_tokens=tokens,
-        seconds=seconds,
-        overhead_seconds=0.0,
-    )
-
-
-def report(farm: Farm, worker: str, tokens: int, seconds: float) -> None:
-    """Tell of a micro-batch that was done."""
-    farm.report(completion(worker, tokens, seconds), SETTINGS.events_max)
-
-
-def remember(farm: Farm, worker: str, speed: float) -> None:
-    """Store a rate, as an earlier scheduler did."""
-    key = rate_key(worker, model_key(SPEC), length_class(BLOCK_TOKENS / CHUNKS))
-    rate = Rate(tokens_per_second=speed, overhead_seconds=0, updated=2e9, samples=1)
-    farm.remember({key: rate}, [])
-
-
-def share(farm: Farm, worker: str, job: str = "job") -> JobShare | None:
-    """What a worker's plan says about a job now; None without a plan, or when it is left out."""
-    plan = farm.plan(worker)
-    return next((each for each in plan.shares if each.job == job), None) if plan else None
-
-
-def planned(farm: Farm, worker: str, blocks: int) -> Callable[[], bool]:
-    """Whether a worker may lease so many blocks."""
-    return lambda: (now := share(farm, worker)) is not None and now.blocks == blocks
+from tests.support import LiveServer, wait_until
 
 
 def test_completions_lead_to_plans_in_proportion(farm: Farm, start: Start) -> None:
-    """Two workers that did 3 to 1 may lease 3 to 1: a quarter of what waits, between them."""
+    """Two workers that did 3 to 1 may lease 3 to 1: six tenths of what waits, between them."""
     fill(farm, 64)
     beat(farm, "fast")
     beat(farm, "slow")
@@ -147,8 +33,8 @@ def test_completions_lead_to_plans_in_proportion(farm: Farm, start: Start) -> No
     wait_until(planned(farm, "fast", 1))
     report(farm, "fast", 60_000, 1.0)
     report(farm, "slow", 20_000, 1.0)
-    wait_until(planned(farm, "fast", 12))
-    wait_until(planned(farm, "slow", 4))
+    wait_until(planned(farm, "fast", 29))
+    wait_until(planned(farm, "slow", 10))
 
 
 def test_a_worker_without_work_is_told_so(farm: Farm, start: Start) -> None:
@@ -226,14 +112,21 @@ def test_a_standby_takes_over_from_the_dead(farm: Farm, start: Start) -> None:
 def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) -> None:
     """Plans of one that lost the lock while it thought are refused, and those of now stay."""
 
-    def think_too_long(draft: Draft) -> Draft:
-        farm.client.delete(wire.SCHEDULER)
-        assert farm.publish([Plan(worker="worker", fence=2, shares=[])], farm.elect("new", 60), 60)
-        return draft
+    @dataclass(frozen=True)
+    class ThinkTooLong:
+        name: str = "think"
+
+        def __call__(self, draft: Draft) -> Draft:
+            farm.client.delete(wire.SCHEDULER)
+            fence = farm.elect("new", 60)
+            assert farm.publish([Plan(worker="worker", fence=fence, shares=[])], fence, 60)
+            return draft
 
     beat(farm, "worker")
-    passes = (*default_passes(SETTINGS), think_too_long)
-    old = Scheduler(server.url, SETTINGS, threading.Event(), passes)
+    old = Scheduler(server.url, SETTINGS, threading.Event())
+    old._step()
+    assert old.fence == 1
+    old.passes = (*old.passes, ThinkTooLong())
     old._step()
     assert old.fence == 0
     assert (plan := farm.plan("worker")) is not None
@@ -251,7 +144,7 @@ def test_who_lost_the_lock_reads_the_history_again(server: LiveServer, farm: Far
     farm.client.delete(wire.SCHEDULER)
     scheduler._step()
     assert scheduler.fence == 3
-    assert scheduler._history.rate("worker", model_key(SPEC), 100) is not None
+    assert set(scheduler._observer.history.rates(model_key(SPEC), 6)) == {"worker"}
     scheduler.farm.client.close()
 
 
@@ -262,12 +155,12 @@ def test_what_one_has_learned_the_next_one_knows(farm: Farm, start: Start) -> No
     first = start()
     wait_until(planned(farm, "worker", 1))
     report(farm, "worker", 60_000, 1.0)
-    wait_until(planned(farm, "worker", 16))
+    wait_until(planned(farm, "worker", 38))
     first.stop()
     farm.client.delete(wire.plan_key("worker"))
     start()
     wait_until(lambda: share(farm, "worker"))
-    assert planned(farm, "worker", 16)()
+    assert planned(farm, "worker", 38)()
 
 
 def test_an_outage_is_waited_out(server: LiveServer, farm: Farm, start: Start) -> None:
@@ -293,7 +186,7 @@ def test_a_clean_stop_leaves_everything_to_the_next(server: LiveServer, farm: Fa
     scheduler._step()
     report(farm, "worker", 60_000, 1.0)
     scheduler._listen()
-    scheduler._history.learn([completion("worker", 90_000, 1.0)], {}, 2e9)
+    scheduler._observer.history.learn([completion("worker", 90_000, 1.0)], {}, 2e9)
     scheduler.stop.set()
     scheduler.run()
     (rate,) = farm.history().values()

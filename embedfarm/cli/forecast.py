@@ -1,0 +1,183 @@
+"""How long a job will take, before it is run: `embedfarm simulate --plan`."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from embedfarm import model_files
+from embedfarm.broker import closing_client
+from embedfarm.cli.options import need_server
+from embedfarm.cli.request import tokenizer_file
+from embedfarm.farm import Farm, model_key
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+
+SEEDS = 20
+SAMPLE = 1000  # chunks, to know how many tokens a byte is, and how fast they are embedded
+TOKENS_MAX = 512
+FRAMING = 2  # tokens around a text
+BYTES_PER_TOKEN = 4.0  # without a tokenizer
+
+
+class ForecastError(ValueError):
+    """Nothing can be said about a job; the message says why."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a job will take.
+
+    Attributes:
+        chunks: In the corpus.
+        tokens: In the corpus, after cutting what is too long.
+        workers: That share the job.
+        tokens_per_second: Of all of them.
+        source: Where that is from: "history" or "calibration".
+        seconds: Median of the simulated makespans.
+        seconds_p95: Their 95th percentile.
+        device_hours: Of all workers together.
+    """
+
+    chunks: int
+    tokens: int
+    workers: int
+    tokens_per_second: float
+    source: str
+    seconds: float
+    seconds_p95: float
+    device_hours: float
+
+
+def forecast(
+    corpus: Sequence[str], spec: JobSpec, settings: Settings, devices: str, cpu_workers: int
+) -> Forecast:
+    """How long a corpus will take, by running the job in the simulator.
+
+    The speed of the workers is what the farm at `redis_url` remembers; without a farm, the
+    devices here embed a sample first.
+
+    Raises:
+        ForecastError: There is nothing to go by.
+    """
+    lengths = chunk_lengths(corpus, spec, settings)
+    if settings.redis_url:
+        speeds, source = remembered_speeds(spec, settings), "history"
+    else:
+        speeds, source = _calibrate(corpus, spec, settings, devices, cpu_workers), "calibration"
+    from scheduler.policies import DEFAULT_POLICY
+    from scheduler.simulation.scenario import PAIRS_TOKENS, Machine, Scenario, Work
+    from scheduler.simulation.suite import simulate
+
+    # What is remembered was measured on such chunks, attention included.
+    work = Work(sum(lengths) / sum(speeds), lengths=lengths)
+    slower = 1 + sum(each**2 for each in lengths) / sum(lengths) / PAIRS_TOKENS
+    machines = tuple(Machine(speed * slower) for speed in speeds)
+    scenario = Scenario("plan", "the corpus", machines, (work,), history_error=0.0)
+    ran = [simulate(scenario, DEFAULT_POLICY, settings, seed).makespan for seed in range(SEEDS)]
+    seconds = statistics.median(ran)
+    return Forecast(
+        chunks=len(lengths),
+        tokens=sum(lengths),
+        workers=len(speeds),
+        tokens_per_second=sum(speeds),
+        source=source,
+        seconds=seconds,
+        seconds_p95=float(np.percentile(ran, 95)),
+        device_hours=seconds * len(speeds) / 3600,
+    )
+
+
+def chunk_lengths(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> list[int]:
+    """Tokens of each chunk of a corpus, estimated from its bytes.
+
+    How many bytes a token has is found out from a sample, if the model's tokenizer is at hand.
+
+    Raises:
+        ForecastError: The corpus is empty.
+    """
+    sizes = [len(text.encode()) for text in _texts(corpus, spec, settings)]
+    if not sizes:
+        raise ForecastError("the corpus has no chunks")
+    tokens_max = spec.max_length or TOKENS_MAX
+    bytes_per_token = _bytes_per_token(
+        list(islice(_texts(corpus, spec, settings), SAMPLE)), spec, settings
+    )
+    return [min(tokens_max, int(size / bytes_per_token) + FRAMING) for size in sizes]
+
+
+def remembered_speeds(spec: JobSpec, settings: Settings) -> list[float]:
+    """Tokens per second of every worker that a farm knows for a model, on chunks of any length.
+
+    Raises:
+        ForecastError: It knows none.
+    """
+    with closing_client(need_server(settings)) as client:
+        history = Farm(client).history()
+    latest: dict[str, tuple[float, float]] = {}
+    for key, rate in history.items():
+        worker, _, kind = key.partition("|")
+        if kind.rpartition("|")[0] == model_key(spec):
+            latest[worker] = max(
+                latest.get(worker, (0.0, 0.0)), (rate.updated, rate.tokens_per_second)
+            )
+    if not latest:
+        raise ForecastError(f"the farm has not embedded anything with {spec.model} yet")
+    return [speed for _, speed in latest.values()]
+
+
+def _texts(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> Iterator[str]:
+    from producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
+
+    options = CorpusOptions(tokenizer_file=tokenizer_file(corpus, spec.model, settings))
+    for rows in read_corpus(tuple(corpus), options, fail_on_bad_row):
+        yield from rows.texts
+
+
+def _bytes_per_token(texts: Sequence[str], spec: JobSpec, settings: Settings) -> float:
+    """Of the model's tokenizer on these texts, the tokens that frame each left out."""
+    from tokenizers import Tokenizer
+
+    if model_files.is_null(spec.model):
+        return BYTES_PER_TOKEN
+    path = model_files.resolve(spec.model, settings.model_cache) / "tokenizer.json"
+    if not path.exists():
+        return BYTES_PER_TOKEN
+    encoded = Tokenizer.from_file(str(path)).encode_batch_fast(texts, add_special_tokens=False)
+    return sum(len(text.encode()) for text in texts) / max(1, sum(len(e.ids) for e in encoded))
+
+
+def _calibrate(
+    corpus: Sequence[str], spec: JobSpec, settings: Settings, devices: str, cpu_workers: int
+) -> list[float]:
+    """Tokens per second of the workers of this machine, by embedding a sample in a farm of its own.
+
+    Raises:
+        ForecastError: The sample was not embedded.
+    """
+    from embedfarm.cli.local import run_local_farm
+
+    with tempfile.TemporaryDirectory(prefix="embedfarm-plan-") as name:
+        place = Path(name)
+        with (place / "sample.jsonl").open("w", encoding="utf-8") as file:
+            for text in islice(_texts(corpus, spec, settings), SAMPLE):
+                file.write(json.dumps({"text": text}) + "\n")
+        with run_local_farm(place / "farm", settings, devices, cpu_workers) as farm:
+            words = ["embed", str(place / "sample.jsonl"), "--out", str(place / "out")]
+            words += ["--redis", farm.url, "--model", spec.model]
+            words += ["--max-length", str(spec.max_length)]
+            code = "from embedfarm.cli import main; main()"
+            done = subprocess.run(
+                [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise ForecastError(f"the sample was not embedded: {done.stderr.strip()}")
+            here = settings.model_copy(update={"redis_url": farm.url})
+            return remembered_speeds(spec, here)

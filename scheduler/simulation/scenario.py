@@ -1,0 +1,145 @@
+"""What a simulated farm looks like, and what happens to it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+SPEEDS: Final = (20_000.0, 80_000.0)  # tokens per second of the slowest and the fastest worker
+CHUNK_TOKENS: Final = 100
+PAIRS_TOKENS: Final = 2_000  # at this length attention costs as much as everything else
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A modelled worker.
+
+    Attributes:
+        tokens_per_second: Its speed, on short chunks.
+        stops_seconds: When it falls silent, as by SIGSTOP or SIGKILL.
+        wakes_seconds: When it goes on as if nothing had been; never, by default.
+        memory_bytes: Of its device, 0 for no limit.
+    """
+
+    tokens_per_second: float
+    stops_seconds: float = math.inf
+    wakes_seconds: float = math.inf
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """A modelled job, all of which is there when it comes.
+
+    Attributes:
+        seconds: Its size, as time at the speeds of all machines together.
+        name: Its id.
+        arrives_seconds: When it comes.
+        lengths: Tokens of its chunks, over and over.
+        priority: As of a job.
+        tenant: As of a job.
+        weight: As of a job.
+        deadline_seconds: After it came.
+        model: Key of its model.
+    """
+
+    seconds: float = 50.0
+    name: str = "job"
+    arrives_seconds: float = 0.0
+    lengths: Sequence[int] = (CHUNK_TOKENS,)
+    priority: int = 0
+    tenant: str = ""
+    weight: int = 1
+    deadline_seconds: float = math.inf
+    model: str = "model"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A farm and what happens to it.
+
+    Attributes:
+        name: By which it is asked for.
+        about: In words, for tables.
+        machines: The workers.
+        work: The jobs.
+        history_error: Sigma of the lognormal error of what is remembered; None: nothing is.
+        noise: Sigma of the lognormal noise of a micro-batch's time.
+        drift: Sigma of the change of log speed in a second; what was gained or lost fades by 5 %
+            in a second.
+        overhead_seconds: Fixed device time of a micro-batch.
+        stalls: Share of the micro-batches that hang for `stall_seconds` more on average.
+        stall_seconds: See there.
+        drop: One worker falls to this share of its speed, after 30 % of the ideal time.
+        load_seconds: Time to load a model.
+        model_bytes: Device memory that each model takes.
+    """
+
+    name: str
+    about: str
+    machines: tuple[Machine, ...]
+    work: tuple[Work, ...] = (Work(),)
+    history_error: float | None = 0.3
+    noise: float = 0.1
+    drift: float = 0.05
+    overhead_seconds: float = 0.02
+    stalls: float = 0.0
+    stall_seconds: float = 10.0
+    drop: float = 1.0
+    load_seconds: float = 0.0
+    model_bytes: dict[str, int] = field(default_factory=dict)
+
+
+def spread(count: int) -> tuple[Machine, ...]:
+    """Machines of which the fastest is four times as fast as the slowest, evenly between."""
+    slowest, fastest = SPEEDS
+    steps = (place / max(1, count - 1) for place in range(count))
+    return tuple(Machine(slowest * (fastest / slowest) ** step) for step in steps)
+
+
+def suite(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
+    """The seven scenarios by which policies are compared: one job that is all there at once."""
+    base = Scenario("wrong-history", "history wrong by 30 %", machines)
+    return (
+        replace(base, name="cold", about="no history", history_error=None),
+        base,
+        replace(base, name="drift", about="drift of 15 % a second", drift=0.15),
+        replace(base, name="overhead", about="200 ms a micro-batch", overhead_seconds=0.2),
+        replace(base, name="short", about="a job of 5 s", work=(Work(seconds=5.0),)),
+        replace(base, name="stalls", about="0.5 % hang, 10 s on average", stalls=0.005),
+        replace(base, name="drop", about="one worker falls to 10 %", drop=0.1),
+    )
+
+
+def more_scenarios(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
+    """Others, in which more than one thing happens."""
+    base = Scenario("deaths", "one worker dies, one stands still for 20 s", machines)
+    dies, freezes, *others = machines
+    dies = replace(dies, stops_seconds=20.0)
+    freezes = replace(freezes, stops_seconds=10.0, wakes_seconds=30.0)
+    half = replace(Work(), seconds=25.0)
+    small = [replace(each, memory_bytes=8 << 30) for each in machines[::2]]
+    return (
+        replace(base, machines=(dies, freezes, *others)),
+        replace(
+            base,
+            name="tenants",
+            about="two tenants, the second comes 10 s later, and an urgent job",
+            work=(
+                replace(half, name="bulk", tenant="a"),
+                replace(half, name="late", tenant="b", arrives_seconds=10.0),
+                Work(0.05, "urgent", arrives_seconds=15.0, tenant="a", priority=2),
+            ),
+        ),
+        replace(
+            base,
+            name="models",
+            about="two models that take 5 s to load, one too large for every other device",
+            machines=tuple(
+                other for pair in zip(small, machines[1::2], strict=False) for other in pair
+            ),
+            work=(replace(half, name="one"), replace(half, name="two", model="large")),
+            load_seconds=5.0,
+            model_bytes={"large": 12 << 30},
+        ),
+    )

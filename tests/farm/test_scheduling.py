@@ -1,0 +1,148 @@
+"""Jobs that share a farm, and schedulers that die: real processes against a server."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks.scheduling import run_policies
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import Block, JobSpec, encode
+from embedfarm.terms import Terms
+from tests.farm.harness import role
+from tests.support import LiveServer, wait_until
+
+SPEED = 20_000  # tokens per second of a worker
+WORKERS = 2
+SPEC = JobSpec(model=f"null:16:{SPEED}")
+CHUNK_TOKENS = 100
+BLOCK_CHUNKS = 20
+MICRO_BATCH_SECONDS = 0.5
+SLACK_SECONDS = 0.3  # to decide, to lease and to commit, on a machine that does other things too
+
+
+def submit(client: redis.Redis, name: str, chunks: int, terms: Terms) -> Job:
+    """A closed job that is all there at once."""
+    job = Farm(client).job(name)
+    job.create(SPEC, 0, terms)
+    for first in range(0, chunks, 500 * BLOCK_CHUNKS):
+        starts = range(first, min(chunks, first + 500 * BLOCK_CHUNKS), BLOCK_CHUNKS)
+        blocks = [_block(start) for start in starts]
+        assert set(job.push([(block, encode(block)) for block in blocks])) == {"added"}
+    assert job.close(chunks) == "closed"
+    return job
+
+
+def _block(start: int) -> Block:
+    texts = [
+        f"{index:08d} ".ljust(4 * CHUNK_TOKENS, "x") for index in range(start, start + BLOCK_CHUNKS)
+    ]
+    return Block(start=start, texts=texts, token_count=CHUNK_TOKENS * BLOCK_CHUNKS)
+
+
+@pytest.fixture
+def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """Two workers that are known; gives the process id of the first of two schedulers."""
+    settings = {
+        "micro_batch_seconds_max": str(MICRO_BATCH_SECONDS),
+        "results_bytes_max": str(1 << 30),  # nobody collects here
+        "slowdown": json.dumps({}),
+    }
+    work = ("work", "--devices", "cpu", "--workers", str(WORKERS))
+    with contextlib.ExitStack() as roles:
+        first = roles.enter_context(killable(server, tmp_path, "schedule", **settings))
+        wait_until(lambda: Farm(client).client.exists("ef:{farm}:scheduler"), 30)
+        roles.enter_context(role(server, tmp_path, "schedule", **settings))
+        roles.enter_context(role(server, tmp_path, *work, **settings))
+        wait_until(lambda: len(Farm(client).workers()) == WORKERS, 60)
+        warm = submit(client, "warm", 400, Terms())
+        wait_until(lambda: warm.status().embedded, 60)
+        warm.delete()
+        yield first
+
+
+@contextlib.contextmanager
+def killable(
+    server: LiveServer, home: Path, *words: str, **settings: str
+) -> Iterator[Callable[[], int]]:
+    """A role that a test may kill."""
+    with contextlib.ExitStack() as stack:
+        pid = stack.enter_context(role(server, home, *words, **settings))
+        killed = False
+
+        def kill() -> int:
+            nonlocal killed
+            killed = True
+            os.kill(pid, signal.SIGKILL)
+            return pid
+
+        yield kill
+        if killed:
+            stack.pop_all()
+
+
+def test_two_tenants_share_the_farm(farm: Callable[[], int], client: redis.Redis) -> None:
+    """A tenant that comes later gets half of the farm from then on, whatever the other has had."""
+    del farm
+    one = submit(client, "one", 12_000, Terms(tenant="one"))
+    wait_until(lambda: one.status().tokens_done > 2 * SPEED, 30)
+    two = submit(client, "two", 12_000, Terms(tenant="two"))
+    wait_until(lambda: two.status().tokens_done > 0, 30)
+    before = one.status().tokens_done, two.status().tokens_done
+    wait_until(lambda: two.status().tokens_done > 10 * SPEED, 60)
+    gained = [
+        job.status().tokens_done - tokens for job, tokens in zip((one, two), before, strict=True)
+    ]
+    assert not one.status().embedded
+    share = gained[0] / sum(gained)
+    # A micro-batch of each worker may be on its way.
+    assert abs(share - 0.5) <= 0.025 + WORKERS * MICRO_BATCH_SECONDS * SPEED / sum(gained)
+
+
+def test_an_urgent_job_is_done_at_once(farm: Callable[[], int], client: redis.Redis) -> None:
+    """200 chunks behind 20,000 take no longer than two micro-batches, and their own time."""
+    del farm
+    bulk = submit(client, "bulk", 20_000, Terms())
+    wait_until(lambda: bulk.status().tokens_done > 2 * SPEED, 30)
+    began = time.monotonic()
+    urgent = submit(client, "urgent", 200, Terms(priority=2))
+    wait_until(lambda: urgent.status().embedded, 30)
+    own = 200 * CHUNK_TOKENS / SPEED / WORKERS
+    assert time.monotonic() - began <= 2 * MICRO_BATCH_SECONDS + own + SLACK_SECONDS
+    assert not bulk.status().embedded
+
+
+def test_a_standby_takes_over(farm: Callable[[], int], client: redis.Redis) -> None:
+    """The scheduler is killed: within 10 s another one plans, and the workers never stop."""
+    bulk = submit(client, "bulk", 24_000, Terms())
+    wait_until(lambda: bulk.status().tokens_done > SPEED, 30)
+    began, tokens = time.monotonic(), bulk.status().tokens_done
+    wait_until(lambda: time.monotonic() - began > 6 or bulk.status().embedded, 30)
+    before = (bulk.status().tokens_done - tokens) / (time.monotonic() - began)
+    name = Farm(client).workers()[0].worker
+    plan = Farm(client).plan(name)
+    assert plan is not None
+    began, tokens = time.monotonic(), bulk.status().tokens_done
+    farm()
+    wait_until(
+        lambda: (made := Farm(client).plan(name)) is not None and made.fence > plan.fence, 20
+    )
+    seconds = time.monotonic() - began
+    assert seconds <= 10
+    meanwhile = (bulk.status().tokens_done - tokens) / seconds
+    assert meanwhile >= 0.95 * before - WORKERS * MICRO_BATCH_SECONDS * SPEED / seconds
+
+
+def test_unequal_workers_come_near_the_ideal(tmp_path: Path) -> None:
+    """Four workers, 1 : 2 : 4 : 8: at most 1.05 of the ideal by their rates; others are worse."""
+    runs = {run.policy: run for run in run_policies(tmp_path, ("fair", "fixed", "rounds"), 8.0, 1)}
+    assert runs["fair"].ratio <= 1.05
+    assert runs["fixed"].ratio > runs["fair"].ratio
+    assert runs["rounds"].ratio > 2

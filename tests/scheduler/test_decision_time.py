@@ -1,0 +1,173 @@
+"""How long a decision takes, and how that grows with the farm."""
+
+import gc
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from embedfarm.jobs import JobStatus, Pending
+from embedfarm.records import Rate
+from scheduler.ledger import Service
+from scheduler.passes import Pass, decide
+from scheduler.state import FarmState, JobState, WorkerState
+from tests.scheduler.support import passes
+
+ROUNDS: Final = 10
+SIZES: Final = [(64, 100, 200), (512, 1000, 1000)]  # workers, jobs, microseconds
+MODELS: Final = 4
+BLOCKS: Final = 100
+HELD_BLOCKS: Final = 20  # by each worker: a micro-batch at work and one in hand
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> Iterator[None]:
+    """As in the scheduler's process, where garbage is collected between decisions."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def status(made: random.Random, blocks: int) -> JobStatus:
+    """A job in the midst, on terms of its own."""
+    return JobStatus(
+        state="closed",
+        created_ms=made.randrange(10**6),
+        blocks_in=blocks,
+        chunks_in=8 * blocks,
+        tokens_in=1000 * blocks,
+        bytes_in=4000 * blocks,
+        priority=made.choice([0, 0, 0, 1, 2]),
+        tenant=f"tenant-{made.randrange(8)}",
+        weight=made.choice([1, 1, 2, 5]),
+        deadline_ms=made.choice([0, 0, 0, 10**12]),
+    )
+
+
+def crowd(workers: int, jobs: int, *, tail: bool = False) -> FarmState:
+    """A busy farm: each worker holds work of some job; in the tail nothing is left to lease."""
+    made = random.Random(1)
+    names = [f"worker-{place}" for place in range(workers)]
+    kinds = [(f"model-{place}", 6) for place in range(MODELS)]
+    held: list[list[str]] = [[] for _ in range(jobs)]
+    for name in names:
+        held[made.randrange(jobs)] += [name] * HELD_BLOCKS
+    waiting = 0 if tail else BLOCKS
+    states = []
+    for place, holders in enumerate(held):
+        leases = [Pending("in", f"{n}-8", name, 0, 1) for n, name in enumerate(holders)]
+        states.append(
+            JobState(
+                f"job-{place}",
+                made.choice(kinds)[0],
+                status(made, waiting + len(holders)),
+                waiting,
+                6,
+                Counter(holders),
+                tuple(leases) if tail else (),
+                Service(100 * made.random(), 100 * made.random(), 90 * made.random()),
+            )
+        )
+    rates = {
+        kind: {
+            name: Rate(
+                tokens_per_second=made.uniform(1e4, 1e5),
+                overhead_seconds=0.02,
+                updated=0.0,
+                samples=9,
+            )
+            for name in names
+        }
+        for kind in kinds
+    }
+    states_of = [WorkerState(name, made.random(), model=made.choice(kinds)[0]) for name in names]
+    return FarmState(tuple(states), tuple(states_of), rates, now=1.0)
+
+
+def events(state: FarmState, count: int) -> list[FarmState]:
+    """What is decided when one worker after another has done something."""
+    names = [worker.name for worker in state.workers]
+    return [
+        replace(state, planned=frozenset({names[place % len(names)]})) for place in range(count)
+    ]
+
+
+def measure(states: Sequence[FarmState], policy: Sequence[Pass]) -> list[float]:
+    """Seconds of the processor for each decision: what else it does is not ours to promise."""
+    took = []
+    for state in states:
+        began = time.thread_time()
+        decide(state, policy)
+        took.append(time.thread_time() - began)
+    return took
+
+
+def percentiles(states: Sequence[FarmState]) -> NDArray[np.float64]:
+    """Microseconds at the 50th, 90th and 99th percentile; of some rounds the quietest counts."""
+    policy = passes()
+    measure(states[:100], policy)
+    rounds = [1e6 * np.percentile(measure(states, policy), [50, 90, 99]) for _ in range(ROUNDS)]
+    return min(rounds, key=lambda each: float(each[2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", [False, True], ids=["waiting", "tail"])
+@pytest.mark.parametrize(("workers", "jobs", "microseconds"), SIZES)
+def test_a_decision_for_one_event_is_quick(
+    workers: int, jobs: int, microseconds: int, *, tail: bool
+) -> None:
+    """The 99th percentile stays within its bound, while work waits and when all is leased."""
+    found = percentiles(events(crowd(workers, jobs, tail=tail), 500))
+    show(f"{workers} workers, {jobs} jobs, {'tail' if tail else 'waiting'}", found)
+    assert found[2] <= microseconds
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="every lease of every job is looked at, once for each worker")
+@pytest.mark.parametrize(("workers", "jobs", "microseconds"), SIZES)
+def test_an_idle_worker_at_the_end_is_planned_for_quickly(
+    workers: int, jobs: int, microseconds: int
+) -> None:
+    """The same when all is leased and a worker has nothing to do but to repeat blocks."""
+    state = crowd(workers, jobs, tail=True)
+    idle = WorkerState("idle")
+    found = percentiles(events(replace(state, workers=(*state.workers, idle)), 20))
+    show(f"{workers} workers, {jobs} jobs, tail with an idle worker", found)
+    assert found[2] <= microseconds
+
+
+def show(what: str, found: NDArray[np.float64]) -> None:
+    """Print what was measured."""
+    figures = " / ".join(f"{each:.0f}" for each in found)
+    print(f"{what}: P50 / P90 / P99 {figures} us")  # noqa: T201 # the figures are the result
+
+
+def cost(workers: int, jobs: int) -> float:
+    """Seconds of the processor for a decision for one event: the quickest of some."""
+    return min(measure(events(crowd(workers, jobs), 30), passes()))
+
+
+@pytest.mark.parametrize("workers", [16, 32])
+def test_cost_grows_at_most_linearly_with_jobs(workers: int) -> None:
+    """Four times the jobs take at most four times as long, with some room for noise."""
+    assert cost(workers, 400) <= 1.5 * 4 * cost(workers, 100)
+
+
+@pytest.mark.parametrize("jobs", [10, 50])
+def test_cost_grows_at_most_linearly_with_workers(jobs: int) -> None:
+    """Four times the workers take at most four times as long, with some room for noise."""
+    assert cost(256, jobs) <= 1.5 * 4 * cost(64, jobs)
+
+
+def test_a_plan_for_all_costs_less_than_plans_for_each() -> None:
+    """What concerns all workers is found once: a plan for 64 costs less than 64 plans for one."""
+    state, policy = crowd(64, 50), passes()
+    everybody = min(measure([replace(state) for _ in range(10)], policy))
+    assert everybody <= 64 * min(measure(events(state, 30), policy))

@@ -1,0 +1,247 @@
+"""What holds for every farm, after every pass of every policy.
+
+A few hundred farms in every run; `pytest -m slow` looks at ten thousand.
+"""
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embedfarm.records import JobShare
+from scheduler.passes import decide
+from scheduler.passes.baselines import BATCH_CHUNKS, BATCH_CHUNKS_MAX
+from scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, RESCUES_MAX
+from scheduler.policies import POLICIES, make_passes
+from scheduler.state import SHARES_MAX, Draft, FarmState, JobState
+from tests.scheduler.farms import SETTINGS, farms
+
+EXAMPLES: Final = 50  # for each policy
+EXAMPLES_SLOW: Final = 10_000
+QUIET: Final = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+Check = Callable[[FarmState, str], None]
+
+
+# After every pass.
+
+
+def tell_of_every_job(draft: Draft) -> None:
+    """Each job is in a tier, once, or the notes say why it is not."""
+    found = [job.job for job in draft.jobs]
+    assert len(found) == len(set(found))
+    assert all(job in draft.state.jobs for job in draft.jobs)
+    deferred = {words.partition(" deferred: ")[0] for name, words in draft.notes if name == "defer"}
+    assert {job.job for job in draft.state.jobs} - set(found) == deferred
+    assert not set(found) & deferred
+    assert all(draft.tiers)
+
+
+def keep_queues_in_order(draft: Draft) -> None:
+    """A queue has no job twice, none with nothing to lease, none from elsewhere, and few."""
+    kept = {job.job for job in draft.jobs}
+    assert set(draft.queues) <= {worker.name for worker in draft.state.asking}
+    for queue in (*draft.queues.values(), draft.first):
+        names = [job.job for job in queue]
+        assert len(names) == len(set(names))
+        assert len(names) <= SHARES_MAX
+        assert set(names) <= kept
+        assert all(job.waiting_blocks for job in queue)
+
+
+def keep_shares_in_order(draft: Draft) -> None:
+    """A plan names no job twice, none that is deferred, and few."""
+    kept = {job.job for job in draft.jobs}
+    for shares in draft.shares.values():
+        names = [share.job for share in shares]
+        assert len(names) == len(set(names))
+        assert set(names) <= kept
+        assert len(names) <= SHARES_MAX + RESCUES_MAX
+        assert all(share.blocks >= 1 and share.tokens >= 0 for share in shares)
+
+
+def check_passes(state: FarmState, policy: str) -> None:
+    """No job is lost, doubled or invented by any pass, and none changes the state."""
+    before = copy.deepcopy(state)
+    draft = Draft(state=state, tiers=(state.jobs,) if state.jobs else (), explain=True)
+    for each in make_passes(POLICIES[policy], SETTINGS):
+        draft = each(draft)
+        assert draft.state is state
+        tell_of_every_job(draft)
+        keep_queues_in_order(draft)
+        keep_shares_in_order(draft)
+    assert state == before
+
+
+# After all of them.
+
+
+def check_plans(state: FarmState, policy: str) -> None:
+    """Every live worker that is not draining, and that is asked for, gets a plan; nobody else."""
+    made = decide(state, make_passes(POLICIES[policy], SETTINGS)).shares
+    live = {worker.name for worker in state.workers if not worker.draining}
+    assert set(made) == (live if state.planned is None else live & state.planned)
+
+
+def check_function(state: FarmState, policy: str) -> None:
+    """The same state gives the same plan, explained or not, and also when it is made anew."""
+    passes = make_passes(POLICIES[policy], SETTINGS)
+    made = decide(state, passes)
+    assert made == decide(copy.deepcopy(state), make_passes(POLICIES[policy], SETTINGS))
+    explained = decide(state, passes, explain=True)
+    assert explained.shares == made.shares
+    assert explained.tiers == made.tiers
+    assert not made.notes
+
+
+def fits(state: FarmState, worker: str, job: JobState) -> bool:
+    """Whether a model fits a device, as far as both are known."""
+    (memory,) = [each.memory_bytes for each in state.workers if each.name == worker]
+    return not memory or state.model_bytes.get(job.model, 0) <= memory
+
+
+def check_work(state: FarmState, policy: str) -> None:
+    """Who could do something gets something: no job stands in the way of the others.
+
+    Neither one whose model fits nowhere, nor one whose blocks are larger than any limit.
+    """
+    if policy == "rounds":  # where a round gives nobody anything before its end
+        return
+    draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
+    jobs = {job.job: job for job in draft.jobs}
+    for worker, shares in draft.shares.items():
+        able = [job for job in jobs.values() if job.waiting_blocks]
+        given = [jobs[share.job] for share in shares if jobs[share.job].waiting_blocks]
+        if "memory" in POLICIES[policy]:
+            able = [job for job in able if fits(state, worker, job)]
+            assert all(fits(state, worker, job) for job in given)
+        assert len(given) == min(len(able), SHARES_MAX)
+
+
+def check_copies(state: FarmState, policy: str) -> None:
+    """A copied block is leased to another live worker, by nobody twice, and nothing waits."""
+    draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
+    live = {worker.name for worker in state.workers}
+    leases = {(job.job, each.id): each for job in draft.jobs for each in job.leases}
+    copied: Counter[tuple[str, str]] = Counter()
+    for worker, shares in draft.shares.items():
+        for share in shares:
+            for identifier in share.copies:
+                lease = leases[share.job, identifier]
+                copied[share.job, identifier] += 1
+                assert lease.worker in live - {worker}
+                assert lease.deliveries < SETTINGS.deliveries_max
+    assert all(count == 1 for count in copied.values())
+    if copied:
+        assert not any(job.waiting_blocks for job in draft.jobs)
+
+
+# Sizes.
+
+
+def seconds_max(state: FarmState, overhead: float, updated: float) -> float:
+    """The longest micro-batch of a worker by the rule of `Size`."""
+    cap = SETTINGS.micro_batch_seconds_max
+    cap = min(max(cap, overhead / 0.01), CAP_FACTOR_MAX * cap)
+    old = state.now - updated > CONFIRMED_SECONDS
+    return min(cap, max(SETTINGS.probe_seconds, 4 * overhead)) if old else cap
+
+
+def tokens_max(state: FarmState, worker: str, job: JobState, policy: str) -> float:
+    """The largest micro-batch of a worker, by the limits of its policy."""
+    status = job.status
+    if policy in {"rounds", "fixed"}:
+        return BATCH_CHUNKS * status.chunk_tokens_mean
+    rates = state.pace(job).rates
+    if policy == "adaptive":
+        chunks = BATCH_CHUNKS_MAX if worker in rates else BATCH_CHUNKS
+        return chunks * status.chunk_tokens_mean
+    if worker not in rates:
+        slowest = [rates[w.name].tokens_per_second for w in state.takers if w.name in rates]
+        return SETTINGS.probe_seconds * min(slowest, default=0.0)
+    rate = rates[worker]
+    longest = seconds_max(state, rate.overhead_seconds, rate.updated)
+    return min(longest * rate.tokens_per_second, job.waiting_tokens)
+
+
+def check_share(share: JobShare, job: JobState, most: float) -> None:
+    """Tokens within the limit; blocks for these tokens, rounded, and no more text than is taken."""
+    status = job.status
+    assert share.tokens <= most * (1 + 1e-9)
+    text = max(1, SETTINGS.micro_batch_bytes_max // max(1.0, status.block_bytes_mean))
+    assert share.blocks <= text
+    assert share.blocks * status.block_tokens_mean <= max(most, 1.0) + status.block_tokens_mean
+    assert share.open == (status.state == "open")
+
+
+def check_sizes(state: FarmState, policy: str) -> None:
+    """Each share is a block or more, within the policy's limits, and not more than there is.
+
+    Of a job that a worker was measured on, no more tokens than wait, and a block.
+    """
+    draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
+    jobs = {job.job: job for job in draft.jobs}
+    for worker, shares in draft.shares.items():
+        for share in shares:
+            job = jobs[share.job]
+            check_share(share, job, tokens_max(state, worker, job, policy))
+            if policy not in {"rounds", "fixed"} and worker in state.pace(job).rates:
+                assert share.tokens <= job.waiting_tokens
+                block = job.status.block_tokens_mean
+                assert share.blocks * block <= job.waiting_tokens + block
+
+
+def check_speed(state: FarmState, policy: str) -> None:
+    """Of two workers that hold nothing, alike but for speed, the faster one gets no less."""
+    held = {worker for job in state.jobs for worker in job.held_blocks}
+    draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
+    for job in draft.jobs:
+        rates = state.pace(job).rates
+        alike: dict[tuple[float, float], list[tuple[float, int]]] = {}
+        for worker, shares in draft.shares.items():
+            for share in shares:
+                if share.job == job.job and worker in rates and worker not in held:
+                    rate = rates[worker]
+                    key = rate.overhead_seconds, rate.updated
+                    alike.setdefault(key, []).append((rate.tokens_per_second, share.tokens))
+        for found in alike.values():
+            sizes = [tokens for _, tokens in sorted(found)]
+            assert all(b >= a - 1 for a, b in itertools.pairwise(sizes))
+
+
+CHECKS: Final = [
+    check_passes,
+    check_plans,
+    check_function,
+    check_work,
+    check_copies,
+    check_sizes,
+    check_speed,
+]
+
+
+def check_all(state: FarmState, policy: str) -> None:
+    """All of it."""
+    for check in CHECKS:
+        check(state, policy)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=QUIET)
+@given(farms())
+def test_every_decision(policy: str, state: FarmState) -> None:
+    """Each claim above holds for any farm, under each policy."""
+    check_all(state, policy)
+
+
+@pytest.mark.slow
+@settings(max_examples=EXAMPLES_SLOW, deadline=None, suppress_health_check=QUIET)
+@given(farms(), st.sampled_from(sorted(POLICIES)))
+def test_every_decision_of_ten_thousand(state: FarmState, policy: str) -> None:
+    """Each claim holds for ten thousand farms, whatever the policy."""
+    check_all(state, policy)

@@ -1,0 +1,136 @@
+"""Lists of passes by name: our own, and those that packages bring."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from scheduler import policies
+from scheduler.passes import PassFailed, decide
+from scheduler.passes.order import FirstCome
+from scheduler.policies import (
+    DEFAULT_POLICY,
+    POLICIES,
+    PolicyRefused,
+    UnknownPass,
+    check_policy,
+    make_passes,
+    pass_names,
+)
+from tests.scheduler.conftest import Install
+from tests.scheduler.support import SETTINGS, farm, job
+
+REVERSE = """
+from dataclasses import dataclass, replace
+
+@dataclass(frozen=True)
+class Own:
+    settings: object
+    name: str = "reverse"
+
+    def __call__(self, draft):
+        assert self.settings is not None
+        return replace(draft, tiers=draft.tiers[::-1])
+"""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_can_be_had(policy: str) -> None:
+    """Each names passes that there are, in the order given, and gives workers something to do."""
+    check_policy(POLICIES[policy], SETTINGS)
+    assert [each.name for each in make_passes(POLICIES[policy], SETTINGS)] == list(POLICIES[policy])
+
+
+def test_the_default_is_one_of_them() -> None:
+    """What a farm follows when nobody has chosen."""
+    assert DEFAULT_POLICY in POLICIES
+
+
+def test_every_pass_goes_by_its_name() -> None:
+    """A pass is listed, added, removed and explained under one name."""
+    for name in pass_names():
+        (made,) = make_passes([name], SETTINGS)
+        assert made.name == name
+
+
+def test_the_order_of_names_is_the_order_of_passes() -> None:
+    """And a pass may come twice."""
+    names = ["size", "defer", "fcfs", "defer"]
+    assert [each.name for each in make_passes(names, SETTINGS)] == names
+
+
+def test_an_unknown_pass_is_refused() -> None:
+    """The error names it, and those there are."""
+    with pytest.raises(UnknownPass, match=r"no pass is called 'nonsense'; .*affinity.*tail"):
+        make_passes(["defer", "nonsense"], SETTINGS)
+
+
+def test_a_package_may_bring_a_pass(install: Install) -> None:
+    """It is listed among the others, gets the settings, and works beside our own."""
+    install("reverse", REVERSE)
+    assert "reverse" in pass_names()
+    jobs = [job("old", waiting=1, created_ms=1), job("new", waiting=1, created_ms=2)]
+    passes = make_passes(["fcfs", "reverse", "size"], SETTINGS)
+    (first, _) = decide(farm(jobs, {"worker": 1000}), passes).shares["worker"]
+    assert first.job == "new"
+
+
+def test_our_own_pass_is_not_replaced(install: Install) -> None:
+    """A package that brings a pass under one of our names does not get in its way."""
+    install("fcfs", REVERSE)
+    assert make_passes(["fcfs"], SETTINGS) == (FirstCome(),)
+    assert pass_names().count("fcfs") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import nothing_like_this", "No module named 'nothing_like_this'"),
+        ("Other = 1", "has no attribute 'Own'"),
+        ("class Own:\n    def __init__(self, settings):\n        raise OSError('disk')", "disk"),
+    ],
+)
+def test_a_package_that_does_not_load_is_named(install: Install, source: str, reason: str) -> None:
+    """The error says which pass of which package it was, and why."""
+    install("broken", source)
+    with pytest.raises(UnknownPass, match=rf"'broken' of own_passes:Own does not load: .*{reason}"):
+        make_passes(["broken"], SETTINGS)
+
+
+def test_the_group_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entry points of other groups are nobody's passes."""
+    other = EntryPoint("other", "own_passes:Own", "another.group")
+
+    def entry_points(group: str, **_names: str) -> list[EntryPoint]:
+        return [other] if group == other.group else []
+
+    monkeypatch.setattr(policies, "entry_points", entry_points)
+    assert "other" not in pass_names()
+
+
+def test_a_failing_pass_is_named() -> None:
+    """Whoever decides learns which pass it was, and the error is kept as the cause."""
+
+    class Broken:
+        name = "broken"
+
+        def __call__(self, _draft: object) -> object:
+            raise KeyError("oops")
+
+    with pytest.raises(PassFailed, match="KeyError: 'oops'") as raised:
+        decide(farm([], {}), [*make_passes(["defer"], SETTINGS), Broken()])  # type: ignore[list-item] # so do those of others
+    assert raised.value.name == "broken"
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("names", [[], ["defer", "fair", "tail"]])
+def test_a_policy_that_gives_nobody_work_is_refused(names: list[str]) -> None:
+    """Without a pass that sizes, all workers would stand still."""
+    with pytest.raises(PolicyRefused, match="no worker would get anything to do"):
+        check_policy(names, SETTINGS)
+
+
+def test_a_policy_that_fails_is_refused(install: Install) -> None:
+    """A pass that raises on a simple farm is found before the policy is chosen."""
+    install("broken", REVERSE.replace("draft.tiers[::-1]", "1 / 0"))
+    with pytest.raises(PolicyRefused, match="pass reverse fails: ZeroDivisionError"):
+        check_policy(["broken", "size"], SETTINGS)

@@ -1,0 +1,222 @@
+"""Which worker tries which job first: shares of tenants and jobs, loaded models, memory."""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.ledger import Service
+from scheduler.passes import decide
+from scheduler.passes.order import FirstCome
+from scheduler.passes.share import Affinity, Fair, Memory
+from scheduler.state import SHARES_MAX, Draft, FarmState, JobState, WorkerState
+from tests.scheduler.support import SETTINGS, draft, farm, job, names, order, passes
+
+FULL = SETTINGS.micro_batch_seconds_max
+
+
+def served(
+    name: str, seconds: float, *, tenant: str = "", tenant_seconds: float = 0.0, weight: int = 1
+) -> JobState:
+    """A job with much to lease that has had so much of the farm."""
+    service = Service(seconds, tenant_seconds, 0.0)
+    return job(name, waiting=100, service=service, tenant=tenant, weight=weight)
+
+
+def firsts(made: Draft) -> Counter[str]:
+    """How many workers each job comes first for."""
+    return Counter(made.queue(worker.name)[0].job for worker in made.state.asking)
+
+
+def equals(count: int) -> dict[str, float | None]:
+    """Workers of one speed."""
+    return {f"worker-{place}": 1000.0 for place in range(count)}
+
+
+# Fair.
+
+
+def test_the_least_served_job_comes_first() -> None:
+    """A worker that asks alone gets the job that had least, and the next least after it."""
+    jobs = [served("more", 3.0), served("least", 1.0), served("less", 2.0)]
+    made = Fair(SETTINGS)(draft(farm(jobs, equals(1))))
+    assert names(made.queue("worker-0")) == ["least", "less", "more"]
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 40))
+def test_workers_that_ask_together_are_spread_by_weight(weights: list[int], count: int) -> None:
+    """Turns for their weight differ between two jobs by no more than one turn of each.
+
+    The bound of start-time fair queueing (Goyal, Vin and Cheng 1996, theorem 1).
+    """
+    jobs = [served(f"job-{place}", 0.0, weight=weight) for place, weight in enumerate(weights)]
+    found = firsts(Fair(SETTINGS)(draft(farm(jobs, equals(count)))))
+    turns = [(found[each.job] / each.status.weight, 1 / each.status.weight) for each in jobs]
+    for (one, bound), (other, more) in itertools.combinations(turns, 2):
+        assert abs(one - other) <= bound + more + 1e-9
+
+
+def test_tenants_share_whatever_the_number_of_their_jobs() -> None:
+    """A tenant with nine jobs gets as many workers as one with one, and its jobs share those."""
+    jobs = [served(f"many-{place}", 0.0, tenant="many") for place in range(9)]
+    found = firsts(
+        Fair(SETTINGS)(draft(farm([*jobs, served("one", 0.0, tenant="one")], equals(18))))
+    )
+    assert found.pop("one") == 9
+    assert set(found.values()) == {1}
+
+
+def test_a_tenant_that_is_behind_is_served_first() -> None:
+    """The tenant's service decides, and not that of the job."""
+    behind = served("behind", 50.0, tenant="a", tenant_seconds=10.0)
+    ahead = served("ahead", 0.0, tenant="b", tenant_seconds=10.0 + FULL)
+    made = Fair(SETTINGS)(draft(farm([ahead, behind], equals(2))))
+    assert firsts(made) == {"behind": 2}
+
+
+def test_a_job_far_behind_gets_every_worker() -> None:
+    """Who is behind by more than what all workers lease at a time catches up first."""
+    jobs = [served("ahead", 1 + FULL), served("behind", 0.0)]
+    assert firsts(Fair(SETTINGS)(draft(farm(jobs, equals(8))))) == {"behind": 8}
+
+
+def test_fairness_ends_at_the_tier() -> None:
+    """A job of a later tier comes first for nobody, however little it had, but stays in reach."""
+    jobs = [served("normal", 0.0), served("urgent", 99.0), served("urgent-too", 99.0)]
+    tiers = (tuple(jobs[1:]), (jobs[0],))
+    made = Fair(SETTINGS)(replace(draft(farm(jobs, equals(4))), tiers=tiers))
+    assert firsts(made) == {"urgent": 2, "urgent-too": 2}
+    assert all(queue[-1].job == "normal" for queue in made.queues.values())
+
+
+def test_jobs_with_nothing_to_lease_have_no_turn() -> None:
+    """A job of which all is leased stands in nobody's way."""
+    leased = job("leased", leases=[("worker-0", 5)])
+    jobs = [leased, served("more", 9.0), served("less", 1.0)]
+    made = Fair(SETTINGS)(draft(farm(jobs, equals(2))))
+    assert firsts(made)["leased"] == 0
+    assert order(made) == [["leased", "more", "less"]]
+
+
+def test_shares_are_explained() -> None:
+    """The notes tell what each job and its tenant have had."""
+    jobs = [served("a", 1.0, tenant="t", tenant_seconds=4.0), served("b", 2.5)]
+    made = Fair(SETTINGS)(draft(farm(jobs, equals(1))))
+    assert made.notes == (
+        ("fair", "b had 2.5 s of the farm for its weight, its tenant (none) 0.0 s"),
+        ("fair", "a had 1.0 s of the farm for its weight, its tenant t 4.0 s"),
+    )
+
+
+# Affinity.
+
+
+def loaded(state: FarmState, model: str) -> FarmState:
+    """The farm, with a model on every device."""
+    return replace(state, workers=tuple(replace(each, model=model) for each in state.workers))
+
+
+def two_models(here: float, there: float, tenants: Sequence[str] = ("", "")) -> FarmState:
+    """One worker with the model of the job "here", whose jobs have had so much."""
+    jobs = [
+        replace(served("here", here, tenant=tenants[0], tenant_seconds=here), model="loaded"),
+        replace(served("there", there, tenant=tenants[1], tenant_seconds=there), model="other"),
+    ]
+    return loaded(farm(jobs, equals(1)), "loaded")
+
+
+@pytest.mark.parametrize("tenants", [("", ""), ("a", "b")])
+@pytest.mark.parametrize(("ahead", "first"), [(0, "here"), (30, "here"), (30.1, "there")])
+def test_a_worker_stays_with_its_model(ahead: float, first: str, tenants: list[str]) -> None:
+    """Until another job, or its tenant, is behind by more than `affinity_seconds`."""
+    made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(50 + ahead, 50, tenants))))
+    assert made.queue("worker-0")[0].job == first
+    assert {each.job for each in made.queue("worker-0")} == {"here", "there"}
+
+
+def test_no_model_is_worth_a_level() -> None:
+    """A more urgent job is worked on even if its model must be loaded first."""
+    state = two_models(0, 0)
+    here, there = state.jobs
+    urgent = replace(there, status=replace(there.status, priority=2))
+    made = decide(replace(state, jobs=(here, urgent)), passes())
+    assert made.shares["worker-0"][0].job == "there"
+
+
+def test_a_worker_without_a_model_takes_what_is_fair() -> None:
+    """Nothing is loaded, or a model that no job wants: the order of the shares stays."""
+    for model in ("", "unwanted"):
+        made = Fair(SETTINGS)(draft(loaded(two_models(9, 0), model)))
+        assert Affinity(SETTINGS)(made).queues == made.queues
+
+
+def test_a_job_beyond_the_queue_is_found() -> None:
+    """The job of the loaded model comes first even if many others had less."""
+    jobs = [served(f"job-{place}", 0.0) for place in range(2 * SHARES_MAX)]
+    here = replace(served("here", 5.0), model="loaded")
+    made = Fair(SETTINGS)(draft(loaded(farm([*jobs, here], equals(1)), "loaded")))
+    queue = Affinity(SETTINGS)(made).queue("worker-0")
+    assert queue[0].job == "here"
+    assert len(queue) == SHARES_MAX
+
+
+def test_staying_is_told() -> None:
+    """The notes say who stays with which model."""
+    made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(9, 0))))
+    assert made.notes[-1] == ("affinity", "worker-0 stays with loaded and here")
+
+
+# Memory.
+
+
+def small_and_large(jobs: Sequence[JobState]) -> FarmState:
+    """A farm where the model "large" fits one of three devices, of which one has no limit."""
+    workers = (
+        WorkerState("small", memory_bytes=8 << 30),
+        WorkerState("large", memory_bytes=16 << 30),
+        WorkerState("processor"),
+    )
+    state = farm(jobs, {worker.name: 1000.0 for worker in workers})
+    return replace(state, workers=workers, model_bytes={"large": 12 << 30})
+
+
+def test_a_model_too_large_for_a_device_is_kept_away() -> None:
+    """The others work on it, and this one on what comes next."""
+    jobs = [replace(served("huge", 0.0), model="large"), served("usual", 9.0)]
+    made = Memory()(Fair(SETTINGS)(draft(small_and_large(jobs))))
+    assert names(made.queue("small")) == ["usual"]
+    assert made.queue("large")[0].job == made.queue("processor")[0].job == "huge"
+    assert made.notes[-1] == ("memory", "small is too small for huge")
+
+
+def test_a_worker_too_small_for_all_gets_an_empty_plan() -> None:
+    """It waits, and does not help itself."""
+    made = decide(small_and_large([replace(served("huge", 0.0), model="large")]), passes())
+    assert made.shares["small"] == ()
+    assert made.shares["large"]
+
+
+def test_large_jobs_do_not_hide_small_ones() -> None:
+    """A job that fits is found behind any number of jobs that do not."""
+    jobs = [replace(served(f"huge-{place:02}", 0.0), model="large") for place in range(20)]
+    made = Memory()(FirstCome()(draft(small_and_large([*jobs, served("usual", 9.0)]))))
+    assert names(made.queue("small")) == ["usual"]
+
+
+def test_unknown_sizes_fit() -> None:
+    """A model whose size nobody has seen is tried anywhere."""
+    jobs = [replace(served("new", 0.0), model="new"), served("usual", 9.0)]
+    made = Memory()(Fair(SETTINGS)(draft(small_and_large(jobs))))
+    assert made.queue("small")[0].job == "new"
+
+
+def test_no_worker_rescues_what_does_not_fit() -> None:
+    """Blocks of the dead go to workers whose device has room for the model."""
+    orphan = replace(job("huge", leases=[("dead", 3)]), model="large")
+    made = decide(small_and_large([orphan]), passes()).shares
+    assert [share.job for share in made["large"]] == ["huge"]
+    assert made["small"] == ()

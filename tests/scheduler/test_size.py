@@ -1,0 +1,142 @@
+"""How much a worker leases: the figures of the rule."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from embedfarm.records import JobShare
+from scheduler.passes import decide
+from scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, FACTOR, RESCUES_MAX, Size
+from scheduler.state import SHARES_MAX
+from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
+
+CAP = SETTINGS.micro_batch_seconds_max
+
+
+def tokens(made: Mapping[str, JobShare]) -> dict[str, int]:
+    """Sizes by worker."""
+    return {worker: share.tokens for worker, share in made.items()}
+
+
+def test_shares_follow_speed() -> None:
+    """All together need a second: each gets six tenths of a second of its own work."""
+    made = shares(farm([job(waiting=40)], {"fast": 3000, "slow": 1000}))
+    assert tokens(made) == {"fast": 1800, "slow": 600}
+    assert (made["fast"].blocks, made["slow"].blocks) == (18, 6)
+
+
+def test_who_has_its_hands_full_gets_less() -> None:
+    """Of 2 s that are left for each, a worker that holds 1 s of work has 1 s left."""
+    held = job(waiting=30, leases=[("busy", 10)])
+    made = shares(farm([held], {"busy": 1000, "idle": 1000}))
+    assert tokens(made) == {"busy": FACTOR * 1000, "idle": FACTOR * 2000}
+
+
+@pytest.mark.parametrize(("passed", "busy", "idle"), [(0.5, 750, 1050), (4.0, 600, 1200)])
+def test_time_that_passed_is_work_that_is_done(passed: float, busy: int, idle: int) -> None:
+    """Half of the held second is over; after 4 s of it a quarter more of those is expected."""
+    held = job(waiting=30, leases=[("busy", 10)])
+    state = farm([held], {"busy": 1000, "idle": 1000}, held_seconds={"busy": passed})
+    assert tokens(shares(state)) == {"busy": busy, "idle": idle}
+
+
+def test_work_held_of_another_job_counts() -> None:
+    """What a worker still needs for another job is taken into account, at its speed there."""
+    other = replace(job("other", leases=[("busy", 10)]), model="heavy")
+    state = farm([job(waiting=30), other], {"busy": 1000, "idle": 1000})
+    heavy = {
+        name: msgspec.structs.replace(rate, tokens_per_second=rate.tokens_per_second / 2)
+        for name, rate in state.pace(other).rates.items()
+    }
+    state = replace(state, rates=dict(state.rates) | {("heavy", other.length_class): heavy})
+    made = tokens(shares(state))
+    # 2 s of held work: (3000 + 2 * 1000) / 2000 = 2.5 s together.
+    assert made == {"busy": FACTOR * 500, "idle": FACTOR * 2500}
+
+
+def test_no_micro_batch_is_longer_than_the_cap() -> None:
+    """However much waits, a worker leases at most 3 s of work at a time."""
+    made = shares(farm([job(waiting=10**6)], {"fast": 4000, "slow": 1000}))
+    assert tokens(made) == {"fast": 4000 * CAP, "slow": 1000 * CAP}
+
+
+@pytest.mark.parametrize(
+    ("overhead", "seconds"), [(0.02, CAP), (0.1, 10.0), (60.0, CAP * CAP_FACTOR_MAX)]
+)
+def test_the_cap_grows_with_the_overhead(overhead: float, seconds: float) -> None:
+    """What a micro-batch costs stays below a hundredth of it; but 10 caps are the limit.
+
+    A worker that waited a minute for its server still leaves work to others.
+    """
+    made = shares(farm([job(waiting=10**6)], {"worker": 10_000}, overhead=overhead))
+    assert made["worker"].tokens == pytest.approx(10_000 * seconds, abs=1)
+
+
+def test_no_rest_is_left_that_is_not_worth_its_overhead() -> None:
+    """Six tenths of 100 ms are less than 4 overheads of 100 ms: the worker takes it all."""
+    made = shares(farm([job(waiting=10)], {"worker": 10_000}, overhead=0.1))
+    assert made["worker"].tokens == 1000
+    assert made["worker"].blocks == 10
+
+
+def test_an_unknown_worker_probes() -> None:
+    """The first micro-batch is 0.3 s of the slowest known worker, whatever waits."""
+    made = shares(farm([job(waiting=10**4)], {"fast": 9000, "slow": 1000, "new": None}))
+    assert made["new"].tokens == 300
+    assert made["new"].blocks == 3
+
+
+def test_the_first_workers_of_all_probe_with_a_block() -> None:
+    """Where nothing is known of anybody, everybody starts with one block."""
+    made = shares(farm([job(waiting=100)], {"one": None, "other": None}))
+    assert [(share.tokens, share.blocks) for share in made.values()] == [(0, 1), (0, 1)]
+
+
+def test_an_old_rate_is_confirmed_first() -> None:
+    """After a minute without news a worker gets 0.3 s of its own work, and not yet the cap."""
+    state = farm([job(waiting=10**4)], {"worker": 1000}, now=CONFIRMED_SECONDS)
+    assert shares(state)["worker"].tokens == 1000 * CAP
+    state = replace(state, now=CONFIRMED_SECONDS + 1)
+    assert shares(state)["worker"].tokens == 1000 * SETTINGS.probe_seconds
+
+
+def test_a_micro_batch_keeps_to_the_limit_on_text() -> None:
+    """However fast the worker, its text fits into memory."""
+    lean = SETTINGS.model_copy(update={"micro_batch_bytes_max": 5 * 400})
+    state = farm([job(waiting=10**4)], {"worker": 10**6})
+    assert Size(lean)(draft(state)).shares["worker"][0].blocks == 5
+
+
+def test_a_worker_that_drains_gets_no_plan() -> None:
+    """It takes no more work, and its speed counts no more."""
+    state = farm([job(waiting=40)], {"leaving": 9000, "staying": 1000})
+    leaving, staying = state.workers
+    made = shares(replace(state, workers=(replace(leaving, draining=True), staying)))
+    assert tokens(made) == {"staying": FACTOR * 4000}
+
+
+def test_a_plan_for_one_is_the_same_as_in_a_plan_for_all() -> None:
+    """Where the order of jobs is no matter of turns, asking for one worker changes no size."""
+    jobs = [job(f"job-{place}", waiting=40, leases=[("fast", 3)]) for place in range(3)]
+    state = farm(jobs, {"fast": 3000, "slow": 1000}, held_seconds={"fast": 0.1})
+    everybody = decide(state, passes("fcfs")).shares
+    for name in ("fast", "slow"):
+        one = decide(replace(state, planned=frozenset({name})), passes("fcfs")).shares
+        assert one == {name: everybody[name]}
+
+
+def test_plans_are_short() -> None:
+    """Of a thousand jobs that wait and a thousand that are leased, a plan has a handful."""
+    jobs = [job(f"waiting-{place}", waiting=5) for place in range(1000)]
+    jobs += [job(f"leased-{place}", leases=[("dead", 1)]) for place in range(1000)]
+    made = decide(farm(jobs, {"one": 1000, "other": 1000}), passes()).shares
+    assert {len(each) for each in made.values()} == {SHARES_MAX + RESCUES_MAX}
+
+
+def test_workers_look_after_the_leases_of_the_dead_between_them() -> None:
+    """Jobs of which all is leased are spread over the plans, so that somebody looks at each."""
+    jobs = [job(f"job-{place}", leases=[("dead", 1)]) for place in range(10)]
+    made = decide(farm(jobs, {"a": 1000, "b": 1000, "c": None}), passes()).shares
+    assert {share.job for each in made.values() for share in each} == {each.job for each in jobs}

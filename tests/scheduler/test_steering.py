@@ -1,0 +1,279 @@
+"""A running scheduler: policies that change, passes that fail, figures that it keeps."""
+
+import threading
+import time
+from typing import Final
+
+from embedfarm import wire
+from embedfarm.broker import closing_client
+from embedfarm.farm import DECISIONS_MAX, STATS_SECONDS, Farm
+from embedfarm.records import Decision, SchedulerStats
+from scheduler.loop import NOTES_MAX, TELL_SECONDS
+from scheduler.policies import DEFAULT_POLICY, POLICIES
+from tests.scheduler.conftest import Install
+from tests.scheduler.live import Start, beat, fill, planned, remember, report, share
+from tests.support import LiveServer, wait_until
+
+FIXED_BLOCKS: Final = 12  # 100 chunks in blocks of 8
+
+RAISING = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Own:
+    settings: object
+    name: str = "broken"
+
+    def __call__(self, draft):
+        if draft.tiers:
+            raise RuntimeError("no such thing")
+        return draft
+"""
+TALKING = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Own:
+    settings: object
+    name: str = "talking"
+
+    def __call__(self, draft):
+        return draft.note("talking", map(str, range(5000)))
+"""
+
+
+def stats(farm: Farm) -> SchedulerStats:
+    """The figures of the active scheduler."""
+    found = farm.scheduler_stats()
+    assert found is not None
+    return found
+
+
+def follows(farm: Farm, passes: list[str]) -> bool:
+    """Whether the active scheduler says that it follows these passes."""
+    found = farm.scheduler_stats()
+    return found is not None and found.passes == passes
+
+
+def test_a_policy_is_followed_at_the_next_decision(farm: Farm, start: Start) -> None:
+    """Chosen, changed and given back while the scheduler runs."""
+    fill(farm, 64)
+    beat(farm, "new")
+    start()
+    wait_until(planned(farm, "new", 1))
+    farm.set_policy(POLICIES["fixed"])
+    wait_until(planned(farm, "new", FIXED_BLOCKS))
+    wait_until(lambda: follows(farm, list(POLICIES["fixed"])))
+    farm.set_policy([])
+    wait_until(planned(farm, "new", 1))
+    wait_until(lambda: follows(farm, list(POLICIES[DEFAULT_POLICY])))
+
+
+def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
+    """The next one follows what was chosen before it came."""
+    farm.set_policy(POLICIES["fixed"])
+    fill(farm, 64)
+    beat(farm, "new")
+    start()
+    wait_until(planned(farm, "new", FIXED_BLOCKS))
+
+
+def test_a_policy_that_cannot_be_had_is_not_followed(farm: Farm, start: Start) -> None:
+    """The farm goes on with the passes of before, and the figures say what was wrong."""
+    farm.set_policy(POLICIES["fixed"])
+    fill(farm, 64)
+    beat(farm, "new")
+    start()
+    wait_until(planned(farm, "new", FIXED_BLOCKS))
+    farm.set_policy(["defer", "nonsense"])
+    wait_until(lambda: "defer, nonsense" in stats(farm).dropped)
+    assert "no pass is called 'nonsense'" in stats(farm).dropped["defer, nonsense"]
+    assert stats(farm).passes == list(POLICIES["fixed"])
+    farm.client.delete(wire.plan_key("new"))
+    wait_until(planned(farm, "new", FIXED_BLOCKS))
+    farm.set_policy([])
+    wait_until(lambda: follows(farm, list(POLICIES[DEFAULT_POLICY])))
+    assert stats(farm).dropped == {}
+
+
+def test_the_first_policy_that_cannot_be_had_leaves_the_default(farm: Farm, start: Start) -> None:
+    """A scheduler that starts with a policy it cannot follow schedules all the same."""
+    farm.set_policy(["nonsense"])
+    fill(farm, 64)
+    beat(farm, "new")
+    start()
+    wait_until(planned(farm, "new", 1))
+    wait_until(lambda: follows(farm, list(POLICIES[DEFAULT_POLICY])))
+
+
+def test_a_pass_that_raises_is_left_out(farm: Farm, start: Start, install: Install) -> None:
+    """The other passes go on from this very decision, and the figures say what was wrong."""
+    install("own", RAISING)
+    farm.set_policy(["defer", "own", "fcfs", "fixed"])
+    beat(farm, "new")
+    running = start()
+    wait_until(lambda: follows(farm, ["defer", "broken", "fcfs", "fixed"]))
+    fill(farm, 64)
+    wait_until(planned(farm, "new", FIXED_BLOCKS))
+    wait_until(lambda: follows(farm, ["defer", "fcfs", "fixed"]))
+    assert stats(farm).dropped == {"broken": "RuntimeError: no such thing"}
+    assert not running.failures
+
+
+def test_a_pass_that_was_left_out_is_tried_again_when_chosen(
+    farm: Farm, start: Start, install: Install
+) -> None:
+    """Another choice forgets the failures of the last one."""
+    install("own", RAISING)
+    farm.set_policy(["own", "fixed"])
+    fill(farm, 64)
+    beat(farm, "new")
+    start()
+    wait_until(planned(farm, "new", FIXED_BLOCKS))
+    wait_until(lambda: stats(farm).dropped)
+    farm.set_policy(["defer", "size"])
+    wait_until(planned(farm, "new", 1))
+    wait_until(lambda: follows(farm, ["defer", "size"]))
+    assert stats(farm).dropped == {}
+
+
+# What it keeps for people.
+
+
+def test_decisions_are_kept_with_their_reasons(farm: Farm, start: Start) -> None:
+    """About one in a second, newest first: passes, time, and what each pass did."""
+    fill(farm, 64)
+    fill(farm, 8, "paused").set_state("paused")
+    beat(farm, "new")
+    began = time.time()
+    start()
+    wait_until(lambda: len(farm.decisions(9)) >= 3)
+    newest, *older = farm.decisions(9)
+    assert newest.passes == list(POLICIES[DEFAULT_POLICY])
+    assert ("defer", "paused deferred: paused") in newest.notes
+    assert any(name == "size" and "new may lease" in words for name, words in newest.notes)
+    assert 0 < newest.seconds < 1
+    assert began <= older[-1].time < newest.time
+    assert newest.time - older[0].time >= 0.9 * TELL_SECONDS
+
+
+def test_kept_decisions_are_bounded(farm: Farm) -> None:
+    """However long the farm runs, the newest hundred are there."""
+    figures = SchedulerStats([], {}, 0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    for number in range(DECISIONS_MAX + 5):
+        farm.tell(Decision(time=number, seconds=0.0, passes=[], notes=[]), figures)
+    kept = farm.decisions(10 * DECISIONS_MAX)
+    assert [each.time for each in kept] == list(range(DECISIONS_MAX + 4, 4, -1))
+    assert [each.time for each in farm.decisions(2)] == [DECISIONS_MAX + 4, DECISIONS_MAX + 3]
+    assert 0 < int(str(farm.client.ttl(wire.STATS))) <= STATS_SECONDS
+
+
+def test_notes_are_bounded(farm: Farm, start: Start, install: Install) -> None:
+    """A large farm, or a pass that talks too much, does not fill the server."""
+    install("talking", TALKING)
+    farm.set_policy(["talking"])
+    start()
+    wait_until(lambda: farm.decisions(1))
+    assert len(farm.decisions(1)[0].notes) == NOTES_MAX
+
+
+def test_figures_follow_the_completions(farm: Farm, start: Start) -> None:
+    """Micro-batches, tokens, their time, and how far the predictions were off."""
+    fill(farm, 64)
+    beat(farm, "worker")
+    start()
+    wait_until(planned(farm, "worker", 1))
+    report(farm, "worker", 10_000, 1.0)
+    wait_until(lambda: stats(farm).micro_batches == 1)
+    assert stats(farm).prediction_error == 0.0
+    report(farm, "worker", 20_000, 4.0)
+    wait_until(lambda: stats(farm).micro_batches == 2)
+    found = stats(farm)
+    assert found.tokens == 30_000
+    assert found.micro_batch_seconds_mean == 2.5
+    assert 1.0 < found.micro_batch_seconds_p99 <= 4.0
+    assert found.prediction_error == 1.0  # at 10,000 tokens/s it should have taken 2 s
+    assert found.decisions > 2
+    assert 0 < found.decision_seconds_mean <= found.decision_seconds_p99 < 1
+    assert found.tokens_per_second > 0
+
+
+def test_nobody_schedules_nobody_says_so(farm: Farm) -> None:
+    """Without an active scheduler there are no figures."""
+    assert farm.scheduler_stats() is None
+    assert farm.decisions(5) == []
+
+
+# Waking.
+
+
+def wait_in_thread(server: LiveServer, worker: str) -> threading.Thread:
+    """A worker that waits for its plan, far longer than the test may take."""
+
+    def wait() -> None:
+        with closing_client(server.url) as client:
+            Farm(client).wait_for_plan(worker, 60)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_an_idle_worker_wakes_when_its_plan_changes(
+    server: LiveServer, farm: Farm, start: Start
+) -> None:
+    """Who waits without work is told of a new job as soon as the plan is there."""
+    beat(farm, "idle")
+    start()
+    wait_until(lambda: farm.plan("idle"))
+    waiting = wait_in_thread(server, "idle")
+    fill(farm, 4)
+    waiting.join(3)
+    assert not waiting.is_alive()
+    assert share(farm, "idle")
+
+
+def test_an_idle_worker_wakes_for_copies(server: LiveServer, farm: Farm, start: Start) -> None:
+    """All blocks are leased to one that hangs: the idle one is woken when it may repeat them."""
+    job = fill(farm, 4)
+    beat(farm, "slow")
+    beat(farm, "idle")
+    remember(farm, "slow", 100_000)
+    remember(farm, "idle", 100_000)
+    assert len(job.read("slow", 4)) == 4
+    start()
+    wait_until(lambda: share(farm, "idle"))
+    farm.client.delete(wire.wake_key("idle"))
+    waiting = wait_in_thread(server, "idle")
+    report(farm, "slow", 100, 10.0)
+    waiting.join(8)
+    assert not waiting.is_alive()
+    assert (now := share(farm, "idle")) is not None
+    assert now.copies
+
+
+def test_a_worker_at_work_is_not_woken(farm: Farm, start: Start) -> None:
+    """It looks at its plan anyway; a bell that nobody waits for must not end the next waiting."""
+    job = fill(farm, 8)
+    beat(farm, "busy")
+    assert len(job.read("busy", 2)) == 2
+    start()
+    wait_until(lambda: share(farm, "busy"))
+    report(farm, "busy", 60_000, 1.0)
+    wait_until(planned(farm, "busy", 4))
+    assert not farm.client.exists(wire.wake_key("busy"))
+
+
+def test_a_paused_job_does_not_keep_stragglers_from_being_repeated(
+    farm: Farm, start: Start
+) -> None:
+    """Blocks that wait in a paused job are nobody's work: the tail of the other is copied."""
+    fill(farm, 8, "paused").set_state("paused")
+    job = fill(farm, 4)
+    beat(farm, "slow")
+    beat(farm, "idle")
+    remember(farm, "slow", 100)
+    remember(farm, "idle", 10_000)
+    assert len(job.read("slow", 4)) == 4
+    start()
+    wait_until(lambda: (now := share(farm, "idle")) is not None and len(now.copies) == 4)

@@ -1,0 +1,122 @@
+"""What idle workers repeat when nothing is left to lease."""
+
+import pytest
+
+from scheduler.passes import decide
+from scheduler.passes.size import Size
+from scheduler.passes.tail import Tail
+from scheduler.state import FarmState, JobState
+from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
+
+
+def tail(state: FarmState) -> dict[str, list[str]]:
+    """Copies by worker, of those that were given any."""
+    return {worker: share.copies for worker, share in shares(state).items() if share.copies}
+
+
+def test_an_idle_worker_repeats_what_would_end_last() -> None:
+    """The newest blocks of the slow worker are copied, as many as the idle one ends first."""
+    made = tail(farm([job(leases=[("slow", 10)])], {"slow": 100, "idle": 1000}))
+    assert made["idle"][0] == "73-0"  # the newest of 10 blocks of 8 chunks
+    assert 7 <= len(made["idle"]) <= 9
+
+
+def test_idle_workers_share_what_is_late() -> None:
+    """Two idle workers divide the late blocks by speed, and none is given to both."""
+    made = tail(farm([job(leases=[("slow", 40)])], {"slow": 50, "one": 1000, "two": 500}))
+    assert not set(made["one"]) & set(made["two"])
+    assert len(made["one"]) == pytest.approx(2 * len(made["two"]), abs=2)
+
+
+def test_a_copy_that_would_lose_is_not_made() -> None:
+    """Between equals nobody repeats a block that its owner has begun."""
+    leases = [("busy", 2)]
+    assert not tail(
+        farm([job(leases=leases)], {"busy": 1000, "idle": 1000}, held_seconds={"busy": 0.1})
+    )
+
+
+@pytest.mark.parametrize("speed", [1000.0, None])
+def test_an_owner_that_hangs_is_overtaken(speed: float | None) -> None:
+    """A worker that beats but is overdue is not believed, even if its speed is unknown."""
+    state = farm(
+        [job(leases=[("hung", 1)])], {"hung": speed, "idle": 1000}, held_seconds={"hung": 20}
+    )
+    assert tail(state) == {"idle": ["1-0"]}
+
+
+def test_blocks_of_the_dead_are_left_to_the_rescue() -> None:
+    """A holder without a heartbeat is not raced: only the rescue counts deliveries."""
+    assert not tail(farm([job(leases=[("dead", 5)])], {"idle": 1000}))
+
+
+def test_a_suspect_block_is_not_copied() -> None:
+    """A block whose last delivery this is goes through one worker at a time."""
+    suspect = job(leases=[("slow", 5)], deliveries=SETTINGS.deliveries_max)
+    assert not tail(farm([suspect], {"slow": 1, "idle": 1000}))
+
+
+def test_nothing_is_copied_while_something_waits() -> None:
+    """Not while a block waits in any job, and not in a job that is still open."""
+    late = job(leases=[("slow", 5)])
+    speeds = {"slow": 10.0, "idle": 1000.0}
+    assert tail(farm([late], speeds))
+    assert not tail(farm([late, job("other", waiting=1)], speeds))
+    assert not tail(farm([job(leases=[("slow", 5)], state="open")], speeds))
+
+
+@pytest.mark.parametrize(
+    "deferred",
+    [
+        job("other", waiting=9, state="paused"),
+        job("other", waiting=9, result_bytes=SETTINGS.results_bytes_max),
+    ],
+)
+def test_blocks_that_nobody_may_lease_do_not_count_as_waiting(deferred: JobState) -> None:
+    """A deferred job keeps nobody busy: stragglers of the others are repeated all the same."""
+    assert tail(farm([job(leases=[("slow", 5)]), deferred], {"slow": 10.0, "idle": 1000.0}))
+
+
+def test_a_worker_busy_with_another_job_copies_nothing() -> None:
+    """Who holds a lease of any job is not idle."""
+    jobs = [job(leases=[("slow", 5)]), job("other", leases=[("busy", 5)], state="open")]
+    assert not tail(farm(jobs, {"slow": 10, "busy": 1000}))
+
+
+def test_copies_stay_below_a_full_micro_batch() -> None:
+    """A copying worker takes no more than the cap, in time and in bytes."""
+    state = farm([job(leases=[("slow", 200)])], {"slow": 1, "idle": 1000})
+    assert len(tail(state)["idle"]) == 1000 * SETTINGS.micro_batch_seconds_max / 100
+    lean = SETTINGS.model_copy(update={"micro_batch_bytes_max": 5 * 400})
+    made = decide(state, [Size(lean), Tail(lean)]).shares
+    assert len(made["idle"][0].copies) == 5
+
+
+def test_copies_are_told() -> None:
+    """The notes say who repeats how many blocks of which job."""
+    made = Size(SETTINGS)(
+        draft(
+            farm(
+                [job(leases=[("hung", 1)])], {"hung": None, "idle": 1000}, held_seconds={"hung": 20}
+            )
+        )
+    )
+    assert ("tail", "idle repeats 1 blocks of job") in Tail(SETTINGS)(made).notes
+
+
+def test_finished_jobs_do_not_keep_a_worker_from_stragglers() -> None:
+    """Jobs that only wait for their collector take no place in a plan."""
+    finished = [
+        job(f"done-{place}", blocks_in=5, blocks_done=5, chunk_count=40) for place in range(4)
+    ]
+    late = job("late", leases=[("hung", 1)])
+    state = farm([*finished, late], {"idle": 1000, "hung": 1000}, held_seconds={"hung": 20})
+    made = decide(state, passes()).shares
+    assert [share.copies for share in made["idle"] if share.copies] == [["1-0"]]
+
+
+def test_leases_of_the_dead_are_looked_after_first() -> None:
+    """A single worker finds the blocks of a dead one, behind any number of open, empty jobs."""
+    empty = [job(f"open-{place}", state="open") for place in range(4)]
+    state = farm([*empty, job("orphan", leases=[("dead", 1)])], {"worker": 1000})
+    assert "orphan" in [share.job for share in decide(state, passes()).shares["worker"]]
