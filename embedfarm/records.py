@@ -257,6 +257,8 @@ class Heartbeat(Record):
         where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
         lane: What was done for interactive requests since the start: "rounds" (runs that several
             may share), "pieces" of requests, "texts", "tokens", and the device's "seconds".
+        refused: Jobs that it could not embed a moment ago.
+        model_bytes: Device memory that the loaded model took, 0 when that is not known.
     """
 
     worker: str
@@ -276,6 +278,8 @@ class Heartbeat(Record):
     device_facts: dict[str, float] = msgspec.field(default_factory=dict)
     where: dict[str, float] = msgspec.field(default_factory=dict)
     lane: dict[str, float] = msgspec.field(default_factory=dict)
+    refused: list[str] = msgspec.field(default_factory=list)
+    model_bytes: int = 0
 
 
 class JobShare(Record):

@@ -114,6 +114,8 @@ class Observer:
         for name, beat in beats.items():
             if beat != self._beats.get(name):
                 self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
+            if beat.model and beat.model_bytes:
+                self.model_bytes[beat.model] = beat.model_bytes
         self._beats = beats
         self._began = {name: self._began[name] for name in beats}
         return tuple(
@@ -122,6 +124,9 @@ class Observer:
                 now - self._began[name] if beat.held_tokens else 0.0,
                 draining=beat.state == "draining",
                 model=beat.model,
+                # A CPU worker says of the host what many share; no model is kept away by that.
+                memory_bytes=int(beat.device_facts.get("memory_total_bytes", 0)),
+                refused=frozenset(beat.refused),
             )
             for name, beat in beats.items()
         )

@@ -26,6 +26,7 @@ class WorkerState:
         draining: It takes no more work.
         model: Key of the model it has loaded, "" for none.
         memory_bytes: Of its device; 0 where that is no limit.
+        refused: Jobs that it could not embed a moment ago.
     """
 
     name: str
@@ -33,6 +34,7 @@ class WorkerState:
     draining: bool = False
     model: str = ""
     memory_bytes: int = 0
+    refused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,9 @@ class FarmState:
         return self.paces.get((job.model, job.length_class), NO_PACE)
 
     def fits(self, worker: WorkerState, job: JobState) -> bool:
-        """Whether the job's model fits a device, as far as both are known."""
+        """Whether a worker can embed a job, as far as is known: it has room, and did not refuse."""
+        if job.job in worker.refused:
+            return False
         needed = self.model_bytes.get(job.model, 0)
         return not worker.memory_bytes or needed <= worker.memory_bytes
 

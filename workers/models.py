@@ -11,7 +11,7 @@ from embedfarm.model_files import ModelError, is_null, resolve
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.settings import Settings
 from workers.engines import Engine, open_engine, open_reference
-from workers.engines.memory import limit_batches
+from workers.engines.memory import limit_batches, model_bytes
 from workers.quantisation import check_ranges
 
 REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
@@ -27,6 +27,7 @@ class Models:
         loading: Whether a model is being loaded now.
         load_seconds: What the last loading took.
         loaded: Key of the loaded model, "" when there is none.
+        model_bytes: Device memory that it took.
         engine_key: `embedfarm.farm.engine_key` of the loaded engine, "" when there is none.
         serving: Held while requests are answered on an idle device, and while a model is replaced.
     """
@@ -38,6 +39,7 @@ class Models:
     loading: bool = False
     load_seconds: float = 0.0
     loaded: str = ""
+    model_bytes: int = 0
     engine_key: str = ""
     serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
@@ -48,6 +50,10 @@ class Models:
     def refused(self, job: str) -> bool:
         """Whether this worker refused the job a moment ago."""
         return time.monotonic() < self._refused_until.get(job, 0.0)
+
+    def refusals(self) -> list[str]:
+        """Jobs that this worker refused a moment ago."""
+        return [job for job in list(self._refused_until) if self.refused(job)]
 
     def ever_refused(self, job: str) -> bool:
         """Whether this worker has refused the job at all."""
@@ -144,6 +150,7 @@ class Models:
             finally:
                 self.loading = False
             limit_batches(self.torch_device, self.settings.batch_bytes_max)
+            self.model_bytes = model_bytes(self.torch_device)
             self.load_seconds = time.monotonic() - began
             self.loaded, self.engine_key = model_key(spec), engine_key(spec)
         log.info("loaded %s in %.1f s", spec.model, self.load_seconds)

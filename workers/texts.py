@@ -1,6 +1,5 @@
 """Which texts of a micro-batch go through the model, and what becomes of those that repeat."""
 
-
 import numpy as np
 from numpy.typing import NDArray
 

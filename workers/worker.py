@@ -319,6 +319,8 @@ class Worker:
             device_facts=self.facts(),
             where=total.seconds | ({"lane": lane_seconds} if lane_seconds else {}),
             lane=self.lane.tally | {"seconds": lane_seconds},
+            refused=self.models.refusals(),
+            model_bytes=self.models.model_bytes,
         )
 
     def _state(self) -> str:

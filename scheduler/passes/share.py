@@ -116,13 +116,13 @@ class Affinity:
 
 @dataclass(frozen=True)
 class Memory:
-    """Keeps jobs away from devices that are too small for their models."""
+    """Keeps jobs away from devices that their models do not fit, and from who refused them."""
 
     name: ClassVar[str] = "memory"
 
     def __call__(self, draft: Draft) -> Draft:
         """Put jobs that fit in place of those that do not."""
-        if not draft.state.model_bytes:
+        if not draft.state.model_bytes and not any(w.refused for w in draft.state.asking):
             return draft
         queues, words = dict(draft.queues), []
         for worker in draft.state.asking:
@@ -132,7 +132,7 @@ class Memory:
                 others = (job for job in draft.jobs if job.waiting_blocks and job not in queue)
                 fitting = (job for job in chain(queue, others) if draft.state.fits(worker, job))
                 queues[worker.name] = tuple(islice(fitting, SHARES_MAX))
-                words.append(f"{worker.name} is too small for {', '.join(sorted(small))}")
+                words.append(f"{worker.name} cannot take {', '.join(sorted(small))}")
         return replace(draft, queues=queues).note(self.name, words)
 
 

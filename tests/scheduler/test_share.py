@@ -190,7 +190,7 @@ def test_a_model_too_large_for_a_device_is_kept_away() -> None:
     made = Memory()(Fair(SETTINGS)(draft(small_and_large(jobs))))
     assert names(made.queue("small")) == ["usual"]
     assert made.queue("large")[0].job == made.queue("processor")[0].job == "huge"
-    assert made.notes[-1] == ("memory", "small is too small for huge")
+    assert made.notes[-1] == ("memory", "small cannot take huge")
 
 
 def test_a_worker_too_small_for_all_gets_an_empty_plan() -> None:
@@ -205,6 +205,15 @@ def test_large_jobs_do_not_hide_small_ones() -> None:
     jobs = [replace(served(f"huge-{place:02}", 0.0), model="large") for place in range(20)]
     made = Memory()(FirstCome()(draft(small_and_large([*jobs, served("usual", 9.0)]))))
     assert names(made.queue("small")) == ["usual"]
+
+
+def test_who_refused_a_job_is_not_asked_again() -> None:
+    """Until it forgets, the others work on the job and it works on what comes next."""
+    state = farm([served("first", 0.0), served("second", 9.0)], {"willing": 1000.0})
+    refusing = WorkerState("refusing", refused=frozenset({"first"}))
+    made = decide(replace(state, workers=(*state.workers, refusing)), passes())
+    assert [share.job for share in made.shares["refusing"]] == ["second"]
+    assert "first" in [share.job for share in made.shares["willing"]]
 
 
 def test_unknown_sizes_fit() -> None:

@@ -43,7 +43,8 @@ class Own:
 
 
 def stats(farm: Farm) -> SchedulerStats:
-    """The figures of the active scheduler."""
+    """The figures of the active scheduler, which come with its first decision."""
+    wait_until(farm.scheduler_stats)
     found = farm.scheduler_stats()
     assert found is not None
     return found

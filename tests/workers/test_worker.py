@@ -137,6 +137,7 @@ def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
         wait_until(lambda: done(right))
         wait_until(lambda: farm.refusals("a-wrong"))
         assert "nonsense" in farm.refusals("a-wrong")[worker.name]
+        wait_until(lambda: [beat.refused for beat in farm.workers()] == [["a-wrong"]])
     assert farm.job("a-wrong").backlog() == (1, 0)
 
 

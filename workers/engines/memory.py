@@ -26,6 +26,15 @@ def limit_batches(device: str, bytes_max: int) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, (taken + bytes_max) / total), device)
 
 
+def model_bytes(device: str) -> int:
+    """Device memory that the loaded model has; 0 on a CPU, whose memory many share."""
+    if device == "cpu":
+        return 0
+    import torch  # noqa: PLC0415 # as above
+
+    return int(torch.cuda.memory_allocated(device))
+
+
 def _limit_data(bytes_max: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = hard
