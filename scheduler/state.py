@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -105,8 +106,10 @@ class FarmState:
         model_bytes: Device memory that a model needs, where that is known.
         takers: Workers that take work.
         asking: Those of them that a plan is wanted for.
+        held_seconds: Of each live worker, by name.
         busy_seconds: Seconds that a worker still needs for what it holds, if it holds anything.
         paces: By model and length class.
+        orphaned: Jobs of which somebody who is gone holds blocks.
     """
 
     jobs: tuple[JobState, ...]
@@ -117,8 +120,10 @@ class FarmState:
     model_bytes: Mapping[str, int] = field(default_factory=dict)
     takers: Sequence[WorkerState] = field(init=False)
     asking: Sequence[WorkerState] = field(init=False)
+    held_seconds: Mapping[str, float] = field(init=False)
     busy_seconds: Mapping[str, float] = field(init=False)
     paces: Mapping[tuple[str, int], Pace] = field(init=False)
+    orphaned: AbstractSet[str] = field(init=False)
 
     def __post_init__(self) -> None:
         # The way to set what a frozen object derives from itself.
@@ -127,7 +132,11 @@ class FarmState:
         wanted = self.planned
         asking = [each for each in self.takers if wanted is None or each.name in wanted]
         made(self, "asking", asking)
+        made(self, "held_seconds", {each.name: each.held_seconds for each in self.workers})
         made(self, "busy_seconds", self._add_up())
+        alive = self.held_seconds.keys()
+        orphaned = {job.job for job in self.jobs if not job.held_blocks.keys() <= alive}
+        made(self, "orphaned", orphaned)
         made(self, "paces", {kind: self._pace(rates) for kind, rates in self.rates.items()})
 
     def pace(self, job: JobState) -> Pace:
@@ -143,7 +152,7 @@ class FarmState:
 
     def _add_up(self) -> Mapping[str, float]:
         """What each worker holds of all jobs, less what of it has passed on the device."""
-        passed = {worker.name: worker.held_seconds for worker in self.workers}
+        passed = self.held_seconds
         held: defaultdict[str, float] = defaultdict(float)
         for job in self.jobs:
             rates = self.rates.get((job.model, job.length_class), {})

@@ -41,7 +41,9 @@ class Priority:
 
     A job that got nothing for `ageing_seconds` counts as one level higher, for twice that as two,
     and goes before the others of that level until it is served: computed now, not when it came, so
-    that nobody starves and a job that is being served never outgrows one that is more urgent.
+    that nobody starves and a job that is being served never outgrows one that is more urgent. In a
+    crowd it takes longer: as long as a micro-batch for each of its jobs, or there would always be
+    somebody who has waited too long, and nothing urgent would ever be served.
     """
 
     settings: Settings
@@ -49,7 +51,7 @@ class Priority:
 
     def __call__(self, draft: Draft) -> Draft:
         """Split every tier by level and deadline."""
-        ageing = self.settings.ageing_seconds
+        ageing = self._ageing_seconds(draft)
         tiers: list[tuple[JobState, ...]] = []
         for tier in draft.tiers:
             groups: defaultdict[tuple[int, int, int], list[JobState]] = defaultdict(list)
@@ -61,11 +63,31 @@ class Priority:
         ordered = replace(draft, tiers=tuple(tiers))
         return ordered.note(self.name, self._explain(ordered))
 
+    def _ageing_seconds(self, draft: Draft) -> float:
+        """After how long a job rises: no sooner than everybody could have had a turn."""
+        least, cap = self.settings.ageing_seconds, self.settings.micro_batch_seconds_max
+        takers = max(1, len(draft.state.takers))
+        crowd = [
+            job
+            for tier in draft.tiers
+            for job in tier
+            if job.waiting_blocks and job.status.priority < LEVEL_MAX
+        ]
+        if len(crowd) * cap / takers <= least:
+            return least
+        speeds = [draft.state.pace(job).tokens_per_second / takers for job in crowd]
+        turns = (
+            min(cap, job.waiting_tokens / speed) if speed else cap
+            for job, speed in zip(crowd, speeds, strict=True)
+        )
+        return max(least, sum(turns) / takers)
+
     def _explain(self, draft: Draft) -> Iterable[str]:
+        ageing = self._ageing_seconds(draft)
         for tier in draft.tiers:
             for job in tier:
                 priority, waited = job.status.priority, job.service.waited_seconds
-                aged = int(waited / self.settings.ageing_seconds)
+                aged = int(waited / ageing)
                 words = LEVELS[min(LEVEL_MAX, priority + aged)]
                 if aged and priority < LEVEL_MAX:
                     words += f" after {waited:.0f} s without service"

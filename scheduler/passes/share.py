@@ -52,7 +52,7 @@ class _Turns:
         for job in jobs:
             groups[job.status.tenant].append(job)
         self._groups = groups
-        self._queues: dict[str, list[tuple[float, str, JobState]]] = {}
+        self._queues: dict[str, list[tuple[float, int, str, JobState]]] = {}
         self._tenants = [
             (group[0].service.tenant_seconds, tenant) for tenant, group in groups.items()
         ]
@@ -71,14 +71,17 @@ class _Turns:
         seconds, tenant = self._tenants[0]
         heapq.heapreplace(self._tenants, (seconds + charge, tenant))
         queue = self._queue(tenant)
-        served_seconds, name, job = queue[0]
-        heapq.heapreplace(queue, (served_seconds + charge / job.status.weight, name, job))
+        seconds, created_ms, name, job = queue[0]
+        heapq.heapreplace(queue, (seconds + charge / job.status.weight, created_ms, name, job))
         return job
 
-    def _queue(self, tenant: str) -> list[tuple[float, str, JobState]]:
-        """The jobs of a tenant, as a heap by service."""
+    def _queue(self, tenant: str) -> list[tuple[float, int, str, JobState]]:
+        """The jobs of a tenant, as a heap by service; of equals the older one comes first."""
         if tenant not in self._queues:
-            queue = [(job.service.job_seconds, job.job, job) for job in self._groups[tenant]]
+            queue = [
+                (job.service.job_seconds, job.status.created_ms, job.job, job)
+                for job in self._groups[tenant]
+            ]
             heapq.heapify(queue)
             self._queues[tenant] = queue
         return self._queues[tenant]

@@ -96,14 +96,8 @@ def give(
 
 def _leased(draft: Draft) -> list[JobState]:
     """Jobs with nothing to lease and something to come, those with leases of the dead first."""
-    alive = {worker.name for worker in draft.state.workers}
-    ranks: tuple[list[JobState], ...] = ([], [], [])
-    for tier in draft.tiers:
-        for job in tier:
-            if job.waiting_blocks:
-                continue
-            if job.held_blocks:
-                ranks[1 if job.held_blocks.keys() <= alive else 0].append(job)
-            elif job.status.state == "open":
-                ranks[2].append(job)
-    return [job for rank in ranks for job in rank]
+    jobs = [job for tier in draft.tiers for job in tier if not job.waiting_blocks]
+    held = [job for job in jobs if job.held_blocks]
+    if draft.state.orphaned:
+        held.sort(key=lambda job: job.job not in draft.state.orphaned)
+    return held + [job for job in jobs if not job.held_blocks and job.status.state == "open"]

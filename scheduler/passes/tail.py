@@ -10,7 +10,7 @@ import msgspec
 
 from embedfarm.settings import Settings
 from embedfarm.sizing import blocks_for
-from scheduler.state import Draft, FarmState, JobState
+from scheduler.state import OVERDUE_SHARE, Draft, FarmState, JobState
 
 COPY_MARGIN: Final = 1.2  # a copy must win by this factor, or two workers race for nothing
 COPY_OVERHEAD_SECONDS: Final = 0.02
@@ -74,13 +74,15 @@ class Tail:
         for lease in job.leases:
             if lease.deliveries < self.settings.deliveries_max:
                 held[lease.worker].append(lease.id)
-        rates = state.pace(job).rates
-        for worker in state.workers:
-            rate = rates.get(worker.name)
-            block_seconds = job.status.block_tokens_mean / rate.tokens_per_second if rate else 0.0
-            overdue = worker.held_seconds / 4  # assume a quarter more of what it took
-            for place, identifier in enumerate(held[worker.name], start=1):
-                yield max(place * block_seconds - worker.held_seconds, overdue), identifier
+        rates, tokens = state.pace(job).rates, job.status.block_tokens_mean
+        for name, ids in held.items():
+            passed = state.held_seconds.get(name)
+            if passed is None:
+                continue
+            rate = rates.get(name)
+            block_seconds = tokens / rate.tokens_per_second if rate else 0.0
+            for place, identifier in enumerate(ids, start=1):
+                yield max(place * block_seconds - passed, OVERDUE_SHARE * passed), identifier
 
 
 def _idle(state: FarmState) -> Collection[str]:

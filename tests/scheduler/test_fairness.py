@@ -161,3 +161,15 @@ def test_nobody_starves_for_the_letters_of_its_name(workers: int) -> None:
     """Jobs of one level that come and go do not keep one of them waiting, whatever it is called."""
     made = run([*stream("job", 0.6, 0.5, 30.0, priority=0), Work(3.0, "z")], workers=workers)
     assert longest(made, "z") <= WAIT_SECONDS
+
+
+@pytest.mark.parametrize(("workers", "count"), [(1, 20), (8, 100)])
+def test_an_urgent_job_does_not_wait_for_a_crowd(workers: int, count: int) -> None:
+    """It is served after what was in hand, though the crowd takes long for a turn of everybody.
+
+    So in a crowd some have always waited for more than two times `ageing_seconds`.
+    """
+    crowd = [Work(200.0 / count, f"normal-{place:03}") for place in range(count)]
+    urgent = Work(1.0, "urgent", arrives_seconds=20.0, priority=2)
+    made = run([*crowd, urgent], workers=workers)
+    assert begins(made, "urgent")[1] <= 20.0 + 2 * SETTINGS.micro_batch_seconds_max
