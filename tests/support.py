@@ -12,7 +12,7 @@ from embedfarm.broker import PrivateServer, carried_server, wait_until_ready
 from embedfarm.settings import Settings
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Returns once `condition()` is true.
 
     Raises:

@@ -5,6 +5,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +25,8 @@ from embedfarm.settings import Settings
 SEEDS = 20
 SAMPLE = 1000  # chunks, to know how many tokens a byte is, and how fast they are embedded
 TOKENS_MAX = 512
+REMEMBERED_SECONDS_MAX = 20.0
+POLL_SECONDS = 0.2
 FRAMING = 2  # tokens around a text
 BYTES_PER_TOKEN = 4.0  # without a tokenizer
 
@@ -180,4 +184,16 @@ def _calibrate(
             if done.returncode:
                 raise ForecastError(f"the sample was not embedded: {done.stderr.strip()}")
             here = settings.model_copy(update={"redis_url": farm.url})
-            return remembered_speeds(spec, here)
+            return _await_speeds(spec, here)
+
+
+def _await_speeds(spec: JobSpec, settings: Settings) -> list[float]:
+    """What is remembered, once the scheduler has stored it, which it does every other second."""
+    deadline = time.monotonic() + REMEMBERED_SECONDS_MAX
+    while True:
+        try:
+            return remembered_speeds(spec, settings)
+        except ForecastError:
+            if time.monotonic() > deadline:
+                raise
+        threading.Event().wait(POLL_SECONDS)

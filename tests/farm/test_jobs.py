@@ -61,7 +61,7 @@ def test_pause_in_mid_job(
         embedding: Future[subprocess.CompletedProcess[str]] = at_once.submit(run, *words)
         job = begun(Farm(client))
         assert jobs(server, "pause", job.id[:8]).returncode == 0
-        wait_until(lambda: idle_seconds(job) > QUIET_SECONDS, 20)
+        wait_until(lambda: not job.backlog()[1] and idle_seconds(job) > QUIET_SECONDS, 30)
         status = job.status()
         assert (status.state, job.backlog()[1]) == ("paused", 0)
         assert 0 < status.chunks_done < len(texts)
