@@ -14,8 +14,9 @@ from redis.commands.core import Script
 
 from embedfarm import wire
 from embedfarm.accounts import Account
+from embedfarm.backlog import read_backlogs
 from embedfarm.broker import block_ms
-from embedfarm.jobs import Job, JobGone, JobStatus, status_from
+from embedfarm.jobs import Job, JobGone, JobStatus
 from embedfarm.records import (
     Completion,
     Decision,
@@ -102,14 +103,8 @@ class Farm:
         return [each.decode() for each in cast("list[bytes]", self.client.zrange(wire.JOBS, 0, -1))]
 
     def statuses(self) -> dict[str, JobStatus]:
-        """Status of every job that is there, oldest first, in one round trip."""
-        names, fields = self.job_ids(), list(JobStatus.__dataclass_fields__)
-        pipe = self.client.pipeline(transaction=False)
-        for name in names:
-            pipe.hmget(wire.JobKeys(name).meta, fields)
-        found = dict(zip(names, pipe.execute(), strict=True))
-        state = fields.index("state")
-        return {k: status_from(fields, row) for k, row in found.items() if row[state] is not None}
+        """Status of every job that is there, oldest first."""
+        return {each.job: each.status for each in read_backlogs(self.client, self.job_ids())}
 
     def ended(self, jobs: Collection[str]) -> set[str]:
         """Those of the jobs that were cancelled or deleted, in one round trip."""

@@ -124,7 +124,6 @@ class Observer:
                 now - self._began[name] if beat.held_tokens else 0.0,
                 draining=beat.state == "draining",
                 model=beat.model,
-                # A CPU worker says of the host what many share; no model is kept away by that.
                 memory_bytes=int(beat.device_facts.get("memory_total_bytes", 0)),
                 refused=frozenset(beat.refused),
             )

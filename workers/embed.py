@@ -96,7 +96,7 @@ class Embedder:
         open_reference: Gives the same model in float32 on the CPU, None where there is none.
         slowdown: Makes the device this many times slower, for tests.
         requests: What goes before the rest of a micro-batch, None for nothing.
-        progress: Told before each device batch which part of a micro-batch comes after it.
+        progress: Told before each device batch which part of a micro-batch is left to do.
         lane_seconds: Time that went to requests so far.
     """
 
@@ -234,8 +234,8 @@ class Embedder:
         depth = STARTED_MAX if run.batch.engine.asynchronous else 1
         begins = bool(run.todo) and len(started) < depth
         if begins:
-            rows = self._next(run)
             self._tell(run)
+            rows = self._next(run)
             began = time.monotonic()
         else:
             run, rows, finish, began = started.popleft()
@@ -257,7 +257,7 @@ class Embedder:
         return run
 
     def _tell(self, run: Run) -> None:
-        """Say how much of a micro-batch is left behind the device batch that begins."""
+        """Say how much of a micro-batch is left when a device batch begins."""
         if not run.asked:
             left = sum(int(run.batch.tokenised.lengths[rows].sum()) for rows in run.todo)
             self.progress(run.batch, left / run.tokens)

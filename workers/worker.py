@@ -10,6 +10,7 @@ the answers away. On a stop the current micro-batch is finished and the rest han
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
@@ -40,9 +41,9 @@ from workers.lane import LaneServer
 from workers.leases import Holdings, MicroBatch, is_gone
 from workers.models import Models
 
-# Until the worker knows its speed, for which producers wait to make blocks of the right size.
 LEAD_SECONDS: Final = 0.15  # before a micro-batch ends, the next one is wanted; or sooner,
 LEADS: Final = 2.0  # if it takes long to make one ready: this times what the last one took
+# Until the worker knows its speed, for which producers wait to make blocks of the right size.
 FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
@@ -118,7 +119,8 @@ class Worker:
         # None is a request's knock at an idle device.
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
-        self._hungry = threading.Event()
+        self._next_at = 0.0  # when to lease the next micro-batch, in monotonic time
+        self._wanted = threading.Condition()
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -166,9 +168,8 @@ class Worker:
 
     def _fetch(self) -> None:
         pause = FIRST_PAUSE_SECONDS
-        self._hungry.set()
         while not self.stop.is_set():
-            if not self._hungry.wait(QUEUE_SECONDS):
+            if not self._wait_until_wanted():
                 continue
             try:
                 self.fetcher.tokens_per_second = self.committer.tokens_per_second
@@ -181,7 +182,7 @@ class Worker:
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
                 continue
             if batch is not None:
-                self._hungry.clear()
+                self._want(math.inf)
                 self._offer(self.ready, batch, lambda: not self.stop.is_set())
             del batch  # as in `_forward`
 
@@ -233,7 +234,7 @@ class Worker:
             for lease in batch.leases:
                 lease.tried = True
             vectors = self.embedder.embed(batch)
-            self._hungry.set()  # whatever the forecast was
+            self._want(0.0)  # whatever the forecast was
             self._current = None
             job, ended = batch.job, time.monotonic()
             lane_before = self.embedder.lane_seconds
@@ -243,13 +244,27 @@ class Worker:
     def _progress(self, batch: MicroBatch, left: float) -> None:
         """Have the next micro-batch leased when it would just be ready in time, and only the next.
 
-        The later it is leased, the better its size is known, and the less a slow worker keeps from
-        others.
+        The later it is leased, the better its size is known, the less a slow worker keeps from
+        others, and the sooner an urgent job is begun.
         """
-        seconds = max(LEAD_SECONDS, LEADS * (batch.fetched - batch.fetch_began))
+        speed = self.committer.tokens_per_second
         tokens = left * sum(lease.entry.tokens for lease in batch.leases)
-        if tokens <= seconds * self.committer.tokens_per_second or not left:
-            self._hungry.set()
+        lead = max(LEAD_SECONDS, LEADS * (batch.fetched - batch.fetch_began))
+        self._want(time.monotonic() + tokens / speed - lead if speed else 0.0)
+
+    def _want(self, at: float) -> None:
+        """Lease the next micro-batch at that time, and not before."""
+        with self._wanted:
+            self._next_at = at
+            self._wanted.notify()
+
+    def _wait_until_wanted(self) -> bool:
+        """Whether it is time to lease the next micro-batch; waits a little if not."""
+        with self._wanted:
+            left = self._next_at - time.monotonic()
+            if left > 0:
+                self._wanted.wait(min(left, QUEUE_SECONDS))
+            return self._next_at <= time.monotonic()
 
     def _commit(self) -> None:
         while (item := self.done.get()) is not None:

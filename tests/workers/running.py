@@ -53,5 +53,5 @@ def working(worker: Worker) -> Iterator[Worker]:
         yield worker
     finally:
         running.stop()
-    if running.error is not None:
-        raise running.error
+        if running.error is not None:  # also when the test failed: it may be why
+            raise running.error

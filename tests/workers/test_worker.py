@@ -122,6 +122,24 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
     assert max(leased) <= 3
 
 
+def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None:
+    """Most of the time a worker holds what is on the device alone: others may need the rest."""
+    blocks = [block_of(10 * i, 10, "x" * 32) for i in range(10)]  # half a second each
+    job = create_job(farm, blocks, model="null:8:160")
+    plan_one_block(farm, worker_on(server).name)
+    leased: list[int] = []
+    with working(worker_on(server)):
+        wait_until(lambda: job.status().blocks_done >= 2)  # its speed is known from then on
+
+        def seen() -> bool:
+            leased.append(job.backlog()[1])
+            return job.status().blocks_done >= 6
+
+        wait_until(seen)
+    assert 2 in leased
+    assert leased.count(1) > len(leased) / 3
+
+
 def plan_one_block(farm: Farm, worker: str, job: str = "j") -> None:
     """A plan that allows one block at a time."""
     fence = farm.elect("test", 60)
@@ -257,7 +275,7 @@ def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
 
     The deliveries of what was handed back do not count, since nobody tried.
     """
-    job = create_job(farm, blocks_of(20, 4), model=SLOW)
+    job = create_job(farm, blocks_of(200, 4), model=SLOW)
     plan_one_block(farm, worker_on(server).name)
     running = Running(worker_on(server))
     wait_until(lambda: job.status().blocks_done >= 1 and job.backlog()[1] == 2)
