@@ -348,6 +348,7 @@ class SchedulerStats(Record):
         prediction_error: Median of |took / predicted - 1| of recent micro-batches.
         padding: Recent padded tokens over real ones, less 1.
         efficiency: Recent tokens, over what all workers' rates say they could have done.
+        late: Jobs that miss their deadlines as things are, and by how many seconds.
     """
 
     passes: list[str]
@@ -363,6 +364,7 @@ class SchedulerStats(Record):
     prediction_error: float
     padding: float
     efficiency: float
+    late: dict[str, float] = {}
 
 
 class Rate(Record):

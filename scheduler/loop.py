@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,6 +47,7 @@ class Scheduler:
     _tell_at: float = 0.0
     _chosen: Sequence[str] | None = None
     _dropped: dict[str, str] = field(default_factory=dict)
+    _late: AbstractSet[str] = frozenset()
     _shares: Mapping[str, Sequence[JobShare]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,7 +163,10 @@ class Scheduler:
         names = [each.name for each in self.passes]
         notes = list(draft.notes[:NOTES_MAX])
         decision = Decision(time=time.time(), seconds=seconds, passes=names, notes=notes)
-        self.farm.tell(decision, self._statistics.figures(names, self._dropped, now))
+        self.farm.tell(decision, self._statistics.figures(names, self._dropped, draft.late, now))
+        for job in draft.late.keys() - self._late:
+            log.warning("job %s will miss its deadline by %.0f s", job, draft.late[job])
+        self._late = draft.late.keys()
         self._tell_at = now + TELL_SECONDS
 
     # Learning.

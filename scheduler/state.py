@@ -211,6 +211,23 @@ class Draft:
         """The first `SHARES_MAX` jobs with blocks to lease, in the order of the tiers."""
         return tuple(islice((job for job in self.jobs if job.waiting_blocks), SHARES_MAX))
 
+    @cached_property
+    def late(self) -> Mapping[str, float]:
+        """Seconds by which jobs miss their deadlines if they are done in this order.
+
+        A job is done when its tier is, and those before it: as far as work was sent, by the rates
+        that are known.
+        """
+        end = self.state.now
+        late: dict[str, float] = {}
+        for tier in self.tiers:
+            for job in tier:
+                speed = self.state.pace(job).tokens_per_second
+                end += job.tokens_left / speed if speed else 0.0
+            ends = ((job.job, job.status.deadline_ms / 1000) for job in tier)
+            late |= {name: end - deadline for name, deadline in ends if 0 < deadline < end}
+        return late
+
     def queue(self, worker: str) -> tuple[JobState, ...]:
         """The jobs that a worker tries, in order."""
         return self.queues.get(worker, self.first)

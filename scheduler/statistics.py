@@ -2,7 +2,7 @@
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -61,7 +61,13 @@ class Statistics:
             self.tokens += completion.tokens
             self._done.append(Done(now, completion, predicted))
 
-    def figures(self, passes: Sequence[str], dropped: dict[str, str], now: float) -> SchedulerStats:
+    def figures(
+        self,
+        passes: Sequence[str],
+        dropped: Mapping[str, str],
+        late: Mapping[str, float],
+        now: float,
+    ) -> SchedulerStats:
         """All of them."""
         since = now - RECENT_SECONDS
         done = [each for each in self._done if each.at >= since]
@@ -76,7 +82,8 @@ class Statistics:
         able = _integral(looked, now)
         return SchedulerStats(
             passes=list(passes),
-            dropped=dropped,
+            dropped=dict(dropped),
+            late=dict(late),
             decisions=self.decisions,
             decision_seconds_mean=_mean(decided),
             decision_seconds_p99=_p99(decided),

@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -32,6 +32,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.progress import View, describe_progress, format_seconds
 from embedfarm.cli.terms import (
     PASSED,
+    TOO_LITTLE,
     PriorityName,
     describe_deadline,
     describe_left,
@@ -58,7 +59,8 @@ JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it, or its beginn
 def list_jobs(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """All jobs on the server, oldest first."""
     with _farm(redis) as farm:
-        jobs = [_describe_job(farm, job, status) for job, status in farm.statuses().items()]
+        late = _late_seconds(farm)
+        jobs = [_describe_job(farm, job, status, late) for job, status in farm.statuses().items()]
     if as_json:
         print_json(jobs)
     else:
@@ -70,13 +72,14 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     """One job: what it asks for, how far it is, and who refused it."""
     with _farm(redis) as farm:
         handle = _find(farm, job)
-        facts = _describe_job(farm, handle.id, handle.status())
+        facts = _describe_job(farm, handle.id, handle.status(), _late_seconds(farm))
     if as_json:
         print_json(facts)
         return
     facts["priority"] = priority_name(facts["priority"])
     deadline = facts["deadline_ms"]
-    facts["deadline_ms"] = describe_deadline(deadline) if deadline else "none"
+    late = facts.pop("late_seconds")
+    facts["deadline_ms"] = describe_deadline(deadline, late) if deadline else "none"
     console = Console(highlight=False, soft_wrap=True)
     for name, value in facts.items():
         console.print(f"{name:20} {value}", markup=False)
@@ -249,7 +252,15 @@ def _describe_terms(status: JobStatus) -> Iterator[str]:
         yield f"deadline {describe_deadline(status.deadline_ms)}"
 
 
-def _describe_job(farm: Farm, job: str, status: JobStatus) -> dict[str, Any]:
+def _late_seconds(farm: Farm) -> Mapping[str, float]:
+    """What the scheduler says about jobs that miss their deadlines."""
+    stats = farm.scheduler_stats()
+    return {} if stats is None else stats.late
+
+
+def _describe_job(
+    farm: Farm, job: str, status: JobStatus, late: Mapping[str, float]
+) -> dict[str, Any]:
     spec = farm.job(job).spec()
     return {
         "job": job,
@@ -257,6 +268,7 @@ def _describe_job(farm: Farm, job: str, status: JobStatus) -> dict[str, Any]:
         "model": spec.model,
         "age": format_seconds(max(0.0, time.time() - status.created_ms / 1000)),
         **asdict(status),
+        "late_seconds": late.get(job, 0.0),
         "refused": farm.refusals(job),
     }
 
@@ -276,7 +288,7 @@ def _job_table(jobs: Sequence[dict[str, Any]]) -> Table:
         )
     for row in rows:
         cells = {name: Text(row[name]) for name in COLUMNS if name not in hidden}
-        if row["deadline"] == PASSED:
+        if row["deadline"].endswith((PASSED, TOO_LITTLE)):
             cells["deadline"].stylize("red")
         table.add_row(*cells.values())
     return table
@@ -295,7 +307,7 @@ def _describe_row(job: dict[str, Any], ids: Sequence[str]) -> dict[str, str]:
         "failed": f"{job['chunks_failed']:,}" if job["chunks_failed"] else "",
         "priority": "" if priority == USUAL.priority else priority_name(priority),
         "tenant": job["tenant"],
-        "deadline": describe_left(job["deadline_ms"]),
+        "deadline": describe_left(job["deadline_ms"], job["late_seconds"]),
     }
 
 

@@ -11,6 +11,7 @@ from embedfarm.cli.progress import format_seconds
 from embedfarm.terms import PRIORITIES, WEIGHT_MAX, Terms, read_deadline
 
 PASSED: Final = "passed"
+TOO_LITTLE: Final = "too little"  # how much less time is left than the job needs
 
 PriorityName = Literal["normal", "high", "urgent"]
 Priority = Annotated[PriorityName, typer.Option(help="Before which other jobs it is done.")]
@@ -32,15 +33,19 @@ def read_terms(priority: PriorityName, tenant: str, weight: int, deadline: str) 
         fail(str(error), USAGE)
 
 
-def describe_left(deadline_ms: int) -> str:
-    """Time left until a deadline, `PASSED`, or nothing if there is none."""
+def describe_left(deadline_ms: int, late_seconds: float = 0.0) -> str:
+    """Time left until a deadline, `PASSED`, or nothing if there is none; and that it is missed."""
     if not deadline_ms:
         return ""
     left = deadline_ms / 1000 - time.time()
-    return format_seconds(left) if left > 0 else PASSED
+    if left <= 0:
+        return PASSED
+    late = f", {format_seconds(late_seconds)} {TOO_LITTLE}" if late_seconds >= 1 else ""
+    return format_seconds(left) + late
 
 
-def describe_deadline(deadline_ms: int) -> str:
+def describe_deadline(deadline_ms: int, late_seconds: float = 0.0) -> str:
     """A deadline on the local clock, and the time that is left."""
     moment = datetime.fromtimestamp(deadline_ms / 1000, tz=UTC).astimezone()
-    return f"{moment.isoformat(sep=' ', timespec='seconds')} ({describe_left(deadline_ms)})"
+    left = describe_left(deadline_ms, late_seconds)
+    return f"{moment.isoformat(sep=' ', timespec='seconds')} ({left})"

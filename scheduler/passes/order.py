@@ -91,6 +91,8 @@ class Priority:
                 words = LEVELS[min(LEVEL_MAX, priority + aged)]
                 if aged and priority < LEVEL_MAX:
                     words += f" after {waited:.0f} s without service"
+                if job.job in draft.late:
+                    words += f", and misses its deadline by {draft.late[job.job]:.0f} s"
                 yield f"{job.job} is {words}"
 
 

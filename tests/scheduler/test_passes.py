@@ -28,6 +28,27 @@ def aged(one: JobState, created_ms: int) -> JobState:
     return replace(one, status=replace(one.status, created_ms=created_ms))
 
 
+# Deadlines.
+
+
+def test_a_deadline_that_cannot_be_met_is_seen() -> None:
+    """What is left of a job, and of all that go before it, at the rates that are known."""
+    jobs = [
+        job("early", waiting=10, deadline_ms=1_020_000),
+        job("tight", waiting=10, deadline_ms=1_050_000),
+        job("lost", waiting=10, deadline_ms=1_055_000),
+        job("none", waiting=10),
+    ]
+    state = replace(farm(jobs, {"one": 30.0, "two": 20.0}), now=1_000.0)  # 20 s for each of them
+    ordered = Priority(SETTINGS)(draft(state))
+    assert ordered.late == pytest.approx({"lost": 5.0})
+    assert ("priority", "lost is normal, and misses its deadline by 5 s") in ordered.notes
+    alone = Priority(SETTINGS)(draft(replace(state, jobs=tuple(jobs[2:]))))
+    assert not alone.late
+    unknown = Priority(SETTINGS)(draft(replace(farm(jobs, {"one": None}), now=1_000.0)))
+    assert not unknown.late
+
+
 # Defer.
 
 

@@ -1,8 +1,11 @@
 """A running scheduler: policies that change, passes that fail, figures that it keeps."""
 
+import json
 import threading
 import time
 from typing import Final
+
+import pytest
 
 from embedfarm import wire
 from embedfarm.broker import closing_client
@@ -10,6 +13,7 @@ from embedfarm.farm import DECISIONS_MAX, STATS_SECONDS, Farm
 from embedfarm.records import Decision, SchedulerStats
 from scheduler.loop import NOTES_MAX, TELL_SECONDS
 from scheduler.policies import DEFAULT_POLICY, POLICIES
+from tests.farm.harness import run
 from tests.scheduler.conftest import Install
 from tests.scheduler.live import Start, beat, fill, planned, remember, report, share
 from tests.support import LiveServer, wait_until
@@ -68,6 +72,33 @@ def test_a_policy_is_followed_at_the_next_decision(farm: Farm, start: Start) -> 
     farm.set_policy([])
     wait_until(planned(farm, "new", 1))
     wait_until(lambda: follows(farm, list(POLICIES[DEFAULT_POLICY])))
+
+
+def test_a_deadline_that_will_be_missed_is_told_once(
+    farm: Farm, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning, and what the figures say, until somebody gives the job more time."""
+    deadline = int(1000 * time.time()) + 10_000
+    job = fill(farm, 64)  # 51.2 s
+    job.set_terms(deadline_ms=deadline)
+    beat(farm, "one")
+    remember(farm, "one", 1000.0)
+    start()
+    wait_until(lambda: stats(farm).late)
+    assert 35 < stats(farm).late["job"] < 50
+    [row] = json.loads(run("jobs", "ls", "--json", environment=at(farm)).stdout)
+    assert row["late_seconds"] == pytest.approx(stats(farm).late["job"], abs=5)
+    assert "too little" in run("jobs", "ls", environment=at(farm)).stdout
+    job.set_terms(deadline_ms=deadline + 100_000)
+    wait_until(lambda: not stats(farm).late)
+    warned = [record for record in caplog.records if "will miss its deadline" in record.message]
+    assert len(warned) == 1
+
+
+def at(farm: Farm) -> dict[str, str]:
+    """The farm's server, for a command."""
+    path = farm.client.connection_pool.connection_kwargs["path"]
+    return {"EMBEDFARM_REDIS_URL": f"unix://{path}"}
 
 
 def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
