@@ -1,5 +1,6 @@
 """Real servers for every test that needs one; a missing one fails, and never skips."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,34 @@ settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
 
+@pytest.fixture(scope="session")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that the processes of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    path.mkdir(exist_ok=True)
+    return path
+
+
 @pytest.fixture(scope="session", autouse=True)
-def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def engine_cache(run_path: Path) -> Iterator[None]:
     """Processes that tests start keep converted models here, not where the user's are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EMBEDFARM_ENGINE_CACHE", str(tmp_path_factory.mktemp("engines")))
+        patch.setenv("EMBEDFARM_ENGINE_CACHE", str(run_path / "engines"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def room(request: pytest.FixtureRequest, run_path: Path) -> Iterator[None]:
+    """A test that measures time and is marked `alone` runs beside no other of this run.
+
+    Who waits for the room stands in the door, so that others do not keep taking turns inside.
+    """
+    alone = request.node.get_closest_marker("alone") is not None
+    with (run_path / "door").open("w") as door, (run_path / "room").open("w") as inside:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(inside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
         yield
 
 

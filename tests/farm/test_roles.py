@@ -41,6 +41,7 @@ def farm(server: LiveServer, tmp_path: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.alone
 def test_unequal_workers_finish_together(
     farm: None, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from embedfarm.terms import Terms
 from tests.farm.harness import role
 from tests.support import LiveServer, wait_until
 
+pytestmark = pytest.mark.alone
 SPEED = 20_000  # tokens per second of a worker
 WORKERS = 2
 SPEC = JobSpec(model=f"null:16:{SPEED}")
@@ -141,8 +142,10 @@ def test_a_standby_takes_over(farm: Callable[[], int], client: redis.Redis) -> N
 
 
 def test_unequal_workers_come_near_the_ideal(tmp_path: Path) -> None:
-    """Four workers, 1 : 2 : 4 : 8: at most 1.05 of the ideal by their rates; others are worse."""
-    runs = {run.policy: run for run in run_policies(tmp_path, ("fair", "fixed", "rounds"), 8.0, 1)}
+    """Four workers, 1 : 2 : 4 : 8: at most 1.05 of the ideal by their rates; `fixed` is worse.
+
+    `rounds`, which takes three times as long, is measured by `make bench-scheduling`.
+    """
+    runs = {run.policy: run for run in run_policies(tmp_path, ("fair", "fixed"), 8.0, 1)}
     assert runs["fair"].ratio <= 1.05
     assert runs["fixed"].ratio > runs["fair"].ratio
-    assert runs["rounds"].ratio > 2

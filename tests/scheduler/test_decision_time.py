@@ -25,6 +25,8 @@ MODELS: Final = 4
 BLOCKS: Final = 100
 HELD_BLOCKS: Final = 20  # by each worker: a micro-batch at work and one in hand
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(autouse=True)
 def no_garbage() -> Iterator[None]:

@@ -89,6 +89,7 @@ def test_an_idle_worker_loads_what_is_asked_for(server: LiveServer, lane: Lane) 
     assert np.array_equal(found, null_vectors(["one", "", "x" * 100_000]))
 
 
+@pytest.mark.alone
 def test_an_idle_farm_answers_in_milliseconds(server: LiveServer, lane: Lane) -> None:
     """Nobody waits for a poll: the median is far below the 250 ms in which one looks for work."""
     worker = worker_on(server, lane_wait_seconds=0.0)

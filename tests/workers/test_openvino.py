@@ -1,7 +1,9 @@
 """What is OpenVINO's own: conversion, cache, precision and refusal; vectors are in test_engines."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from embedfarm.settings import Settings
 from tests.workers.tiny_models import SENTENCES, build
 from workers.engines import Engine, open_engine
 from workers.engines.calibration import TEXTS_MAX, calibration_texts
+from workers.engines.openvino import COSINES_MIN
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -27,7 +30,7 @@ def graphs(cache: Path) -> dict[Path, int]:
 
 
 def test_a_graph_is_converted_once(tmp_path: Path) -> None:
-    """A second start reads the cache; another prompt or length is another graph."""
+    """A second start reads the cache, with other options too; another prompt is another graph."""
     settings = Settings(engine_cache=tmp_path / "cache")
     model = str(build("mean_pooled", tmp_path))
     spec = JobSpec(model=model, dtype="float32", engine="openvino")
@@ -35,10 +38,28 @@ def test_a_graph_is_converted_once(tmp_path: Path) -> None:
     written = graphs(tmp_path / "cache")
     assert len(written) == 2
     np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
+    options: dict[str, Any] = {
+        "max_length": 8,
+        "normalize": True,
+        "dimensions": 4,
+        "long": "windows",
+        "long_overlap": 2,
+    }
+    open_engine(msgspec.structs.replace(spec, **options), "cpu", settings)
     assert graphs(tmp_path / "cache") == written
     other = JobSpec(model=model, dtype="float32", engine="openvino", prompt="p: ")
     open_engine(other, "cpu", settings)
     assert len(graphs(tmp_path / "cache")) == 4
+
+
+def test_a_graph_that_is_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loses more than it may is refused each time, and leaves nothing in the cache."""
+    monkeypatch.setitem(COSINES_MIN, "float32", 1.01)
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32", engine="openvino")
+    for _ in range(2):
+        with pytest.raises(ModelError, match="is off"):
+            open_engine(spec, "cpu", Settings(engine_cache=tmp_path / "cache"))
+        assert not graphs(tmp_path / "cache")
 
 
 def test_a_graph_is_known_by_its_weights(tmp_path: Path) -> None:

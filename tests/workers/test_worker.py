@@ -122,6 +122,7 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
     assert max(leased) <= 3
 
 
+@pytest.mark.alone
 def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None:
     """Most of the time a worker holds what is on the device alone: others may need the rest."""
     blocks = [block_of(10 * i, 10, "x" * 32) for i in range(10)]  # half a second each

@@ -8,7 +8,6 @@ which costs some accuracy: how much is measured against torch before it is used,
 import hashlib
 import json
 import logging
-import shutil
 import sys
 import tempfile
 import warnings
@@ -26,6 +25,7 @@ from sentence_transformers.base.modules import Transformer
 from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
+from workers.devices import cpu_name
 from workers.engines.arithmetic import measure_peak
 from workers.engines.calibration import calibration_texts
 from workers.engines.sentence_transformer import WARM_UP, SentenceTransformerEngine
@@ -45,6 +45,8 @@ COSINES_MIN: Final = {"float32": 0.9999, "bfloat16": 0.999, "int8": 0.95}  # of 
 
 # Activations that share a scale in int8, of one token; fewer are more exact, and slower.
 GROUP_SIZE: Final = 64
+# Options of a job that decide what goes into a graph, and what becomes of what comes out.
+NOT_IN_GRAPH: Final = frozenset({"max_length", "long", "normalize", "dimensions"})
 GRAPH_VERSION: Final = "3"  # changes with how graphs are made
 # What a launch takes in tokens, less than on torch: 16 to 24 by benchmarks/batch_shapes.py, between
 # which the time of a corpus is the same to 0.2 %, and the padding least with 16.
@@ -99,7 +101,7 @@ def resolve_dtype(dtype: str) -> str:
 
 
 def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEngine:
-    """The model on OpenVINO, from the cache or converted, and compared with torch.
+    """The model on OpenVINO, from the cache, or converted and compared with torch.
 
     Raises:
         ModelError: The model is not to be had, does not convert, or loses too much by it.
@@ -122,8 +124,9 @@ def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEng
     engine.arithmetic = replace(plain.arithmetic, peak_per_second=_peak(plain, dtype))
     path = _cache_path(settings.engine_cache.expanduser(), fingerprint)
     try:
+        if not path.exists():
+            _make_graph(plain, engine, path, dtype)
         _load(engine, path, dtype)
-        _compare(plain, engine, dtype)
         engine.model.to("meta")  # torch's weights have done their work; the tokenizer stays
     except RuntimeError as error:  # OpenVINO's errors are all of this kind
         raise ModelError(f"{spec.model} does not run on OpenVINO: {error}") from error
@@ -134,17 +137,37 @@ def _peak(plain: SentenceTransformerEngine, dtype: str) -> float:
     """The processor's best in operations per second, as torch reaches it; not known for int8."""
     if dtype == "int8":
         return 0.0
+    if dtype == "float32":
+        return plain.arithmetic.peak_per_second
     return measure_peak(plain.device, getattr(torch, dtype))
+
+
+def _make_graph(
+    plain: SentenceTransformerEngine, engine: OpenVinoEngine, path: Path, dtype: str
+) -> None:
+    """Put a graph at `path` whose vectors are torch's; of several workers at once one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        made = Path(directory) / "graph"
+        openvino.save_model(_convert(engine, dtype), made / "graph.xml", compress_to_fp16=False)
+        _load(engine, made, dtype)
+        _compare(plain, engine, dtype)
+        try:
+            made.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
+
+
+def _example(engine: OpenVinoEngine) -> dict[str, Any]:
+    """Features of a small batch."""
+    return engine.features(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
 
 
 def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
     """Give the engine its compiled graph."""
-    example = engine.features(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
-    graph = _Graph(list(engine.model), example)
-    engine.inputs = graph.inputs
+    engine.inputs = _Graph(list(engine.model), _example(engine)).inputs
     core = openvino.Core()
-    if not path.exists():
-        _save(_convert(engine, graph, example, dtype), path)
     compiled = core.compile_model(
         core.read_model(path / "graph.xml"),
         DEVICE,
@@ -159,10 +182,10 @@ def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
     engine.request = compiled.create_infer_request()
 
 
-def _convert(
-    engine: OpenVinoEngine, graph: _Graph, example: dict[str, Any], dtype: str
-) -> openvino.Model:
+def _convert(engine: OpenVinoEngine, dtype: str) -> openvino.Model:
     """The graph of a model, quantised where that is asked for."""
+    example = _example(engine)
+    graph = _Graph(list(engine.model), example)
     if engine.model.tokenizer.padding_side == "left":
         # Padding before a text sees nothing at all, of which fused attention makes NaN.
         cast("Any", engine.model[0]).auto_model.set_attn_implementation("eager")
@@ -189,23 +212,14 @@ def _quantise(model: openvino.Model) -> openvino.Model:
 
 
 def _cache_path(cache: Path, fingerprint: dict[str, str]) -> Path:
-    """Directory of a graph: it changes with the model, the job's options and OpenVINO itself."""
-    identity = fingerprint | {"openvino": openvino.__version__, "graph": GRAPH_VERSION}
+    """Directory of a graph: all that changes what it computes, or whether it may be trusted."""
+    identity = {name: value for name, value in fingerprint.items() if name not in NOT_IN_GRAPH} | {
+        "openvino": openvino.__version__,
+        "graph": GRAPH_VERSION,
+        "processor": cpu_name(),  # it was compared with torch on this one
+    }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return cache / "openvino" / digest[:32]
-
-
-def _save(model: openvino.Model, path: Path) -> None:
-    """Put a graph at `path`, whole; of several workers that do so at once one wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent))
-    openvino.save_model(model, temporary / "graph.xml", compress_to_fp16=False)
-    try:
-        temporary.rename(path)
-    except OSError:
-        if not path.exists():
-            raise
-        shutil.rmtree(temporary)
 
 
 def _compare(plain: SentenceTransformerEngine, engine: OpenVinoEngine, dtype: str) -> None:
