@@ -35,25 +35,28 @@ class Tail:
         if not idle:
             return draft
         shares = dict(draft.shares)
+        takers: dict[str, list[str]] = defaultdict(list)
+        for name in idle:
+            for share in shares.get(name, ()):
+                takers[share.job].append(name)
         words = []
-        for job in draft.jobs:
-            for name, ids in self._copies(draft.state, job, idle).items():
-                if name in shares:
-                    shares[name] = tuple(
-                        msgspec.structs.replace(each, copies=ids) if each.job == job.job else each
-                        for each in shares[name]
-                    )
-                    words.append(f"{name} repeats {len(ids)} blocks of {job.job}")
+        for job in (job for job in draft.jobs if job.job in takers):
+            for name, ids in self._copies(draft.state, job, takers[job.job]).items():
+                shares[name] = tuple(
+                    msgspec.structs.replace(each, copies=ids) if each.job == job.job else each
+                    for each in shares[name]
+                )
+                words.append(f"{name} repeats {len(ids)} blocks of {job.job}")
         return replace(draft, shares=shares).note(self.name, words)
 
     def _copies(
-        self, state: FarmState, job: JobState, idle: Collection[str]
+        self, state: FarmState, job: JobState, takers: Collection[str]
     ) -> Mapping[str, list[str]]:
         """Stream IDs by idle worker: the latest block goes to who would end it first, and so on."""
         if job.status.state != "closed" or not job.leases:
             return {}
         rates = state.pace(job).rates
-        speeds = {name: rates[name].tokens_per_second for name in idle if name in rates}
+        speeds = {name: rates[name].tokens_per_second for name in takers if name in rates}
         tokens = job.status.block_tokens_mean
         ends = [(COPY_OVERHEAD_SECONDS + tokens / speed, name) for name, speed in speeds.items()]
         heapq.heapify(ends)

@@ -132,7 +132,6 @@ def test_a_decision_for_one_event_is_quick(
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="which copies win is found by looking at every lease: 1 and 11 ms here")
 @pytest.mark.parametrize(("workers", "jobs", "microseconds"), SIZES)
 def test_an_idle_worker_at_the_end_is_planned_for_quickly(
     workers: int, jobs: int, microseconds: int

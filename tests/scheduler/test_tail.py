@@ -1,5 +1,7 @@
 """What idle workers repeat when nothing is left to lease."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.passes import decide
@@ -26,6 +28,18 @@ def test_idle_workers_share_what_is_late() -> None:
     made = tail(farm([job(leases=[("slow", 40)])], {"slow": 50, "one": 1000, "two": 500}))
     assert not set(made["one"]) & set(made["two"])
     assert len(made["one"]) == pytest.approx(2 * len(made["two"]), abs=2)
+
+
+def test_who_may_not_lease_a_job_takes_no_copy_from_others() -> None:
+    """The fastest worker refused the job: the next one repeats what is late."""
+    state = farm([job(leases=[("slow", 1)])], {"slow": 10.0, "refuser": 9000.0, "idle": 1000.0})
+    refused = frozenset({"job"})
+    workers = [
+        replace(each, refused=refused) if each.name == "refuser" else each for each in state.workers
+    ]
+    found = decide(replace(state, workers=tuple(workers)), passes()).shares
+    assert found["refuser"] == ()
+    assert [share.copies for share in found["idle"]] == [["1-0"]]
 
 
 def test_a_copy_that_would_lose_is_not_made() -> None:
