@@ -186,7 +186,8 @@ class History:
 
     def predict(self, done: Completion, chunk_tokens_mean: float) -> float:
         """Seconds that a micro-batch should take, by what is known before it is learned; else 0."""
-        rate = self._rates[done.model, length_class(chunk_tokens_mean)].get(done.worker)
+        kind = done.model, length_class(chunk_tokens_mean)
+        rate = self._rates.get(kind, {}).get(done.worker)
         if rate is None:
             return 0.0
         return self._predictors[done.model, done.worker].predict(done, rate)
@@ -199,6 +200,8 @@ class History:
                 del rates[worker]
                 self._worked.pop((kind, worker), None)
                 old.append(rate_key(worker, *kind))
+        if old:
+            self._forget()
         changes = {
             rate_key(worker, *kind): self._rates[kind][worker]
             for kind, worker in self._changed
@@ -206,6 +209,15 @@ class History:
         }
         self._changed.clear()
         return changes, old
+
+    def _forget(self) -> None:
+        """Drop what belongs to rates that are gone."""
+        for kind in [kind for kind, rates in self._rates.items() if not rates]:
+            del self._rates[kind]
+            self._pairs_per_token.pop(kind, None)
+        known = {(model, worker) for (model, _), rates in self._rates.items() for worker in rates}
+        for key in self._predictors.keys() - known:
+            del self._predictors[key]
 
 
 def rate_key(worker: str, model: str, length: int) -> str:

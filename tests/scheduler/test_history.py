@@ -179,6 +179,19 @@ def test_changes_are_handed_out_once() -> None:
     assert history.take_changes(0.0) == ({}, [])
 
 
+def test_nothing_is_kept_of_workers_that_are_forgotten() -> None:
+    """Neither what was learned about them, nor what was only asked."""
+    history = History(HALF_LIFE)
+    empty = repr(history)
+    assert history.predict(completion(100, 1.0), 100.0) == 0
+    assert repr(history) == empty
+    history.learn([completion(100, 1.0)] * 3, {}, 0.0)
+    history.take_changes(0.0)
+    assert repr(history) != empty
+    history.take_changes(2 * HISTORY_SECONDS)
+    assert repr(history) == empty
+
+
 def test_old_rates_are_forgotten() -> None:
     """A rate that nothing confirmed for a month is dropped, here and on the server."""
     history = seeded(1000)
