@@ -47,6 +47,7 @@ LEADS: Final = 2.0  # if it takes long to make one ready: this times what the la
 FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
+IN_HAND: Final = math.inf  # when to lease the next micro-batch while one is leased and not begun
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Worker:
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
         self._next_at = 0.0  # when to lease the next micro-batch, in monotonic time
-        self._wanted = threading.Condition()
+        self._wanted = threading.Condition()  # reentrant
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -182,7 +183,7 @@ class Worker:
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
                 continue
             if batch is not None:
-                self._want(math.inf)
+                self._set_next(IN_HAND)
                 self._offer(self.ready, batch, lambda: not self.stop.is_set())
             del batch  # as in `_forward`
 
@@ -231,10 +232,11 @@ class Worker:
                 began = batch.fetch_began
                 batch.account.spend("lane", min(served, batch.forward_began - began))
             self._current = batch
+            self._set_next(self._forecast(batch, 1.0))
             for lease in batch.leases:
                 lease.tried = True
             vectors = self.embedder.embed(batch)
-            self._want(0.0)  # whatever the forecast was
+            self._want(0.0)
             self._current = None
             job, ended = batch.job, time.monotonic()
             lane_before = self.embedder.lane_seconds
@@ -242,7 +244,11 @@ class Worker:
             del batch, vectors  # while we wait, their memory and model may be wanted
 
     def _progress(self, batch: MicroBatch, left: float) -> None:
-        """Have the next micro-batch leased when it would just be ready in time, and only the next.
+        """Correct when the next micro-batch is leased, while `left` of the current one is to do."""
+        self._want(self._forecast(batch, left))
+
+    def _forecast(self, batch: MicroBatch, left: float) -> float:
+        """The time at which the next micro-batch must be leased to be ready just in time.
 
         The later it is leased, the better its size is known, the less a slow worker keeps from
         others, and the sooner an urgent job is begun.
@@ -250,10 +256,15 @@ class Worker:
         speed = self.committer.tokens_per_second
         tokens = left * sum(lease.entry.tokens for lease in batch.leases)
         lead = max(LEAD_SECONDS, LEADS * (batch.fetched - batch.fetch_began))
-        self._want(time.monotonic() + tokens / speed - lead if speed else 0.0)
+        return time.monotonic() + tokens / speed - lead if speed else 0.0
 
     def _want(self, at: float) -> None:
-        """Lease the next micro-batch at that time, and not before."""
+        """Lease the next micro-batch at that time, unless it is in hand."""
+        with self._wanted:
+            if self._next_at < IN_HAND:
+                self._set_next(at)
+
+    def _set_next(self, at: float) -> None:
         with self._wanted:
             self._next_at = at
             self._wanted.notify()

@@ -72,6 +72,7 @@ class View:
     pace: Pace = field(default_factory=Pace)
     _live: Live | None = None
     _line_at: float = 0.0
+    _state: str = ""
 
     def __enter__(self) -> Self:
         if not self.lines:
@@ -84,13 +85,13 @@ class View:
             self._live.stop()
 
     def show(self, status: JobStatus, workers: Sequence[Heartbeat]) -> None:
-        """Draw the newest state."""
+        """Draw the newest state; as a line now and then, and when the job's state has changed."""
         now = time.monotonic()
         self.pace.update(status, now)
         if self._live is not None:
             self._live.update(self._panel(status, workers))
-        elif now >= self._line_at:
-            self._line_at = now + LINE_SECONDS
+        elif now >= self._line_at or status.state != self._state:
+            self._line_at, self._state = now + LINE_SECONDS, status.state
             self.console.print(self._summary(status, workers), highlight=False, soft_wrap=True)
 
     def _summary(self, status: JobStatus, workers: Sequence[Heartbeat]) -> str:
