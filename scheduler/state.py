@@ -224,7 +224,8 @@ class Draft:
             for job in tier:
                 speed = self.state.pace(job).tokens_per_second
                 end += job.tokens_left / speed if speed else 0.0
-            ends = ((job.job, job.status.deadline_ms / 1000) for job in tier)
+            undone = (job for job in tier if not job.status.embedded)
+            ends = ((job.job, job.status.deadline_ms / 1000) for job in undone)
             late |= {name: end - deadline for name, deadline in ends if 0 < deadline < end}
         return late
 

@@ -297,6 +297,7 @@ def _job_table(jobs: Sequence[dict[str, Any]]) -> Table:
 def _describe_row(job: dict[str, Any], ids: Sequence[str]) -> dict[str, str]:
     """Cells of a job's line by column."""
     priority = job["priority"]
+    done = job["chunk_count"] >= 0 and job["blocks_done"] >= job["blocks_in"]
     return {
         "job": _shorten(job["job"], ids),
         "name": job["name"],
@@ -307,7 +308,7 @@ def _describe_row(job: dict[str, Any], ids: Sequence[str]) -> dict[str, str]:
         "failed": f"{job['chunks_failed']:,}" if job["chunks_failed"] else "",
         "priority": "" if priority == USUAL.priority else priority_name(priority),
         "tenant": job["tenant"],
-        "deadline": describe_left(job["deadline_ms"], job["late_seconds"]),
+        "deadline": "" if done else describe_left(job["deadline_ms"], job["late_seconds"]),
     }
 
 

@@ -89,12 +89,16 @@ def killable(
             stack.pop_all()
 
 
-def test_two_tenants_share_the_farm(farm: Callable[[], int], client: redis.Redis) -> None:
+@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.slow)])
+def test_two_tenants_share_the_farm(
+    seconds: int, farm: Callable[[], int], client: redis.Redis
+) -> None:
     """A tenant that comes later gets half of the farm from then on, whatever the other has had."""
     del farm
-    one = submit(client, "one", 12_000, Terms(tenant="one"))
-    wait_until(lambda: one.status().tokens_done > 2 * SPEED, 30)
-    two = submit(client, "two", 12_000, Terms(tenant="two"))
+    chunks = (20 + 2 * seconds) * WORKERS * SPEED // CHUNK_TOKENS
+    one = submit(client, "one", chunks, Terms(tenant="one"))
+    wait_until(lambda: one.status().tokens_done > seconds * WORKERS * SPEED, 2 * seconds + 30)
+    two = submit(client, "two", chunks, Terms(tenant="two"))
     wait_until(lambda: two.status().tokens_done > 0, 30)
     before = one.status().tokens_done, two.status().tokens_done
     wait_until(lambda: two.status().tokens_done > 10 * SPEED, 60)
@@ -107,10 +111,13 @@ def test_two_tenants_share_the_farm(farm: Callable[[], int], client: redis.Redis
     assert abs(share - 0.5) <= 0.025 + WORKERS * MICRO_BATCH_SECONDS * SPEED / sum(gained)
 
 
-def test_an_urgent_job_is_done_at_once(farm: Callable[[], int], client: redis.Redis) -> None:
-    """200 chunks behind 20,000 take no longer than two micro-batches, and their own time."""
+@pytest.mark.parametrize("chunks", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_an_urgent_job_is_done_at_once(
+    chunks: int, farm: Callable[[], int], client: redis.Redis
+) -> None:
+    """200 chunks behind many take no longer than two micro-batches, and their own time."""
     del farm
-    bulk = submit(client, "bulk", 20_000, Terms())
+    bulk = submit(client, "bulk", chunks, Terms())
     wait_until(lambda: bulk.status().tokens_done > 2 * SPEED, 30)
     began = time.monotonic()
     urgent = submit(client, "urgent", 200, Terms(priority=2))

@@ -45,6 +45,8 @@ def test_a_deadline_that_cannot_be_met_is_seen() -> None:
     assert ("priority", "lost is normal, and misses its deadline by 5 s") in ordered.notes
     alone = Priority(SETTINGS)(draft(replace(state, jobs=tuple(jobs[2:]))))
     assert not alone.late
+    done = job("done", blocks_in=10, blocks_done=10, chunk_count=80, deadline_ms=1)
+    assert not Priority(SETTINGS)(draft(replace(state, jobs=(done,)))).late
     unknown = Priority(SETTINGS)(draft(replace(farm(jobs, {"one": None}), now=1_000.0)))
     assert not unknown.late
 
