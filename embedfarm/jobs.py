@@ -474,8 +474,7 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
             name: value.decode(errors="replace") if name in TEXT_FIELDS else int(value)
             for name, value in known.items()
         }
-        if converted.get("weight", 1) < 1:
-            raise ValueError("its weight is below 1")  # noqa: TRY301 # as if it were no number
+        converted["weight"] = max(1, converted.get("weight", USUAL.weight))  # it divides
     except ValueError as error:
         raise JobGone(f"the job cannot be read: {error}") from error
     return JobStatus(**converted)

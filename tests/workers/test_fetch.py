@@ -386,8 +386,9 @@ def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
 def test_a_block_that_is_not_its_entry_s_fails(farm: Farm, block: Block) -> None:
     """Another program's mistake costs the chunks that the entry names, and no others."""
     job = create_job(farm, [block_of(0, 3)])
-    entry = {"block": encode(block), "count": 4, "tokens": 9}
-    farm.client.xadd(BLOCKS, entry, id=wire.entry_id(3, 4))
+    farm.client.xadd(
+        BLOCKS, {"block": encode(block), "count": 4, "tokens": 9}, id=wire.entry_id(3, 4)
+    )
     give_plan(farm, share(2))
     fetcher = fetcher_on(farm)
     commit(fetcher, fetch(fetcher))
