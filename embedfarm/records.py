@@ -412,6 +412,9 @@ class JobSpec(Record):
             mean, weighted by tokens) or "error".
         long_overlap: Tokens that a window repeats of the one before, about.
         lsh_bits: Hyperplanes of "lsh", a multiple of 8.
+
+    Raises:
+        ValueError: A field asks for what no worker could do.
     """
 
     model: str
