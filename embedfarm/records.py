@@ -14,7 +14,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
+
 VERSION: Final = 1
+SPEC_WORDS: Final = {
+    "dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
+    "vector_dtype": ("float32", "float16", "int8", "ubinary", "lsh"),
+    "engine": ("auto", "torch", "openvino"),
+    "long": ("truncate", "windows", "error"),
+}
+"""What each of these fields of a `JobSpec` may say."""
 
 
 class RecordError(ValueError):
@@ -403,6 +412,9 @@ class JobSpec(Record):
             mean, weighted by tokens) or "error".
         long_overlap: Tokens that a window repeats of the one before, about.
         lsh_bits: Hyperplanes of "lsh", a multiple of 8.
+
+    Raises:
+        ValueError: A field asks for what no worker could do.
     """
 
     model: str
@@ -418,6 +430,16 @@ class JobSpec(Record):
     long: str = "truncate"
     long_overlap: int = 32
     lsh_bits: int = 2048
+
+    def __post_init__(self) -> None:
+        """Refuse what no worker could do, also off the wire."""
+        for name, words in SPEC_WORDS.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(words)}")
+        if min(self.max_length, self.dimensions, self.long_overlap) < 0:
+            raise ValueError("max_length, dimensions and long_overlap are 0 or more")
+        if self.lsh_bits % 8 or not BITS_MIN <= self.lsh_bits <= BITS_MAX:
+            raise ValueError(f"lsh_bits is a multiple of 8 from {BITS_MIN} to {BITS_MAX}")
 
 
 class LanePiece(Record):

@@ -8,7 +8,7 @@ from typing import Final
 from embedfarm.backlog import Backlog, read_backlogs
 from embedfarm.farm import Farm, length_class, model_key
 from embedfarm.jobs import JobGone, Pending
-from embedfarm.records import Completion, Heartbeat
+from embedfarm.records import Completion, Heartbeat, RecordError
 from scheduler.history import History
 from scheduler.ledger import Demand, Ledger
 from scheduler.state import FarmState, JobState, WorkerState
@@ -98,6 +98,8 @@ class Observer:
                 self._models[backlog.job] = model_key(self.farm.job(backlog.job).spec())
             except JobGone:
                 return False
+            except RecordError:
+                self._models[backlog.job] = ""  # its workers refuse it, and say why
         return True
 
     def _leases(self, backlog: Backlog) -> tuple[Pending, ...]:

@@ -225,7 +225,7 @@ class Fetcher:
         for entry in entries:
             tries = deliveries.get(entry.id, 0) + 1
             try:
-                lease = Lease(job, entry, decode(Block, entry.data), tries, copied)
+                lease = Lease(job, entry, _read(job, entry), tries, copied)
             except RecordError as error:
                 self._give_up(_unreadable(job, entry, tries), str(error))
                 continue
@@ -307,6 +307,21 @@ def _tokenise_each(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, 
             reasons[row] = f"the tokenizer raised {type(error).__name__}: {error}"
             kept[row] = ""
     return engine.tokenise(kept), reasons
+
+
+def _read(job: str, entry: Entry) -> Block:
+    """The block of an entry.
+
+    Raises:
+        RecordError: There is none, or not the one that the entry's ID names.
+    """
+    block = decode(Block, entry.data)
+    named = wire.entry_id(block.start, block.count)
+    if entry.id != named and entry.stream == wire.JobKeys(job).blocks:
+        raise RecordError(f"entry {entry.id} holds the block of {named}")
+    if block.ids is not None and len(block.ids) != block.count:
+        raise RecordError(f"{len(block.ids)} ids for {block.count} chunks")
+    return block
 
 
 def _unreadable(job: str, entry: Entry, deliveries: int) -> Lease:

@@ -1,6 +1,11 @@
 -- Append the next block. A resend says 'exists'; a block after blocks that are not there (the server
 -- restarted and lost them) says 'gap', so that everything below pushed_upto was in the stream.
 -- KEYS: in, meta   ARGV: entry id, block, chunks, tokens, index after its last chunk
+-- What no worker could make sense of is an error, before anything has changed.
+if string.find(ARGV[3] .. ARGV[4] .. ARGV[5], '%D')
+  or ARGV[1] ~= string.format('%d-%d', ARGV[5] - ARGV[3] + 1, ARGV[3]) then
+  return redis.error_reply('ERR not <start + 1>-<chunks>, and numbers: ' .. ARGV[1])
+end
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then return 'gone' end
 if state ~= 'open' and state ~= 'paused' then return state end

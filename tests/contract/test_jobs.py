@@ -94,10 +94,50 @@ def test_terms(client: redis.Redis) -> None:
 
 
 def test_terms_of_a_job_without_any(client: redis.Redis) -> None:
-    """A job that another program made in its own way has the usual terms."""
+    """A job that another program made in its own way has the usual terms, and some weight."""
     job = make_job(client, 1)
     client.hdel(job.keys.meta, "priority", "tenant", "weight", "deadline_ms")
     assert terms_of(job) == Terms()
+    client.hset(job.keys.meta, "weight", 0)
+    assert terms_of(job) == Terms()
+
+
+@pytest.mark.parametrize(("name", "value"), [("priority", "high"), ("chunk_count", "1.5")])
+def test_a_job_with_impossible_values_is_none(client: redis.Redis, name: str, value: str) -> None:
+    """Another program's mistake costs its own job, and nobody who looks at all of them."""
+    make_job(client, 1, "good")
+    job = make_job(client, 1)
+    client.hset(job.keys.meta, name, value)
+    with pytest.raises(JobGone, match="cannot be read"):
+        job.status()
+    assert list(Farm(client).statuses()) == ["good"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["3-2", b"block", 2, 20, 5],
+        ["3-2", b"block", 3, 20, 5],
+        ["2-2", b"block", 2, 20, 4],
+        ["*", b"block", 2, 20, 4],
+        ["3-2", b"block", 2, "many", 4],
+        ["3-2", b"block", 2, -20, 4],
+        ["3-2.0", b"block", "2.0", 20, 4],
+    ],
+)
+def test_a_push_that_contradicts_itself_changes_nothing(
+    client: redis.Redis, words: list[bytes | str | int]
+) -> None:
+    """ID, count and end must agree, and numbers be numbers: another program is told at once."""
+    job = make_job(client, 1)
+    before = snapshot(client)
+    push = client.register_script(wire.script("push"))
+    with pytest.raises(redis.ResponseError, match="<start"):
+        push(keys=[job.keys.blocks, job.keys.meta], args=words)
+    close = client.register_script(wire.script("close"))
+    with pytest.raises(redis.ResponseError, match="not a number"):
+        close(keys=[job.keys.meta], args=["all"])
+    assert snapshot(client) == before
 
 
 @pytest.mark.parametrize("state", ["open", "closed"])

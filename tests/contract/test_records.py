@@ -2,12 +2,14 @@
 
 from typing import Any, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedfarm.records import (
+    SPEC_WORDS,
     Block,
     ChunkError,
     Completion,
@@ -69,9 +71,14 @@ def records(kind: type[Record]) -> st.SearchStrategy[Record]:
     if kind is TokenIds:
         return TOKEN_IDS
     fields = {name: VALUES[of] for name, of in get_type_hints(kind).items()}
-    return st.builds(kind, **fields)
+    return st.builds(kind, **(fields | (SPEC_VALUES if kind is JobSpec else {})))
 
 
+SPEC_VALUES: dict[str, st.SearchStrategy[Any]] = {
+    **{name: st.sampled_from(words) for name, words in SPEC_WORDS.items()},
+    **dict.fromkeys(("max_length", "dimensions", "long_overlap"), st.integers(0, 2**64 - 1)),
+    "lsh_bits": st.integers(8, 1024).map(lambda count: 8 * count),
+}
 TOKEN_IDS = st.builds(
     lambda recipe, lengths, width: TokenIds(
         recipe=recipe,
@@ -164,6 +171,32 @@ def test_another_version_is_refused() -> None:
         decode(Rate, b"\x02\x90")
     with pytest.raises(RecordError, match="Rate record of version '', not 1"):
         decode(Rate, b"")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dtype": "float"},
+        {"vector_dtype": "float64"},
+        {"engine": "onnx"},
+        {"long": ""},
+        {"max_length": -1},
+        {"dimensions": -8},
+        {"long_overlap": -1},
+        {"lsh_bits": 100},
+        {"lsh_bits": 0},
+        {"lsh_bits": 16384},
+    ],
+)
+def test_a_spec_that_nobody_could_follow_is_refused(wrong: dict[str, Any]) -> None:
+    """Made here or by another program, it is refused by the name of the field."""
+    name = next(iter(wrong))
+    with pytest.raises(ValueError, match=name):
+        JobSpec(model="m", **wrong)
+    fields = msgspec.structs.asdict(JobSpec(model="m")) | wrong
+    data = b"\x01" + msgspec.msgpack.encode(list(fields.values()))
+    with pytest.raises(RecordError, match=name):
+        decode(JobSpec, data)
 
 
 def test_another_kind_is_refused() -> None:

@@ -61,6 +61,16 @@ def test_jobs_come_and_go(farm: Farm, start: Start) -> None:
     wait_until(lambda: share(farm, "worker") is None)
 
 
+def test_a_job_that_nobody_can_read_stops_nobody(farm: Farm, start: Start) -> None:
+    """A spec of another program's making goes to the workers, who refuse it and say why."""
+    fill(farm, 4, "strange")
+    farm.job("strange").note("spec", b"nonsense")
+    fill(farm, 4)
+    beat(farm, "worker")
+    start()
+    wait_until(lambda: share(farm, "worker") and share(farm, "worker", "strange"))
+
+
 def test_the_tail_is_copied_by_an_idle_worker(farm: Farm, start: Start) -> None:
     """With everything leased to a slow worker, the plan of the idle one names its blocks."""
     job = fill(farm, 4)

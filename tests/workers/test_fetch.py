@@ -380,6 +380,23 @@ def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
     assert fetcher.holdings.tokens == 0
 
 
+@pytest.mark.parametrize(
+    "block", [block_of(0, 4), block_of(3, 2), Block(start=3, texts=["a"] * 4, ids=["1"])]
+)
+def test_a_block_that_is_not_its_entry_s_fails(farm: Farm, block: Block) -> None:
+    """Another program's mistake costs the chunks that the entry names, and no others."""
+    job = create_job(farm, [block_of(0, 3)])
+    farm.client.xadd(
+        BLOCKS, {"block": encode(block), "count": 4, "tokens": 9}, id=wire.entry_id(3, 4)
+    )
+    give_plan(farm, share(2))
+    fetcher = fetcher_on(farm)
+    commit(fetcher, fetch(fetcher))
+    good, bad = results(job)
+    assert (good.start, good.count, good.errors) == (0, 3, [])
+    assert [error.index for error in bad.errors] == [3, 4, 5, 6]
+
+
 def test_tokenizer_that_raises_costs_only_the_chunk(farm: Farm) -> None:
     """The texts that the tokenizer cannot take are named; the others are tokenised."""
 
