@@ -36,7 +36,7 @@ check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
-test: .venv/installed-dev ## All tests but the slow ones.
+test: .venv/installed-dev ## All tests but the slow ones, and those that need more than pip has.
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 accept: .venv/installed-dev ## The slow tests: every promise at full size.

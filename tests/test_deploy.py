@@ -149,6 +149,7 @@ def test_image_holds_every_package_at_pinned_versions() -> None:
     assert all("pip install -c constraints.txt " in install for install in installs)
 
 
+@pytest.mark.system
 def test_units_pass_systemd(tmp_path: Path) -> None:
     """`systemd-analyze verify` has no complaint about any unit."""
     analyze = shutil.which("systemd-analyze")

@@ -90,7 +90,7 @@ def run_example(language: str, folder: Path, server: LiveServer, model: str) -> 
     return done.stdout.decode()
 
 
-@pytest.mark.parametrize("language", ["bash", "js"])
+@pytest.mark.parametrize("language", [pytest.param("bash", marks=pytest.mark.system), "js"])
 def test_the_example_runs(
     farm: Farm, server: LiveServer, client: redis.Redis, tmp_path: Path, language: str
 ) -> None:
