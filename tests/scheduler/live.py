@@ -14,7 +14,7 @@ from scheduler.loop import Scheduler
 
 SPEC: Final = JobSpec(model="model")
 SETTINGS: Final = Settings(
-    scheduler_ttl_seconds=1.0, plan_ttl_seconds=5.0, heartbeat_ttl_seconds=60.0
+    scheduler_ttl_seconds=5.0, plan_ttl_seconds=10.0, heartbeat_ttl_seconds=60.0
 )
 CHUNKS: Final = 8
 BLOCK_TOKENS: Final = 100 * CHUNKS
