@@ -60,7 +60,7 @@ class TaskJob(Job):
 
     def _deserialize_data(self) -> None:
         try:
-            super()._deserialize_data()
+            super()._deserialize_data()  # type: ignore[no-untyped-call] # RQ is typed in part
         except DeserializationError as error:
             raise DeserializationError(
                 'refused: the job is not JSON; enqueue with Queue(…, serializer="json")'
@@ -145,7 +145,7 @@ class TaskWorker(Worker):
     def handle_warm_shutdown_request(self) -> None:
         """Hand the running job back instead of waiting for its end."""
         self.asked = True
-        super().handle_warm_shutdown_request()
+        super().handle_warm_shutdown_request()  # type: ignore[no-untyped-call] # as above
         if self.horse_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.horse_pid, signal.SIGTERM)
@@ -159,7 +159,7 @@ class TaskWorker(Worker):
 
     def handle_work_horse_killed(self, job: Job, retpid: int, ret_val: int, rusage: Any) -> None:  # noqa: ANN401 -- as RQ has it
         """Repeat a job whose process was killed, by the system for its memory for example."""
-        super().handle_work_horse_killed(job, retpid, ret_val, rusage)
+        super().handle_work_horse_killed(job, retpid, ret_val, rusage)  # type: ignore[no-untyped-call] # as above
         with contextlib.suppress(ProcessLookupError):
             os.killpg(retpid, signal.SIGKILL)  # the job's command
         if self._forgive(job):

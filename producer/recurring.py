@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import secrets
-import time
 from datetime import UTC, datetime
 from typing import Final, cast
 
@@ -59,8 +58,8 @@ class Timetable:
         self._elect = client.register_script(wire.script("elect"))
         self._advance = client.register_script(wire.script("advance"))
 
-    def tick(self) -> None:
-        """Enqueue what is due, if this process is the one to do so.
+    def tick(self, now: float) -> None:
+        """Enqueue what is due at `now`, in Unix seconds, if this process is the one to do so.
 
         Raises:
             redis.RedisError: The server is away; the next tick makes up for it.
@@ -72,11 +71,11 @@ class Timetable:
         if self._retries.acquire_locks():
             self._retries.enqueue_scheduled_jobs()
         for entry in self._settings.recurring:
-            self._enqueue_due(entry, fence)
+            self._enqueue_due(entry, fence, now)
 
-    def _enqueue_due(self, entry: Recurring, fence: int) -> None:
+    def _enqueue_due(self, entry: Recurring, fence: int, now: float) -> None:
         """Enqueue the newest run of a recurring job, unless it was; those before it are skipped."""
-        due = int(croniter(entry.cron, datetime.fromtimestamp(time.time(), UTC)).get_prev(float))
+        due = int(croniter(entry.cron, datetime.fromtimestamp(now, UTC)).get_prev(float))
         name = identify(entry)
         key = wire.recurring_key(name)
         newest = int(cast("bytes | None", self._client.get(key)) or due)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, cast
 
 from redis.client import Pipeline
 from rq import Queue
-from rq.job import JobStatus
+from rq.job import Job, JobStatus
 from rq.utils import now
 
 STRANDED_SECONDS: Final = 60  # from the queue to the start takes milliseconds
@@ -55,7 +55,7 @@ def take(queue: Queue, lost: Lost, *, repeat: bool) -> bool:
 
     def move(pipe: Pipeline) -> None:
         if lost.entry:
-            score = cast("float | None", pipe.zscore(started, lost.entry))
+            score = pipe.zscore(started, lost.entry)
             answers.append(score is not None and score <= time.time())
         else:
             answers.append(pipe.lpos(stranded.key, lost.job) is not None)
@@ -66,7 +66,7 @@ def take(queue: Queue, lost: Lost, *, repeat: bool) -> bool:
         pipe.lrem(stranded.key, 0, lost.job)
         pipe.delete(stranded.get_first_seen_key(lost.job))
         if repeat:
-            pipe.hset(f"rq:job:{lost.job}", "status", JobStatus.QUEUED)
+            pipe.hset(Job.key_for(lost.job), "status", JobStatus.QUEUED)
             queue.push_job_id(lost.job, pipe, at_front=True)
 
     queue.connection.transaction(move, started, stranded.key)

@@ -81,7 +81,7 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
     """Compare a finished output with its manifest and its corpus.
 
     Returns:
-        "problems": for each the file and a sentence; none when all is well.
+        "problems": of each the "file" and a sentence, the "problem"; none when all is well.
 
     Raises:
         As `embed_corpus`.

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -63,6 +64,6 @@ def _children(count: int, settings: Settings) -> list[Child]:
 def _tick(timetable: "Timetable") -> None:
     """Enqueue what is due; a server that is away now is asked again."""
     try:
-        timetable.tick()
+        timetable.tick(time.time())
     except UNAVAILABLE as error:
         log.warning("the server is away: %s", hide_password(str(error)))
