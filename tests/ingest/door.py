@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ class Door:
         self.connection = redis.Redis.from_url(server.url)
         self.queue = Queue("embedfarm", self.connection, serializer="json")
 
-    def enqueue(self, task: str, *words: Any, **options: Any) -> Job:
+    def enqueue(self, task: str, *words: Any, **options: Any) -> Job:  # noqa: ANN401 -- what JSON can say
         """Enqueue a task by its name."""
         return self.queue.enqueue(f"producer.tasks.{task}", *words, **options)
 
@@ -59,9 +60,8 @@ class Door:
             process = psutil.Process(popen.pid)
             try:
                 yield process
-                if popen.poll() is None:
-                    popen.terminate()
-                    assert popen.wait(40) == 0
+                popen.terminate()
+                assert popen.wait(40) in {0, -signal.SIGKILL}
             finally:
                 kill_tree(process)
 
@@ -116,3 +116,10 @@ def failure(job: Job) -> str:
     result = job.latest_result()
     assert result is not None
     return (result.exc_string or "").strip().splitlines()[-1]
+
+
+def returned(job: Job) -> dict[str, Any]:
+    """What a finished RQ job returned."""
+    value = job.return_value()
+    assert isinstance(value, dict)
+    return value

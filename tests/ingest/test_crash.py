@@ -1,11 +1,8 @@
 """What becomes of a job whose RQ worker dies, is stopped, or is told to drop it."""
 
-import os
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -49,25 +46,48 @@ def running(door: Door) -> Iterator[tuple[psutil.Process, Request]]:
         yield process, request
 
 
-def of(process: psutil.Process, words: str) -> psutil.Process:
+def of(process: psutil.Process, words: str) -> psutil.Process | None:
     """The process below another one whose command line has these words."""
-    tree = process.children(recursive=True)
-    return next(each for each in tree if words in " ".join(each.cmdline()))
+    with suppress(psutil.NoSuchProcess):
+        for each in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if words in " ".join(each.cmdline()):
+                    return each
+    return None
+
+
+def worker_of(process: psutil.Process) -> psutil.Process:
+    """The RQ worker of a role."""
+    worker = of(process, "producer.main")
+    assert worker is not None
+    return worker
+
+
+def wait_for_another(process: psutil.Process, command: psutil.Process | None) -> psutil.Process:
+    """The command that embeds, once it is another one, which is not the killed one's orphan."""
+    found = list[psutil.Process]()
+
+    def look() -> bool:
+        each = of(process, "embedfarm.cli embed")
+        found[:] = [] if each is None or each == command else [each]
+        return bool(found)
+
+    wait_until(look, 40)
+    return found[0]
 
 
 def test_a_killed_job_goes_on(door: Door) -> None:
     """`kill -9` of the job's process, the RQ worker, the role, all at once: it is resumed."""
     with running(door) as (process, request):
         kept = parts(request.out)
-        for words in ("horse", "worker"):
-            done = request.job.get_meta()["done"]
-            worker = of(process, "producer.main")
-            (worker.children()[0] if words == "horse" else worker).kill()
-            wait_until(lambda done=done: request.job.get_meta()["done"] > done + 200, 30)
+        command = wait_for_another(process, None)
+        for victim in ("job", "worker"):
+            worker = worker_of(process)
+            (worker.children()[0] if victim == "job" else worker).kill()
+            command = wait_for_another(process, command)
         process.kill()
         with door.ingest(part_bytes_max=PART_BYTES) as successor:
-            done = request.job.get_meta()["done"]
-            wait_until(lambda: request.job.get_meta()["done"] > done + 200, 30)
+            wait_for_another(successor, command)
             kill_tree(successor)
         assert request.job.get_status() == "started"
         with door.ingest(part_bytes_max=PART_BYTES):
@@ -77,7 +97,11 @@ def test_a_killed_job_goes_on(door: Door) -> None:
 
 
 def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
-    """SIGTERM: status 0, no process left, the job in the queue, and the next role resumes it."""
+    """SIGTERM: status 0, no process left, the job in the queue; cancelled there, it never runs.
+
+    What the farm has of it is cancelled as well, and can be removed then, but not before without
+    --force. Asked for again, it is resumed.
+    """
     with running(door) as (process, request):
         tree = process.children(recursive=True)
         process.terminate()
@@ -85,28 +109,43 @@ def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
         assert not psutil.wait_procs(tree, timeout=10)[1]
         assert request.job.get_status() == "queued"
         kept = parts(request.out)
+        fresh = door.enqueue("embed_corpus", str(request.corpus), str(door.home / "other"))
+        request.job.cancel()
+        fresh.cancel()
+        [job] = door.farm_jobs()
+        remove = ("jobs", "rm", "--redis", door.server.url, job[:6])
+        refused = run(*remove)
+        assert (refused.returncode, "cancel it first" in refused.stderr) == (1, True)
         with door.ingest(part_bytes_max=PART_BYTES):
-            wait_for(request.job, "finished")
+            wait_until(lambda: door.farm_states() == ["cancelled"], 30)
+            assert run(*remove).returncode == 0
+            assert not door.connection.keys(f"*{job}*")
+            wait_for(request.enqueue(door), "finished")
+        assert request.job.get_status() == fresh.get_status() == "canceled"
+        assert not (door.home / "other").exists()
         assert kept.items() <= parts(request.out).items()
         request.check()
 
 
-def test_a_job_that_kills_its_workers_is_given_up(door: Door) -> None:
-    """After `deliveries_max` deaths without progress it fails, with the reason."""
+def test_a_job_that_goes_wrong_ends(door: Door) -> None:
+    """After `deliveries_max` deaths without progress, or `job_timeout`; its command ends too."""
     request = Request(door)
+    command = None
     with door.ingest(deliveries_max=2) as process:  # nobody embeds, so that there is no progress
         for _ in range(2):
-            wait_until(lambda: "out" in request.job.get_meta(), 30)
-            worker = of(process, "producer.main")
-            wait_until(worker.children, 30)
-            os.kill(worker.children()[0].pid, signal.SIGKILL)
-            wait_until(lambda: not worker.children() or request.job.get_status() != "started", 30)
+            command = wait_for_another(process, command)
+            worker_of(process).children()[0].kill()
         wait_for(request.job, "failed")
+        out = str(door.home / "late")
+        late = door.enqueue("embed_corpus", str(request.corpus), out, job_timeout=1)
+        wait_for(late, "failed")
+        assert of(process, "embedfarm.cli") is None
+    assert "JobTimeoutException" in failure(late)
     assert "terminated unexpectedly" in failure(request.job)
 
 
 def test_a_running_job_that_nobody_wants(door: Door) -> None:
-    """RQ's stop, cancel and delete end it, and the farm's job; asked for again, it is resumed."""
+    """RQ's stop, cancel and delete end it, and the farm's job; the worker takes the next one."""
     with running(door) as (_, request):
         job = request.job
         for way in ("stop", "cancel", "delete"):
@@ -115,48 +154,12 @@ def test_a_running_job_that_nobody_wants(door: Door) -> None:
             else:
                 job.cancel() if way == "cancel" else job.delete()
             wait_until(lambda: door.farm_states() == ["cancelled"], 30)
-            cleaning = door.enqueue("cleanup", 0)
-            wait_for(cleaning, "finished")
-            assert len(cleaning.return_value()["jobs"]) == 1
             if way != "delete":
-                assert job.get_status() == "stopped"
+                wait_for(job, "stopped", 20)
+            wait_for(door.enqueue("cleanup", 0), "finished")
+            assert not door.farm_jobs()
             job = request.enqueue(door)
-            wait_until(lambda: door.farm_states() != [] or job.is_finished, 30)  # noqa: B023 -- at once
-        wait_for(job, "finished")
-        request.check()
-
-
-def test_a_queued_job_that_nobody_wants(door: Door) -> None:
-    """Cancelled before it ran: it never runs. After it was handed back: the farm's job goes too.
-
-    That one can be removed from the farm, which a job that goes on cannot without --force.
-    """
-    with running(door) as (process, request):
-        process.terminate()
-        assert process.wait(20) == 0
-        fresh = door.enqueue("embed_corpus", str(request.corpus), str(door.home / "other"))
-        request.job.cancel()
-        fresh.cancel()
-        [job] = door.farm_jobs()
-        refused = run("jobs", "rm", "--redis", door.server.url, job)
-        assert (refused.returncode, "cancel it first" in refused.stderr) == (1, True)
-        with door.ingest():
-            wait_until(lambda: door.farm_states() == ["cancelled"], 30)
-        assert request.job.get_status() == fresh.get_status() == "canceled"
-        assert not (door.home / "other").exists()
-        assert run("jobs", "rm", "--redis", door.server.url, job[:6]).returncode == 0
-        assert not door.connection.keys(f"*{job}*")
-
-
-def test_a_job_that_takes_too_long(door: Door) -> None:
-    """RQ's `job_timeout` ends it and its command; what it has done stays for the next try."""
-    request = Request(door)
-    with door.ingest():
-        out = str(door.home / "late")
-        job = door.enqueue("embed_corpus", str(request.corpus), out, job_timeout=2)
-        request.job.cancel()
-        wait_for(job, "failed", 30)
-        assert "JobTimeoutException" in failure(job)
+            wait_until(door.farm_jobs, 30)
 
 
 @pytest.mark.slow
