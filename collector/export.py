@@ -70,7 +70,6 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
     """Write all parts; the manifest that knows them."""
     source, destination = open_sink(manifest.format, directory), open_sink(sink, target)
     failures = read_failures(directory)
-    ids_failed = {}
     destination.resume([])
     parts = []
     for part in manifest.parts:

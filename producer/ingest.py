@@ -57,6 +57,13 @@ class TaskJob(Job):
             self.timeout = Settings().ingest_seconds_max
         if self.failure_ttl is None:
             self.failure_ttl = FAILURE_SECONDS
+        self.get_meta(refresh=False)
+
+    def get_meta(self, refresh: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- as RQ has it
+        """What the job says of itself; whoever enqueued it may have put anything there."""
+        meta = super().get_meta(refresh)
+        self.meta = meta if isinstance(meta, dict) else {}
+        return self.meta
 
     def _deserialize_data(self) -> None:
         try:

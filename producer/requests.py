@@ -15,6 +15,8 @@ from rq.job import Job, JobStatus
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
 from embedfarm.jobs import JobGone
+from embedfarm.settings import Settings
+from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
 DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
@@ -96,6 +98,8 @@ def cancel_request(job: Job, connection: redis.Redis) -> None:
     """Cancel what the farm does for an RQ job that was stopped or cancelled, once."""
     meta = job.get_meta()
     if "out" in meta and meta.get("state") != "cancelled":
-        cancel_farm_jobs(Farm(connection), Path(meta["out"]))
+        with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written its `meta`
+            out = allow(str(meta["out"]), Settings().ingest_roots)
+            cancel_farm_jobs(Farm(connection), out)
         job.meta["state"] = "cancelled"
         job.save_meta()

@@ -33,7 +33,8 @@ def test_nothing_runs_that_is_not_on_the_list(door: Door, tmp_path: Path) -> Non
     data = json.dumps(["producer.tasks.cleanup", "an instance", [], {}]).encode()
     door.connection.hset(method.key, "data", zlib.compress(data))
     with door.ingest() as process:
-        last = door.enqueue("cleanup")
+        door.enqueue("embed_corpus", "a", "b", meta=["odd"]).cancel()
+        last = door.enqueue("cleanup", meta=["odd"])
         wait_for(last, "finished", 30)
         [worker] = process.children()
         assert last.worker_name is None or str(worker.pid) in last.worker_name
