@@ -9,9 +9,8 @@ from rq import Queue
 
 from tests.ingest.door import Door, returned, wait_for
 
-LINES = re.findall(
-    r"^ACL SETUSER (\w+) (.+)$", (Path(__file__).parents[2] / "docs" / "rq.md").read_text(), re.MULTILINE
-)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "rq.md"
+LINES = re.findall(r"^ACL SETUSER (\w+) (.+)$", DOCUMENT.read_text(), re.MULTILINE)
 
 
 def test_the_users_of_the_documentation_suffice(door: Door) -> None:
