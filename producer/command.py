@@ -70,10 +70,11 @@ def run_command(
             status = _wait(child, look)
         finally:
             _stop(child, settings.drain_seconds)
-        if status not in statuses:
-            raise CommandFailed(_last_line(log) or f"embedfarm {words[0]}: status {status}")
         said.seek(0)
-        return json.load(said)
+        report = said.read()
+        if status not in statuses or not report:
+            raise CommandFailed(_last_line(log) or f"embedfarm {words[0]}: status {status}")
+        return json.loads(report)
 
 
 def _wait(child: subprocess.Popen[bytes], look: Callable[[], object]) -> int:

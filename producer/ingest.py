@@ -164,9 +164,17 @@ class TaskWorker(Worker):
 
     # What a crash leaves.
 
-    def handle_work_horse_killed(self, job: Job, retpid: int, ret_val: int, rusage: Any) -> None:  # noqa: ANN401 -- as RQ has it
+    def handle_work_horse_killed(
+        self,
+        job: Job,
+        retpid: int | None,
+        ret_val: int | None,
+        rusage: Any,  # noqa: ANN401 -- as RQ has it
+    ) -> None:
         """Repeat a job whose process was killed, by the system for its memory for example."""
         super().handle_work_horse_killed(job, retpid, ret_val, rusage)  # type: ignore[no-untyped-call] # as above
+        if retpid is None:  # RQ has killed it, a minute after its time was up
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(retpid, signal.SIGKILL)  # the job's command
         if self._forgive(job):
@@ -174,7 +182,8 @@ class TaskWorker(Worker):
 
     def _forgive(self, job: Job) -> bool:
         """Whether a run that died may be repeated: until as many died without any progress."""
-        deaths = job.get_meta().get(DEATHS, 0) + 1
+        before = job.get_meta().get(DEATHS)
+        deaths = before + 1 if isinstance(before, int) else 1
         job.meta[DEATHS] = deaths
         job.save_meta()
         return bool(deaths < self._settings.deliveries_max)
