@@ -61,7 +61,7 @@ class TaskJob(Job):
 
     def get_meta(self, refresh: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- as RQ has it
         """What the job says of itself; whoever enqueued it may have put anything there."""
-        meta = super().get_meta(refresh)
+        meta: Any = super().get_meta(refresh)
         self.meta = meta if isinstance(meta, dict) else {}
         return self.meta
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -15,15 +16,16 @@ LINES = re.findall(r"^ACL SETUSER (\w+) (.+)$", DOCUMENT.read_text(), re.MULTILI
 
 def test_the_users_of_the_documentation_suffice(door: Door) -> None:
     """One enqueues and sees no key of the farm, the other one runs the job."""
+    connection: Any = door.connection
     for name, rules in LINES:
-        door.connection.execute_command("ACL", "SETUSER", name, *rules.split())
+        connection.execute_command("ACL", "SETUSER", name, *rules.split())
     socket = door.server.url.removeprefix("unix://")
     urls = {name: f"unix://{name}@{socket}?password=change-me" for name, _ in LINES}
-    with redis.Redis.from_url(urls["submitter"]) as connection:
-        queue = Queue("embedfarm", connection=connection, serializer="json")
+    with redis.Redis.from_url(urls["submitter"]) as submitter:
+        queue = Queue("embedfarm", connection=submitter, serializer="json")
         job = queue.enqueue("producer.tasks.cleanup")
         with pytest.raises(redis.exceptions.NoPermissionError):
-            connection.zrange("ef:{farm}:jobs", 0, -1)
+            submitter.zrange("ef:{farm}:jobs", 0, -1)
         with door.ingest(redis_url=urls["ingest"]):
             wait_for(job, "finished")
         assert returned(job)["jobs"] == []
