@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BaseModel,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -51,6 +53,22 @@ PROFILES: dict[str, dict[str, float]] = {
         "redis_bytes_max": 256 * MEBIBYTE,
     },
 }
+
+
+class Recurring(BaseModel):
+    """An RQ job that is asked for again and again.
+
+    Attributes:
+        cron: When, in UTC: minute, hour, day of the month, month, day of the week.
+        task: Name of a function of `producer.tasks`.
+        arguments: Of that function, by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cron: str
+    task: str
+    arguments: dict[str, Any] = {}
 
 
 class Settings(BaseSettings):
@@ -185,6 +203,25 @@ class Settings(BaseSettings):
     lanes_max: Annotated[
         PositiveInt, Field(description="Models that interactive requests ask for at a time.")
     ] = 64
+
+    ingest_roots: Annotated[
+        list[Path],
+        Field(description="Directories that RQ jobs may read and write below; none: nothing."),
+    ] = []
+    ingest_lease_seconds: Annotated[
+        int,
+        Field(ge=3, description="An RQ job whose worker is silent for this long begins again."),
+    ] = 30
+    ingest_seconds_max: Annotated[
+        PositiveInt, Field(description="How long an RQ job may take that names no time itself.")
+    ] = 7 * 86400
+    recurring: Annotated[
+        list[Recurring],
+        Field(
+            description='RQ jobs by the clock (UTC), such as `[{"cron": "0 3 * * *", "task": '
+            '"cleanup", "arguments": {"seconds": 86400}}]`.'
+        ),
+    ] = []
 
     slowdown: Annotated[
         dict[str, float],

@@ -28,6 +28,10 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
 
+    ef:{farm}:ingest         hash    token, fence: who enqueues       ingest    -> ingest     5 s
+    ef:{farm}:ingest-fence   string  counter of lock holders          ingest    -> ingest
+    ef:{farm}:recurring:<id> string  unix seconds of the newest run   ingest    -> ingest     400 d
+
     ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
     ef:{farm}:lanes          zset    engine -> unix ms of a request   asker     -> worker     120 s
     ef:{farm}:lane-sizes     hash    engine -> bytes of its pieces    asker     -> asker      120 s
@@ -35,6 +39,8 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:loader:<engine>  string  worker that loads it           worker    -> worker     60 s
     ef:{farm}:unloaded:<engine>  hash  worker -> why it cannot        worker    -> all        30 s
     ef:{farm}:reply:<id>     list    LaneAnswer for each piece        worker    -> asker      30 s
+
+RQ's keys (`rq:*`) are outside of this scheme and have no hash tag; RQ does not run on a cluster.
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
@@ -57,6 +63,8 @@ FENCE: Final = "ef:{farm}:fence"
 POLICY: Final = "ef:{farm}:policy"
 DECISIONS: Final = "ef:{farm}:decisions"
 STATS: Final = "ef:{farm}:stats"
+INGEST: Final = "ef:{farm}:ingest"
+INGEST_FENCE: Final = "ef:{farm}:ingest-fence"
 LANES: Final = "ef:{farm}:lanes"
 LANE_SIZES: Final = "ef:{farm}:lane-sizes"
 LANE_BELL: Final = "ef:{farm}:lane-bell"
@@ -80,6 +88,11 @@ def wake_key(name: str) -> str:
 def budget_key(device: str, model: str) -> str:
     """Key of the budget learned on a kind of device for a model."""
     return f"ef:{{farm}}:budget:{device}|{model}"
+
+
+def recurring_key(name: str) -> str:
+    """Key of the newest run of a recurring job."""
+    return f"ef:{{farm}}:recurring:{name}"
 
 
 def lane_key(engine: str) -> str:

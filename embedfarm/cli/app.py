@@ -2,7 +2,17 @@
 
 import typer
 
-from embedfarm.cli import bench, embed, inspection, jobs, outputs, roles, scheduler, simulate
+from embedfarm.cli import (
+    bench,
+    embed,
+    ingest,
+    inspection,
+    jobs,
+    outputs,
+    roles,
+    scheduler,
+    simulate,
+)
 
 app = typer.Typer(
     name="embedfarm",
@@ -14,11 +24,13 @@ app = typer.Typer(
 app.command(epilog=embed.EXIT_CODES)(embed.embed)
 app.command()(outputs.verify)
 app.command()(outputs.search)
+app.command()(outputs.export)
 app.command()(bench.bench)
 app.command()(simulate.simulate)
 app.command()(roles.up)
 app.command()(roles.schedule)
 app.command()(roles.work)
+app.command()(ingest.ingest)
 app.add_typer(scheduler.scheduler_app, name="scheduler")
 app.add_typer(jobs.jobs_app, name="jobs")
 app.command()(inspection.workers)

@@ -103,6 +103,26 @@ def cancel_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> Non
     _change(job, redis, Job.cancel, as_json=as_json)
 
 
+@jobs_app.command("rm")
+def remove_job(
+    job: JobId,
+    force: Annotated[bool, typer.Option("--force", help="Even if it is not cancelled.")] = False,  # noqa: FBT002 -- a flag
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Delete a cancelled job and all that the server has of it; its output can be resumed."""
+    with _farm(redis) as farm:
+        handle = _find(farm, job)
+        state = handle.status().state
+        if state != "cancelled" and not force:
+            fail(f"job {handle.id} is {state}: cancel it first, or give --force")
+        handle.delete()
+    if as_json:
+        print_json({"job": handle.id, "state": "gone"})
+    else:
+        typer.echo(f"{handle.id} is gone")
+
+
 @jobs_app.command("set")
 def set_terms(  # noqa: PLR0913, PLR0917 -- each is a flag
     job: JobId,

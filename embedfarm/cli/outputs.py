@@ -7,6 +7,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from embedfarm.cli.embed import OutputFormat
 from embedfarm.cli.options import FAILED, AsJson, fail, plain_errors, print_json, read_settings
 from embedfarm.records import JobSpec
 
@@ -40,6 +41,23 @@ def verify(
             console.print(f"[green]{directory} is complete and undamaged[/green]")
     if problems:
         raise typer.Exit(FAILED)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="A finished output of `embedfarm embed`.")],
+    out: Annotated[Path, typer.Option(help="Another output directory.")],
+    output_format: OutputFormat = "npy",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Write a finished output in another format, without embedding anything again."""
+    from collector.export import export as write
+
+    with plain_errors():
+        manifest = write(directory, out, output_format)
+    if as_json:
+        print_json({"out": str(out), "count": manifest.count, "failed": manifest.failed})
+    else:
+        typer.echo(f"{manifest.count - manifest.failed:,} vectors in {out} ({manifest.format})")
 
 
 def search(

@@ -35,6 +35,7 @@ from producer.readers import (
     fail_on_bad_row,
     read_corpus,
 )
+from producer.requests import JOB_ID_FILE
 from producer.submit import Rewind, Submitter
 from workers.devices import DeviceError
 
@@ -317,7 +318,7 @@ def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:
 
 def _job_id(out: Path) -> str:
     """Name of the job that fills this output, the same in every run."""
-    path = out / STATE_DIRECTORY / "job-id"
+    path = out / JOB_ID_FILE
     if not path.exists():
         path.write_text(uuid.uuid4().hex, encoding="utf-8")
     return path.read_text(encoding="utf-8")

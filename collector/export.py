@@ -1,0 +1,96 @@
+"""A finished output in another format."""
+
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from collector.files import remove_temporaries, sync_directory
+from collector.manifest import (
+    ERRORS_FILE,
+    STATE_DIRECTORY,
+    Manifest,
+    OutputError,
+    Part,
+    read_failures,
+    read_manifest,
+    write_manifest,
+)
+from collector.output import State, list_output_files, locked, read_state
+from collector.sinks import Batch, Vectors, open_sink
+
+ORIGIN_FILE = "export.json"
+
+
+def export(directory: Path, target: Path, sink: str) -> Manifest:
+    """Write the vectors of a finished output into another directory; its manifest then.
+
+    The parts are the same chunks, so that what ties them to their texts stays true, and the command
+    that made the one output finds the other one finished, if it names its format. An interrupted
+    export begins again; one that is done stays as it is. Memory holds one part.
+
+    Raises:
+        OutputError: There is no finished output, or `target` holds another one.
+        OSError: The disk refuses.
+    """
+    manifest = read_manifest(directory)
+    private = target / STATE_DIRECTORY
+    if read_state(target) is State.FINISHED:
+        return _check_same(manifest, target, sink)
+    with locked(private):
+        origin = private / ORIGIN_FILE
+        if not origin.exists() and list_output_files(target):
+            raise OutputError(f"{target} holds files of another output")
+        if read_state(target) is State.UNFINISHED:
+            raise OutputError(f"{target} is another output, which is not finished")
+        origin.touch()
+        remove_temporaries(target)
+        exported = _write(directory, manifest, target, sink)
+        write_manifest(target, exported)
+        sync_directory(target)
+        shutil.rmtree(private)
+    return exported
+
+
+def _check_same(manifest: Manifest, target: Path, sink: str) -> Manifest:
+    """The manifest of an export that was made before, of these vectors and in this format."""
+    there = read_manifest(target)
+    if (there.job, there.errors_sha256, there.format) != (
+        manifest.job,
+        manifest.errors_sha256,
+        sink,
+    ):
+        raise OutputError(f"{target} is finished, and not an export of this output as {sink}")
+    return there
+
+
+def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Manifest:
+    """Write all parts; the manifest that knows them."""
+    source, destination = open_sink(manifest.format, directory), open_sink(sink, target)
+    failures = read_failures(directory)
+    destination.resume([])
+    parts = []
+    for part in manifest.parts:
+        ids_failed = {line.index: line.id or "" for line in islice(failures, part.errors)}
+        batch = _spread(part, source.read(part, manifest.layout), ids_failed)
+        written = msgspec.structs.asdict(destination.write(batch))
+        parts.append(msgspec.structs.replace(part, **written))
+    destination.finish(manifest.count, manifest.layout)
+    if manifest.failed:
+        shutil.copyfile(directory / ERRORS_FILE, target / ERRORS_FILE)
+    settings = manifest.settings | {"format": sink}
+    return msgspec.structs.replace(manifest, format=sink, settings=settings, parts=parts)
+
+
+def _spread(part: Part, vectors: Vectors, ids_failed: dict[int, str]) -> Batch:
+    """All chunks of a part, those without a vector as zeros."""
+    rows = vectors.indices - part.start
+    matrix = np.zeros((part.count, *vectors.matrix.shape[1:]), vectors.matrix.dtype)
+    good = np.zeros(part.count, np.bool_)
+    matrix[rows], good[rows] = vectors.matrix, True
+    if vectors.ids is None:
+        return Batch(part.start, None, matrix, good)
+    by_index = ids_failed | dict(zip(vectors.indices.tolist(), vectors.ids, strict=True))
+    return Batch(part.start, [by_index[part.start + n] for n in range(part.count)], matrix, good)

@@ -1,0 +1,8 @@
+-- Note the newest run of a recurring job; only the holder of the lock may, and only forwards.
+-- KEYS: lock, newest run   ARGV: fence, unix seconds of the run, ttl in s
+if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
+if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[2]) then
+  redis.call('SET', KEYS[2], ARGV[2])
+end
+redis.call('EXPIRE', KEYS[2], ARGV[3])
+return 1

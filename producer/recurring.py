@@ -1,0 +1,105 @@
+"""Jobs by the clock, and retries whose time has come, put into the queue once by one of many.
+
+The lock keeps the others quiet. That a run happens once is made by its id, which names the task and
+the time it was due: whoever had the lock and does not know yet that it is lost meets that id.
+"""
+
+import hashlib
+import json
+import logging
+import secrets
+from datetime import UTC, datetime
+from typing import Final, cast
+
+import redis
+from croniter import croniter
+from rq import Queue, Retry
+from rq.exceptions import DuplicateJobError
+from rq.scheduler import RQScheduler
+
+from embedfarm import wire
+from embedfarm.settings import Recurring, Settings
+from producer.ingest import FAILURE_SECONDS, RESULT_SECONDS
+from producer.tasks import QUEUE, TASKS
+
+MEMORY_SECONDS: Final = 400 * 86400  # longer than a year, which a cron expression may wait
+RETRY_INTERVALS: Final = (5, 30, 120)
+
+log = logging.getLogger(__name__)
+
+
+class RecurringError(ValueError):
+    """A recurring job that cannot be; the message says which and why."""
+
+
+class Timetable:
+    """One of several processes of which one enqueues.
+
+    Args:
+        client: For the lock and the farm's own keys.
+        settings: The recurring jobs, and the server.
+
+    Raises:
+        RecurringError: A cron expression or a task is none.
+    """
+
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        for entry in settings.recurring:
+            if not croniter.is_valid(entry.cron):
+                raise RecurringError(f"recurring: {entry.cron!r} is no cron expression")
+            if f"producer.tasks.{entry.task}" not in TASKS:
+                raise RecurringError(f"recurring: there is no task {entry.task!r}")
+        connection = redis.Redis.from_url(settings.redis_url)
+        self._client = client
+        self._settings = settings
+        self._token = secrets.token_hex(8)
+        self._queue = Queue(QUEUE, connection, serializer="json")
+        self._retries = RQScheduler([QUEUE], connection, serializer="json")
+        self._elect = client.register_script(wire.script("elect"))
+        self._advance = client.register_script(wire.script("advance"))
+
+    def tick(self, now: float) -> None:
+        """Enqueue what is due at `now`, in Unix seconds, if this process is the one to do so.
+
+        Raises:
+            redis.RedisError: The server is away; the next tick makes up for it.
+        """
+        ttl_ms = int(self._settings.scheduler_ttl_seconds * 1000)
+        fence = int(self._elect(keys=[wire.INGEST, wire.INGEST_FENCE], args=[self._token, ttl_ms]))
+        if not fence:
+            return
+        if self._retries.acquire_locks():
+            self._retries.enqueue_scheduled_jobs()
+        for entry in self._settings.recurring:
+            self._enqueue_due(entry, fence, now)
+
+    def _enqueue_due(self, entry: Recurring, fence: int, now: float) -> None:
+        """Enqueue the newest run of a recurring job, unless it was; those before it are skipped."""
+        due = int(croniter(entry.cron, datetime.fromtimestamp(now, UTC)).get_prev(float))
+        name = identify(entry)
+        key = wire.recurring_key(name)
+        newest = int(cast("bytes | None", self._client.get(key)) or due)
+        if newest < due:
+            self._enqueue(entry, f"{entry.task}-{name}-{due}")
+        self._advance(keys=[wire.INGEST, key], args=[fence, due, MEMORY_SECONDS])
+
+    def _enqueue(self, entry: Recurring, job: str) -> None:
+        try:
+            self._queue.enqueue_call(
+                f"producer.tasks.{entry.task}",
+                kwargs=entry.arguments,
+                timeout=self._settings.ingest_seconds_max,
+                result_ttl=RESULT_SECONDS,
+                failure_ttl=FAILURE_SECONDS,
+                job_id=job,
+                retry=Retry(max=len(RETRY_INTERVALS), interval=list(RETRY_INTERVALS)),
+                unique=True,
+            )
+        except DuplicateJobError:
+            log.info("%s is there already", job)
+
+
+def identify(entry: Recurring) -> str:
+    """A name for a recurring job, the same in every process that has it."""
+    words = json.dumps(entry.model_dump(), sort_keys=True)
+    return hashlib.sha256(words.encode()).hexdigest()[:12]

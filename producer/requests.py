@@ -1,0 +1,105 @@
+"""What an RQ job says of itself while it runs, and the farm's jobs behind it."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from rq import get_current_job
+from rq.command import send_command
+from rq.exceptions import InvalidJobOperation
+from rq.job import Job, JobStatus
+
+from embedfarm.broker import UNAVAILABLE
+from embedfarm.farm import Farm
+from embedfarm.jobs import JobGone
+from embedfarm.settings import Settings
+from producer.roots import PathRefused, allow
+
+JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
+DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
+
+log = logging.getLogger(__name__)
+
+
+def begin(description: str, out: Path | None = None) -> None:
+    """Say in words what the current job does, unless it was enqueued with words of its own."""
+    job = get_current_job()
+    if job is None:
+        return
+    if job.description == job.get_call_string():
+        job.description = description
+        job.connection.hset(job.key, "description", description)
+    note(state="running", **({} if out is None else {"out": str(out)}))
+
+
+def note(**facts: Any) -> None:  # noqa: ANN401 -- anything that JSON can say
+    """Keep facts in the current job's `meta`, if they are news; progress forgives deaths."""
+    job = get_current_job()
+    if job is None:
+        return
+    changed = job.meta | facts
+    if facts.get("done", 0) > job.meta.get("done", 0):
+        changed.pop(DEATHS, None)
+    if changed != job.meta:
+        job.meta = changed
+        job.save_meta()
+
+
+def look(farm: Farm, out: Path) -> None:
+    """Note how far the farm is with the current job, and end that job if nobody wants it now."""
+    try:
+        for job in farm_jobs(out):
+            with contextlib.suppress(JobGone):
+                status = farm.job(job).status()
+                note(
+                    job=job,
+                    state=status.state,
+                    done=status.first_chunk + status.chunks_done,
+                    of=status.chunk_count,
+                    failed=status.chunks_failed,
+                )
+        _end_unwanted(farm, out)
+    except UNAVAILABLE as error:
+        log.warning("the server does not say how far the job is: %s", error)
+
+
+def _end_unwanted(farm: Farm, out: Path) -> None:
+    """A job that was cancelled or deleted while it runs asks its worker to stop it."""
+    job = get_current_job()
+    if job is None:
+        return
+    try:
+        wanted = job.get_status() != JobStatus.CANCELED
+    except InvalidJobOperation:
+        cancel_farm_jobs(farm, out)  # the worker does not do it for a job that it cannot read
+        wanted = False
+    if not wanted and job.worker_name:
+        send_command(job.connection, job.worker_name, "stop-job", job_id=job.id)
+
+
+def farm_jobs(out: Path) -> Iterator[str]:
+    """The farm's jobs for an unfinished output: its own, and that of a retry of what failed."""
+    for path in (out / JOB_ID_FILE, *out.glob(f".embedfarm/retry-*/{JOB_ID_FILE}")):
+        with contextlib.suppress(FileNotFoundError):
+            yield path.read_text(encoding="utf-8")
+
+
+def cancel_farm_jobs(farm: Farm, out: Path) -> None:
+    """Cancel the farm's jobs for an output; those that are gone already are none."""
+    for job in farm_jobs(out):
+        with contextlib.suppress(JobGone):
+            farm.job(job).cancel()
+
+
+def cancel_request(job: Job, connection: redis.Redis) -> None:
+    """Cancel what the farm does for an RQ job that was stopped or cancelled, once."""
+    meta = job.get_meta()
+    if "out" in meta and meta.get("state") != "cancelled":
+        with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written its `meta`
+            out = allow(str(meta["out"]), Settings().ingest_roots)
+            cancel_farm_jobs(Farm(connection), out)
+        job.meta["state"] = "cancelled"
+        job.save_meta()

@@ -1,0 +1,95 @@
+"""A finished output in another format."""
+
+from pathlib import Path
+
+import pytest
+
+from collector.export import export
+from collector.manifest import About, ManifestError, OutputError, read_manifest
+from collector.output import Output
+from collector.sinks import SINKS, open_sink
+from collector.verify import verify
+from embedfarm.records import ChunkError, Result, Rows, text_checksums
+from tests.farm.harness import null_vectors
+
+TEXTS = [f"text {n}" for n in range(40)]
+IDS = [f"id {n}" for n in range(40)]
+
+
+def make(out: Path, sink: str, *, ids: bool) -> None:
+    """An output of four parts, in which two chunks failed."""
+    with Output(out, {"model": "m"}, sink=sink, part_bytes_max=10 * 8 * 4) as output:
+        for start in range(0, 40, 10):
+            texts = TEXTS[start : start + 10]
+            result = Result(
+                start=start,
+                count=10,
+                dimensions=8,
+                dtype="<f4",
+                vectors=null_vectors(texts, 8).tobytes(),
+                checksums=text_checksums(texts),
+                ids=IDS[start : start + 10] if ids else None,
+                errors=[ChunkError(index=start, reason="odd")] if start in {0, 30} else [],
+            )
+            output.add(result)
+        settings = {"model": "m", "format": sink}
+        output.finish(40, About(job="j", model="m", fingerprint={}, source={}, settings=settings))
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("other", SINKS)
+def test_every_format_into_every_other(tmp_path: Path, sink: str, other: str, *, ids: bool) -> None:
+    """Same rows, ids and failures, still tied to their texts; once more changes nothing."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make(source, sink, ids=ids)
+    manifest = export(source, target, other)
+    assert verify(target, iter([Rows(TEXTS, IDS if ids else None)])) == []
+    assert (manifest.count, manifest.failed, manifest.format) == (40, 2, other)
+    assert manifest.settings == {"model": "m", "format": other}
+    before = read_manifest(source)
+    readers = open_sink(sink, source), open_sink(other, target)
+    for parts in zip(before.parts, manifest.parts, strict=True):
+        one, same = (
+            reader.read(part, before.layout) for reader, part in zip(readers, parts, strict=True)
+        )
+        assert (one.matrix == same.matrix).all()
+        assert one.ids == same.ids
+    times = {path: path.stat().st_mtime_ns for path in target.iterdir()}
+    export(source, target, other)
+    assert {path: path.stat().st_mtime_ns for path in target.iterdir()} == times
+
+
+def test_an_interrupted_export_begins_again(tmp_path: Path) -> None:
+    """What it had written is no obstacle; of another output's files it is."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make(source, "parquet", ids=True)
+    export(source, target, "npy")
+    (target / "manifest.json").unlink()
+    with pytest.raises(OutputError, match="files of another output"):
+        export(source, target, "npy")
+    (target / ".embedfarm").mkdir(exist_ok=True)
+    (target / ".embedfarm" / "export.json").touch()
+    export(source, target, "npy")
+    assert verify(target) == []
+
+
+def test_what_is_no_place_for_an_export(tmp_path: Path) -> None:
+    """An unfinished output, another finished one, and the output itself."""
+    source, other = tmp_path / "source", tmp_path / "other"
+    with pytest.raises(ManifestError):
+        export(source, other, "npy")
+    make(source, "parquet", ids=True)
+    make(other, "npy", ids=True)
+    with pytest.raises(OutputError, match="not an export"):
+        export(source, other, "jsonl")
+    with pytest.raises(OutputError, match="not an export"):
+        export(source, source, "jsonl")
+    unfinished = tmp_path / "unfinished"
+    with (
+        Output(unfinished, {}, sink="npy", part_bytes_max=9) as output,
+        pytest.raises(OutputError),
+    ):
+        export(source, unfinished, output._format)
+    with pytest.raises(OutputError, match="not finished"):
+        export(source, unfinished, "npy")

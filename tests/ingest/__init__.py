@@ -1,0 +1,1 @@
+"""The RQ door, with real processes."""

@@ -1,0 +1,125 @@
+"""A farm with an RQ door, and a program that has only rq."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import redis
+from rq import Queue
+from rq.job import Job
+
+from embedfarm.broker import closing_client
+from embedfarm.farm import Farm
+from embedfarm.jobs import JobStatus
+from tests.farm.harness import COMMAND, role
+from tests.support import LiveServer, wait_until
+
+LEASE_SECONDS: Final = 3
+SLOW: Final = "null:16:50000"  # 4,000 chunks of `texts_of` take about four seconds
+
+
+class Door:
+    """What a program that enqueues sees, and what stands behind it."""
+
+    def __init__(self, server: LiveServer, home: Path) -> None:
+        self.server = server
+        self.home = home
+        self.connection = redis.Redis.from_url(server.url)
+        self.queue = Queue("embedfarm", self.connection, serializer="json")
+
+    def enqueue(self, task: str, *words: Any, **options: Any) -> Job:  # noqa: ANN401 -- what JSON can say
+        """Enqueue a task by its name."""
+        return self.queue.enqueue(f"producer.tasks.{task}", *words, **options)
+
+    def environment(self, **settings: object) -> dict[str, str]:
+        """Variables of a role."""
+        chosen = {
+            "redis_url": self.server.url,
+            "ingest_roots": json.dumps([str(self.home)]),
+            "ingest_lease_seconds": LEASE_SECONDS,
+            "state_directory": self.home / "state",
+        } | settings
+        return {f"EMBEDFARM_{name.upper()}": str(value) for name, value in chosen.items()}
+
+    @contextlib.contextmanager
+    def ingest(self, *words: str, **settings: object) -> Iterator[psutil.Process]:
+        """`embedfarm ingest`; SIGTERM must end it with status 0, unless the test killed it."""
+        with subprocess.Popen(
+            [*COMMAND, "ingest", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | self.environment(**settings),
+        ) as popen:
+            process = psutil.Process(popen.pid)
+            try:
+                yield process
+                popen.terminate()
+                assert popen.wait(40) in {0, -signal.SIGKILL}
+            finally:
+                kill_tree(process)
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """One worker with a null model."""
+        with role(self.server, self.home, "work", "--devices", "cpu", "--workers", "1"):
+            yield
+
+    def farm_jobs(self) -> dict[str, JobStatus]:
+        """The farm's jobs."""
+        with closing_client(self.server.url) as client:
+            return Farm(client).statuses()
+
+    def farm_states(self) -> list[str]:
+        """States of the farm's jobs."""
+        return [status.state for status in self.farm_jobs().values()]
+
+    def log(self, worker: int = 0) -> str:
+        """What an RQ worker said."""
+        return (self.home / "state" / "logs" / f"ingest-{worker}.log").read_text()
+
+
+def kill_tree(process: psutil.Process) -> None:
+    """End a process and all below it as a power cut would."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tree = [*process.children(recursive=True), process]
+        for each in tree:
+            each.suspend()
+        for each in tree:
+            each.kill()
+
+
+def wait_for(job: Job, status: str, seconds: float = 60) -> None:
+    """Returns once an RQ job has a status."""
+    wait_until(lambda: job.get_status() == status, seconds)
+
+
+def wait_for_parts(job: Job, out: Path, count: int = 1) -> None:
+    """Returns once a running job has so many parts on the disk, and has said so."""
+    wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= count, 60)
+    wait_until(lambda: job.get_meta().get("done", 0) > 0, 30)
+
+
+def parts(out: Path) -> dict[str, int]:
+    """Inodes of the parts by name: a part that is written again has another one."""
+    return {path.name: path.stat().st_ino for path in out.glob("part-*.parquet")}
+
+
+def failure(job: Job) -> str:
+    """The last line of why an RQ job failed."""
+    result = job.latest_result()
+    assert result is not None
+    return (result.exc_string or "").strip().splitlines()[-1]
+
+
+def returned(job: Job) -> dict[str, Any]:
+    """What a finished RQ job returned."""
+    value = job.return_value()
+    assert isinstance(value, dict)
+    return value

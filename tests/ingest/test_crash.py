@@ -1,0 +1,179 @@
+"""What becomes of a job whose RQ worker dies, is stopped, or is told to drop it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import psutil
+import pytest
+from rq.command import send_stop_job_command
+from rq.job import Job
+
+from tests.farm.harness import check_output, run, texts_of, write_corpus
+from tests.ingest.door import SLOW, Door, failure, kill_tree, parts, wait_for, wait_for_parts
+from tests.support import wait_until
+
+COUNT = 6_000
+PART_BYTES = 64_000  # a thousand chunks of 16 floats
+
+
+class Request:
+    """A job of some seconds, and its output."""
+
+    def __init__(self, door: Door) -> None:
+        self.texts = list(texts_of(COUNT))
+        self.corpus = write_corpus(door.home / "corpus.jsonl", self.texts)
+        self.out = door.home / "out"
+        self.job = self.enqueue(door)
+
+    def enqueue(self, door: Door) -> Job:
+        """Ask for it, once more."""
+        return door.enqueue("embed_corpus", str(self.corpus), str(self.out), model=SLOW)
+
+    def check(self) -> None:
+        """All is there, once and in order."""
+        check_output(self.out, self.texts, 16)
+
+
+@contextmanager
+def running(door: Door) -> Iterator[tuple[psutil.Process, Request]]:
+    """An ingest role in the middle of a job."""
+    with ExitStack() as stack:
+        request = Request(door)
+        stack.enter_context(door.work())
+        process = stack.enter_context(door.ingest(part_bytes_max=PART_BYTES))
+        wait_for_parts(request.job, request.out)
+        yield process, request
+
+
+def of(process: psutil.Process, words: str) -> psutil.Process | None:
+    """The process below another one whose command line has these words."""
+    with suppress(psutil.NoSuchProcess):
+        for each in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if words in " ".join(each.cmdline()):
+                    return each
+    return None
+
+
+def worker_of(process: psutil.Process) -> psutil.Process:
+    """The RQ worker of a role."""
+    worker = of(process, "producer.main")
+    assert worker is not None
+    return worker
+
+
+def wait_for_another(process: psutil.Process, command: psutil.Process | None) -> psutil.Process:
+    """The command that embeds, once it is another one, which is not the killed one's orphan."""
+    found = list[psutil.Process]()
+
+    def look() -> bool:
+        each = of(process, "embedfarm.cli embed")
+        found[:] = [] if each is None or each == command else [each]
+        return bool(found)
+
+    wait_until(look, 40)
+    return found[0]
+
+
+def test_a_killed_job_goes_on(door: Door) -> None:
+    """`kill -9` of the job's process, the RQ worker, the role, all at once: it is resumed."""
+    with running(door) as (process, request):
+        kept = parts(request.out)
+        command = wait_for_another(process, None)
+        for victim in ("job", "worker"):
+            worker = worker_of(process)
+            (worker.children()[0] if victim == "job" else worker).kill()
+            command = wait_for_another(process, command)
+        process.kill()
+        with door.ingest(part_bytes_max=PART_BYTES) as successor:
+            wait_for_another(successor, command)
+            kill_tree(successor)
+        assert request.job.get_status() == "started"
+        with door.ingest(part_bytes_max=PART_BYTES):
+            wait_for(request.job, "finished")
+        assert kept.items() <= parts(request.out).items()
+        request.check()
+
+
+def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
+    """SIGTERM: status 0, no process left, the job in the queue; cancelled there, it never runs.
+
+    What the farm has of it is cancelled as well, and can be removed then, but not before without
+    --force. Asked for again, it is resumed.
+    """
+    with running(door) as (process, request):
+        tree = process.children(recursive=True)
+        process.terminate()
+        assert process.wait(20) == 0
+        assert not psutil.wait_procs(tree, timeout=10)[1]
+        assert request.job.get_status() == "queued"
+        kept = parts(request.out)
+        fresh = door.enqueue("embed_corpus", str(request.corpus), str(door.home / "other"))
+        request.job.cancel()
+        fresh.cancel()
+        [job] = door.farm_jobs()
+        remove = ("jobs", "rm", "--redis", door.server.url, job[:6])
+        refused = run(*remove)
+        assert (refused.returncode, "cancel it first" in refused.stderr) == (1, True)
+        with door.ingest(part_bytes_max=PART_BYTES):
+            wait_until(lambda: door.farm_states() == ["cancelled"], 30)
+            assert run(*remove).returncode == 0
+            assert not door.connection.keys(f"*{job}*")
+            wait_for(request.enqueue(door), "finished")
+        assert request.job.get_status() == fresh.get_status() == "canceled"
+        assert not (door.home / "other").exists()
+        assert kept.items() <= parts(request.out).items()
+        request.check()
+
+
+def test_a_job_that_goes_wrong_ends(door: Door) -> None:
+    """After `deliveries_max` deaths without progress, or `job_timeout`; its command ends too."""
+    request = Request(door)
+    command = None
+    with door.ingest(deliveries_max=2) as process:  # nobody embeds, so that there is no progress
+        for _ in range(2):
+            command = wait_for_another(process, command)
+            worker_of(process).children()[0].kill()
+        wait_for(request.job, "failed")
+        out = str(door.home / "late")
+        late = door.enqueue("embed_corpus", str(request.corpus), out, job_timeout=1)
+        wait_for(late, "failed")
+        assert of(process, "embedfarm.cli") is None
+    assert "JobTimeoutException" in failure(late)
+    assert "terminated unexpectedly" in failure(request.job)
+
+
+def test_a_running_job_that_nobody_wants(door: Door) -> None:
+    """RQ's stop, cancel and delete end it, and the farm's job; the worker takes the next one."""
+    with running(door) as (_, request):
+        job = request.job
+        for way in ("stop", "cancel", "delete"):
+            if way == "stop":
+                send_stop_job_command(door.connection, job.id, serializer="json")
+            else:
+                job.cancel() if way == "cancel" else job.delete()
+            wait_until(lambda: door.farm_states() == ["cancelled"], 30)
+            if way != "delete":
+                wait_for(job, "stopped", 20)
+            wait_for(door.enqueue("cleanup", 0), "finished")
+            assert not door.farm_jobs()
+            job = request.enqueue(door)
+            wait_until(door.farm_jobs, 30)
+
+
+@pytest.mark.slow
+def test_a_lost_job_is_picked_up_in_two_minutes(door: Door) -> None:
+    """With the real lease: everything of the role is killed at once, and a new one takes over."""
+    request = Request(door)
+    with door.work():
+        with door.ingest(part_bytes_max=PART_BYTES, ingest_lease_seconds=30) as process:
+            wait_for_parts(request.job, request.out)
+            before = parts(request.out)
+            kill_tree(process)
+        began = time.monotonic()
+        with door.ingest(part_bytes_max=PART_BYTES, ingest_lease_seconds=30):
+            wait_for(request.job, "finished", 120)
+        assert time.monotonic() - began < 120
+        assert before.items() <= parts(request.out).items()
+        request.check()

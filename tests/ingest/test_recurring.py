@@ -1,0 +1,99 @@
+"""Jobs by the clock."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+
+from embedfarm import wire
+from embedfarm.settings import Recurring, Settings
+from producer.recurring import Timetable, identify
+from tests.farm.harness import run
+from tests.ingest.door import Door
+from tests.support import LiveServer, wait_until
+
+HOURLY: Final = Recurring(cron="30 * * * *", task="cleanup", arguments={"seconds": 5})
+DAY: Final = 1_800_057_600.0  # midnight
+HOUR: Final = 3600
+
+
+@pytest.fixture
+def timetables(server: LiveServer, client: redis.Redis) -> list[Timetable]:
+    """Those of two processes."""
+    settings = Settings(redis_url=server.url, recurring=[HOURLY])
+    return [Timetable(client, settings) for _ in range(2)]
+
+
+def queued(client: redis.Redis) -> list[str]:
+    """Ids in the queue, oldest first."""
+    return [each.decode() for each in client.lrange("rq:queue:embedfarm", 0, -1)]  # type: ignore[union-attr] # a sync client
+
+
+def job_id(due: float) -> str:
+    """Id of the run that was due at that time."""
+    return f"cleanup-{identify(HOURLY)}-{int(due)}"
+
+
+def test_a_run_is_enqueued_once(timetables: list[Timetable], client: redis.Redis) -> None:
+    """By one of two processes, also when the other one takes over and does not know of it."""
+    one, other = timetables
+    for now in (DAY, DAY + 10, DAY + 1799):
+        one.tick(now)
+        other.tick(now)
+    assert queued(client) == []  # what was due before the setting was there is not made up for
+    one.tick(DAY + 1801)
+    other.tick(DAY + 1801)
+    assert queued(client) == [job_id(DAY + 1800)]
+    client.delete(wire.INGEST)
+    client.set(wire.recurring_key(identify(HOURLY)), int(DAY))
+    other.tick(DAY + 1802)
+    one.tick(DAY + 1803)
+    assert queued(client) == [job_id(DAY + 1800)]
+
+
+def test_missed_runs_are_made_up_for_once(timetables: list[Timetable], client: redis.Redis) -> None:
+    """After ten hours without anybody, the newest run is enqueued, and the nine before are not."""
+    one, other = timetables
+    one.tick(DAY)
+    client.delete(wire.INGEST)
+    for now in (DAY + 10 * HOUR, DAY + 10 * HOUR + 1):
+        other.tick(now)
+    assert queued(client) == [job_id(DAY + 9.5 * HOUR)]
+
+
+def test_who_lost_the_lock_notes_nothing(timetables: list[Timetable], client: redis.Redis) -> None:
+    """A process that slept with the lock in its hand cannot move the newest run, nor back."""
+    one, _ = timetables
+    one.tick(DAY)
+    key = wire.recurring_key(identify(HOURLY))
+    before = client.get(key)
+    advance: Any = one._advance
+    assert advance(keys=[wire.INGEST, key], args=[99, DAY + HOUR, 60]) == 0
+    assert advance(keys=[wire.INGEST, key], args=[1, 5, 60]) == 1
+    assert client.get(key) == before
+
+
+@pytest.mark.parametrize("entry", [("61 * * * *", "cleanup"), ("* * * * *", "os.system")])
+def test_a_wrong_entry_ends_the_role(server: LiveServer, entry: tuple[str, str]) -> None:
+    """A cron expression or a task that is none is a wrong configuration, with a sentence."""
+    setting = f'[{{"cron": "{entry[0]}", "task": "{entry[1]}"}}]'
+    done = run("ingest", "--redis", server.url, environment={"EMBEDFARM_RECURRING": setting})
+    assert done.returncode == 2
+    assert entry[entry[1] != "cleanup"] in done.stderr
+
+
+def test_two_roles_run_it_once(door: Door, tmp_path: Path) -> None:
+    """Two `embedfarm ingest` and a job every two seconds: each due time is run once, in JSON."""
+    setting = '[{"cron": "* * * * * */2", "task": "cleanup", "arguments": {"seconds": 9}}]'
+    with ExitStack() as stack:
+        for name in ("one", "two"):
+            home = str(tmp_path / name)
+            stack.enter_context(door.ingest(recurring=setting, state_directory=home))
+        wait_until(lambda: door.queue.finished_job_registry.get_job_count() >= 2, 40)
+    ids = door.queue.finished_job_registry.get_job_ids()
+    due = sorted(int(each.rpartition("-")[2]) for each in ids)
+    assert len(set(due)) == len(due)
+    assert all(each % 2 == 0 for each in due)
+    assert [door.connection.xlen(f"rq:results:{each}") for each in ids] == [1] * len(ids)

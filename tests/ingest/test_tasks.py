@@ -1,0 +1,105 @@
+"""What programs ask for through RQ."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rq import Retry
+
+from embedfarm.broker import closing_client
+from embedfarm.farm import Farm
+from embedfarm.records import JobSpec
+from tests.farm.harness import check_output, manifest, texts_of, write_corpus
+from tests.ingest.door import SLOW, Door, failure, returned, wait_for
+from tests.support import wait_until
+
+
+def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:
+    """By a program that has only rq: vectors in order, progress in `meta`, then what depends.
+
+    What is done is not done again, and a corpus that changed since is a problem that is named.
+    """
+    texts = list(texts_of(4_000))
+    corpus = str(write_corpus(tmp_path / "corpus.jsonl", texts))
+    out, copy = str(tmp_path / "out"), str(tmp_path / "copy")
+    first = door.enqueue("embed_corpus", corpus, out, model=SLOW, priority="high")
+    then = door.enqueue("export", out, copy, format="npy", depends_on=first)
+    last = door.enqueue("reconcile", copy, corpus, depends_on=then)
+    with door.ingest(), door.work():
+        wait_until(lambda: 0 < first.get_meta().get("done", 0) < 4_000)
+        assert [each.priority for each in door.farm_jobs().values()] == [1]
+        wait_for(last, "finished")
+        again = door.enqueue("retry_failed", corpus, out, model=SLOW)
+        wait_for(again, "finished")
+        write_corpus(tmp_path / "corpus.jsonl", [*texts[:-1], "another"])
+        check = door.enqueue("reconcile", out, corpus)
+        wait_for(check, "finished")
+    first.refresh()
+    assert first.description == f"embed {corpus} into {out} with {SLOW}"
+    assert first.meta | {"job": ""} == {
+        "job": "", "state": "finished", "out": out, "done": 4_000, "of": 4_000, "failed": 0,
+    }  # fmt: skip
+    assert returned(first)["count"] == 4_000
+    assert returned(first)["finished_before"] is False
+    assert returned(last) == {"problems": []}
+    assert (returned(again)["finished_before"], returned(again)["repaired"]) == (True, 0)
+    assert "other texts" in returned(check)["problems"][0]["problem"]
+    check_output(Path(out), texts, 16)
+    assert manifest(Path(copy))["format"] == "npy"
+    assert not door.farm_jobs()
+    assert 0 < door.connection.ttl(first.key) <= 86_400
+
+
+def test_a_failure_says_why_and_is_tried_again(door: Door, tmp_path: Path) -> None:
+    """The command's own sentence is logged; a retry that was asked for comes by the clock."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("no json\n")
+    words = (str(corpus), str(tmp_path / "out"))
+    retry = Retry(max=3, interval=[1, 2, 3])
+    with door.ingest(), door.work():
+        job = door.enqueue("embed_corpus", *words, model="null:16", retry=retry)
+        wait_for(job, "scheduled")
+        write_corpus(corpus, ["a river"])
+        wait_for(job, "finished")
+    assert "corpus.jsonl" in door.log()
+
+
+def test_options_that_are_none(door: Door, tmp_path: Path) -> None:
+    """What could lead elsewhere is refused, by name, before anything is run."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    corpus = str(write_corpus(inside / "corpus.jsonl", ["a river"]))
+    out = str(inside / "out")
+    refused: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((str(tmp_path / "secret.jsonl"), out), {}, "is not below"),
+        (([corpus, "-"], out), {}, "is not below"),
+        ((corpus, str(tmp_path / "out")), {}, "is not below"),
+        ((corpus, out), {"ranges": "/etc/passwd"}, "is not below"),
+        ((corpus, out), {"model": str(tmp_path)}, "is not below"),
+        ((corpus, out), {"redis": "redis://elsewhere"}, "no option 'redis'"),
+        ((corpus, out), {"prompt": ["a", "list"]}, "'prompt' must be"),
+    ]
+    with door.ingest(ingest_roots=json.dumps([str(inside)])):
+        jobs = [door.enqueue("embed_corpus", *words, **more) for words, more, _ in refused]
+        wait_for(jobs[-1], "failed")
+    for job, (words, more, reason) in zip(jobs, refused, strict=True):
+        assert reason in failure(job), (words, more)
+    assert not Path(out).exists()
+
+
+def test_cleanup(door: Door) -> None:
+    """What is cancelled goes, on the farm and in the queue, once it has rested; nothing else."""
+    with closing_client(door.server.url) as client:
+        farm = Farm(client)
+        for name in ("wanted", "unwanted"):
+            farm.job(name).create(JobSpec(model="null:16"), 0)
+        farm.job("unwanted").cancel()
+        cancelled = door.enqueue("embed_corpus", "a", "b")
+        cancelled.cancel()
+        early, late = door.enqueue("cleanup", 3600), door.enqueue("cleanup", 0)
+        with door.ingest():
+            wait_for(late, "finished")
+        assert farm.job_ids() == ["wanted"]
+    assert returned(early) == {"jobs": [], "requests": []}
+    assert returned(late) == {"jobs": ["unwanted"], "requests": [cancelled.id]}
+    assert not door.connection.exists(cancelled.key)
