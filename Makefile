@@ -6,7 +6,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pyt
 CORPUS := build/standard-library.jsonl
 REPORT ?= docs
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
-SOURCES := embedfarm producer scheduler workers collector tests benchmarks
+SOURCES := embedfarm producer scheduler workers collector web tests benchmarks
 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12

@@ -7,6 +7,7 @@ answer to a piece counts.
 """
 
 import math
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -91,10 +92,17 @@ class Taken(NamedTuple):
 
 @dataclass
 class Lane:
-    """A handle on the lanes of a farm; safe between threads."""
+    """A handle on the lanes of a farm; safe between threads.
+
+    Attributes:
+        client: The farm's server.
+        settings: Its limits.
+        stop: Ends the waiting of all who ask, within seconds, as if their time were over.
+    """
 
     client: redis.Redis
     settings: Settings = field(default_factory=Settings)
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def _script(self, name: str) -> Script:
         return self.client.register_script(wire.script(name))
@@ -182,6 +190,8 @@ class Lane:
         answers: list[LaneAnswer] = []
         key = wire.reply_key(pieces[0].id)
         while len(answers) < len(pieces) and (left := deadline - time.monotonic()) > 0:
+            if self.stop.is_set():
+                break
             found = self.client.blpop([key], timeout=block_ms(left) / 1000)
             if found is None:
                 continue

@@ -2,7 +2,17 @@
 
 import typer
 
-from embedfarm.cli import bench, embed, inspection, jobs, outputs, roles, scheduler, simulate
+from embedfarm.cli import (
+    bench,
+    embed,
+    inspection,
+    jobs,
+    keys,
+    outputs,
+    roles,
+    scheduler,
+    simulate,
+)
 
 app = typer.Typer(
     name="embedfarm",
@@ -19,6 +29,8 @@ app.command()(simulate.simulate)
 app.command()(roles.up)
 app.command()(roles.schedule)
 app.command()(roles.work)
+app.command()(roles.serve)
+app.add_typer(keys.keys_app, name="keys")
 app.add_typer(scheduler.scheduler_app, name="scheduler")
 app.add_typer(jobs.jobs_app, name="jobs")
 app.command()(inspection.workers)

@@ -1,0 +1,69 @@
+"""The application: all routes behind the gate."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from embedfarm.broker import connect
+from embedfarm.settings import Settings
+from web import jobs, metrics, operations
+from web.gate import Gate
+from web.keys import Key
+from web.metrics import Figures, Meter
+from web.problems import HANDLERS, Problem, is_openai
+from web.services import Passes, Services
+
+
+def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastAPI:
+    """The application of a farm; it connects at the first request.
+
+    Args:
+        settings: Limits, and `redis_url`.
+        keys: Who may ask; none: everybody, so that it must be served on loopback only.
+        passes: What its scheduler can do.
+    """
+    client = connect(settings.redis_url)
+    services = Services(client, settings, passes)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        client.close()
+
+    app = FastAPI(
+        title="embedfarm",
+        version=version("embedfarm"),
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        telemetry={"auto_configure": False},  # nothing reports home (docs/decisions.md, 21)
+    )
+    app.state.services = services
+    app.state.figures = Figures(services.farm)
+    for each in (jobs, operations, metrics):
+        app.include_router(each.router)
+    app.add_middleware(Gate, keys=keys, settings=settings)
+    app.add_middleware(Meter, figures=app.state.figures)
+    app.openapi = lambda: _describe(app)  # type: ignore[method-assign] # as FastAPI documents it
+    return app
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the errors as they are."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = document["components"]["schemas"]
+        schemas["Problem"] = Problem.model_json_schema()
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        for path, operations_ in document["paths"].items():
+            for operation in operations_.values():
+                if is_openai(path):
+                    operation["responses"].pop("422", None)
+        app.openapi_schema = document
+    return app.openapi_schema
