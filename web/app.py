@@ -9,9 +9,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from embedfarm.broker import connect
+from embedfarm.lane import Lane
 from embedfarm.settings import Settings
-from web import jobs, metrics, operations
+from web import jobs, metrics, openai_protocol, operations, tei_protocol
 from web.gate import Gate
+from web.interactive import Desk
 from web.keys import Key
 from web.metrics import Figures, Meter
 from web.problems import HANDLERS, Problem, is_openai
@@ -28,10 +30,12 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     """
     client = connect(settings.redis_url)
     services = Services(client, settings, passes)
+    desk = Desk(Lane(client, settings), settings.http_waiting_max)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        desk.lane.stop.set()  # threads that wait for workers would keep the program from ending
         client.close()
 
     app = FastAPI(
@@ -44,8 +48,10 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         telemetry={"auto_configure": False},  # nothing reports home (docs/decisions.md, 21)
     )
     app.state.services = services
+    app.state.desk = desk
     app.state.figures = Figures(services.farm)
-    for each in (jobs, operations, metrics):
+    app.state.figures.waiting.set_function(lambda: desk.waiting)
+    for each in (jobs, operations, metrics, openai_protocol, tei_protocol):
         app.include_router(each.router)
     app.add_middleware(Gate, keys=keys, settings=settings)
     app.add_middleware(Meter, figures=app.state.figures)

@@ -67,6 +67,9 @@ class Figures(Collector):
         self.running = Gauge(
             f"{PREFIX}requests_running", "HTTP requests in work.", registry=self.registry
         )
+        self.waiting = Gauge(
+            f"{PREFIX}requests_waiting", "Requests that wait for vectors.", registry=self.registry
+        )
         self._durations = Histogram(
             f"{PREFIX}batch_duration_seconds",
             "Micro-batches, on the device.",
