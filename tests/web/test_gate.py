@@ -227,3 +227,32 @@ def test_who_may_not_serve(server: LiveServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = run(*words, taken.getsockname()[1])
     assert (busy.returncode, "cannot listen" in busy.stderr) == (2, True)
+
+
+def test_up_serves_as_well(tmp_path: Path) -> None:
+    """`up --port` brings HTTP with the farm, which says that it is ready; all end with status 0."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["up", "--devices", "cpu", "--workers", "1", "--port", str(port)]
+    state = {"EMBEDFARM_STATE_DIRECTORY": str(tmp_path), "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "embedfarm", *words],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | state,
+    ) as process:
+        try:
+            wait_until(lambda: ready(port), SECONDS)
+        finally:
+            process.terminate()
+        assert process.wait(SECONDS + 10) == 0
+
+
+def ready(port: int) -> bool:
+    """Whether a farm says so."""
+    with contextlib.suppress(ConnectionRefusedError):
+        answer = say(
+            ("127.0.0.1", port),
+            b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        )
+        return answer.startswith(b"HTTP/1.1 200 ")
+    return False
