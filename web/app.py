@@ -55,21 +55,25 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         app.include_router(each.router)
     app.add_middleware(Gate, keys=keys, settings=settings)
     app.add_middleware(Meter, figures=app.state.figures)
-    app.openapi = lambda: _describe(app)  # type: ignore[method-assign] # as FastAPI documents it
+    app.openapi = lambda: _describe(app, keyed=bool(keys))  # type: ignore[method-assign] # as FastAPI documents it
     return app
 
 
-def _describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the errors as they are."""
+def _describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
+    """The OpenAPI document, with the errors as they are, and keys where they are asked for."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = document["components"]["schemas"]
-        schemas["Problem"] = Problem.model_json_schema()
+        components = document["components"]
+        components["schemas"]["Problem"] = Problem.model_json_schema()
         for unused in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(unused, None)
+            components["schemas"].pop(unused, None)
+        if not keyed:
+            del components["securitySchemes"]
         for path, operations_ in document["paths"].items():
             for operation in operations_.values():
                 if is_openai(path):
                     operation["responses"].pop("422", None)
+                if not keyed:
+                    operation.pop("security", None)
         app.openapi_schema = document
     return app.openapi_schema

@@ -129,13 +129,13 @@ def list_passes(services: Service) -> PassesInUse:
     return _in_use(services, services.farm.policy() or services.passes.default)
 
 
-@router.put("/v1/scheduler/passes", responses=problems(), dependencies=need(Scope.ADMIN))
+@router.put("/v1/scheduler/passes", responses=problems(409), dependencies=need(Scope.ADMIN))
 def choose_passes(services: Service, key: Caller, change: PassesChange) -> PassesInUse:
-    """Choose the passes, from the next decision on; 422 for a list that no farm could work by."""
+    """Choose the passes, from the next decision on; 409 for a list that no farm could work by."""
     try:
         services.passes.check(change.active)
     except ValueError as error:
-        raise HTTPException(422, str(error)) from error
+        raise HTTPException(409, str(error)) from error
     LOGGER.info("%s chooses passes %r", key.name, change.active)
     services.farm.set_policy(change.active)
     return _in_use(services, change.active)

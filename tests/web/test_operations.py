@@ -18,6 +18,8 @@ from tests.contract.little_job import (
     run_everything,
 )
 from tests.support import LiveServer
+from tests.web.conftest import client_of
+from web.keys import make_key
 
 
 def figures(web: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -84,7 +86,7 @@ def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
     assert Farm(client).policy() == chosen
     for wrong in ([], ["defer"], ["none"]):
         answer = web.put("/v1/scheduler/passes", json={"active": wrong})
-        assert answer.status_code == 422, wrong
+        assert answer.status_code == 409, wrong
     assert Farm(client).policy() == chosen
 
 
@@ -149,3 +151,14 @@ def test_the_document_knows_every_field(web: TestClient) -> None:
     schemas = web.get("/openapi.json").json()["components"]["schemas"]
     for record in (Heartbeat, Decision):
         assert set(record.__struct_fields__) == set(schemas[record.__name__]["properties"])
+
+
+def test_the_document_asks_for_keys_where_they_are_asked_for(
+    web: TestClient, server: LiveServer
+) -> None:
+    """Only an application with keys says that it needs some."""
+    assert "security" not in web.get("/openapi.json").json()["paths"]["/v1/jobs"]["get"]
+    with client_of(server, [make_key("ann", ["read"])[1]]) as keyed:
+        paths = keyed.get("/openapi.json").json()["paths"]
+    assert paths["/v1/jobs"]["get"]["security"] == [{"HTTPBearer": []}]
+    assert "422" not in paths["/v1/embeddings"]["post"]["responses"]
