@@ -7,7 +7,6 @@ answer to a piece counts.
 """
 
 import math
-import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -92,17 +91,10 @@ class Taken(NamedTuple):
 
 @dataclass
 class Lane:
-    """A handle on the lanes of a farm; safe between threads.
-
-    Attributes:
-        client: The farm's server.
-        settings: Its limits.
-        stop: Ends the waiting of all who ask, within seconds, as if their time were over.
-    """
+    """A handle on the lanes of a farm; safe between threads."""
 
     client: redis.Redis
     settings: Settings = field(default_factory=Settings)
-    stop: threading.Event = field(default_factory=threading.Event)
 
     def _script(self, name: str) -> Script:
         return self.client.register_script(wire.script(name))
@@ -190,8 +182,6 @@ class Lane:
         answers: list[LaneAnswer] = []
         key = wire.reply_key(pieces[0].id)
         while len(answers) < len(pieces) and (left := deadline - time.monotonic()) > 0:
-            if self.stop.is_set():
-                break
             found = self.client.blpop([key], timeout=block_ms(left) / 1000)
             if found is None:
                 continue

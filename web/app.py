@@ -35,8 +35,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.lane.stop.set()  # threads that wait for workers would keep the program from ending
-        client.close()
+        client.close()  # which also ends the threads that wait for workers
 
     app = FastAPI(
         title="embedfarm",
