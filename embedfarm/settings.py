@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 MEBIBYTE = 1 << 20
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 PROPORTIONS = (
     # Results leave the server part by part: with room for less than the part that is being made and
     # the one that follows, the farm would wait for its collector, and the collector for the farm.
@@ -222,6 +223,39 @@ class Settings(BaseSettings):
             '"cleanup", "arguments": {"seconds": 86400}}]`.'
         ),
     ] = []
+    models: Annotated[
+        tuple[str, ...],
+        Field(min_length=1, description="Models for requests by HTTP; TEI's routes use the first."),
+    ] = (DEFAULT_MODEL,)
+    keys_file: Annotated[
+        Path | None, Field(description="API keys, as `keys new` prints them, one in a line.")
+    ] = None
+    http_body_bytes_max: Annotated[
+        PositiveInt, Field(description="Most in the body of a request; more is answered with 413.")
+    ] = 4 * MEBIBYTE
+    http_head_seconds: Annotated[
+        PositiveFloat, Field(description="Time for the head of a request to arrive.")
+    ] = 10.0
+    http_body_seconds: Annotated[
+        PositiveFloat, Field(description="Time for the body of a request to arrive.")
+    ] = 30.0
+    http_requests_per_second: Annotated[
+        NonNegativeFloat,
+        Field(description="Requests of a key, or of an address without one; 0: no limit."),
+    ] = 100.0
+    http_requests_burst: Annotated[
+        PositiveInt, Field(description="Requests that may come at once beyond that.")
+    ] = 200
+    http_clients_max: Annotated[
+        PositiveInt, Field(description="Keys and addresses whose rate is remembered.")
+    ] = 4096
+    http_connections_max: Annotated[
+        PositiveInt, Field(description="Connections that `serve` takes; one more gets 503.")
+    ] = 1024
+    http_waiting_max: Annotated[
+        PositiveInt,
+        Field(description="Requests that wait for vectors in one `serve`, each in a thread."),
+    ] = 256
 
     slowdown: Annotated[
         dict[str, float],

@@ -60,7 +60,7 @@ def run_command(
     """
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "embedfarm.cli", *words],
+            [sys.executable, "-m", "embedfarm", *words],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=log,

@@ -7,7 +7,7 @@ Exit statuses: 0 done, 1 failed, 2 wrong usage or configuration, 3 finished with
 from importlib.util import find_spec
 from pathlib import Path
 
-STATIONS = ("producer", "scheduler", "workers", "collector")
+STATIONS = ("producer", "scheduler", "workers", "collector", "web")
 
 
 def check_stations() -> None:

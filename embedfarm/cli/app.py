@@ -8,6 +8,7 @@ from embedfarm.cli import (
     ingest,
     inspection,
     jobs,
+    keys,
     outputs,
     roles,
     scheduler,
@@ -31,6 +32,8 @@ app.command()(roles.up)
 app.command()(roles.schedule)
 app.command()(roles.work)
 app.command()(ingest.ingest)
+app.command()(roles.serve)
+app.add_typer(keys.keys_app, name="keys")
 app.add_typer(scheduler.scheduler_app, name="scheduler")
 app.add_typer(jobs.jobs_app, name="jobs")
 app.command()(inspection.workers)

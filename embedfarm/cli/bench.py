@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from embedfarm.cli.embed import DEFAULT_MODEL, MaxLength, Model, TextField
+from embedfarm.cli.embed import MaxLength, Model, TextField
 from embedfarm.cli.options import USAGE, AsJson, fail, plain_errors, print_json, read_settings
 from embedfarm.records import JobSpec
+from embedfarm.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from producer.readers import CorpusOptions

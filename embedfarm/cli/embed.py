@@ -26,6 +26,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.terms import Deadline, Priority, Tenant, Weight, read_terms
 from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
 from embedfarm.records import JobSpec
+from embedfarm.settings import DEFAULT_MODEL
 from embedfarm.terms import Terms
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from embedfarm.cli.request import Request
     from embedfarm.cli.run import Place
 
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 EXIT_CODES = (
     f"Ends with {FAILED_CHUNKS} when chunks failed, named in errors.jsonl, with {FULL} when the "
     f"farm has no place for another job now, and with {INTERRUPTED} when interrupted."

@@ -30,10 +30,9 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.progress import worker_table
 from embedfarm.farm import Farm
-from embedfarm.settings import Settings
+from embedfarm.settings import DEFAULT_MODEL, Settings
 
 DISK_BYTES_MIN = 4 << 30
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LIBRARIES = ("torch", "sentence-transformers", "transformers", "redis", "pyarrow", "numpy")
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -39,6 +39,7 @@ from embedfarm.cli.terms import (
 )
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job, JobGone, JobStatus
+from embedfarm.overview import JobFacts, read_job, read_jobs
 from embedfarm.terms import PRIORITIES, USUAL, WEIGHT_MAX, priority_name, read_deadline
 
 SHORT_CHARACTERS: Final = 8  # of an id, as far as that tells jobs apart
@@ -59,8 +60,7 @@ JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it, or its beginn
 def list_jobs(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """All jobs on the server, oldest first."""
     with _farm(redis) as farm:
-        late = _late_seconds(farm)
-        jobs = [_describe_job(farm, job, status, late) for job, status in farm.statuses().items()]
+        jobs = [_describe_job(facts) for facts in read_jobs(farm, farm.job_ids())]
     if as_json:
         print_json(jobs)
     else:
@@ -72,7 +72,7 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     """One job: what it asks for, how far it is, and who refused it."""
     with _farm(redis) as farm:
         handle = _find(farm, job)
-        facts = _describe_job(farm, handle.id, handle.status(), _late_seconds(farm))
+        facts = _describe_job(read_job(farm, handle.id))
     if as_json:
         print_json(facts)
         return
@@ -164,7 +164,7 @@ def show_errors(
     with _farm(redis) as farm:
         handle = _find(farm, job)
         failed = handle.status().chunks_failed
-        failures = handle.failures(limit)
+        _, failures = handle.failures(limit)
     if as_json:
         print_json([msgspec.structs.asdict(failure) for failure in failures])
         return
@@ -272,24 +272,14 @@ def _describe_terms(status: JobStatus) -> Iterator[str]:
         yield f"deadline {describe_deadline(status.deadline_ms)}"
 
 
-def _late_seconds(farm: Farm) -> Mapping[str, float]:
-    """What the scheduler says about jobs that miss their deadlines."""
-    stats = farm.scheduler_stats()
-    return {} if stats is None else stats.late
-
-
-def _describe_job(
-    farm: Farm, job: str, status: JobStatus, late: Mapping[str, float]
-) -> dict[str, Any]:
-    spec = farm.job(job).spec()
+def _describe_job(facts: JobFacts) -> dict[str, Any]:
+    """A job by name of the fact, beginning with what people look for."""
     return {
-        "job": job,
-        "name": spec.name,
-        "model": spec.model,
-        "age": format_seconds(max(0.0, time.time() - status.created_ms / 1000)),
-        **asdict(status),
-        "late_seconds": late.get(job, 0.0),
-        "refused": farm.refusals(job),
+        "job": facts.job,
+        "name": facts.name,
+        "model": facts.model,
+        "age": format_seconds(max(0.0, time.time() - facts.created_ms / 1000)),
+        **asdict(facts),
     }
 
 

@@ -1,4 +1,4 @@
-"""A whole farm on this machine: a private server, a scheduler, and a worker per device."""
+"""A whole farm on this machine: a private server, a scheduler, a worker per device, and HTTP."""
 
 import contextlib
 import sys
@@ -53,9 +53,18 @@ def scheduler_child(settings: Settings) -> Child:
     )
 
 
+def web_child(settings: Settings, port: int) -> Child:
+    """The process that serves HTTP on loopback; its server is `settings.redis_url`."""
+    return Child(
+        name="web",
+        command=[sys.executable, "-m", "embedfarm", "serve", "--port", str(port)],
+        environment=settings.environment(),
+    )
+
+
 @contextlib.contextmanager
 def run_local_farm(
-    directory: Path, settings: Settings, devices: str, workers: int
+    directory: Path, settings: Settings, devices: str, workers: int, port: int = 0
 ) -> Iterator[LocalFarm]:
     """Run a private farm whose state is in `directory`, and stop it at the end.
 
@@ -66,6 +75,7 @@ def run_local_farm(
         settings: Passed on to every process.
         devices: As for `--devices`.
         workers: How many CPU workers; 0 for the default.
+        port: Where HTTP is served on loopback; 0 for nowhere.
 
     Raises:
         ServerError: The server does not start.
@@ -80,6 +90,8 @@ def run_local_farm(
     child = Child("server", server.command(settings), {}, die_with_parent=True)
     settings = settings.model_copy(update={"redis_url": server.url})
     stations = [scheduler_child(settings), *children(chosen, settings)]
+    if port:
+        stations.append(web_child(settings, port))
     logs = directory / "logs"
     # Nested, because the stations need the server while they drain.
     with Supervisor([child], logs, drain_seconds=settings.drain_seconds) as outer:

@@ -1,11 +1,14 @@
-"""`embedfarm up | schedule | work`: the long-running roles."""
+"""`embedfarm up | schedule | work | serve`: the long-running roles."""
 
 import logging
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 
 from embedfarm.broker import hide_password, wait_until_ready
 from embedfarm.cli.options import (
+    USAGE,
     CpuWorkers,
     Devices,
     RedisUrl,
@@ -15,14 +18,24 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
-from embedfarm.processes import Supervisor
+from embedfarm.processes import Supervisor, watch_lifeline
+from embedfarm.settings import Settings
+
+if TYPE_CHECKING:
+    from web.keys import Key
+    from web.services import Passes
 
 WATCH_SECONDS = 0.5
+LOOPBACK = "127.0.0.1"
+PORT_MAX = 65_535
 
 
 def up(
     workers: CpuWorkers = 0,
     devices: Devices = "all",
+    port: Annotated[
+        int, typer.Option(min=0, max=PORT_MAX, help="Serve HTTP on loopback here; 0: do not.")
+    ] = 0,
 ) -> None:
     """Run a whole farm on this machine until it is stopped."""
     from embedfarm.cli.local import run_local_farm
@@ -30,10 +43,12 @@ def up(
     settings = read_settings()
     stop = stop_on_signals()
     place = settings.state_directory.expanduser()
-    with plain_errors(), run_local_farm(place, settings, devices, workers) as farm:
+    with plain_errors(), run_local_farm(place, settings, devices, workers, port) as farm:
         console = Console(highlight=False, soft_wrap=True)
         console.print(f"up: {', '.join(sorted(farm.stations.pids))}; logs in {place / 'logs'}")
         console.print(f"embed with --redis {farm.url}")
+        if port:
+            console.print(f"serving http://{LOOPBACK}:{port}")
         while not stop.wait(WATCH_SECONDS):
             if farm.failed is not None:
                 raise farm.failed
@@ -71,3 +86,57 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
             while not stop.wait(WATCH_SECONDS):
                 if supervisor.failed is not None:
                     fail(str(supervisor.failed))
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address; beyond loopback only with keys.")] = LOOPBACK,
+    port: Annotated[
+        int, typer.Option(min=0, max=PORT_MAX, help="0: one that is free, and is printed.")
+    ] = 8080,
+    redis: RedisUrl = "",
+) -> None:
+    """Serve the farm by HTTP: jobs, the OpenAI and TEI protocols, metrics."""
+    from web.app import create_app
+    from web.server import listen, make_server
+
+    settings = read_settings(redis)
+    url = need_server(settings)
+    keys = _keys(host, settings)
+    stop_on_signals()  # uvicorn raises them again at its end
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        fail(f"cannot listen at {host}, port {port}: {error}", USAGE)
+    server = make_server(create_app(settings, keys, _passes(settings)), settings)
+    watch_lifeline(lambda: setattr(server, "should_exit", True))
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"serving http://{shown}:{listener.getsockname()[1]} for {hide_password(url)}")
+    server.run([listener])
+
+
+def _keys(host: str, settings: Settings) -> "list[Key]":
+    """The keys that are asked for; none on loopback if there are none."""
+    from web.gate import is_loopback
+    from web.keys import KeysError, read_keys
+
+    try:
+        keys = read_keys(settings.keys_file.expanduser()) if settings.keys_file else []
+    except KeysError as error:
+        fail(str(error), USAGE)
+    if not keys and (settings.keys_file or not is_loopback(host)):
+        where = (
+            f"{settings.keys_file} has none" if settings.keys_file else "set EMBEDFARM_KEYS_FILE"
+        )
+        fail(f"{host} may be reached by others, so API keys are needed: {where}", USAGE)
+    return keys
+
+
+def _passes(settings: Settings) -> "Passes":
+    """What the scheduler of this installation can do."""
+    from scheduler.policies import DEFAULT_POLICY, POLICIES, check_policy, pass_names
+    from web.services import Passes
+
+    return Passes(
+        pass_names(), POLICIES[DEFAULT_POLICY], lambda names: check_policy(names, settings)
+    )

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from embedfarm.cli.embed import DEFAULT_MODEL
 from embedfarm.cli.forecast import Forecast, chunk_lengths, forecast, remembered_speeds
 from embedfarm.cli.options import (
     USAGE,
@@ -24,7 +23,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.progress import format_seconds
 from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
+from embedfarm.settings import DEFAULT_MODEL, Settings
 
 if TYPE_CHECKING:
     from scheduler.simulation.scenario import Machine, Scenario

@@ -340,8 +340,11 @@ def test_failed_chunks_are_listed(client: redis.Redis) -> None:
     assert [int(fields[b"index"]) for _, fields in listed] == [*range(1, 9_999), 20_000, 20_001]
     assert listed[-1][1] == {b"index": b"20001", b"reason": b"bad", b"attempts": b"2"}
     found = [ChunkError(index=index, reason="bad", attempts=2) for index in (1, 2, 3)]
-    assert job.failures(3) == found
-    assert len(job.failures(20_000)) == 10_000
+    place, first = job.failures(2)
+    assert first + job.failures(1, place)[1] == found
+    last, all_of_them = job.failures(20_000)
+    assert len(all_of_them) == 10_000
+    assert job.failures(1, last) == (last, [])
 
 
 def test_full_server_takes_results_but_no_blocks(client: redis.Redis) -> None:

@@ -23,8 +23,8 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_field_is_documented() -> None:
-    """Every field says what it limits; sizes and times end in their unit."""
-    units = ("bytes", "bytes_max", "seconds", "seconds_max")
+    """Every field says what it limits; sizes, times and rates end in their unit."""
+    units = ("bytes", "bytes_max", "seconds", "seconds_max", "per_second")
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert field.description.endswith("."), name

@@ -139,7 +139,7 @@ def test_a_job_that_goes_wrong_ends(door: Door) -> None:
         out = str(door.home / "late")
         late = door.enqueue("embed_corpus", str(request.corpus), out, job_timeout=1)
         wait_for(late, "failed")
-        assert of(process, "embedfarm.cli") is None
+        assert of(process, "embedfarm") is None
     assert "JobTimeoutException" in failure(late)
     assert "terminated unexpectedly" in failure(request.job)
 

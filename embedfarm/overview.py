@@ -1,0 +1,170 @@
+"""Jobs as people look at them: the same facts under the same names, wherever they look."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
+
+import redis
+
+from embedfarm import wire
+from embedfarm.farm import Farm
+from embedfarm.jobs import JobGone, JobStatus, status_from
+from embedfarm.records import JobSpec, decode
+
+STEP: Final = 1000  # jobs looked at in one round trip
+LOOKED_MAX: Final = 10_000  # for one page
+NOTES_MAX: Final = 10_000  # of a job, looked through for refusals
+
+_FIELDS: Final = tuple(JobStatus.__dataclass_fields__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts(JobStatus):
+    """A job: its name and model, its status, and what is wrong with it.
+
+    `late_seconds` is by how much it misses its deadline, as things are. `refused` has the reasons
+    of workers that cannot embed it, by worker.
+    """
+
+    job: str
+    name: str
+    model: str
+    late_seconds: float
+    refused: dict[str, str]
+
+
+class Page(NamedTuple):
+    """Some jobs, and where the next page begins; None after the last one."""
+
+    jobs: list[JobFacts]
+    next: str | None
+
+
+def read_job(farm: Farm, job: str) -> JobFacts:
+    """One job.
+
+    Raises:
+        JobGone: There is no such job.
+    """
+    found = read_jobs(farm, [job])
+    if not found:
+        raise JobGone(job)
+    return found[0]
+
+
+def read_jobs(farm: Farm, jobs: Sequence[str]) -> list[JobFacts]:
+    """Those of the given jobs that are there, in as many round trips as they are thousands."""
+    stats = farm.scheduler_stats()
+    late = {} if stats is None else stats.late
+    found = []
+    for place in range(0, len(jobs), STEP):
+        found += _read(farm.client, jobs[place : place + STEP], late)
+    return found
+
+
+def _read(client: redis.Redis, jobs: Sequence[str], late: Mapping[str, float]) -> list[JobFacts]:
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        meta = wire.JobKeys(job).meta
+        pipe.hmget(meta, ["spec", *_FIELDS])
+        pipe.hscan(meta, match="refused:*", count=NOTES_MAX)  # accounts stay where they are
+    answers = pipe.execute()
+    rows = zip(jobs, answers[::2], answers[1::2], strict=True)
+    return [
+        _describe(job, spec, values, notes, late.get(job, 0.0))
+        for job, (spec, *values), (_, notes) in rows
+        if spec is not None
+    ]
+
+
+def _describe(
+    job: str,
+    spec: bytes,
+    values: Sequence[bytes | None],
+    notes: Mapping[bytes, bytes],
+    late_seconds: float,
+) -> JobFacts:
+    asked = decode(JobSpec, spec)
+    return JobFacts(
+        job=job,
+        name=asked.name,
+        model=asked.model,
+        late_seconds=late_seconds,
+        refused={
+            worker.decode().removeprefix("refused:"): reason.decode(errors="replace")
+            for worker, reason in sorted(notes.items())
+        },
+        **vars(status_from(_FIELDS, values)),
+    )
+
+
+def read_page(
+    farm: Farm, after: str, count: int, state: str | None = None, tenant: str | None = None
+) -> Page:
+    """Up to `count` jobs, oldest first, of a state and a tenant if these are given.
+
+    A page looks at 10,000 jobs at most, so that it may have fewer, and still not be the last one.
+
+    Args:
+        farm: The farm.
+        after: `next` of the page before; "" for the first.
+        count: Most jobs in it.
+        state: As in `JobStatus`.
+        tenant: As in `JobStatus`; "" for those without one.
+
+    Raises:
+        ValueError: `after` is none.
+    """
+    chosen: list[str] = []
+    looked = 0
+    while looked < LOOKED_MAX:
+        rows = _rows_after(farm.client, after, STEP)
+        looked += len(rows)
+        for job, wanted in zip(
+            rows, _match(farm.client, [each.job for each in rows], state, tenant), strict=True
+        ):
+            if len(chosen) == count:
+                return Page(read_jobs(farm, chosen), after)
+            after = job.cursor
+            if wanted:
+                chosen.append(job.job)
+        if len(rows) < STEP:
+            return Page(read_jobs(farm, chosen), None)
+    return Page(read_jobs(farm, chosen), after)
+
+
+class _Row(NamedTuple):
+    """A job on the farm's list, and the cursor with which the list goes on after it."""
+
+    job: str
+    cursor: str
+
+
+def _rows_after(client: redis.Redis, after: str, count: int) -> list[_Row]:
+    """Jobs in the order of their making; of those made at the same time, by name."""
+    low: float | str = "-inf"
+    skipped = 0
+    if after:
+        made, _, name = after.partition(":")
+        low = float(made)
+        same = cast("list[bytes]", client.zrangebyscore(wire.JOBS, low, low))
+        skipped = sum(each <= name.encode() for each in same)
+    rows: Any = client.zrangebyscore(
+        wire.JOBS, low, "+inf", start=skipped, num=count, withscores=True
+    )
+    return [_Row(name.decode(), f"{made!r}:{name.decode()}") for name, made in rows]
+
+
+def _match(
+    client: redis.Redis, jobs: Sequence[str], state: str | None, tenant: str | None
+) -> list[bool]:
+    """Whether each of the jobs is there, and as it should be."""
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        pipe.hmget(wire.JobKeys(job).meta, ["state", "tenant"])
+    return [
+        has is not None
+        and state in {None, has.decode()}
+        and tenant in {None, (whose or b"").decode(errors="replace")}
+        for has, whose in pipe.execute()
+    ]

@@ -1,0 +1,1 @@
+"""The farm by HTTP."""

@@ -1,0 +1,38 @@
+"""Applications on a real server, asked without sockets; and the program itself."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+from embedfarm.settings import Settings
+from scheduler.policies import DEFAULT_POLICY, POLICIES, check_policy, pass_names
+from tests.support import LiveServer
+from web.app import create_app
+from web.keys import Key, Scope, make_key
+from web.services import Passes
+
+
+def client_of(server: LiveServer, keys: Sequence[Key] = (), **settings: object) -> TestClient:
+    """Asks an application with some other settings; a `with` block runs it."""
+    chosen = Settings().model_copy(update={"redis_url": server.url, **settings})
+    passes = Passes(
+        pass_names(), POLICIES[DEFAULT_POLICY], lambda names: check_policy(names, chosen)
+    )
+    app = create_app(chosen, keys, passes)
+    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+
+
+@pytest.fixture
+def web(server: LiveServer, client: redis.Redis) -> Iterator[TestClient]:
+    """An application without keys."""
+    del client
+    with client_of(server) as web:
+        yield web
+
+
+@pytest.fixture
+def keys() -> dict[str, tuple[str, Key]]:
+    """A secret and its key for each scope."""
+    return {scope: make_key(f"k-{scope}", [scope]) for scope in Scope}

@@ -1,0 +1,258 @@
+"""Who gets in, how often, and with how much: asked without sockets, and through real ones."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+from embedfarm import wire
+from embedfarm.lane import Lane
+from tests.farm.harness import run
+from tests.support import LiveServer, wait_until
+from tests.web.conftest import client_of
+from web.keys import Key, KeysError, Scope, find_key, make_key, read_keys
+from web.rates import Buckets
+
+SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def served(
+    server: LiveServer, **settings: object
+) -> Iterator[tuple[tuple[str, int], subprocess.Popen[str]]]:
+    """`embedfarm serve` with some settings: its address, and the process."""
+    environment = {f"EMBEDFARM_{name.upper()}": str(value) for name, value in settings.items()}
+    with subprocess.Popen(
+        [sys.executable, "-m", "embedfarm", "serve", "--port", "0", "--redis", server.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | environment,
+    ) as process:
+        try:
+            assert process.stdout
+            found = re.search(r"http://(.*):(\d+) ", process.stdout.readline())
+            assert found
+            yield (found[1], int(found[2])), process
+        finally:
+            process.kill()
+
+
+def say(address: tuple[str, int], *parts: bytes) -> bytes:
+    """What a server answers to some bytes until it closes the connection."""
+    with socket.create_connection(address, timeout=SECONDS) as connection:
+        for part in parts:
+            connection.sendall(part)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := connection.recv(65_536):
+                answer += data
+        return answer
+
+
+def head(*lines: str) -> bytes:
+    """The head of a request to a route that takes a body."""
+    return "\r\n".join(["POST /embed HTTP/1.1", "host: localhost", *lines, "", ""]).encode()
+
+
+def bearer(secret: str) -> dict[str, str]:
+    """Headers with a key."""
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_scopes(server: LiveServer, keys: dict[str, tuple[str, Key]]) -> None:
+    """Nothing without a key or with a wrong one; a key may do what its scopes say, admin all."""
+    routes = {
+        "read": ("GET", "/v1/workers", 200),
+        "submit": ("POST", "/v1/jobs/none/pause", 404),
+        "admin": ("PUT", "/v1/scheduler/passes", 422),
+    }
+    with client_of(server, [key for _, key in keys.values()]) as web:
+        for scope, (verb, path, allowed) in routes.items():
+            for wrong in ({}, bearer("ef_wrong"), {"Authorization": "Basic abc"}):
+                answer = web.request(verb, path, headers=wrong)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"] == "Bearer"
+            for name, (secret, _) in keys.items():
+                status = web.request(verb, path, headers=bearer(secret)).status_code
+                assert status == (allowed if name in {scope, "admin"} else 403), (scope, name)
+        assert web.get("/livez").status_code == 200
+        assert web.get("/readyz").status_code == 503
+        assert "error" in web.get("/v1/models").json()
+
+
+def test_only_digests_are_kept(tmp_path: Path) -> None:
+    """`keys new` shows a secret once; its line finds it again, and does not have it."""
+    done = run("keys", "new", "ann", "--scopes", "submit,read")
+    secret, line = re.findall(r"^(?:key|line):\s+(.*)$", done.stdout, re.MULTILINE)
+    assert secret not in line
+    file = tmp_path / "keys"
+    file.write_text(f"# who\n\n{line}\n")
+    (key,) = read_keys(file)
+    assert find_key([key], secret) == key
+    assert find_key([key], secret + "x") is None
+    assert (key.name, {*key.scopes}) == ("ann", {Scope.SUBMIT, Scope.READ})
+    assert run("keys", "new", "ann", "--scopes", "root").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ann read", "not of the form"),
+        ("ann all " + "0" * 64, "scopes are submit, read, admin"),
+        ("ann read 0", "64 digits"),
+        ("a/b read " + "0" * 64, "a name has"),
+        ("one read " + "1" * 64, "there is a key 'one' already"),
+    ],
+)
+def test_wrong_lines_are_named(line: str, message: str, tmp_path: Path) -> None:
+    """With file and line; a station with such a file does not start."""
+    file = tmp_path / "keys"
+    file.write_text(f"one read {'0' * 64}\n{line}\n")
+    with pytest.raises(KeysError, match=f"{file}:2: .*{message}"):
+        read_keys(file)
+
+
+def test_rates_are_bounded(server: LiveServer) -> None:
+    """Beyond the burst 429 says when to come again; a key has a bucket of its own."""
+    secret, key = make_key("ann", ["read"])
+    limits = {"http_requests_per_second": 0.01, "http_requests_burst": 2}
+    with client_of(server, [key], **limits) as web:
+        assert [web.get("/livez").status_code for _ in range(3)] == [200, 200, 429]
+        assert int(web.get("/livez").headers["retry-after"]) > 50
+        assert web.get("/v1/workers", headers=bearer(secret)).status_code == 200
+
+
+def test_buckets() -> None:
+    """They fill with time up to the burst, and the table forgets who was silent for longest."""
+    buckets = Buckets(per_second=2, burst=2, clients_max=2)
+    assert [buckets.take("a", 0.0) for _ in range(3)] == [0, 0, 0.5]
+    assert [buckets.take("a", at) for at in (0.5, 0.5, 100, 100, 100)] == [0, 0.5, 0, 0, 0.5]
+    buckets.take("b", 100)
+    assert buckets.take("a", 100) == 0.5
+    buckets.take("c", 100)
+    assert buckets.take("a", 100) == 0.5
+    assert [buckets.take("b", 100) for _ in range(2)] == [0, 0]
+    assert Buckets(0, 1, 1).take("a", 0.0) == 0
+
+
+def test_pages_of_other_sites(web: TestClient, server: LiveServer) -> None:
+    """A browser that is led here by another site is refused, under whatever name it comes."""
+    assert web.get("/v1/workers", headers={"Host": "evil.example"}).status_code == 403
+    assert web.get("/v1/workers", headers={"Host": "[::1]:8080"}).status_code == 200
+    foreign = {"Origin": "http://evil.example"}
+    assert web.post("/v1/jobs/none/cancel", headers=foreign).status_code == 403
+    own = {"Origin": "http://localhost"}
+    assert web.post("/v1/jobs/none/cancel", headers=own).status_code == 404
+    secret, key = make_key("ann", ["read"])
+    with client_of(server, [key]) as keyed:
+        headers = {"Host": "farm.example", **bearer(secret)}
+        assert keyed.get("/v1/workers", headers=headers).status_code == 200
+
+
+def test_every_answer_has_security_headers(web: TestClient, client: redis.Redis) -> None:
+    """Errors and defects too; a defect shows neither a traceback nor data."""
+    client.hset(wire.JobKeys("bad").meta, mapping={"spec": "secret", "state": "open"})
+    for path, status in (("/livez", 200), ("/nowhere", 404), ("/v1/jobs/bad", 500)):
+        answer = web.get(path)
+        assert answer.status_code == status
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers
+        assert "Traceback" not in answer.text
+        assert "secret" not in answer.text
+
+
+def test_what_was_sent_is_not_repeated(web: TestClient) -> None:
+    """Text that is no Unicode is refused as such, in JSON that every client reads."""
+    body = b'{"tenant": "\\ud800<script>"}'
+    headers = {"content-type": "application/json"}
+    answer = web.patch("/v1/jobs/none", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert "body.tenant" in answer.json()["detail"]
+    assert "script" not in answer.text
+    deep = web.patch("/v1/jobs/none", content=b"[" * 100_000, headers=headers)
+    assert deep.status_code in {400, 422}
+
+
+def test_bodies_are_bounded_in_size_and_time(server: LiveServer) -> None:
+    """A claim of 10 GB is refused unread, a chunked body at the limit; slow ones in time."""
+    limits = {"http_body_bytes_max": 1000, "http_head_seconds": 0.5, "http_body_seconds": 0.5}
+    with served(server, **limits) as (address, _):
+        json = "content-type: application/json"
+        claim = say(address, head(json, "content-length: 10000000000"))
+        assert claim.startswith(b"HTTP/1.1 413 ")
+        assert b"at most 1000 bytes" in claim
+        chunk = b"1f4\r\n" + b"x" * 500 + b"\r\n"
+        chunked = head(json, "transfer-encoding: chunked")
+        assert say(address, chunked, chunk, chunk, chunk).startswith(b"HTTP/1.1 413 ")
+        assert say(address, head(json, "content-length: 9"), b"[").startswith(b"HTTP/1.1 408 ")
+        assert say(address, b"GET /livez HT").startswith(b"HTTP/1.1 408 ")
+        assert say(address).startswith(b"HTTP/1.1 408 ")
+        again = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        # What came with requests that were answered is given uvicorn's time between requests.
+        assert say(address, again + again + b"GET").count(b" 200 ") == 2
+
+
+def test_serving_ends_in_good_order(server: LiveServer, client: redis.Redis) -> None:
+    """SIGTERM ends it with status 0, also while somebody waits for vectors that do not come."""
+    with served(server, drain_seconds=4, models='["null:2"]') as (address, process):
+        body = b'{"inputs": "a"}'
+        words = head("content-type: application/json", f"content-length: {len(body)}") + body
+        with socket.create_connection(address, timeout=SECONDS) as connection:
+            connection.sendall(words)
+            wait_until(lambda: Lane(client).asked())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+
+
+def test_who_may_not_serve(server: LiveServer, tmp_path: Path) -> None:
+    """Beyond loopback only with keys, and only where a port is free: status 2 and a sentence."""
+    words = ("serve", "--redis", server.url, "--port")
+    open_to_all = run(*words, 0, "--host", "0.0.0.0")  # noqa: S104 -- it is refused
+    assert (open_to_all.returncode, "API keys are needed" in open_to_all.stderr) == (2, True)
+    empty = tmp_path / "keys"
+    empty.write_text("# none yet\n")
+    environment = {"EMBEDFARM_KEYS_FILE": str(empty)}
+    assert run(*words, 0, environment=environment).returncode == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = run(*words, taken.getsockname()[1])
+    assert (busy.returncode, "cannot listen" in busy.stderr) == (2, True)
+
+
+def test_up_serves_as_well(tmp_path: Path) -> None:
+    """`up --port` brings HTTP with the farm, which says that it is ready; all end with status 0."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["up", "--devices", "cpu", "--workers", "1", "--port", str(port)]
+    state = {"EMBEDFARM_STATE_DIRECTORY": str(tmp_path), "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "embedfarm", *words],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | state,
+    ) as process:
+        try:
+            wait_until(lambda: ready(port), SECONDS)
+        finally:
+            process.terminate()
+        assert process.wait(SECONDS + 10) == 0
+
+
+def ready(port: int) -> bool:
+    """Whether a farm says so."""
+    with contextlib.suppress(ConnectionRefusedError):
+        answer = say(
+            ("127.0.0.1", port),
+            b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        )
+        return answer.startswith(b"HTTP/1.1 200 ")
+    return False

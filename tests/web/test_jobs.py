@@ -1,0 +1,167 @@
+"""Jobs by HTTP, under the names of the command line."""
+
+import json
+import time
+from dataclasses import asdict
+
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+from embedfarm import wire
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.overview import read_job
+from embedfarm.records import JobSpec, encode
+from embedfarm.terms import Terms
+from tests.contract.little_job import CHUNKS, embed, make_job
+from tests.farm.harness import run
+from tests.support import LiveServer
+
+SPEC = encode(JobSpec(model="null:2", name="many"))
+
+
+def make_many(client: redis.Redis, count: int) -> None:
+    """Jobs of which every third one is cancelled and every second one is of tenant "a"."""
+    pipe = client.pipeline(transaction=False)
+    for number in range(count):
+        name = f"j{number:05}"
+        state = "open" if number % 3 else "cancelled"
+        fields = {"spec": SPEC, "state": state, "tenant": "" if number % 2 else "a"}
+        pipe.hset(wire.JobKeys(name).meta, mapping=fields)  # type: ignore[arg-type] # bytes too
+        pipe.zadd(wire.JOBS, {name: 1000 + number // 7})  # some were made at the same time
+    pipe.execute()
+
+
+def all_pages(web: TestClient, **query: str | int) -> list[str]:
+    """Jobs of all pages."""
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = web.get("/v1/jobs", params={**query, "after": after}).json()
+        found += [job["job"] for job in page["jobs"]]
+        after = page["next"]
+    return found
+
+
+def test_names_are_those_of_the_command_line(
+    web: TestClient, server: LiveServer, client: redis.Redis
+) -> None:
+    """A job by HTTP has every field that `jobs show --json` has, and their values."""
+    Farm(client).refuse(make_job(client, 2).id, "one", "no memory")
+    shown = json.loads(run("jobs", "show", "little", "--redis", server.url, "--json").stdout)
+    assert shown.pop("age")
+    assert web.get("/v1/jobs/little").json() == shown
+    assert web.get("/v1/jobs").json() == {"jobs": [shown], "next": None}
+    assert shown["refused"] == {"one": "no memory"}
+
+
+def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None:
+    """Whatever the size of a page, jobs come oldest first, each once; filters hold over pages."""
+    make_many(client, 100)
+    everything = [f"j{number:05}" for number in range(100)]
+    for limit in (1, 7, 99, 100, 101):
+        assert all_pages(web, limit=limit) == everything
+    cancelled = everything[::3]
+    assert all_pages(web, limit=5, state="cancelled") == cancelled
+    assert all_pages(web, limit=5, state="cancelled", tenant="a") == cancelled[::2]
+    assert all_pages(web, state="paused") == []
+    client.zadd(wire.JOBS, {"place": 1001})  # of a job that is about to be made
+    client.delete(wire.JobKeys("j00050").meta)
+    assert all_pages(web, limit=9) == [job for job in everything if job != "j00050"]
+
+
+@pytest.mark.alone
+def test_a_list_of_ten_thousand_is_quick(web: TestClient, client: redis.Redis) -> None:
+    """A page, and one of the few that match, take a fraction of a second among 10,000 jobs."""
+    make_many(client, 10_000)
+    rare = "j09998"
+    client.hset(wire.JobKeys(rare).meta, "tenant", "rare")
+    for query, expected in (({"limit": 100}, 100), ({"tenant": "rare"}, 1)):
+        began = time.monotonic()
+        found = web.get("/v1/jobs", params=query).json()
+        assert len(found["jobs"]) == expected
+        assert time.monotonic() - began < 2.0
+
+
+def test_failed_chunks_by_pages(web: TestClient, client: redis.Redis) -> None:
+    """Every failed chunk comes once, in the order of failing, with its reason."""
+    job = make_job(client, 3)
+    for entry in job.read("one", 3):
+        job.commit([embed(entry, int(entry.id.split("-")[0]) - 1)])
+    first = web.get("/v1/jobs/little/errors", params={"limit": 2}).json()
+    assert [each["index"] for each in first["errors"]] == [0, CHUNKS]
+    assert first["errors"][0] == {"index": 0, "reason": "bad", "attempts": 2}
+    second = web.get("/v1/jobs/little/errors", params={"limit": 2, "after": first["next"]}).json()
+    assert [each["index"] for each in second["errors"]] == [2 * CHUNKS]
+    assert second["next"] is None
+
+
+def test_a_job_is_steered(web: TestClient, client: redis.Redis) -> None:
+    """Pause, resume and cancel do what they say; what has ended cannot be resumed."""
+    job = make_job(client, 1)
+    for verb, state in (("pause", "paused"), ("resume", "open"), ("cancel", "cancelled")):
+        answer = web.post(f"/v1/jobs/little/{verb}")
+        assert (answer.status_code, answer.json()["state"]) == (200, state)
+        assert job.status().state == state
+    refused = web.post("/v1/jobs/little/resume")
+    assert refused.status_code == 409
+    assert "cancelled" in refused.json()["detail"]
+
+
+def test_terms_are_changed(web: TestClient, client: redis.Redis) -> None:
+    """Those that are given change, the others stay; wrong ones change nothing."""
+    job = make_job(client, 1)
+    job.set_terms(weight=7)
+    changed = web.patch("/v1/jobs/little", json={"priority": 2, "tenant": "a"}).json()
+    assert (changed["priority"], changed["tenant"], changed["weight"]) == (2, "a", 7)
+    for wrong in ({}, {"priority": 3}, {"weight": 0}, {"tenant": "a\nb"}, {"state": "open"}):
+        answer = web.patch("/v1/jobs/little", json=wrong)
+        assert answer.status_code == 422, wrong
+    status = read_job(Farm(client), "little")
+    assert Terms(status.priority, status.tenant, status.weight, status.deadline_ms) == Terms(
+        2, "a", 7
+    )
+
+
+def test_only_what_has_ended_is_deleted(web: TestClient, client: redis.Redis) -> None:
+    """A job goes when it was cancelled or is on disk as a whole, and nothing is left of it."""
+    job = make_job(client, 1)
+    job.close(CHUNKS)
+    assert web.delete("/v1/jobs/little").status_code == 409
+    job.commit([embed(entry) for entry in job.read("one", 1)])
+    assert web.delete("/v1/jobs/little").status_code == 409  # its results are nowhere else
+    job.drain(CHUNKS, [0])
+    assert web.delete("/v1/jobs/little").status_code == 204
+    assert web.delete("/v1/jobs/little").status_code == 404
+    make_job(client, 1).cancel()
+    assert web.delete("/v1/jobs/little").status_code == 204
+    assert not Farm(client).job_ids()
+    assert not client.exists(*Job(client, "little").keys.all())
+
+
+@pytest.mark.parametrize(
+    ("verb", "path"),
+    [
+        ("GET", "/v1/jobs/none"),
+        ("GET", "/v1/jobs/none/errors"),
+        ("POST", "/v1/jobs/none/pause"),
+        ("POST", "/v1/jobs/none/cancel"),
+        ("DELETE", "/v1/jobs/none"),
+    ],
+)
+def test_a_job_that_is_not_there(web: TestClient, verb: str, path: str) -> None:
+    """404, as a problem that names it."""
+    answer = web.request(verb, path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == 404
+
+
+def test_facts_are_the_status(client: redis.Redis) -> None:
+    """What people see of a job is its status, unchanged."""
+    job = make_job(client, 2)
+    facts = asdict(read_job(Farm(client), job.id))
+    status = asdict(job.status())
+    assert status.items() <= facts.items()
+    assert set(facts) - set(status) == {"job", "name", "model", "late_seconds", "refused"}

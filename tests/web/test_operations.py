@@ -1,0 +1,164 @@
+"""What people and their tools ask a running farm."""
+
+import msgspec
+import redis
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import Decision, Heartbeat
+from scheduler.policies import POLICIES, pass_names
+from tests.contract.little_job import (
+    COMPLETION,
+    DECISION,
+    STATS,
+    heartbeat,
+    make_job,
+    run_everything,
+)
+from tests.support import LiveServer
+from tests.web.conftest import client_of
+from web.keys import make_key
+
+
+def figures(web: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
+    """All samples of a scrape, by name and the values of its labels in the order of their names."""
+    text = web.get("/metrics").text
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def make_ready(client: redis.Redis) -> Farm:
+    """A farm with a scheduler and a worker."""
+    farm = Farm(client)
+    farm.elect("scheduler", 60)
+    farm.beat(heartbeat("one"), 60)
+    return farm
+
+
+def test_ready_says_what_is_missing(
+    web: TestClient, server: LiveServer, client: redis.Redis
+) -> None:
+    """All reasons at once, then none; without its server the farm is not ready, but alive."""
+    answer = web.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["reasons"] == ["no scheduler is active", "no worker is alive"]
+    make_ready(client)
+    for path in ("/readyz", "/health"):
+        answer = web.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"ready": True, "reasons": []})
+    server.kill()
+    assert web.get("/readyz").json()["reasons"] == ["the server is not to be reached"]
+    assert web.get("/livez").json() == {"alive": True}
+    away = web.get("/v1/workers")
+    assert (away.status_code, away.headers["retry-after"]) == (503, "5")
+    assert server.url not in away.text
+
+
+def test_workers_are_their_heartbeats(web: TestClient, client: redis.Redis) -> None:
+    """All fields, as `workers --json` has them."""
+    make_ready(client)
+    assert web.get("/v1/workers").json() == [msgspec.structs.asdict(heartbeat("one"))]
+
+
+def test_the_scheduler_explains_itself(web: TestClient, client: redis.Redis) -> None:
+    """Figures and decisions as the command line shows them; 404 without a scheduler."""
+    assert web.get("/v1/scheduler/stats").status_code == 404
+    assert web.get("/v1/scheduler/explain").json() == []
+    Farm(client).tell(DECISION, STATS)
+    assert web.get("/v1/scheduler/stats").json() == msgspec.structs.asdict(STATS)
+    told = web.get("/v1/scheduler/explain").json()
+    assert told[0]["notes"] == [["size", "nothing"]]
+    assert web.get("/v1/scheduler/explain", params={"worker": "x"}).json()[0]["notes"] == []
+
+
+def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
+    """What is chosen is used; what no farm could work by is refused, with a reason."""
+    before = web.get("/v1/scheduler/passes").json()
+    assert before["active"] == list(POLICIES["fair"])
+    assert sorted(before["active"] + before["others"]) == pass_names()
+    chosen = list(POLICIES["sjf"])
+    assert web.put("/v1/scheduler/passes", json={"active": chosen}).json()["active"] == chosen
+    assert Farm(client).policy() == chosen
+    for wrong in ([], ["defer"], ["none"]):
+        answer = web.put("/v1/scheduler/passes", json={"active": wrong})
+        assert answer.status_code == 409, wrong
+    assert Farm(client).policy() == chosen
+
+
+def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis) -> None:
+    """Jobs, backlog, workers and scheduler are in it, and no job's id."""
+    run_everything(client)
+    farm = make_ready(client)
+    beat = msgspec.structs.replace(
+        heartbeat("gpu"),
+        device="cuda-GPU-1",
+        tokens_per_second=10.0,
+        chunks_done=3,
+        device_facts={"memory_used_bytes": 5.0},
+        where={"forward": 2.0},
+        lane={"texts": 4.0},
+    )
+    farm.beat(beat, 60)
+    farm.tell(DECISION, STATS)
+    found = figures(web)
+    assert found["farm_server_up", ()] == 1
+    assert found["farm_scheduler_active", ()] == 1
+    assert found["farm_workers", ("idle",)] == 2
+    assert found["farm_chunks_total", ("gpu",)] == 3
+    assert found["farm_worker_seconds_total", ("forward", "gpu")] == 2
+    assert found["farm_lane_texts_total", ("gpu",)] == 4
+    assert found["farm_gpu_memory_used_bytes", ("cuda-GPU-1", "gpu")] == 5
+    assert found["farm_scheduler_efficiency_ratio", ()] == STATS.efficiency
+    assert "little" not in web.get("/metrics").text
+    Job(client, "little").delete()
+    job = make_job(client, 2)
+    assert figures(web)["farm_jobs", ("open",)] == 1
+    status = job.status()
+    assert figures(web)["farm_backlog_chunks", ()] == status.chunks_in
+    assert figures(web)["farm_backlog_seconds", ()] == status.tokens_in / 10
+
+
+def test_metrics_count_micro_batches_and_requests(web: TestClient, client: redis.Redis) -> None:
+    """Micro-batches between two scrapes are counted once; requests by their route."""
+    farm = Farm(client)
+    web.get("/metrics")
+    farm.report(COMPLETION, 100)
+    assert figures(web)["farm_batch_tokens_sum", ()] == COMPLETION.tokens
+    farm.report(COMPLETION, 100)
+    web.get("/v1/jobs/none")
+    web.request("STRANGE", "/nowhere")
+    found = figures(web)
+    assert found["farm_batch_duration_seconds_count", ("one",)] == 2
+    assert found["farm_batch_chunks_count", ()] == 2
+    assert found["farm_requests_total", ("GET", "/v1/jobs/{job}", "404")] == 1
+    assert found["farm_requests_total", ("other", "none", "404")] == 1
+
+
+def test_metrics_without_a_server(web: TestClient, server: LiveServer) -> None:
+    """The scrape goes on, and says that the server is away."""
+    server.kill()
+    assert figures(web)["farm_server_up", ()] == 0
+    assert web.get("/metrics").status_code == 200
+
+
+def test_the_document_knows_every_field(web: TestClient) -> None:
+    """Of a worker and of a decision, by its name."""
+    schemas = web.get("/openapi.json").json()["components"]["schemas"]
+    for record in (Heartbeat, Decision):
+        assert set(record.__struct_fields__) == set(schemas[record.__name__]["properties"])
+
+
+def test_the_document_asks_for_keys_where_they_are_asked_for(
+    web: TestClient, server: LiveServer
+) -> None:
+    """Only an application with keys says that it needs some."""
+    assert "security" not in web.get("/openapi.json").json()["paths"]["/v1/jobs"]["get"]
+    with client_of(server, [make_key("ann", ["read"])[1]]) as keyed:
+        paths = keyed.get("/openapi.json").json()["paths"]
+    assert paths["/v1/jobs"]["get"]["security"] == [{"HTTPBearer": []}]
+    assert "422" not in paths["/v1/embeddings"]["post"]["responses"]

@@ -1,0 +1,181 @@
+"""OpenAI's and TEI's protocols: their own client, and vectors that are the model's."""
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+import redis
+from fastapi.testclient import TestClient
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from embedfarm.hyperplanes import hash_vectors
+from embedfarm.lane import Lane
+from embedfarm.model_files import resolve
+from embedfarm.settings import DEFAULT_MODEL, Settings
+from tests.farm.harness import null_vectors, role
+from tests.support import LiveServer, wait_until
+from tests.web.conftest import client_of
+from tests.web.test_gate import served
+from tests.workers.running import worker_on, working
+from web.keys import make_key
+from web.tokens import tokenizer_of
+
+NULL = "null:16"
+TEXTS = ["one", "", "x" * 5000]
+
+
+@pytest.fixture
+def null(server: LiveServer) -> Iterator[TestClient]:
+    """An application that serves the null model, and a worker."""
+    with working(worker_on(server)), client_of(server, models=(NULL,)) as web:
+        yield web
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Vectors of length 1."""
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+
+
+def embed(web: TestClient, **request: object) -> NDArray[np.float32]:
+    """Vectors by OpenAI's route."""
+    answer = web.post("/v1/embeddings", json={"model": NULL, **request})
+    assert answer.status_code == 200, answer.text
+    rows = [each["embedding"] for each in answer.json()["data"]]
+    if request.get("encoding_format") == "base64":
+        rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]
+    return np.asarray(rows, np.float32)
+
+
+def test_vectors_are_the_models(null: TestClient) -> None:
+    """As numbers and as bytes, of length 1, in the order of the input, cut where wanted."""
+    wanted = null_vectors(TEXTS, 16)
+    for form in ("float", "base64"):
+        found = embed(null, input=TEXTS, encoding_format=form)
+        np.testing.assert_allclose(found, unit(wanted), atol=1e-6)
+    np.testing.assert_allclose(embed(null, input="one"), unit(wanted[:1]), atol=1e-6)
+    short = embed(null, input=TEXTS, dimensions=4)
+    np.testing.assert_allclose(short, unit(wanted[:, :4]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"input": []}, 400),
+        ({"input": [[]]}, 400),
+        ({"input": [1.5]}, 400),
+        ({"input": ["a", 1]}, 400),
+        ({"input": "a", "dimensions": 17}, 400),
+        ({"input": "a", "dimensions": 0}, 400),
+        ({"input": "a", "encoding_format": "hex"}, 400),
+        ({"input": ["a"] * 2049}, 400),
+        ({"input": [1, 2]}, 400),  # a null model has no token ids
+        ({"input": "a", "model": "../../etc"}, 404),
+    ],
+)
+def test_errors_are_openais(null: TestClient, request_: dict[str, object], status: int) -> None:
+    """What cannot be answered is told in the shape that OpenAI's client parses."""
+    answer = null.post("/v1/embeddings", json={"model": NULL, **request_})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert answer.json()["error"]["message"]
+
+
+def test_tei_routes(null: TestClient) -> None:
+    """`/embed`, `/rerank`, `/lsh` and `/info` say the same vectors in TEI's words."""
+    wanted = null_vectors(TEXTS, 16)
+    raw = null.post("/embed", json={"inputs": TEXTS, "normalize": False}).json()
+    np.testing.assert_allclose(raw, wanted, rtol=1e-6)
+    (one,) = null.post("/embed", json={"inputs": "one"}).json()
+    np.testing.assert_allclose(one, unit(wanted)[0], atol=1e-6)
+    ranked = null.post(
+        "/rerank", json={"query": "one", "texts": ["two", "one"], "return_text": True}
+    ).json()
+    assert [(each["index"], each["text"]) for each in ranked] == [(1, "one"), (0, "two")]
+    assert ranked[0]["score"] == pytest.approx(1, abs=1e-6)
+    for seed in (0, 7):
+        asked = {"inputs": TEXTS, "bitn": 128, "seed": seed}
+        bits = hash_vectors(wanted, 128, seed)
+        assert null.post("/lsh", json=asked).json() == [row.tobytes().hex() for row in bits]
+        coded = null.post("/lsh", json={**asked, "encoding": "base64"}).json()
+        assert [base64.b64decode(each) for each in coded] == [row.tobytes() for row in bits]
+    for wrong in ({"bitn": 56}, {"bitn": 8200}, {"bitn": 100}, {"seed": -1}):
+        assert null.post("/lsh", json={"inputs": "a", **wrong}).status_code == 422
+    info = null.get("/info").json()
+    assert (info["model_id"], info["max_client_batch_size"]) == (NULL, 2048)
+
+
+def test_a_full_lane_says_when_to_come_again(server: LiveServer, client: redis.Redis) -> None:
+    """429 with Retry-After, of the farm's limit and of the program's; others are still served."""
+    request = {"inputs": "a"}
+    with (
+        client_of(server, models=(NULL,), lane_seconds_max=5, lane_pieces_max=1) as web,
+        ThreadPoolExecutor() as pool,
+    ):
+        waiting = pool.submit(web.post, "/embed", json=request)
+        wait_until(lambda: Lane(client).asked())
+        full = web.post("/embed", json=request)
+        assert (full.status_code, int(full.headers["retry-after"]) > 0) == (429, True)
+        web.app.state.desk.waiting_max = 1  # type: ignore[attr-defined] # of FastAPI
+        busy = web.post("/embed", json=request)
+        assert (busy.status_code, "1 requests wait" in busy.json()["detail"]) == (429, True)
+        assert web.get("/livez").status_code == 200
+        assert waiting.result().status_code == 503  # nobody works
+
+
+def test_tokens_are_the_models(web: TestClient) -> None:
+    """Ids, and the characters that they are of; ids that no text has are refused."""
+    text = "Micro-batches, naïvely embedded."
+    (tokens,) = web.post("/tokenize", json={"inputs": text}).json()
+    assert (tokens[0]["text"], tokens[0]["special"]) == ("[CLS]", True)
+    assert "".join(each["text"] for each in tokens[1:-1]) == text.replace(" ", "")
+    assert all(text[t["start"] : t["stop"]] == t["text"] for t in tokens[1:-1])
+    plain = web.post("/tokenize", json={"inputs": [text], "add_special_tokens": False}).json()
+    assert plain == [tokens[1:-1]]
+    tokenizer = tokenizer_of(DEFAULT_MODEL, Settings())
+    broken = [tokenizer.token_to_id("##ing"), tokenizer.token_to_id("##ing")]
+    for ids in (broken, [10**6]):
+        answer = web.post("/v1/embeddings", json={"model": DEFAULT_MODEL, "input": ids})
+        assert answer.status_code == 400
+        assert "input 0" in answer.json()["error"]["message"]
+
+
+def test_the_openai_client(server: LiveServer, tmp_path: Path) -> None:
+    """Unmodified, with the real model: it gets what `encode` gives, and real token counts."""
+    secret, key = make_key("ann", ["submit", "read"])
+    file = tmp_path / "keys"
+    file.write_text(key.line() + "\n")
+    texts = ["A farm of devices.", "Vectors in order, " * 20, "naïve"]
+    reference = SentenceTransformer(str(resolve(DEFAULT_MODEL)), device="cpu")
+    wanted = np.asarray(reference.encode(texts), np.float32)
+    ids = [reference.tokenizer(text)["input_ids"] for text in texts]
+    with (
+        role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"),
+        served(server, keys_file=file) as ((host, port), _),
+        openai.OpenAI(api_key=secret, base_url=f"http://{host}:{port}/v1") as client,
+    ):
+        assert [each.id for each in client.models.list()] == [DEFAULT_MODEL]
+        assert client.models.retrieve(DEFAULT_MODEL).id == DEFAULT_MODEL
+        answer = client.embeddings.create(model=DEFAULT_MODEL, input=texts, user="u")
+        found = np.asarray([each.embedding for each in answer.data])
+        assert (found * wanted).sum(axis=1).min() >= 0.9999
+        assert answer.usage.prompt_tokens == sum(map(len, ids))
+        floats = client.embeddings.create(
+            model=DEFAULT_MODEL, input=ids, encoding_format="float", dimensions=128
+        )
+        short = np.asarray([each.embedding for each in floats.data])
+        assert short.shape == (3, 128)
+        assert (short * unit(wanted[:, :128])).sum(axis=1).min() >= 0.9999
+        with pytest.raises(openai.NotFoundError, match="not served here"):
+            client.embeddings.create(model="none", input="a")
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            client.embeddings.create(model=DEFAULT_MODEL, input="a", dimensions=999)
+    with (
+        served(server, keys_file=file) as ((host, port), _),
+        openai.OpenAI(api_key="wrong", base_url=f"http://{host}:{port}/v1") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()

@@ -1,0 +1,78 @@
+"""The application: all routes behind the gate."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from embedfarm.broker import connect
+from embedfarm.lane import Lane
+from embedfarm.settings import Settings
+from web import jobs, metrics, openai_protocol, operations, tei_protocol
+from web.gate import Gate
+from web.interactive import Desk
+from web.keys import Key
+from web.metrics import Figures, Meter
+from web.problems import HANDLERS, Problem, is_openai
+from web.services import Passes, Services
+
+
+def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastAPI:
+    """The application of a farm; it connects at the first request.
+
+    Args:
+        settings: Limits, and `redis_url`.
+        keys: Who may ask; none: everybody, so that it must be served on loopback only.
+        passes: What its scheduler can do.
+    """
+    client = connect(settings.redis_url)
+    services = Services(client, settings, passes)
+    desk = Desk(Lane(client, settings), settings.http_waiting_max)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        client.close()  # which also ends the threads that wait for workers
+
+    app = FastAPI(
+        title="embedfarm",
+        version=version("embedfarm"),
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        telemetry={"auto_configure": False},  # nothing reports home (docs/decisions.md, 21)
+    )
+    app.state.services = services
+    app.state.desk = desk
+    app.state.figures = Figures(services.farm)
+    app.state.figures.waiting.set_function(lambda: desk.waiting)
+    for each in (jobs, operations, metrics, openai_protocol, tei_protocol):
+        app.include_router(each.router)
+    app.add_middleware(Gate, keys=keys, settings=settings)
+    app.add_middleware(Meter, figures=app.state.figures)
+    app.openapi = lambda: _describe(app, keyed=bool(keys))  # type: ignore[method-assign] # as FastAPI documents it
+    return app
+
+
+def _describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
+    """The OpenAPI document, with the errors as they are, and keys where they are asked for."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        components = document["components"]
+        components["schemas"]["Problem"] = Problem.model_json_schema()
+        for unused in ("HTTPValidationError", "ValidationError"):
+            components["schemas"].pop(unused, None)
+        if not keyed:
+            del components["securitySchemes"]
+        for path, operations_ in document["paths"].items():
+            for operation in operations_.values():
+                if is_openai(path):
+                    operation["responses"].pop("422", None)
+                if not keyed:
+                    operation.pop("security", None)
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,174 @@
+"""What every request goes through: whose it is, how often, from where, and how large.
+
+It stands before the routes, so that nobody without a key gets a body read.
+"""
+
+import asyncio
+import ipaddress
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from embedfarm.settings import Settings
+from web.keys import ANYBODY, Key, find_key
+from web.problems import SECURITY_HEADERS, answer_problem
+from web.rates import Buckets
+
+OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/openapi.json"})
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+CLOSE: Final = {"connection": "close"}  # what was sent and not read is in the way of what follows
+
+
+class Gate:
+    """ASGI middleware; the key of a request is in its `state.key` afterwards.
+
+    Args:
+        app: What lies behind.
+        keys: Who may ask; without any, everybody on this machine.
+        settings: Limits of rate, size and time.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[Key], settings: Settings) -> None:
+        self._app = app
+        self._keys = keys
+        self._settings = settings
+        self._buckets = Buckets(
+            settings.http_requests_per_second,
+            settings.http_requests_burst,
+            settings.http_clients_max,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is refused, and let all else through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = _secure(send)
+        try:
+            scope.setdefault("state", {})["key"] = self._admit(scope)
+        except HTTPException as refusal:
+            response = answer_problem(
+                scope["path"], refusal.status_code, refusal.detail, refusal.headers
+            )
+            await response(scope, receive, send)
+        else:
+            await self._app(scope, self._bound(receive), send)
+
+    def _admit(self, scope: Scope) -> Key | None:
+        """Whose request it is; None where nobody need say so.
+
+        Raises:
+            HTTPException: It is refused.
+        """
+        headers = Headers(scope=scope)
+        key = self._identify(headers)
+        self._take_turn(key.name if key and self._keys else _address(scope))
+        check_origin(headers, scope["method"], keyless=not self._keys)
+        if key is None and scope["path"] not in OPEN_PATHS:
+            known = "a wrong key" if "authorization" in headers else "no key"
+            detail = f"{known}: send one as `Authorization: Bearer KEY`"
+            raise HTTPException(401, detail, {"www-authenticate": "Bearer", **CLOSE})
+        size = headers.get("content-length", "")
+        if size.isdecimal() and int(size) > self._settings.http_body_bytes_max:
+            raise self._too_large()
+        return key
+
+    def _identify(self, headers: Headers) -> Key | None:
+        if not self._keys:
+            return ANYBODY
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
+        return find_key(self._keys, secret.strip()) if scheme.lower() == "bearer" else None
+
+    def _take_turn(self, client: str) -> None:
+        seconds = self._buckets.take(client, time.monotonic())
+        if seconds:
+            raise HTTPException(
+                429,
+                f"more than {self._settings.http_requests_per_second:g} requests a second",
+                {"retry-after": str(math.ceil(seconds)), **CLOSE},
+            )
+
+    def _too_large(self) -> HTTPException:
+        limit = self._settings.http_body_bytes_max
+        return HTTPException(413, f"a body has at most {limit} bytes", CLOSE)
+
+    def _bound(self, receive: Receive) -> Receive:
+        """Receives a body that may be neither larger nor slower than the limits."""
+        seconds = self._settings.http_body_seconds
+        left = self._settings.http_body_bytes_max
+        deadline = asyncio.get_running_loop().time() + seconds
+        whole = False
+
+        async def bounded() -> Message:
+            nonlocal left, whole
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError as error:
+                raise HTTPException(408, f"no whole body in {seconds:g} s", CLOSE) from error
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise self._too_large()
+            whole = not message.get("more_body", False)
+            return message
+
+        return bounded
+
+
+def _secure(send: Send) -> Send:
+    """Sends the security headers with every response."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(SECURITY_HEADERS)
+        await send(message)
+
+    return sending
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def check_origin(headers: Headers, method: str, *, keyless: bool) -> None:
+    """Keep pages of other sites from using the farm through somebody's browser.
+
+    Such a page can send requests to a loopback address, and with a name that resolves to it (DNS
+    rebinding) it can read the answers.
+
+    Raises:
+        HTTPException: It looks as if one tried.
+    """
+    host = headers.get("host", "")
+    if keyless and not is_loopback(_hostname(host)):
+        raise HTTPException(403, "without keys the farm is asked for as localhost only")
+    origin = headers.get("origin", "")
+    if origin and method not in SAFE_METHODS and origin.partition("://")[2] != host:
+        raise HTTPException(403, f"from a page of another site: {origin}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine, reached from nowhere else."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _hostname(host: str) -> str:
+    """A Host header without the port; "" if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,102 @@
+"""Vectors of a few texts, for somebody who waits: a thread for each request, and not too many."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final, TypeVar, cast
+
+import anyio.to_thread
+import numpy as np
+from anyio import CapacityLimiter
+from fastapi import Depends, HTTPException, Request
+from numpy.typing import NDArray
+
+from embedfarm.lane import Lane, LaneFull, LaneLate, LaneRefused
+from embedfarm.records import JobSpec, LaneAnswer
+
+T = TypeVar("T")
+BUSY_SECONDS: Final = 1
+FAILED_MAX: Final = 3  # texts that are named
+
+
+@dataclass
+class Desk:
+    """Takes requests to the lane.
+
+    Attributes:
+        lane: Where workers find them.
+        waiting_max: Requests, and threads, at a time.
+    """
+
+    lane: Lane
+    waiting_max: int
+    waiting: int = 0
+    _limiter: CapacityLimiter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limiter = CapacityLimiter(self.waiting_max)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The outcome of some work in a thread; all that blocks or computes belongs there.
+
+        Raises:
+            HTTPException: Too many wait, or what `embed` raises.
+        """
+        if self.waiting >= self.waiting_max:
+            raise _busy(f"{self.waiting} requests wait", BUSY_SECONDS)
+        self.waiting += 1
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            self.waiting -= 1
+
+    def embed(self, model: str, texts: Sequence[str], *, truncate: bool = True) -> LaneAnswer:
+        """The answer of the farm, vectors as the model makes them; called in a thread.
+
+        Length and dimensions are cut by who asks, so that all requests share one engine.
+
+        Raises:
+            HTTPException: There are no vectors, with a status that says whose fault it is.
+        """
+        spec = JobSpec(model=model, long="truncate" if truncate else "error")
+        try:
+            answer = self.lane.ask(spec, texts, self.lane.settings.lane_seconds_max)
+        except LaneFull as error:
+            raise _busy(str(error), error.retry_seconds) from error
+        except LaneLate as error:
+            raise HTTPException(503, str(error), {"retry-after": str(BUSY_SECONDS)}) from error
+        except LaneRefused as error:
+            raise HTTPException(422, str(error)) from error
+        if answer.errors:
+            named = [f"text {each.index}: {each.reason}" for each in answer.errors[:FAILED_MAX]]
+            raise HTTPException(422, f"{len(answer.errors)} texts failed: {'; '.join(named)}")
+        return answer
+
+
+def _busy(detail: str, seconds: float) -> HTTPException:
+    return HTTPException(429, detail, {"retry-after": str(max(1, math.ceil(seconds)))})
+
+
+def shape(
+    vectors: NDArray[np.float32], dimensions: int | None = None, *, normalize: bool = True
+) -> NDArray[np.float32]:
+    """Vectors with their leading components only, and of length 1 if wanted.
+
+    Raises:
+        HTTPException: They have fewer components.
+    """
+    full = vectors.shape[1]
+    if dimensions is not None and dimensions > full:
+        raise HTTPException(422, f"dimensions: the model has {full}")
+    kept = vectors[:, :dimensions]
+    if not normalize:
+        return kept
+    lengths = np.linalg.norm(kept, axis=1, keepdims=True)
+    return (kept / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
+
+
+async def _desk(request: Request) -> Desk:
+    return cast("Desk", request.app.state.desk)
+
+
+AtDesk = Annotated[Desk, Depends(_desk)]

@@ -1,0 +1,165 @@
+"""Every error as one JSON shape, RFC 9457, and in OpenAI's own where its client parses it."""
+
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import redis
+from fastapi import HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteException
+
+from embedfarm.broker import UNAVAILABLE
+from embedfarm.jobs import ChangeRefused, JobGone
+
+LOGGER: Final = logging.getLogger(__name__)
+MEDIA_TYPE: Final = "application/problem+json"
+OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models")
+AWAY_SECONDS: Final = 5
+FAULTS_MAX: Final = 5  # of a request, that are told
+USUAL: Final = (400, 401, 403, 408, 413, 422, 429, 500, 503)  # that every route may give
+
+SECURITY_HEADERS: Final = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+class OpenaiFault(BaseModel):
+    """What went wrong, as OpenAI says it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenaiProblem(BaseModel):
+    """An error, as OpenAI has it."""
+
+    error: OpenaiFault
+
+
+def is_openai(path: str) -> bool:
+    """Whether a route speaks OpenAI's protocol, errors included."""
+    return any(path == each or path.startswith(f"{each}/") for each in OPENAI_PATHS)
+
+
+def answer_problem(
+    path: str, status: int, detail: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response to a request that failed.
+
+    Args:
+        path: Of the request; it decides about the shape.
+        status: Of HTTP; 422 becomes 400 where OpenAI knows no other.
+        detail: For people.
+        headers: Further ones.
+    """
+    openai = is_openai(path)
+    if openai and status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        status = HTTPStatus.BAD_REQUEST
+    shape: BaseModel
+    if openai:
+        shape = OpenaiProblem(error=OpenaiFault(message=detail, type=_openai_type(status)))
+    else:
+        shape = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
+    return Response(
+        json.dumps(shape.model_dump()),  # in ASCII: a detail may quote what is no Unicode
+        status,
+        headers=headers,
+        media_type="application/json" if openai else MEDIA_TYPE,
+    )
+
+
+def _openai_type(status: int) -> str:
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    usual = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return kinds.get(status, usual)
+
+
+def problems(*further: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of a route for its document: the usual ones and further ones."""
+    reference = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: reference},
+        }
+        for status in sorted({*USUAL, *further})
+    }
+
+
+def openai_problems(*further: int) -> dict[int | str, dict[str, Any]]:
+    """As `problems`, of a route for which `is_openai` holds."""
+    return {
+        status: {"description": HTTPStatus(status).phrase, "model": OpenaiProblem}
+        for status in sorted({*USUAL, *further} - {422})
+    }
+
+
+Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
+
+
+def _say(status: int) -> Handler:
+    """Answers with a status, and with the error's own words where they are meant for people."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        if status != HTTPStatus.SERVICE_UNAVAILABLE:
+            detail = f"no such job: {error}" if isinstance(error, JobGone) else str(error)
+            return answer_problem(request.url.path, status, detail)
+        LOGGER.warning("%s %s: %s", request.method, request.url.path, type(error).__name__)
+        full = isinstance(error, redis.exceptions.OutOfMemoryError)
+        detail = f"the farm's server is {'full' if full else 'away'}"
+        return answer_problem(request.url.path, status, detail, {"retry-after": str(AWAY_SECONDS)})
+
+    return answer
+
+
+async def _tell_refusal(request: Request, error: HTTPException) -> Response:
+    return answer_problem(request.url.path, error.status_code, error.detail, error.headers)
+
+
+async def _tell_faults(request: Request, error: RequestValidationError) -> Response:
+    """Names the fields; what was sent is not repeated."""
+    faults = error.errors()
+    told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults[:FAULTS_MAX]]
+    if len(faults) > FAULTS_MAX:
+        told.append(f"and {len(faults) - FAULTS_MAX} more")
+    return answer_problem(request.url.path, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(told))
+
+
+async def _hide(request: Request, _error: Exception) -> Response:
+    """The log has the traceback; nobody else gets it."""
+    detail = "a defect of the farm; its log says more"
+    return answer_problem(
+        request.url.path, HTTPStatus.INTERNAL_SERVER_ERROR, detail, SECURITY_HEADERS
+    )
+
+
+HANDLERS: Final[dict[int | type[Exception], Handler]] = {
+    JobGone: _say(404),
+    ChangeRefused: _say(409),
+    redis.exceptions.OutOfMemoryError: _say(503),
+    **dict.fromkeys(UNAVAILABLE, _say(503)),
+    StarletteException: _tell_refusal,
+    RequestValidationError: _tell_faults,
+    Exception: _hide,
+}

@@ -1,0 +1,88 @@
+"""The HTTP server: uvicorn, with a limit for what it has none.
+
+uvicorn limits connections, the size of a head, and the time between requests. The time for a head
+to arrive is limited here, that for a body in the gate.
+"""
+
+import asyncio
+import socket
+from typing import Final
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from embedfarm.settings import Settings
+
+HEAD_BYTES_MAX: Final = 16_384
+BACKLOG: Final = 128
+TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def patient_for(seconds: float) -> type[H11Protocol]:
+    """A protocol that closes connections on which the head of a request takes longer."""
+
+    class Protocol(H11Protocol):
+        """Closes a connection whose head does not come."""
+
+        _give_up: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
+            """Wait for the first head."""
+            super().connection_made(transport)
+            self._await_head()
+
+        def data_received(self, data: bytes) -> None:
+            """Wait on, from the first byte of a head to its last."""
+            super().data_received(data)
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Wait no more."""
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _await_head(self) -> None:
+            if self.conn.their_state is not h11.IDLE:
+                self._stop_waiting()
+            elif self._give_up is None:
+                self._give_up = self.loop.call_later(seconds, self._refuse)
+
+        def _stop_waiting(self) -> None:
+            if self._give_up is not None:
+                self._give_up.cancel()
+                self._give_up = None
+
+        def _refuse(self) -> None:
+            self.transport.write(TOO_SLOW)
+            self.transport.close()
+
+    return Protocol
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections; with port 0 at one that is free.
+
+    Raises:
+        OSError: It cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
+    """A server that on SIGTERM and SIGINT answers what is in work, for half of the drain time."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=patient_for(settings.http_head_seconds),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=settings.http_connections_max,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            timeout_graceful_shutdown=int(settings.drain_seconds / 2),
+        )
+    )

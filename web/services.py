@@ -1,0 +1,66 @@
+"""What routes work with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, cast
+
+import redis
+from fastapi import Depends, HTTPException, Request, Security
+from fastapi.security import HTTPBearer
+
+from embedfarm.farm import Farm
+from embedfarm.settings import Settings
+from web.keys import Key, Scope
+
+BEARER: Final = HTTPBearer(auto_error=False, description="A key of `embedfarm keys new`.")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What the scheduler can do, as far as the web must know.
+
+    Attributes:
+        names: All passes that there are.
+        default: Those of a scheduler for which none were chosen.
+        check: Raises ValueError for a list of names that no farm could work by.
+    """
+
+    names: Sequence[str]
+    default: Sequence[str]
+    check: Callable[[Sequence[str]], None]
+
+
+@dataclass(frozen=True)
+class Services:
+    """One of each, for all requests of an application."""
+
+    client: redis.Redis
+    settings: Settings
+    passes: Passes
+
+    @property
+    def farm(self) -> Farm:
+        """The farm."""
+        return Farm(self.client)
+
+
+async def _services(request: Request) -> Services:
+    return cast("Services", request.app.state.services)
+
+
+async def _caller(request: Request) -> Key:
+    return cast("Key", request.state.key)
+
+
+Service = Annotated[Services, Depends(_services)]
+Caller = Annotated[Key, Depends(_caller)]
+
+
+def need(scope: Scope) -> list[Any]:
+    """Dependencies of a route that takes a key with a scope."""
+
+    async def check(key: Caller) -> None:
+        if not key.allows(scope):
+            raise HTTPException(403, f"key {key.name} has no scope {scope.value}")
+
+    return [Security(BEARER), Depends(check)]
