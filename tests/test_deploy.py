@@ -27,6 +27,7 @@ SERVICE_KEYS: Final = {
     "healthcheck",
     "image",
     "init",
+    "ports",
     "profiles",
     "restart",
     "security_opt",
@@ -116,8 +117,15 @@ def test_roles_are_placed() -> None:
     assert all(device.keys() == DEVICE_KEYS for device in devices)
     assert [device["capabilities"] for device in devices] == [["gpu"]]
     optional = {name: s["profiles"] for name, s in SERVICES.items() if "profiles" in s}
-    assert optional == {"worker-gpu": ["gpu"], "embed": ["embed"]}
+    assert optional == {"serve": ["http"], "worker-gpu": ["gpu"], "embed": ["embed"]}
     assert SERVICES["embed"]["restart"] == "no"
+
+
+def test_only_http_is_open_and_only_on_loopback() -> None:
+    """One port, which no other host reaches, and nobody without a key."""
+    ports = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert ports == {"serve": ["127.0.0.1:8080:8080"]}
+    assert "EMBEDFARM_KEYS_FILE" in SERVICES["serve"]["environment"]
 
 
 def test_dockerfile_has_both_targets_on_fixed_tags() -> None:
