@@ -1,5 +1,6 @@
 """Jobs as people look at them: the same facts under the same names, wherever they look."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
@@ -9,7 +10,7 @@ import redis
 from embedfarm import wire
 from embedfarm.farm import Farm
 from embedfarm.jobs import JobGone, JobStatus, status_from
-from embedfarm.records import JobSpec, decode
+from embedfarm.records import JobSpec, RecordError, decode
 
 STEP: Final = 1000  # jobs looked at in one round trip
 LOOKED_MAX: Final = 10_000  # for one page
@@ -70,11 +71,12 @@ def _read(client: redis.Redis, jobs: Sequence[str], late: Mapping[str, float]) -
         pipe.hscan(meta, match="refused:*", count=NOTES_MAX)  # accounts stay where they are
     answers = pipe.execute()
     rows = zip(jobs, answers[::2], answers[1::2], strict=True)
-    return [
-        _describe(job, spec, values, notes, late.get(job, 0.0))
-        for job, (spec, *values), (_, notes) in rows
-        if spec is not None
-    ]
+    found = []
+    for job, (spec, *values), (_, notes) in rows:
+        if spec is not None:
+            with contextlib.suppress(JobGone):  # its values are no numbers
+                found.append(_describe(job, spec, values, notes, late.get(job, 0.0)))
+    return found
 
 
 def _describe(
@@ -84,7 +86,10 @@ def _describe(
     notes: Mapping[bytes, bytes],
     late_seconds: float,
 ) -> JobFacts:
-    asked = decode(JobSpec, spec)
+    try:
+        asked = decode(JobSpec, spec)
+    except RecordError as error:  # another program's; it must not hide the others
+        asked, notes = JobSpec(model=""), {b"refused:every worker": str(error).encode()}
     return JobFacts(
         job=job,
         name=asked.name,
