@@ -32,10 +32,10 @@ from benchmarks.corpora import MODEL, documentation, write_corpus
 from embedfarm.broker import closing_client
 from embedfarm.cli.local import run_local_farm
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobGone
 from embedfarm.lane import Lane
 from embedfarm.records import JobSpec, LaneAnswer
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone
 
 WARM_CHUNKS: Final = 500
 CHUNKS: Final = 100_000  # more than a run gets through

@@ -10,9 +10,10 @@ from typing import Final, TypeVar
 from collector.output import Output
 from collector.writer import Writer
 from embedfarm.broker import UNAVAILABLE, persist
-from embedfarm.jobs import Job, JobGone, JobStatus
+from embedfarm.jobs import Job
 from embedfarm.records import Result
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone, JobStatus
 
 T = TypeVar("T")
 

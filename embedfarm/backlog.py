@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import redis
 
 from embedfarm import wire
-from embedfarm.jobs import JobGone, JobStatus, status_from
+from embedfarm.status import JobGone, JobStatus, status_from
 
 
 class Backlog(NamedTuple):

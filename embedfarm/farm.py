@@ -16,7 +16,7 @@ from embedfarm import wire
 from embedfarm.accounts import Account
 from embedfarm.backlog import read_backlogs
 from embedfarm.broker import block_ms
-from embedfarm.jobs import Job, JobGone, JobStatus
+from embedfarm.jobs import Job
 from embedfarm.records import (
     Completion,
     Decision,
@@ -30,6 +30,7 @@ from embedfarm.records import (
     decode,
     encode,
 )
+from embedfarm.status import JobGone, JobStatus
 
 HISTORY_SECONDS: Final = 30 * 86400
 WORKER_SECONDS: Final = 3600

@@ -7,7 +7,7 @@ gives the order, and only the collector, who sees that ranges tile [0, N), says 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import redis
 from redis.commands.core import Script
@@ -15,13 +15,8 @@ from redis.commands.core import Script
 from embedfarm import wire
 from embedfarm.broker import block_ms
 from embedfarm.records import Block, ChunkError, JobSpec, Result, decode, encode
+from embedfarm.status import JobGone, JobStatus, status_from
 from embedfarm.terms import USUAL, Terms
-
-TEXT_FIELDS: Final = frozenset({"state", "tenant"})  # of a status; the others are integers
-
-
-class JobGone(LookupError):
-    """The job was deleted, or never was."""
 
 
 class ChangeRefused(RuntimeError):
@@ -34,65 +29,6 @@ class BlocksLost(redis.ConnectionError):
     A connection error, because often it is the only sign of an outage: the client replaces an idle
     connection without a word. So `persist` recovers from both in the same way.
     """
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """A job's state and counters, as the server has them.
-
-    `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), unless
-    somebody makes it "paused" or "cancelled". The job was begun at `first_chunk` (an earlier run
-    did those before), has got the chunks below `pushed_upto`, and has those below `drained_upto` on
-    disk. `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
-    `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
-    `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`.
-    """
-
-    state: str = ""
-    created_ms: int = 0
-    first_chunk: int = 0
-    pushed_upto: int = 0
-    chunk_count: int = -1
-    blocks_in: int = 0
-    chunks_in: int = 0
-    tokens_in: int = 0
-    bytes_in: int = 0
-    blocks_done: int = 0
-    chunks_done: int = 0
-    chunks_failed: int = 0
-    tokens_done: int = 0
-    bytes_done: int = 0
-    real_tokens_done: int = 0
-    result_bytes: int = 0
-    vector_bytes: int = 0
-    drained_upto: int = 0
-    first_read_ms: int = 0
-    last_commit_ms: int = 0
-    priority: int = USUAL.priority
-    tenant: str = USUAL.tenant
-    weight: int = USUAL.weight
-    deadline_ms: int = USUAL.deadline_ms
-
-    @property
-    def embedded(self) -> bool:
-        """Whether all chunks are in, and every block has its result."""
-        return self.chunk_count >= 0 and self.blocks_done >= self.blocks_in
-
-    @property
-    def block_tokens_mean(self) -> float:
-        """Tokens of an average block that is not done."""
-        blocks = self.blocks_in - self.blocks_done
-        return max(1.0, (self.tokens_in - self.tokens_done) / blocks) if blocks > 0 else 1.0
-
-    @property
-    def block_bytes_mean(self) -> float:
-        """Bytes of an average block."""
-        return self.bytes_in / self.blocks_in if self.blocks_in else 1.0
-
-    @property
-    def chunk_tokens_mean(self) -> float:
-        """Tokens of an average chunk."""
-        return self.tokens_in / self.chunks_in if self.chunks_in else 1.0
 
 
 class Entry(NamedTuple):
@@ -468,26 +404,6 @@ class Job:
     def wait(self, key: str, seconds: float) -> bool:
         """Whether `key` (bell or room) was rung, or is within `seconds` (as `block_ms`)."""
         return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
-
-
-def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobStatus:
-    """A status out of hash fields.
-
-    Raises:
-        JobGone: The hash has no state, or values that no program of ours wrote.
-    """
-    known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
-    if "state" not in known:
-        raise JobGone("the job is not on the server")
-    try:
-        converted: dict[str, Any] = {
-            name: value.decode(errors="replace") if name in TEXT_FIELDS else int(value)
-            for name, value in known.items()
-        }
-        converted["weight"] = max(1, converted.get("weight", USUAL.weight))  # it divides
-    except ValueError as error:
-        raise JobGone(f"the job cannot be read: {error}") from error
-    return JobStatus(**converted)
 
 
 def _pairs(fields: Mapping[str, int | str]) -> list[int | str]:

@@ -9,8 +9,8 @@ import redis
 
 from embedfarm import wire
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobGone, JobStatus, status_from
 from embedfarm.records import JobSpec, RecordError, decode
+from embedfarm.status import JobGone, JobStatus, status_from
 
 STEP: Final = 1000  # jobs looked at in one round trip
 LOOKED_MAX: Final = 10_000  # for one page

@@ -1,7 +1,7 @@
 """How many blocks make a micro-batch; the scheduler and a worker without one use the same rule."""
 
-from embedfarm.jobs import JobStatus
 from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
 
 
 def blocks_for(tokens: float, status: JobStatus, settings: Settings) -> int:

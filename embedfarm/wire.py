@@ -30,7 +30,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
 
     ef:{farm}:ingest         hash    token, fence: who enqueues       ingest    -> ingest     5 s
     ef:{farm}:ingest-fence   string  counter of lock holders          ingest    -> ingest
-    ef:{farm}:recurring:<id> string  unix seconds of the newest run   ingest    -> ingest     400 d
+    ef:{farm}:recurring:<run> string unix seconds of the newest run   ingest    -> ingest     400 d
 
     ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
     ef:{farm}:lanes          zset    engine -> unix ms of a request   asker     -> worker     120 s
@@ -90,9 +90,9 @@ def budget_key(device: str, model: str) -> str:
     return f"ef:{{farm}}:budget:{device}|{model}"
 
 
-def recurring_key(name: str) -> str:
+def recurring_key(run: str) -> str:
     """Key of the newest run of a recurring job."""
-    return f"ef:{{farm}}:recurring:{name}"
+    return f"ef:{{farm}}:recurring:{run}"
 
 
 def lane_key(engine: str) -> str:

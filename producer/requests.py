@@ -14,8 +14,8 @@ from rq.job import Job, JobStatus
 
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobGone
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone
 from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished

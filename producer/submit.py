@@ -14,16 +14,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from embedfarm.broker import persist
 from embedfarm.farm import Farm, model_key
-from embedfarm.jobs import Job, JobGone, JobStatus
 from embedfarm.records import Block, JobSpec, Rows, decode, encode
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import USUAL, Terms
 from embedfarm.token_ids import TokenEncoder
 from producer.blocks import TOKENS_MAX, Blocker
+
+if TYPE_CHECKING:
+    from embedfarm.jobs import Job
 
 GROUPS_PER_WINDOW: Final = 16  # a group is sent in one round trip, when there is room for all of it
 # Vectors of one block: a server takes several megabytes in one command at half the speed.

@@ -20,8 +20,8 @@ from rq.registry import CanceledJobRegistry
 
 from embedfarm.broker import closing_client
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobStatus
 from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
 from producer.command import run_command
 from producer.requests import begin, look, note
 from producer.roots import allow, allow_source

@@ -7,8 +7,9 @@ from typing import Final
 
 from embedfarm.backlog import Backlog, read_backlogs
 from embedfarm.farm import Farm, length_class, model_key
-from embedfarm.jobs import JobGone, Pending
+from embedfarm.jobs import Pending
 from embedfarm.records import Completion, Heartbeat, RecordError
+from embedfarm.status import JobGone
 from scheduler.history import History
 from scheduler.ledger import Demand, Ledger
 from scheduler.state import FarmState, JobState, WorkerState

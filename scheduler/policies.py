@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Final
 
-from embedfarm.jobs import JobStatus
 from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
 from scheduler.passes import Pass, PassFailed, decide
 from scheduler.passes.baselines import Adaptive, Fixed, Rounds
 from scheduler.passes.defer import Defer

@@ -8,8 +8,9 @@ from functools import cached_property
 from itertools import islice
 from typing import Final, NamedTuple
 
-from embedfarm.jobs import JobStatus, Pending
+from embedfarm.jobs import Pending
 from embedfarm.records import JobShare, Rate
+from embedfarm.status import JobStatus
 from scheduler.ledger import Service
 
 NO_SERVICE: Final = Service()

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from embedfarm.broker import UNAVAILABLE, closing_client
 from embedfarm.farm import Farm
-from embedfarm.jobs import Entry, Job, JobGone
+from embedfarm.jobs import Entry, Job
 from embedfarm.records import Block, Heartbeat, Result, Rows, decode, text_checksums
 from embedfarm.settings import Settings
 from embedfarm.sizing import has_room
+from embedfarm.status import JobGone
 from tests.support import LiveServer, force_log
 
 T = TypeVar("T")

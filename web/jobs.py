@@ -7,9 +7,9 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from embedfarm.jobs import JobStatus
 from embedfarm.overview import JobFacts, read_job, read_page
 from embedfarm.records import ChunkError
+from embedfarm.status import JobStatus
 from embedfarm.terms import TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
 from web.keys import Key, Scope
 from web.problems import problems

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobStatus
 from embedfarm.records import Completion, Heartbeat, SchedulerStats
+from embedfarm.status import JobStatus
 from web.keys import Scope as KeyScope
 from web.problems import problems
 from web.services import need

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteException
 
 from embedfarm.broker import UNAVAILABLE
-from embedfarm.jobs import ChangeRefused, JobGone
+from embedfarm.jobs import ChangeRefused
+from embedfarm.status import JobGone
 
 LOGGER: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"

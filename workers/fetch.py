@@ -14,9 +14,10 @@ import redis
 from embedfarm import sizing, wire
 from embedfarm.broker import BLOCK_SECONDS_MAX
 from embedfarm.farm import Farm
-from embedfarm.jobs import Entry, Job, JobGone, Pending
+from embedfarm.jobs import Entry, Job, Pending
 from embedfarm.records import Block, JobShare, RecordError, decode
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone
 from workers.engines import Chunk, Engine, Tokenised
 from workers.leases import Holdings, Lease, MicroBatch, is_gone
 from workers.models import Models

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from embedfarm.accounts import Account
-from embedfarm.jobs import Entry, JobGone
+from embedfarm.jobs import Entry
 from embedfarm.records import Block, JobSpec
+from embedfarm.status import JobGone
 from workers.engines import Engine, Tokenised
 
 

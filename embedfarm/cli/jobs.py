@@ -38,8 +38,9 @@ from embedfarm.cli.terms import (
     describe_left,
 )
 from embedfarm.farm import Farm
-from embedfarm.jobs import Job, JobGone, JobStatus
+from embedfarm.jobs import Job
 from embedfarm.overview import JobFacts, read_job, read_jobs
+from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import PRIORITIES, USUAL, WEIGHT_MAX, priority_name, read_deadline
 
 SHORT_CHARACTERS: Final = 8  # of an id, as far as that tells jobs apart

@@ -65,7 +65,8 @@ def plain_errors() -> Iterator[None]:
     from collector.manifest import OutputError
     from embedfarm.cli.forecast import ForecastError
     from embedfarm.farm import FarmFull, ModelRefused
-    from embedfarm.jobs import ChangeRefused, JobGone
+    from embedfarm.jobs import ChangeRefused
+    from embedfarm.status import JobGone
     from producer.readers import CorpusError
     from producer.submit import JobRefused, Rewind
     from workers.devices import DeviceError

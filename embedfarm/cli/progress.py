@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from embedfarm.jobs import JobStatus
 from embedfarm.records import Heartbeat
+from embedfarm.status import JobStatus
 
 WINDOW_SECONDS: Final = 10.0  # over which the rates are taken
 SAMPLES_MIN: Final = 2

@@ -25,9 +25,9 @@ from embedfarm.cli.local import SERVER_DIRECTORY, LocalFarm, run_local_farm
 from embedfarm.cli.progress import View
 from embedfarm.cli.request import Request, file_facts
 from embedfarm.farm import Farm, FarmFull, ModelRefused
-from embedfarm.jobs import JobGone, JobStatus
 from embedfarm.records import Rows, text_checksums
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import USUAL, Terms
 from producer.readers import (
     BadRow,

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.farm import length_class
-from embedfarm.jobs import JobStatus, Pending
+from embedfarm.jobs import Pending
 from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
 from scheduler.ledger import Service
 from scheduler.simulation.scenario import PAIRS_TOKENS, Work
 from scheduler.state import JobState

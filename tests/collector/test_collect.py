@@ -15,9 +15,10 @@ from collector.collect import Collector, JobEnded
 from collector.manifest import About
 from collector.output import Output
 from embedfarm.farm import Farm
-from embedfarm.jobs import Job, JobGone
+from embedfarm.jobs import Job
 from embedfarm.records import Block, JobSpec, decode, encode
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone
 from producer.submit import Submitter
 from tests.hash_worker import (
     VECTOR_BYTES,

@@ -3,6 +3,7 @@
 import numpy as np
 import redis
 
+from embedfarm import wire
 from embedfarm.accounts import Account
 from embedfarm.farm import Farm, engine_key
 from embedfarm.jobs import Entry, Job
@@ -117,6 +118,13 @@ def ask_everything(client: redis.Redis) -> None:
     lane.refuse(engine, "one", "no memory")
 
 
+def enqueue_everything(client: redis.Redis) -> None:
+    """What the ingest role keeps beside RQ's own keys."""
+    elect, advance = (client.register_script(wire.script(each)) for each in ("elect", "advance"))
+    fence = elect(keys=[wire.INGEST, wire.INGEST_FENCE], args=["token", 60_000])
+    advance(keys=[wire.INGEST, wire.recurring_key("asked")], args=[fence, 1, 60])
+
+
 def run_everything(client: redis.Redis) -> Job:
     """A job and a farm in which every kind of key is there; nothing but deletion is left to do."""
     farm = Farm(client)
@@ -132,6 +140,7 @@ def run_everything(client: redis.Redis) -> Job:
     farm.learn_budget("cpu", "null:2", 16_384)
     farm.admit("little", 1)
     ask_everything(client)
+    enqueue_everything(client)
     job = make_job(client, 4)
     job.set_terms(priority=1, weight=2)
     job.pause()

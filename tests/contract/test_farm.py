@@ -9,8 +9,9 @@ import redis
 from embedfarm import wire
 from embedfarm.broker import closing_client
 from embedfarm.farm import Farm, FarmFull, ModelRefused, differences, length_class, model_key
-from embedfarm.jobs import Job, JobGone
+from embedfarm.jobs import Job
 from embedfarm.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
+from embedfarm.status import JobGone
 from tests.contract.little_job import COMPLETION, embed, heartbeat, make_job, snapshot
 from tests.support import LiveServer, wait_until
 

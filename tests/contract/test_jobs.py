@@ -16,9 +16,10 @@ from redis.crc import key_slot
 from embedfarm import broker, wire
 from embedfarm.broker import closing_client, persist
 from embedfarm.farm import Farm, engine_key
-from embedfarm.jobs import BlocksLost, ChangeRefused, Job, JobGone, JobStatus
+from embedfarm.jobs import BlocksLost, ChangeRefused, Job
 from embedfarm.records import Block, ChunkError, JobSpec, decode, encode
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import Terms
 from tests.contract.little_job import (
     CHUNKS,
@@ -567,7 +568,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
     """The keys of a full little job are those of the table in `wire`, each with its type."""
     rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)
     names = {"{J}": "{little}", "<name>": "one", "<d>|<m>": "cpu|null:2"}
-    names |= {"<engine>": engine_key(SPEC), "<id>": "asked"}
+    names |= {"<engine>": engine_key(SPEC), "<id>": "asked", "<run>": "asked"}
     documented = {
         re.sub("|".join(map(re.escape, names)), lambda name: names[name[0]], key): of
         for key, of in rows

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from embedfarm.broker import UNAVAILABLE, closing_client
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobGone
 from embedfarm.records import JobSpec
+from embedfarm.status import JobGone
 from tests.support import LiveServer, wait_until
 from workers.engines.null import NullEngine
 

@@ -16,7 +16,6 @@ import redis
 
 from embedfarm import wire
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobStatus
 from embedfarm.records import (
     Block,
     ChunkError,
@@ -28,6 +27,7 @@ from embedfarm.records import (
     encode,
 )
 from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
 

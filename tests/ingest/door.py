@@ -16,7 +16,7 @@ from rq.job import Job
 
 from embedfarm.broker import closing_client
 from embedfarm.farm import Farm
-from embedfarm.jobs import JobStatus
+from embedfarm.status import JobStatus
 from tests.farm.harness import COMMAND, role
 from tests.support import LiveServer, wait_until
 

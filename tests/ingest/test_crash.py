@@ -68,7 +68,7 @@ def wait_for_another(process: psutil.Process, command: psutil.Process | None) ->
     found = list[psutil.Process]()
 
     def look() -> bool:
-        each = of(process, "embedfarm.cli embed")
+        each = of(process, "-m embedfarm embed")
         found[:] = [] if each is None or each == command else [each]
         return bool(found)
 
@@ -139,7 +139,7 @@ def test_a_job_that_goes_wrong_ends(door: Door) -> None:
         out = str(door.home / "late")
         late = door.enqueue("embed_corpus", str(request.corpus), out, job_timeout=1)
         wait_for(late, "failed")
-        assert of(process, "embedfarm") is None
+        assert of(process, "-m embedfarm") is None
     assert "JobTimeoutException" in failure(late)
     assert "terminated unexpectedly" in failure(request.job)
 

@@ -5,9 +5,10 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from embedfarm.jobs import JobStatus, Pending
+from embedfarm.jobs import Pending
 from embedfarm.records import Rate
 from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
 from scheduler.ledger import Service
 from scheduler.state import FarmState, JobState, WorkerState
 

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from embedfarm.jobs import JobStatus, Pending
+from embedfarm.jobs import Pending
 from embedfarm.records import JobShare, Rate
 from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
 from scheduler.ledger import Service
 from scheduler.passes import Pass, decide
 from scheduler.policies import DEFAULT_POLICY, POLICIES, make_passes

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedfarm.jobs import JobStatus, Pending
+from embedfarm.jobs import Pending
 from embedfarm.records import Rate
+from embedfarm.status import JobStatus
 from scheduler.ledger import Service
 from scheduler.passes import Pass, decide
 from scheduler.state import FarmState, JobState, WorkerState
