@@ -72,6 +72,7 @@ def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None
 
 
 @pytest.mark.alone
+@pytest.mark.alone
 def test_a_list_of_ten_thousand_is_quick(web: TestClient, client: redis.Redis) -> None:
     """A page, and one of the few that match, take a fraction of a second among 10,000 jobs."""
     make_many(client, 10_000)
