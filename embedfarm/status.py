@@ -56,6 +56,11 @@ class JobStatus:
         return self.chunk_count >= 0 and self.blocks_done >= self.blocks_in
 
     @property
+    def removable(self) -> bool:
+        """Whether nobody works on it any more, and nothing of it is only on the server."""
+        return self.state == "cancelled" or 0 <= self.chunk_count <= self.drained_upto
+
+    @property
     def block_tokens_mean(self) -> float:
         """Tokens of an average block that is not done."""
         blocks = self.blocks_in - self.blocks_done

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from embedfarm.overview import JobFacts, read_job, read_page
 from embedfarm.records import ChunkError
-from embedfarm.status import JobStatus
 from embedfarm.terms import TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
 from web.keys import Key, Scope
 from web.problems import problems
@@ -139,16 +138,10 @@ def delete_job(services: Service, key: Caller, job: JobId) -> None:
     """Remove a job that was cancelled, or of which everything is on disk."""
     handle = services.farm.job(job)
     status = handle.status()
-    if not may_go(status):
+    if not status.removable:
         raise HTTPException(409, f"job {job} is {status.state} and not finished: cancel it first")
     LOGGER.info("%s deletes job %r", key.name, job)
     handle.delete()
-
-
-def may_go(status: JobStatus) -> bool:
-    """Whether nobody works on a job any more, and nothing of it is only on the server."""
-    collected = 0 <= status.chunk_count <= status.drained_upto
-    return status.state == "cancelled" or collected
 
 
 def _log(verb: str, services: Service, key: Key, job: str) -> JobFacts:

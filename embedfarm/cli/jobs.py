@@ -61,9 +61,9 @@ JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it, or its beginn
 def list_jobs(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """All jobs on the server, oldest first."""
     with _farm(redis) as farm:
-        jobs = [_describe_job(facts) for facts in read_jobs(farm, farm.job_ids())]
+        jobs = read_jobs(farm, farm.job_ids())
     if as_json:
-        print_json(jobs)
+        print_json([_describe_job(each) for each in jobs])
     else:
         Console().print(_job_table(jobs))
 
@@ -107,16 +107,16 @@ def cancel_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> Non
 @jobs_app.command("rm")
 def remove_job(
     job: JobId,
-    force: Annotated[bool, typer.Option("--force", help="Even if it is not cancelled.")] = False,  # noqa: FBT002 -- a flag
+    force: Annotated[bool, typer.Option("--force", help="Even if it is in work.")] = False,  # noqa: FBT002 -- a flag
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
-    """Delete a cancelled job and all that the server has of it; its output can be resumed."""
+    """Delete a job that was cancelled or collected from the server; its output can be resumed."""
     with _farm(redis) as farm:
         handle = _find(farm, job)
-        state = handle.status().state
-        if state != "cancelled" and not force:
-            fail(f"job {handle.id} is {state}: cancel it first, or give --force")
+        status = handle.status()
+        if not (status.removable or force):
+            fail(f"job {handle.id} is {status.state}: cancel it first, or give --force")
         handle.delete()
     if as_json:
         print_json({"job": handle.id, "state": "gone"})
@@ -284,9 +284,9 @@ def _describe_job(facts: JobFacts) -> dict[str, Any]:
     }
 
 
-def _job_table(jobs: Sequence[dict[str, Any]]) -> Table:
+def _job_table(jobs: Sequence[JobFacts]) -> Table:
     """A line per job, without columns that would be empty; terms take the place of the model."""
-    ids = [job["job"] for job in jobs]
+    ids = [each.job for each in jobs]
     rows = [_describe_row(job, ids) for job in jobs]
     empty = {name for name in COLUMNS_OPTIONAL if not any(row[name] for row in rows)}
     hidden = empty if empty >= COLUMNS_OF_TERMS else empty | {"model"}
@@ -305,21 +305,22 @@ def _job_table(jobs: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _describe_row(job: dict[str, Any], ids: Sequence[str]) -> dict[str, str]:
+def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
     """Cells of a job's line by column."""
-    priority = job["priority"]
-    done = job["chunk_count"] >= 0 and job["blocks_done"] >= job["blocks_in"]
+    priority = facts.priority
     return {
-        "job": _shorten(job["job"], ids),
-        "name": job["name"],
-        "model": job["model"].rpartition("/")[2],
-        "state": job["state"],
-        "chunks": f"{job['chunks_in']:,}",
-        "done": f"{job['chunks_done']:,}",
-        "failed": f"{job['chunks_failed']:,}" if job["chunks_failed"] else "",
+        "job": _shorten(facts.job, ids),
+        "name": facts.name,
+        "model": facts.model.rpartition("/")[2],
+        "state": facts.state,
+        "chunks": f"{facts.chunks_in:,}",
+        "done": f"{facts.chunks_done:,}",
+        "failed": f"{facts.chunks_failed:,}" if facts.chunks_failed else "",
         "priority": "" if priority == USUAL.priority else priority_name(priority),
-        "tenant": job["tenant"],
-        "deadline": "" if done else describe_left(job["deadline_ms"], job["late_seconds"]),
+        "tenant": facts.tenant,
+        "deadline": (
+            "" if facts.embedded else describe_left(facts.deadline_ms, facts.late_seconds)
+        ),
     }
 
 
