@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import redis
 from redis.commands.core import Script
@@ -30,6 +30,7 @@ from embedfarm.records import (
     decode,
     encode,
 )
+from embedfarm.settings import Settings
 from embedfarm.status import JobGone, JobStatus
 
 HISTORY_SECONDS: Final = 30 * 86400
@@ -102,6 +103,27 @@ class Farm:
     def job_ids(self) -> list[str]:
         """All jobs, oldest first."""
         return [each.decode() for each in cast("list[bytes]", self.client.zrange(wire.JOBS, 0, -1))]
+
+    def ended_ids(self, count: int) -> list[str]:
+        """Jobs that have ended, newest first."""
+        names = cast("list[bytes]", self.client.zrange(wire.ENDED, 0, count - 1, desc=True))
+        return [each.decode() for each in names]
+
+    def end(
+        self,
+        job: str,
+        state: Literal["finished", "failed"],
+        reason: str,
+        settings: Settings,
+        **counters: int,
+    ) -> None:
+        """As `Job.end`; what of the older records is too old or too much goes."""
+        self.job(job).end(state, reason, settings.ended_seconds_max, **counters)
+        before = time.time() - settings.ended_seconds_max
+        old = self.client.zrangebyscore(wire.ENDED, "-inf", before)
+        surplus = self.client.zrange(wire.ENDED, 0, -settings.ended_jobs_max - 1)
+        for name in {*cast("list[bytes]", old), *cast("list[bytes]", surplus)}:
+            self.job(name.decode()).delete()
 
     def statuses(self) -> dict[str, JobStatus]:
         """Status of every job that is there, oldest first."""

@@ -7,7 +7,8 @@ gives the order, and only the collector, who sees that ranges tile [0, N), says 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import redis
 from redis.commands.core import Script
@@ -17,6 +18,9 @@ from embedfarm.broker import block_ms
 from embedfarm.records import Block, ChunkError, JobSpec, Result, decode, encode
 from embedfarm.status import JobGone, JobStatus, status_from
 from embedfarm.terms import USUAL, Terms
+
+FAILURES_KEPT: Final = 100
+NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ChangeRefused(RuntimeError):
@@ -65,20 +69,34 @@ class Job:
     def _script(self, name: str) -> Script:
         return self.client.register_script(wire.script(name))
 
-    def create(self, spec: JobSpec, start: int, terms: Terms = USUAL) -> str:
+    def create(
+        self,
+        spec: JobSpec,
+        start: int,
+        terms: Terms = USUAL,
+        notes: Mapping[str, str] = NO_NOTES,
+    ) -> str:
         """Make the job, to be filled from chunk `start` on; a second call changes nothing.
 
         A later `start` than that of an existing job moves `pushed_upto` there, if it is behind. How
-        many jobs there may be is not looked at here, but by `Farm.admit`.
+        many jobs there may be is not looked at here, but by `Farm.admit`. One that has ended begins
+        anew.
+
+        Args:
+            spec: What is asked for.
+            start: First chunk that is still wanted.
+            terms: On which it is done.
+            notes: What is kept with it: `out` of its status, and "command".
 
         Returns:
             The job's state.
         """
         now = time.time()
         state = self._script("create")(
-            keys=[self.keys.blocks, self.keys.retry, self.keys.meta],
-            args=[encode(spec), start, int(now * 1000), *_pairs(asdict(terms))],
+            keys=[self.keys.blocks, self.keys.retry, self.keys.meta, self.keys.failed],
+            args=[encode(spec), start, int(now * 1000), *_pairs({**asdict(terms), **notes})],
         )
+        self.client.zrem(wire.ENDED, self.id)
         self.client.zadd(wire.JOBS, {self.id: now}, nx=True)
         self._announce()
         return str(state, "ascii")
@@ -217,6 +235,11 @@ class Job:
         )
         return cast("bytes | None", answer)
 
+    def noted(self, name: str) -> str:
+        """What was noted; "" if nothing was."""
+        value = cast("bytes | None", self.client.hget(self.keys.meta, name))
+        return (value or b"").decode(errors="replace")
+
     def close(self, chunk_count: int) -> str:
         """Say that all chunks are in: N is `chunk_count`.
 
@@ -229,6 +252,35 @@ class Job:
         """Remove the job and everything it left on the server."""
         self.client.unlink(*self.keys.all())
         self.client.zrem(wire.JOBS, self.id)
+        self.client.zrem(wire.ENDED, self.id)
+
+    def end(
+        self, state: Literal["finished", "failed"], reason: str, seconds: int, **counters: int
+    ) -> None:
+        """Let go of all that the server holds of the job, but keep a record of it for some time.
+
+        Args:
+            state: How it ended.
+            reason: Why it failed.
+            seconds: How long the record is kept.
+            counters: Those of its status that are known better than the server has counted them.
+
+        Raises:
+            JobGone: There is no such job.
+        """
+        keys = self.keys
+        answer = self._script("end")(
+            keys=[
+                keys.meta, keys.failed,
+                keys.blocks, keys.retry, keys.results, keys.bell, keys.room,
+            ],
+            args=[state, reason, seconds, FAILURES_KEPT, *_pairs(counters)],
+        )  # fmt: skip
+        if answer == b"gone":
+            raise JobGone(self.id)
+        self.client.zadd(wire.ENDED, {self.id: time.time()})
+        self.client.zrem(wire.JOBS, self.id)
+        self._announce()
 
     # The producer's side.
 

@@ -10,7 +10,7 @@ import redis
 from embedfarm import wire
 from embedfarm.farm import Farm
 from embedfarm.records import JobSpec, RecordError, decode
-from embedfarm.status import JobGone, JobStatus, status_from
+from embedfarm.status import ENDED_STATES, JobGone, JobStatus, status_from
 
 STEP: Final = 1000  # jobs looked at in one round trip
 LOOKED_MAX: Final = 10_000  # for one page
@@ -106,9 +106,10 @@ def _describe(
 def read_page(
     farm: Farm, after: str, count: int, state: str | None = None, tenant: str | None = None
 ) -> Page:
-    """Up to `count` jobs, oldest first, of a state and a tenant if these are given.
+    """Up to `count` jobs of a state and a tenant if these are given.
 
-    A page looks at 10,000 jobs at most, so that it may have fewer, and still not be the last one.
+    Unfinished ones come first, oldest first, then those that have ended, newest first. A page looks
+    at 10,000 jobs at most, so that it may have fewer, and still not be the last one.
 
     Args:
         farm: The farm.
@@ -122,8 +123,9 @@ def read_page(
     """
     chosen: list[str] = []
     looked = 0
+    step = count + 1 if state is None and tenant is None else STEP
     while looked < LOOKED_MAX:
-        rows = _rows_after(farm.client, after, STEP)
+        rows = _rows_after(farm.client, after, step, state)
         looked += len(rows)
         for job, wanted in zip(
             rows, _match(farm.client, [each.job for each in rows], state, tenant), strict=True
@@ -133,7 +135,7 @@ def read_page(
             after = job.cursor
             if wanted:
                 chosen.append(job.job)
-        if len(rows) < STEP:
+        if len(rows) < step:
             return Page(read_jobs(farm, chosen), None)
     return Page(read_jobs(farm, chosen), after)
 
@@ -145,7 +147,18 @@ class _Row(NamedTuple):
     cursor: str
 
 
-def _rows_after(client: redis.Redis, after: str, count: int) -> list[_Row]:
+def _rows_after(client: redis.Redis, after: str, count: int, state: str | None) -> list[_Row]:
+    """Jobs of the two lists; a cursor of the second one begins with a minus sign."""
+    rows = []
+    if not after.startswith("-") and state not in ENDED_STATES:
+        rows = _unfinished(client, after, count)
+        after = ""
+    if len(rows) < count and state in {None, *ENDED_STATES}:
+        rows += _ended(client, after.removeprefix("-"), count - len(rows))
+    return rows
+
+
+def _unfinished(client: redis.Redis, after: str, count: int) -> list[_Row]:
     """Jobs in the order of their making; of those made at the same time, by name."""
     low: float | str = "-inf"
     skipped = 0
@@ -158,6 +171,21 @@ def _rows_after(client: redis.Redis, after: str, count: int) -> list[_Row]:
         wire.JOBS, low, "+inf", start=skipped, num=count, withscores=True
     )
     return [_Row(name.decode(), f"{made!r}:{name.decode()}") for name, made in rows]
+
+
+def _ended(client: redis.Redis, after: str, count: int) -> list[_Row]:
+    """Jobs from the newest end to the oldest; of those that ended at the same time, by name."""
+    high: float | str = "+inf"
+    skipped = 0
+    if after:
+        at, _, name = after.partition(":")
+        high = float(at)
+        same = cast("list[bytes]", client.zrangebyscore(wire.ENDED, high, high))
+        skipped = sum(each >= name.encode() for each in same)
+    rows: Any = client.zrevrangebyscore(
+        wire.ENDED, high, "-inf", start=skipped, num=count, withscores=True
+    )
+    return [_Row(name.decode(), f"-{at!r}:{name.decode()}") for name, at in rows]
 
 
 def _match(

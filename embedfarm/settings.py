@@ -121,6 +121,12 @@ class Settings(BaseSettings):
     jobs_max: Annotated[
         PositiveInt, Field(description="Unfinished jobs on the farm; one more is refused.")
     ] = 1000
+    ended_jobs_max: Annotated[
+        PositiveInt, Field(description="Jobs that have ended, of which a record is kept.")
+    ] = 10_000
+    ended_seconds_max: Annotated[
+        PositiveInt, Field(description="How long such a record is kept.")
+    ] = 7 * 86400
     deliveries_max: Annotated[
         PositiveInt, Field(description="Deliveries of a block before it is split.")
     ] = 3

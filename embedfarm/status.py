@@ -6,7 +6,11 @@ from typing import Any, Final
 
 from embedfarm.terms import USUAL
 
-TEXT_FIELDS: Final = frozenset({"state", "tenant"})  # of a status; the others are integers
+TEXT_FIELDS: Final = frozenset(
+    {"state", "tenant", "out", "reason"}
+)  # of a status; the others are integers
+
+ENDED_STATES: Final = frozenset({"finished", "failed"})
 
 
 class JobGone(LookupError):
@@ -18,11 +22,13 @@ class JobStatus:
     """A job's state and counters, as the server has them.
 
     `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), unless
-    somebody makes it "paused" or "cancelled". The job was begun at `first_chunk` (an earlier run
-    did those before), has got the chunks below `pushed_upto`, and has those below `drained_upto` on
-    disk. `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
-    `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
-    `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`.
+    somebody makes it "paused" or "cancelled"; at last it is "finished" or "failed". It was begun at
+    `first_chunk` (an earlier run did those before), has got the chunks below `pushed_upto`, and has
+    those below `drained_upto` on disk. `chunk_count` is N, -1 while it is not known. Bytes are of
+    encoded blocks and results, but `vector_bytes` is of one vector. Times are the server's, but
+    `created_ms` is the producer's.
+    `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`. `out` is the directory
+    that it fills, on its collector's host, and `reason` says why it failed.
     """
 
     state: str = ""
@@ -45,10 +51,18 @@ class JobStatus:
     drained_upto: int = 0
     first_read_ms: int = 0
     last_commit_ms: int = 0
+    ended_ms: int = 0
     priority: int = USUAL.priority
     tenant: str = USUAL.tenant
     weight: int = USUAL.weight
     deadline_ms: int = USUAL.deadline_ms
+    out: str = ""
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is only a record of what was."""
+        return self.state in ENDED_STATES
 
     @property
     def embedded(self) -> bool:
@@ -58,7 +72,7 @@ class JobStatus:
     @property
     def removable(self) -> bool:
         """Whether nobody works on it any more, and nothing of it is only on the server."""
-        return self.state == "cancelled" or 0 <= self.chunk_count <= self.drained_upto
+        return self.ended or self.state == "cancelled" or 0 <= self.chunk_count <= self.drained_upto
 
     @property
     def block_tokens_mean(self) -> float:

@@ -9,12 +9,13 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{J}:in                stream  blocks, ID `<start + 1>-<count>` producer  -> worker     job
     ef:{J}:retry             stream  pieces of blocks that failed     worker    -> worker     job
     ef:{J}:res               hash    start index -> Result            worker    -> collector  drain
-    ef:{J}:meta              hash    spec, `JobStatus`, what is noted all       -> all        job
-    ef:{J}:failed            stream  newest 10,000 failed chunks      worker    -> people     job
+    ef:{J}:meta              hash    spec, `JobStatus`, what is noted all       -> all        7 d
+    ef:{J}:failed            stream  newest 10,000 failed chunks      worker    -> people     7 d
     ef:{J}:bell              list    <= 1 item: a result came         worker    -> collector  job
     ef:{J}:room              list    <= 1 item: results drained       collector -> producer   job
 
     ef:{farm}:jobs           zset    job -> unix seconds of creation  producer  -> all        job
+    ef:{farm}:ended          zset    job -> unix seconds of its end   submitter -> people     7 d
     ef:{farm}:workers        zset    worker -> unix seconds last seen worker    -> all        1 h
     ef:{farm}:worker:<name>  hash    incarnation, Heartbeat           worker    -> all        6 s
     ef:{farm}:plan:<name>    string  Plan                             scheduler -> worker     5 s
@@ -45,7 +46,9 @@ RQ's keys (`rq:*`) are outside of this scheme and have no hash tag; RQ does not 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
 workers agreed on, "recipe", the `TokenRecipe` by which they read token ids, "refused:<worker>",
-why one cannot embed the job, and "account:<worker>#<incarnation>", an `Account` of what it did.
+why one cannot embed the job, "account:<worker>#<incarnation>", an `Account` of what it did, and
+"command", the command line that does the same. `meta` and the newest 100 of `failed` outlive the
+job for so long.
 """
 
 from dataclasses import dataclass
@@ -55,6 +58,7 @@ from typing import Final
 
 GROUP: Final = "farm"
 JOBS: Final = "ef:{farm}:jobs"
+ENDED: Final = "ef:{farm}:ended"
 WORKERS: Final = "ef:{farm}:workers"
 EVENTS: Final = "ef:{farm}:events"
 HISTORY: Final = "ef:{farm}:history"

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
@@ -70,6 +70,7 @@ class Submitter:
         tokenizer: Directory of the model, so that token ids are sent in place of texts as soon as
             the workers have said how to make them; None sends texts.
         terms: Of the job, if it is made here; one that exists keeps its own.
+        notes: As of `Job.create`.
 
     Raises:
         FarmFull: The farm takes no new job now.
@@ -84,6 +85,7 @@ class Submitter:
     stop: threading.Event
     tokenizer: Path | None = None
     terms: Terms = USUAL
+    notes: Mapping[str, str] = field(default_factory=dict)
     _encoder: TokenEncoder | None = None
     _kept: deque[Sent] = field(default_factory=deque)
     _kept_bytes: int = 0
@@ -198,7 +200,7 @@ class Submitter:
     def _create(self) -> JobStatus:
         """Make the job unless it is there; its status."""
         self.farm.admit(self.job, self.settings.jobs_max)
-        self._handle.create(self.spec, self._wanted, self.terms)
+        self._handle.create(self.spec, self._wanted, self.terms, self.notes)
         return self._handle.status()
 
     # After an outage.

@@ -34,6 +34,7 @@ EMBED_OPTIONS: Final = PATH_OPTIONS | {
     "model", "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",
     "on_bad_row", "dtype", "engine", "vector_dtype", "lsh_bits", "format", "prompt", "max_length",
     "long", "long_overlap", "dimensions", "normalize", "priority", "tenant", "weight", "deadline",
+    "job_id",
 }  # fmt: skip
 
 Option = str | int | float | bool

@@ -20,7 +20,7 @@ DEADLINE_MS_MAX: Final = 2**53  # what every JSON reader can say exactly
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 JobId = Annotated[str, Path(max_length=256, pattern=r"^[^{}]+$", description="As in the list.")]
-State = Literal["open", "closed", "paused", "cancelled"]
+State = Literal["open", "closed", "paused", "cancelled", "finished", "failed"]
 Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most in the answer.")]
 After = Annotated[str, Query(max_length=300, description="`next` of the answer before.")]
@@ -28,7 +28,7 @@ Failure = schema_of(ChunkError)
 
 
 class JobPage(BaseModel):
-    """Jobs, oldest first; with `next`, more may follow, even if these are fewer than asked for."""
+    """Jobs; with `next`, more may follow, even if these are fewer than asked for."""
 
     jobs: list[JobFacts]
     next: str | None
@@ -68,9 +68,12 @@ def list_jobs(
     state: State | None = None,
     tenant: Annotated[Tenant | None, Query()] = None,
     limit: Limit = 100,
-    after: Annotated[After, Query(pattern=r"^(\d+(\.\d+)?:.+)?$")] = "",
+    after: Annotated[After, Query(pattern=r"^(-?\d+(\.\d+)?:.+)?$")] = "",
 ) -> JobPage:
-    """Jobs on the farm, oldest first, of a state and a tenant if these are given."""
+    """Jobs, of a state and a tenant if these are given.
+
+    Unfinished ones come first, oldest first, then those that have ended, newest first.
+    """
     page = read_page(services.farm, after, limit, state, tenant)
     return JobPage(jobs=page.jobs, next=page.next)
 

@@ -1,5 +1,6 @@
 """`embedfarm embed`: the main job."""
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from embedfarm.cli.options import (
     CpuWorkers,
     Devices,
     RedisUrl,
+    command_line,
     fail,
     plain_errors,
     print_json,
@@ -28,6 +30,8 @@ from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
 from embedfarm.records import JobSpec
 from embedfarm.settings import DEFAULT_MODEL
 from embedfarm.terms import Terms
+
+JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 if TYPE_CHECKING:
     from collector.manifest import Manifest
@@ -45,6 +49,13 @@ def _whole_bytes(bits: int) -> int:
     if bits % 8:
         raise typer.BadParameter("must be a multiple of 8")
     return bits
+
+
+def _check_job_id(name: str) -> str:
+    """Of a name that keys can carry; a usage error otherwise."""
+    if name and not JOB_ID.fullmatch(name):
+        raise typer.BadParameter("must be 1 to 128 letters, digits and . _ -")
+    return name
 
 
 Corpus = Annotated[
@@ -109,6 +120,9 @@ RetryFailed = Annotated[
     bool,
     typer.Option("--retry-failed", help="Of a finished output: embed what failed once more."),
 ]
+JobName = Annotated[
+    str, typer.Option("--job-id", callback=_check_job_id, help="Of the job on a shared farm.")
+]
 Normalize = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
 
 
@@ -142,6 +156,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     tenant: Tenant = "",
     weight: Weight = 1,
     deadline: Deadline = "",
+    job_id: JobName = "",
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
@@ -165,7 +180,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             dimensions=dimensions, name=out.name,
         )  # fmt: skip
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
-        place = Place(out, settings, devices, workers)
+        place = Place(out, settings, devices, workers, job_id, command_line())
         run_to_end(request, place, terms, retry=retry_failed, as_json=as_json)
 
 

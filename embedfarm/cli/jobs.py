@@ -43,6 +43,7 @@ from embedfarm.overview import JobFacts, read_job, read_jobs
 from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import PRIORITIES, USUAL, WEIGHT_MAX, priority_name, read_deadline
 
+ENDED_MAX: Final = 1000  # shown
 SHORT_CHARACTERS: Final = 8  # of an id, as far as that tells jobs apart
 WATCH_SECONDS: Final = 0.5
 COLUMNS: Final = (
@@ -58,10 +59,14 @@ JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it, or its beginn
 
 
 @jobs_app.command("ls")
-def list_jobs(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """All jobs on the server, oldest first."""
+def list_jobs(
+    ended: Annotated[bool, typer.Option("--ended", help="Those that have ended.")] = False,  # noqa: FBT002 -- a flag
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """All jobs on the server, oldest first; those that have ended, newest first."""
     with _farm(redis) as farm:
-        jobs = read_jobs(farm, farm.job_ids())
+        jobs = read_jobs(farm, farm.ended_ids(ENDED_MAX) if ended else farm.job_ids())
     if as_json:
         print_json([_describe_job(each) for each in jobs])
     else:
@@ -186,7 +191,7 @@ def show_errors(
 
 @jobs_app.command("watch")
 def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """See how a job goes until it ends; --json: a line for each change; status 1: cancelled."""
+    """See how a job goes until it ends; --json: a line for each change; status 1: not finished."""
     stop = stop_on_signals()
     last = JobStatus()
     with (
@@ -204,10 +209,12 @@ def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
         raise typer.Exit(INTERRUPTED)
     if last.state == "cancelled":
         fail(f"job {handle.id} is cancelled")
-    if as_json:
-        typer.echo(json.dumps({"job": handle.id, "state": "gone"}))
-    else:
-        typer.echo(f"{handle.id} has left the farm; when last seen, {describe_progress(last)}")
+    if last.state == "failed":
+        fail(f"job {handle.id} has failed: {last.reason}")
+    if not last.ended:  # it was deleted
+        fail(f"job {handle.id} has left the farm; when last seen, {describe_progress(last)}")
+    if not as_json:
+        typer.echo(f"{handle.id} is finished: {describe_progress(last)}")
 
 
 def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
@@ -219,7 +226,7 @@ def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
         except JobGone:
             return
         yield status
-        if status.state == "cancelled":
+        if status.ended or status.state == "cancelled":
             return
         stop.wait(WATCH_SECONDS)
 
@@ -238,7 +245,8 @@ def _find(farm: Farm, name: str) -> Job:
     Raises:
         JobGone: There is none.
     """
-    found = [job for job in farm.job_ids() if job.startswith(name)]
+    known = [*farm.job_ids(), *farm.ended_ids(ENDED_MAX)]
+    found = [job for job in known if job.startswith(name)]
     if name in found or not found:
         found = [name]
     if len(found) > 1:

@@ -1,11 +1,13 @@
 """Options that several verbs share, and how every verb ends."""
 
 import json
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import redis
@@ -92,6 +94,16 @@ def plain_errors() -> Iterator[None]:
         fail(f"the server refused the password: {error}", USAGE)
     except redis.RedisError as error:
         fail(f"the server: {hide_password(str(error))}")
+
+
+def command_line() -> str:
+    """How this program was called, without its server, which may come with a password."""
+    words = ["embedfarm", *(hide_password(w) if "://" in w else w for w in sys.argv[1:])]
+    if "--redis" in words:
+        place = words.index("--redis")
+        del words[place : place + 2]
+    words = [word for word in words if not word.startswith("--redis=")]
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"
 
 
 def stop_on_signals() -> threading.Event:

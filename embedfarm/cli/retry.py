@@ -59,7 +59,7 @@ def retry_failed(request: Request, place: "Place", embed: Embed) -> Manifest:
             fingerprint.write_text(json.dumps(manifest.fingerprint), encoding="utf-8")
             corpus = state / f"{inner.name}.jsonl"
             _write_corpus(corpus, request, manifest, read_failures(place.out))
-            embed(_request_for(corpus, request), replace(place, out=inner))
+            embed(_request_for(corpus, request), replace(place, out=inner, job_id=""))
         manifest = patch(place.out, inner)
         shutil.rmtree(state)
     return manifest

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Final
 
 from collector.collect import Collector
-from collector.manifest import STATE_DIRECTORY, About, Manifest, PrefixCheck, SourceChanged
+from collector.manifest import (
+    STATE_DIRECTORY,
+    About,
+    Manifest,
+    OutputError,
+    PrefixCheck,
+    SourceChanged,
+)
 from collector.output import Output
 from embedfarm import model_files
 from embedfarm.accounts import describe
@@ -43,6 +50,7 @@ STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
 SKIPPED_FILE: Final = "skipped.jsonl"
+FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused)  # the same command would fail again
 
 
 class Interrupted(RuntimeError):
@@ -58,12 +66,16 @@ class Place:
         settings: The farm's limits; an empty `redis_url` means a private farm.
         devices: As for `--devices`, of a private farm.
         workers: CPU workers of a private farm, 0 for the default.
+        job_id: Of the job on the farm; "" for a new one.
+        command: The command line, for people who want to do the same.
     """
 
     out: Path
     settings: Settings
     devices: str
     workers: int
+    job_id: str = ""
+    command: str = ""
 
 
 @dataclass
@@ -98,7 +110,7 @@ class Run:
                 begun = bool(output.parts)
                 with self._farm() as (url, local):
                     manifest = self._drive(output, url, local)
-        except (CorpusError, DeviceError, FarmFull, ModelRefused):
+        except (*FOR_GOOD, FarmFull):
             # Nothing is lost, and a corrected command must not be taken for another request.
             if not begun:
                 _remove_state(place.out)
@@ -127,12 +139,8 @@ class Run:
 
     def _drive(self, output: Output, url: str, local: LocalFarm | None) -> Manifest:
         """Run producer, watcher and collector until the output is complete."""
-        job = _job_id(self.place.out)
-        spec, settings = self.request.spec, self.place.settings
-        files = model_files.find_local(spec.model, settings.model_cache)
-        submitter = Submitter(
-            Farm(connect(url)), job, spec, output.next_index, settings, self.stop, files, self.terms
-        )
+        job = _job_id(self.place)
+        submitter = self._submitter(Farm(connect(url)), job, output.next_index)
         self._agree(Farm(connect(url)), job)
         self._start("producer", lambda: self._produce(submitter, output))
         self._start("watcher", lambda: self._watch(Farm(connect(url)), job, local))
@@ -145,10 +153,22 @@ class Run:
         for thread in self._threads:
             thread.join(STOP_SECONDS_MAX)  # a producer may hang in its source, such as a pipe
         if self._failure is not None:
+            if isinstance(self._failure, (*FOR_GOOD, OutputError)):
+                reason = str(self._failure)
+                with contextlib.suppress(JobGone):
+                    Farm(connect(url)).end(job, "failed", reason, self.place.settings)
             raise self._failure
         if manifest is None:
             raise Interrupted
         return manifest
+
+    def _submitter(self, farm: Farm, job: str, start: int) -> Submitter:
+        place, spec = self.place, self.request.spec
+        files = model_files.find_local(spec.model, place.settings.model_cache)
+        notes = {"out": str(place.out.resolve()), "command": place.command}
+        return Submitter(
+            farm, job, spec, start, place.settings, self.stop, files, self.terms, notes
+        )
 
     def _collect(self, farm: Farm, job: str, output: Output) -> Manifest | None:
         """Collect all results and write the manifest; None when `stop` came first."""
@@ -242,8 +262,7 @@ class Run:
         return self.place.out / STATE_DIRECTORY / "fingerprint.json"
 
     def _finish(self, output: Output, farm: Farm, job: str, count: int) -> Manifest:
-        handle = farm.job(job)
-        status = handle.status()
+        status = farm.job(job).status()
         fingerprint = farm.fingerprint(job)
         about = About(
             job=job,
@@ -261,7 +280,12 @@ class Run:
             accounts={name: describe(each) for name, each in farm.accounts(job).items()},
         )
         manifest = output.finish(count, about)
-        handle.delete()
+        with contextlib.suppress(JobGone):
+            farm.end(
+                job, "finished", "", self.place.settings,
+                first_chunk=0, chunks_in=count, chunks_done=count, chunks_failed=manifest.failed,
+                real_tokens_done=manifest.tokens, drained_upto=count,
+            )  # fmt: skip
         return manifest
 
 
@@ -316,11 +340,11 @@ def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:
         raise ModelRefused(reasons)
 
 
-def _job_id(out: Path) -> str:
+def _job_id(place: Place) -> str:
     """Name of the job that fills this output, the same in every run."""
-    path = out / JOB_ID_FILE
+    path = place.out / JOB_ID_FILE
     if not path.exists():
-        path.write_text(uuid.uuid4().hex, encoding="utf-8")
+        path.write_text(place.job_id or uuid.uuid4().hex, encoding="utf-8")
     return path.read_text(encoding="utf-8")
 
 

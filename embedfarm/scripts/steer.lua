@@ -4,7 +4,7 @@
 local state, count, blocks_in, blocks_done =
   unpack(redis.call('HMGET', KEYS[1], 'state', 'chunk_count', 'blocks_in', 'blocks_done'))
 if not state then return 'gone' end
-if state == 'cancelled' then return state end
+if state == 'cancelled' or state == 'finished' or state == 'failed' then return state end
 if ARGV[1] == 'cancel' then
   state = 'cancelled'
 elseif ARGV[1] == 'resume' then

@@ -25,6 +25,7 @@ from embedfarm.records import (
     encode,
     text_checksums,
 )
+from embedfarm.settings import Settings
 
 SPEC = JobSpec(model="null:2")
 CHUNKS = 2  # in each block
@@ -141,6 +142,9 @@ def run_everything(client: redis.Redis) -> Job:
     farm.admit("little", 1)
     ask_everything(client)
     enqueue_everything(client)
+    other = make_job(client, 1, "other")
+    other.commit([embed(other.read("one", 1)[0], 1)])
+    farm.end("other", "failed", "no memory", Settings(), chunks_done=1)
     job = make_job(client, 4)
     job.set_terms(priority=1, weight=2)
     job.pause()

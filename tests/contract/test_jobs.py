@@ -564,6 +564,62 @@ def test_delete_leaves_nothing(client: redis.Redis) -> None:
     assert client.exists(wire.HISTORY, wire.SCHEDULER, wire.EVENTS) == 3
 
 
+def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
+    """What it was asked and how it went stays for its time; work, results and place do not."""
+    farm, job = Farm(client), make_job(client, 2)
+    one, other = job.read("one", 2)
+    job.commit([embed(one, 1)])
+    farm.end(job.id, "finished", "", Settings(), chunks_in=4, chunks_done=4)
+    status = job.status()
+    assert (status.state, status.chunks_done, status.chunks_failed) == ("finished", 4, 1)
+    assert status.ended
+    assert status.removable
+    assert status.ended_ms >= status.created_ms
+    assert [each.index for each in job.failures(9)[1]] == [1]
+    assert (farm.job_ids(), farm.ended_ids(9)) == ([], [job.id])
+    assert set(client.scan_iter()) == {
+        each.encode() for each in (job.keys.meta, job.keys.failed, wire.ENDED, wire.EVENTS)
+    }
+    assert 0 < client.ttl(job.keys.meta) <= Settings().ended_seconds_max
+    with pytest.raises(ChangeRefused, match="finished"):
+        job.cancel()
+    with pytest.raises(redis.ResponseError, match="NOGROUP"):
+        job.commit([embed(other)])
+    assert push(job, 4) == ["finished"]
+
+
+def test_an_ended_job_begins_anew(client: redis.Redis) -> None:
+    """Its id can be used again: for the same output, whose run failed and was put right."""
+    farm, job = Farm(client), make_job(client, 1)
+    job.commit([embed(job.read("one", 1)[0], 1)])
+    farm.end(job.id, "failed", "no such file", Settings())
+    assert job.status().reason == "no such file"
+    assert job.create(JobSpec(model="null:4"), 0) == "open"
+    assert job.status() == JobStatus(state="open", created_ms=job.status().created_ms)
+    assert (job.spec().model, job.failures(9)[1]) == ("null:4", [])
+    assert (farm.job_ids(), farm.ended_ids(9)) == ([job.id], [])
+    assert client.ttl(job.keys.meta) == -1
+    assert push(job, 0) == ["added"]
+
+
+def test_records_of_ended_jobs_are_bounded(client: redis.Redis) -> None:
+    """The oldest go when there are too many, and all go in time."""
+    farm = Farm(client)
+    few = Settings().model_copy(update={"ended_jobs_max": 2})
+    for name in ("a", "b", "c"):
+        make_job(client, 1, name)
+        farm.end(name, "finished", "", few)
+    assert farm.ended_ids(9) == ["c", "b"]
+    client.zadd(wire.ENDED, {"c": 1.0})
+    make_job(client, 1, "d")
+    farm.end("d", "finished", "", few)
+    assert farm.ended_ids(9) == ["d", "b"]
+    assert not [key for key in client.scan_iter() if b"{c}" in key]
+    with pytest.raises(JobGone):
+        farm.end("nobody", "failed", "", few)
+    assert farm.ended_ids(9) == ["d", "b"]
+
+
 def test_every_key_is_documented(client: redis.Redis) -> None:
     """The keys of a full little job are those of the table in `wire`, each with its type."""
     rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)
@@ -575,6 +631,8 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
     }
     job = run_everything(client)
     job.commit([embed(entry) for entry in job.read("one", 9)])
+    Farm(client).job("other").delete()
+    client.zadd(wire.ENDED, {"other": 1})
     found = {key: client.type(key) for key in cast("Iterator[bytes]", client.scan_iter())}
     assert found == {key.encode(): of.encode() for key, of in documented.items()}
 
@@ -582,10 +640,12 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
 def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     """All that a job's hash holds is the spec, a field of `JobStatus`, or named in `wire`."""
     job = run_everything(client)
-    names = cast("list[bytes]", client.hkeys(job.keys.meta))
+    Job(client, "noted").create(SPEC, 0, notes={"out": "/o", "command": "embedfarm embed"})
+    metas = [job.keys.meta, wire.JobKeys("other").meta, wire.JobKeys("noted").meta]
+    names = [name for meta in metas for name in cast("list[bytes]", client.hkeys(meta))]
     fields = {name.decode().split(":")[0] for name in names}
     noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
-    assert noted == {"fingerprint", "recipe", "refused", "account"}
+    assert noted == {"fingerprint", "recipe", "refused", "account", "command"}
     assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
     assert set(JobStatus.__dataclass_fields__) < fields
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import redis
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import ChunkError, JobSpec
+from embedfarm.settings import Settings
 from tests.contract.little_job import embed, make_job
 from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
@@ -179,7 +181,7 @@ def test_failed_chunks_are_shown(server: LiveServer, client: redis.Redis) -> Non
 
 
 def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> None:
-    """A line for each change, and a last one when the job has left the farm."""
+    """A line for each change, until the job has ended; one that was deleted is no success."""
     job = make_job(client, 1)
     with subprocess.Popen(
         [*COMMAND, "jobs", "watch", job.id, "--json"],
@@ -190,10 +192,35 @@ def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> 
         first = json.loads(watching.stdout.readline())
         job.commit([embed(job.read("one", 1)[0])])
         second = json.loads(watching.stdout.readline())
-        job.delete()
-        assert json.loads(watching.stdout.readline()) == {"job": job.id, "state": "gone"}
+        Farm(client).end(job.id, "finished", "", Settings())
+        assert json.loads(watching.stdout.readline())["state"] == "finished"
         assert watching.wait(10) == 0
     assert (first["chunks_done"], second["chunks_done"]) == (0, 2)
+
+
+def test_a_run_stays_on_record(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
+    """One that failed says why; the same job then says how it ended, where, and what to repeat."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(50)))
+    with corpus.open("a") as file:
+        file.write("{\n")
+    out = tmp_path / "out"
+    words = ("embed", corpus, "--out", out, "--job-id", "mine", *MODEL, "--redis", server.url)
+    job = Farm(client).job("mine")
+    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+        assert run(*words).returncode == 2
+        status = job.status()
+        assert (status.state, Farm(client).job_ids()) == ("failed", [])
+        assert f"{corpus} line 51" in status.reason
+        assert "failed" in jobs(server, "watch", "mine").stderr
+        write_corpus(corpus, list(texts_of(50)))
+        assert run(*words).returncode == 0
+    status = job.status()
+    assert (status.state, status.reason, status.out) == ("finished", "", str(out))
+    assert (status.chunks_done, status.chunk_count, status.drained_upto) == (50, 50, 50)
+    assert jobs(server, "ls", "--ended", "--json").stdout.count('"mine"') == 1
+    assert job.noted("command") == shlex.join(
+        ["cd", str(Path.cwd()), "&&", "embedfarm", *map(str, words[:-2])]
+    ).replace("'&&'", "&&")
 
 
 @pytest.mark.parametrize("verb", ["pause", "watch"])

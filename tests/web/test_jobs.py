@@ -13,6 +13,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.overview import read_job
 from embedfarm.records import JobSpec, encode
+from embedfarm.settings import Settings
 from embedfarm.terms import Terms
 from tests.contract.little_job import CHUNKS, embed, make_job
 from tests.farm.harness import run
@@ -69,6 +70,22 @@ def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None
     client.zadd(wire.JOBS, {"place": 1001})  # of a job that is about to be made
     client.delete(wire.JobKeys("j00050").meta)
     assert all_pages(web, limit=9) == [job for job in everything if job != "j00050"]
+
+
+def test_ended_jobs_follow(web: TestClient, client: redis.Redis) -> None:
+    """After the unfinished jobs come those that have ended, newest first, each once."""
+    farm = Farm(client)
+    for number in range(20):
+        make_job(client, 1, f"e{number:02}")
+        farm.end(f"e{number:02}", "failed" if number % 2 else "finished", "", Settings())
+    client.zadd(wire.ENDED, {f"e{number:02}": 1e9 + number // 3 for number in range(20)})
+    make_many(client, 10)
+    unfinished = [f"j{number:05}" for number in range(10)]
+    ended = [f"e{number:02}" for number in reversed(range(20))]
+    for limit in (1, 3, 10, 29, 30, 31):
+        assert all_pages(web, limit=limit) == [*unfinished, *ended]
+    assert all_pages(web, limit=3, state="failed") == ended[::2]
+    assert all_pages(web, limit=3, state="open", tenant="a") == ["j00002", "j00004", "j00008"]
 
 
 @pytest.mark.alone

@@ -1,0 +1,12 @@
+-- Keep of a job that has ended only what people look at: its meta, and the newest of its failures.
+-- KEYS: meta, failed, and all other keys of the job
+-- ARGV: state, reason, seconds to keep it, failures to keep, then field and value of each counter
+if redis.call('EXISTS', KEYS[1]) == 0 then return 'gone' end
+local now = redis.call('TIME')
+redis.call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2],
+  'ended_ms', now[1] * 1000 + math.floor(now[2] / 1000), unpack(ARGV, 5))
+redis.call('XTRIM', KEYS[2], 'MAXLEN', ARGV[4])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+redis.call('EXPIRE', KEYS[2], ARGV[3])
+for i = 3, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return ARGV[1]
