@@ -37,7 +37,7 @@ check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/mypy
 
 test: .venv/installed-dev ## All tests but the slow ones, and those that need more than pip has.
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 accept: .venv/installed-dev ## The slow tests: every promise at full size.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
