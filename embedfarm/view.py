@@ -340,9 +340,6 @@ def compose(
     by_worker, by_job = _sum(paces, 0), _sum(paces, 1)
     pace = total(paces.values())
     parts = shares(course.recent, by_worker)
-    course = [
-        Done(each.time, each.seconds, each.seconds * each.tokens_per_second) for each in points
-    ]
     moving = [job for job in situation.jobs if job.state in MOVING]
     unfinished = [job for job in situation.jobs if job.state in {*MOVING, "paused"}]
     return FarmView(
