@@ -8,6 +8,7 @@ HOUR: Final = 3600
 UNITS: Final = ((1, "s"), (MINUTE, "min"), (HOUR, "h"), (24 * HOUR, "d"))
 UNITS_OF_NEXT: Final = 90  # so many seconds are said as such; more are minutes
 COUNT_SHORTENED: Final = 10_000
+DIGITS_ROUNDED_UP: Final = 999.5  # three digits would make it four
 PREFIXES: Final = "kMGT"
 
 
@@ -38,11 +39,9 @@ def format_count(count: float) -> str:
     """A number in at most six characters, such as 9,999 or 12.3k."""
     if count < COUNT_SHORTENED:
         return f"{count:,.0f}"
-    size = min(len(PREFIXES), int(math.log10(count)) // 3)
-    shown = f"{count / 1000**size:.3g}"
-    if shown == "1e+03":
-        return format_count(10 ** (3 * size + 3))
-    return shown + PREFIXES[size - 1]
+    sizes = range(1, len(PREFIXES))
+    size = next((n for n in sizes if count < DIGITS_ROUNDED_UP * 1000**n), len(PREFIXES))
+    return f"{count / 1000**size:.3g}{PREFIXES[size - 1]}"
 
 
 def format_bytes(count: float) -> str:

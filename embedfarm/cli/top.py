@@ -1,6 +1,7 @@
 """`embedfarm top`: the whole farm in a terminal, with the figures of the overview page."""
 
 import contextlib
+import os
 import select
 import signal
 import sys
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 REFRESH_SECONDS: Final = 1.0
 BOTTLENECKS_MAX: Final = 5  # on a screen
+WORD_CHARACTERS: Final = 16  # what a line may lack where a sentence is broken
 FRAME_LINES: Final = 6  # the headline, and a blank one and a head for each table
 WIDE_COLUMNS: Final = 100  # from there on there is room for longer bars and names
 SPARKS: Final = " ▁▂▃▄▅▆▇█"
@@ -100,7 +102,7 @@ def _quits(keyboard: bool) -> bool:  # noqa: FBT001 -- what `_keys` gives
     until = time.monotonic() + REFRESH_SECONDS
     while (left := until - time.monotonic()) > 0:
         ready, _, _ = select.select([sys.stdin] if keyboard else [], [], [], left)
-        if ready and sys.stdin.read(1) in {"q", "Q", ""}:
+        if ready and os.read(sys.stdin.fileno(), 1) in {b"q", b"Q", b""}:
             return True
     return False
 
@@ -112,7 +114,8 @@ def draw(view: FarmView, width: int, height: int | None, trouble: str = "") -> G
     """The view as a screen of that size; all of it where there is no `height`."""
     wide = width >= WIDE_COLUMNS
     said = list(_bottlenecks(view, trouble, None if height is None else BOTTLENECKS_MAX))
-    room = None if height is None else max(4, height - len(said) - FRAME_LINES)
+    lines = sum(1 + len(each) // (width - WORD_CHARACTERS) for each in said)
+    room = None if height is None else max(4, height - lines - FRAME_LINES)
     jobs = [*sorted(view.jobs, key=lambda job: job.chunks_per_second == 0), *view.ended]
     jobs_max, workers_max = divide(room, len(jobs), len(view.workers))
     parts: list[RenderableType] = [*_headline(view, wide=wide), *said]
@@ -150,7 +153,7 @@ def _headline(view: FarmView, *, wide: bool) -> Iterator[Table]:
         " tokens/s  ",
         (format_count(view.chunks_per_second), "bold green"),
         " chunks/s  ",
-        (spark([each.tokens_per_second for each in view.rates], 48 if wide else 16), "green"),
+        (spark([each.tokens_per_second for each in view.rates], 48 if wide else 10), "green"),
     )
     counts = f"{_count(view.jobs_total, 'job')}  {_count(len(view.workers), 'worker')}"
     yield _ends(rate, Text(f"{counts}  {time.strftime('%H:%M:%S', time.localtime(view.time))}"))
@@ -196,7 +199,7 @@ def _bottlenecks(view: FarmView, trouble: str, most: int | None) -> Iterator[Tex
 
 def _sentence(severity: str, words: str) -> Text:
     mark, style = MARKS[severity]
-    return Text(f"{mark} {words}", style, no_wrap=True, overflow="ellipsis")
+    return Text(f"{mark} {words}", style)
 
 
 def _table(words: Sequence[str], figures: Sequence[str]) -> Table:
@@ -270,7 +273,9 @@ def _worker_table(workers: Sequence[WorkerView], *, names: Mapping[str, str], wi
             Text(names.get(each.job, each.job[:8])),
             format_count(each.tokens_per_second),
             f"{each.share:.0%}",
-            ProgressBar(1, each.share, 16 if wide else 8),
+            ProgressBar(
+                1, each.share, 16 if wide else 8, complete_style="cyan", finished_style="cyan"
+            ),
             *(["" if degrees is None else f"{degrees:.0f}"] if warm else []),
             _bytes(each.memory_used_bytes, each.memory_total_bytes if wide else None),
         )
