@@ -1,7 +1,8 @@
 """How fast a farm is now and was lately, and what that foretells."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from embedfarm.farm import Batch
@@ -25,11 +26,11 @@ class Range(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An amount of work, the Unix time at which it was done, and the seconds that it took."""
+    """Amounts of work by name, the Unix time at which they were done, and the seconds they took."""
 
     end: float
     seconds: float
-    amount: float
+    amounts: Mapping[str, int]
 
 
 def paces_now(
@@ -66,19 +67,31 @@ def total(paces: Iterable[Pace]) -> Pace:
     return Pace(tokens, chunks)
 
 
-def averages(done: Sequence[Done], now: float) -> list[float]:
-    """Amounts per second over each of `AVERAGE_SECONDS`, from the first that is not zero on.
+def averages(done: Sequence[Done], now: float) -> dict[str, list[float]]:
+    """Amounts per second over each of `AVERAGE_SECONDS`, by name; none for who did nothing.
+
+    The time of each name begins with its first progress: what a job did not get before it began
+    says nothing about how fast it is.
 
     Args:
         done: Oldest first.
         now: Unix seconds.
     """
-    first = next((place for place, each in enumerate(done) if each.amount), len(done))
-    rates = []
+    begun: dict[str, int] = {}
+    for place, each in enumerate(done):
+        for name in each.amounts:
+            begun.setdefault(name, place)
+    since = list(accumulate(each.seconds for each in reversed(done)))[::-1]
+    rates: dict[str, list[float]] = {name: [] for name in begun}
     for length in AVERAGE_SECONDS:
-        within = [each for each in done[first:] if each.end > now - length]
-        seconds = sum(each.seconds for each in within)
-        rates.append(sum(each.amount for each in within) / seconds if seconds else 0.0)
+        first = next((place for place, each in enumerate(done) if each.end > now - length), None)
+        if first is None:
+            continue
+        amounts: Counter[str] = Counter()
+        for each in done[first:]:
+            amounts.update(each.amounts)
+        for name, place in begun.items():
+            rates[name].append(amounts[name] / max(1e-6, since[max(place, first)]))
     return rates
 
 

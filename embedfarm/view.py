@@ -175,18 +175,13 @@ def point(time: float, sample: Sample) -> Point:
 
 
 def view_job(
-    facts: JobFacts,
-    waiting_blocks: int,
-    pace: Pace,
-    recent: Sequence[tuple[float, Sample]],
-    now: float,
+    facts: JobFacts, waiting_blocks: int, pace: Pace, chunk_rates: Sequence[float]
 ) -> JobView:
-    """A job, from what is counted of it, its pace now, and the samples of five minutes."""
+    """A job, from what is counted of it, its pace now, and its chunks per second lately."""
     left = None
     if facts.chunk_count >= 0:
         left = max(0, facts.chunk_count - facts.first_chunk - facts.chunks_done)
-    done = [Done(end, each.seconds, each.jobs.get(facts.job, (0, 0))[1]) for end, each in recent]
-    rates = [pace.chunks_per_second, *averages(done, now)]
+    rates = [pace.chunks_per_second, *chunk_rates]
     return JobView(
         **vars(facts),
         waiting_blocks=waiting_blocks,
@@ -255,12 +250,21 @@ class Course:
             tuple(each for each in recent if each[0] > now - max(AVERAGE_SECONDS)),
         )
 
-    def tokens(self) -> list[Done]:
-        """Real tokens done."""
-        return [
-            Done(each.time, each.seconds, each.seconds * each.tokens_per_second)
-            for each in self.points
-        ]
+    def chunk_rates(self, now: float) -> dict[str, list[float]]:
+        """Chunks per second of each job, over the times of `averages`."""
+        return averages(
+            [
+                Done(end, each.seconds, {job: chunks for job, (_, chunks) in each.jobs.items()})
+                for end, each in self.recent
+            ],
+            now,
+        )
+
+    def token_rates(self, now: float) -> list[float]:
+        """Real tokens per second of the farm, over the times of `averages`."""
+        tokens = [(end, each, sum(n for n, _ in each.jobs.values())) for end, each in self.recent]
+        done = [Done(end, each.seconds, {"": n} if n else {}) for end, each, n in tokens]
+        return averages(done, now).get("", [])
 
 
 @dataclass
@@ -339,7 +343,7 @@ def compose(
     paces = paces_now(batches, busy, now)
     by_worker, by_job = _sum(paces, 0), _sum(paces, 1)
     pace = total(paces.values())
-    parts = shares(course.recent, by_worker)
+    parts, rates = shares(course.recent, by_worker), course.chunk_rates(now)
     moving = [job for job in situation.jobs if job.state in MOVING]
     unfinished = [job for job in situation.jobs if job.state in {*MOVING, "paused"}]
     return FarmView(
@@ -351,7 +355,7 @@ def compose(
         backlog_tokens=sum(max(0, job.tokens_in - job.tokens_done) for job in unfinished),
         backlog_seconds=foretell(
             sum(map(real_tokens_left, moving)),
-            [pace.tokens_per_second, *averages(course.tokens(), now)],
+            [pace.tokens_per_second, *course.token_rates(now)],
         ),
         reading=sum(job.chunk_count < 0 for job in moving),
         chunks_failed=sum(job.chunks_failed for job in situation.jobs),
@@ -360,8 +364,7 @@ def compose(
                 job,
                 situation.waiting_blocks.get(job.job, 0),
                 by_job.get(job.job, Pace()),
-                course.recent,
-                now,
+                rates.get(job.job, []),
             )
             for job in situation.jobs
         ),

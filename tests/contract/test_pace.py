@@ -60,12 +60,13 @@ def test_a_micro_batch_without_a_duration_breaks_nothing() -> None:
 
 
 def test_averages_begin_with_the_first_progress() -> None:
-    """What a job did not get before it began says nothing about how fast it is."""
-    done = [Done(NOW - 400 + 10 * place, 10, 0) for place in range(37)]
-    assert averages(done, NOW) == [0, 0]
-    done += [Done(NOW - 30, 10, 50), Done(NOW - 20, 10, 0), Done(NOW - 10, 10, 100)]
-    assert averages(done, NOW) == [5, 5]
-    assert averages([Done(NOW - 90, 10, 200), *done[-1:]], NOW) == [10, 15]
+    """Over a minute and five; of a job that began later, from then on, idle times included."""
+    done = [Done(NOW - 80, 10, {"old": 200})]
+    done += [Done(NOW - 30, 10, {"old": 60, "new": 50}), Done(NOW - 20, 10, {})]
+    done += [Done(NOW - 10, 10, {"new": 100})]
+    assert averages(done, NOW) == {"old": [2, 6.5], "new": [5, 5]}
+    assert averages(done[:1], NOW) == {"old": [20]}
+    assert averages([], NOW) == {}
 
 
 def test_what_is_foretold_lies_between_the_fastest_and_the_slowest() -> None:

@@ -214,3 +214,13 @@ def test_an_hour_of_samples_is_kept(client: redis.Redis) -> None:
     for _ in range(365):
         farm.sample(SAMPLE)
     assert client.xlen(wire.SAMPLES) == 360
+
+
+def test_idle_times_slow_the_farm_down(client: redis.Redis) -> None:
+    """Samples without progress count in the time for the backlog, once something was done."""
+    farm = Farm(client)
+    embed_two(farm)
+    farm.sample(SAMPLE)
+    farm.sample(msgspec.structs.replace(SAMPLE, workers={}, jobs={}))
+    tokens = 6 * 9  # as the model counts
+    assert FarmReader(farm).read().backlog_seconds == pytest.approx([tokens / 0.9] * 2)
