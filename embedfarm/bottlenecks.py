@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from embedfarm.words import format_seconds, one_line
 
 SEVERITIES: Final = ("error", "warning", "info")
 FULL_RATIO: Final = 0.9  # of the server's memory: the next windows of a few jobs fill the rest
+FULL_WINDOW_RATIO: Final = 15 / 16  # a producer sends a sixteenth at a time
 FEW: Final = 3  # of the same cause, said one by one
 NAME_CHARACTERS_MAX: Final = 40
 REASON_CHARACTERS_MAX: Final = 200
@@ -58,7 +60,7 @@ class Situation:
     memory_bytes_max: int
     settings: Settings
 
-    @property
+    @cached_property
     def unfinished(self) -> list[JobFacts]:
         """Jobs that are not embedded, paused ones included."""
         states = {"open", "closed", "paused"}
@@ -111,7 +113,7 @@ def full_windows(situation: Situation) -> Iterator[Bottleneck]:
         if has_room(job, settings)
         and job.state == "open"
         and job.result_bytes > settings.window_bytes_max / 2
-        and _window_bytes(job) > (1 - 1 / 16) * settings.window_bytes_max  # they send sixteenths
+        and _window_bytes(job) > FULL_WINDOW_RATIO * settings.window_bytes_max
     ]
     if full:
         words = f"producers wait: results of {_name(full)} are not collected"
@@ -119,26 +121,33 @@ def full_windows(situation: Situation) -> Iterator[Bottleneck]:
 
 
 def refusals(situation: Situation) -> Iterator[Bottleneck]:
-    """Workers that cannot embed a job; no other may be left that can."""
-    found = []
-    for job in situation.unfinished:
-        refusing = [beat.worker for beat in situation.workers if job.job in beat.refused]
-        if not situation.workers:
-            continue
-        severity: Literal["error", "warning"] = (
-            "error" if len(refusing) == len(situation.workers) else "warning"
-        )
-        workers = defaultdict[str, list[str]](list)
-        for worker in refusing:
-            workers[job.refused.get(worker, "")].append(worker)
-        for reason, names in workers.items():
-            who = (
-                f"worker {names[0]} refuses" if len(names) == 1 else f"{len(names)} workers refuse"
-            )
-            said = one_line(reason, REASON_CHARACTERS_MAX) or "it is not said why"
-            found.append(Bottleneck(severity, f"{who} {_name([job])}: {said}", (job.job,)))
+    """Workers that cannot embed a job; the worst are those that leave nobody who can."""
+    refusing = defaultdict[str, list[str]](list)
+    for beat in situation.workers:
+        for name in beat.refused:
+            refusing[name].append(beat.worker)
+    found = [
+        each
+        for job in situation.unfinished
+        if job.job in refusing
+        for each in _refuse(job, refusing[job.job], len(situation.workers))
+    ]
     found.sort(key=lambda each: SEVERITIES.index(each.severity))
     yield from _few(found, "refusals of jobs")
+
+
+def _refuse(job: JobFacts, refusing: Sequence[str], workers: int) -> Iterator[Bottleneck]:
+    """A sentence for each reason."""
+    by_reason = defaultdict[str, list[str]](list)
+    for worker in refusing:
+        by_reason[job.refused.get(worker) or "it is not said why"].append(worker)
+    for reason, names in by_reason.items():
+        who = f"worker {names[0]} refuses" if len(names) == 1 else f"{len(names)} workers refuse"
+        yield Bottleneck(
+            "error" if len(refusing) == workers else "warning",
+            f"{who} {_name([job])}: {one_line(reason, REASON_CHARACTERS_MAX)}",
+            (job.job,),
+        )
 
 
 def no_scheduler(situation: Situation) -> Iterator[Bottleneck]:

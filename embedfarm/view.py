@@ -269,7 +269,7 @@ class Course:
 
 @dataclass
 class FarmReader:
-    """Reads the view of a farm, in eight round trips; safe between threads.
+    """Reads the view of a farm, in about eight round trips; safe between threads.
 
     It keeps the curves of an hour, so that the next look reads only what is new: use one for many.
     """

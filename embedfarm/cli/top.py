@@ -218,7 +218,7 @@ def _job_table(jobs: Sequence[JobFacts], *, wide: bool) -> Table:
     figures = ["", "chunks", "chunks/s", "left", *(["failed"] if failing else [])]
     table = _table(words, figures)
     for job in jobs:
-        cells = [
+        cells: list[RenderableType] = [
             *([Text(job.job[:8], "dim")] if wide else []),
             Text(_name(job, wide=wide)),
             *_progress(job, wide=wide),

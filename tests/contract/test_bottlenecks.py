@@ -59,7 +59,8 @@ def situation(**changes: Any) -> Situation:  # noqa: ANN401 -- facts of any type
     """A usual farm with changes; blocks of all its jobs wait."""
     jobs = changes.get("jobs", USUAL.jobs)
     waiting = {each.job: 5 for each in jobs}
-    return replace(USUAL, **{"jobs_total": len(jobs), "waiting_blocks": waiting} | changes)
+    usual: dict[str, Any] = {"jobs_total": len(jobs), "waiting_blocks": waiting}
+    return replace(USUAL, **usual | changes)
 
 
 def said(**changes: Any) -> list[tuple[str, str]]:  # noqa: ANN401 -- facts of any type
@@ -80,7 +81,7 @@ def test_no_workers() -> None:
 
 def test_a_server_that_is_nearly_full() -> None:
     """From nine tenths of its memory on, if that has a limit."""
-    full = {"memory_used_bytes": 950 << 20}
+    full: dict[str, Any] = {"memory_used_bytes": 950 << 20}
     assert said(**full) == [("error", "server memory is nearly full: 950 of 1,024 MiB")]
     assert said(**full, memory_bytes_max=0) == []
 
@@ -97,13 +98,13 @@ def test_results_at_their_limit() -> None:
 
 def test_producers_that_wait_for_the_collector() -> None:
     """Their window is full of results; one that is full of what waits is as it should be."""
-    window = {"state": "open", "chunk_count": -1, "bytes_in": 30, "bytes_done": 10}
+    window: dict[str, Any] = {"state": "open", "chunk_count": -1, "bytes_in": 30, "bytes_done": 10}
     text = "producers wait: results of job job are not collected"
     assert said(jobs=[job(**window, result_bytes=WINDOW - 40)]) == [("warning", text)]
     assert said(jobs=[job(**window, result_bytes=WINDOW // 2)]) == []
     waiting = window | {"bytes_in": WINDOW}
     assert said(jobs=[job(**waiting, result_bytes=WINDOW // 4)]) == []
-    vectors = {"vector_bytes": WINDOW // 100}  # half a window is still to be embedded
+    vectors: dict[str, Any] = {"vector_bytes": WINDOW // 100}  # half a window waits
     assert said(jobs=[job(**window, **vectors, result_bytes=WINDOW // 2 + 1)]) == [
         ("warning", text)
     ]
