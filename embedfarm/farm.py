@@ -1,13 +1,14 @@
 """The farm on the server: its jobs, workers, plans, events, history, and the scheduler's lock."""
 
+import contextlib
 import hashlib
 import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import redis
 from redis.commands.core import Script
@@ -24,7 +25,10 @@ from embedfarm.records import (
     JobSpec,
     Plan,
     Policy,
+    R,
     Rate,
+    RecordError,
+    Sample,
     SchedulerStats,
     TokenRecipe,
     decode,
@@ -37,9 +41,28 @@ HISTORY_SECONDS: Final = 30 * 86400
 WORKER_SECONDS: Final = 3600
 BUDGET_SECONDS: Final = 7 * 86400
 DECISIONS_MAX: Final = 100
+SAMPLES_MAX: Final = 360  # one in ten seconds: an hour
 STATS_SECONDS: Final = 60
 PLACE_SECONDS: Final = 60  # a place without a job: its creator is at work on it, or died
 RETRY_SECONDS_MAX: Final = 3600
+
+
+class Batch(NamedTuple):
+    """A micro-batch as a bar over time.
+
+    Attributes:
+        end: Unix seconds at which it was reported.
+        seconds: It took, with what of the time around it the pipeline could not hide.
+        job: The job its chunks came from.
+        chunks: Chunks in it.
+        tokens: Real tokens in it.
+    """
+
+    end: float
+    seconds: float
+    job: str
+    chunks: int
+    tokens: int
 
 
 class ModelRefused(RuntimeError):
@@ -200,15 +223,15 @@ class Farm:
 
     def workers(self) -> list[Heartbeat]:
         """Heartbeats of the workers that are alive, by name; forgets those gone for an hour."""
-        now = self.client.time()[0]
-        self.client.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
-        names = sorted(
-            each.decode() for each in cast("list[bytes]", self.client.zrange(wire.WORKERS, 0, -1))
-        )
         pipe = self.client.pipeline(transaction=False)
-        for name in names:
+        pipe.time()
+        pipe.zrange(wire.WORKERS, 0, -1)
+        (now, _), listed = pipe.execute()
+        pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
+        for name in sorted(each.decode() for each in listed):
             pipe.hget(wire.worker_key(name), "heartbeat")
-        return [decode(Heartbeat, data) for data in pipe.execute() if data is not None]
+        beats = pipe.execute()[1:]
+        return [decode(Heartbeat, data) for data in beats if data is not None]
 
     # Plans and statistics.
 
@@ -295,6 +318,35 @@ class Farm:
         items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
         last = items[-1][0].decode() if items else after
         return last, [decode(Completion, f[b"done"]) for _, f in items if b"done" in f]
+
+    def recent_batches(self, seconds: float) -> dict[str, list[Batch]]:
+        """Micro-batches reported in the last `seconds`, by worker, oldest first.
+
+        There are about `events_max` of all workers at most, so that on a large farm they may not
+        reach back as far.
+        """
+        rows = self._newest(wire.EVENTS, seconds)
+        batches = defaultdict[str, list[Batch]](list)
+        for end, done in readable(Completion, b"done", rows):
+            bar = Batch(end, done.seconds, done.job, done.chunks, done.real_tokens)
+            batches[done.worker].append(bar)
+        return dict(batches)
+
+    def sample(self, sample: Sample) -> None:
+        """Keep a sample, and an hour of those before it."""
+        self.client.xadd(
+            wire.SAMPLES, {"sample": encode(sample)}, maxlen=SAMPLES_MAX, approximate=False
+        )
+
+    def samples(self, seconds: float) -> list[tuple[float, Sample]]:
+        """Samples taken in the last `seconds`, each after its Unix time, oldest first."""
+        return list(readable(Sample, b"sample", self._newest(wire.SAMPLES, seconds)))
+
+    def _newest(self, stream: str, seconds: float) -> list[Any]:
+        """Entries of the last `seconds` by the server's clock."""
+        now, microseconds = self.client.time()
+        since = int(1000 * (now - seconds)) + microseconds // 1000
+        return cast("list[Any]", self.client.xrange(stream, max(0, since), "+"))
 
     def history(self) -> dict[str, Rate]:
         """Remembered rates by `worker|model|length class`."""
@@ -392,6 +444,13 @@ class Farm:
             for name, reason in stored.items()
             if name.startswith(b"refused:")
         }
+
+
+def readable(kind: type[R], name: bytes, rows: Iterable[Any]) -> Iterator[tuple[float, R]]:
+    """Records of entries, each after its Unix time; what this version cannot read is skipped."""
+    for entry, fields in rows:
+        with contextlib.suppress(RecordError, KeyError):
+            yield int(entry.split(b"-")[0]) / 1000, decode(kind, fields[name])
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

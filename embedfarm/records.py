@@ -376,6 +376,24 @@ class SchedulerStats(Record):
     late: dict[str, float] = {}
 
 
+class Sample(Record):
+    """What the farm did in some seconds, for curves.
+
+    Attributes:
+        seconds: It is about so long, up to the time in its entry's ID.
+        workers: Real tokens and chunks done, by worker; those that did none are left out.
+        jobs: The same by job.
+        backlog_tokens: Tokens that are not done, of all jobs as far as they were sent.
+        workers_alive: How many workers there are.
+    """
+
+    seconds: float
+    workers: dict[str, tuple[int, int]]
+    jobs: dict[str, tuple[int, int]]
+    backlog_tokens: int
+    workers_alive: int
+
+
 class Rate(Record):
     """Throughput history of one worker, model and length class.
 

@@ -18,6 +18,7 @@ from scheduler.history import History
 from scheduler.observer import Observer
 from scheduler.passes import Pass, PassFailed, decide
 from scheduler.policies import DEFAULT_POLICY, POLICIES, UnknownPass, make_passes
+from scheduler.samples import Sampler
 from scheduler.state import Draft, FarmState
 from scheduler.statistics import Statistics
 
@@ -41,6 +42,7 @@ class Scheduler:
     fence: int = 0
     passes: Sequence[Pass] = ()
     _observer: Observer = field(init=False)
+    _sampler: Sampler = field(init=False)
     _statistics: Statistics = field(default_factory=Statistics)
     _seen: str = "$"  # ID of the last event
     _remember_at: float = 0.0
@@ -53,6 +55,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.farm = Farm(connect(self.url))
         self._observer = self._new_observer()
+        self._sampler = Sampler(time.monotonic())
 
     def _new_observer(self) -> Observer:
         return Observer(self.farm, History(self.settings.rate_half_life_seconds))
@@ -91,6 +94,7 @@ class Scheduler:
         self._observer = self._new_observer()
         self._observer.history.recall(self.farm.history())
         self._statistics = Statistics()
+        self._sampler = Sampler(time.monotonic())
         self._chosen = None
         seconds, microseconds = self.farm.client.time()
         self._seen = f"{seconds * 1000 + microseconds // 1000}-0"
@@ -136,6 +140,9 @@ class Scheduler:
         self._shares = draft.shares
         if now >= self._tell_at:
             self._tell(state, seconds, now)
+        sample = self._sampler.take(state, now)
+        if sample is not None:
+            self.farm.sample(sample)
         return True
 
     def _draft(self, state: FarmState, *, explain: bool = False) -> Draft:
@@ -181,6 +188,7 @@ class Scheduler:
         now = time.monotonic()
         self._statistics.completed(zip(completions, predicted, strict=True), now)
         self._observer.learn(completions)
+        self._sampler.completed(completions)
         if now >= self._remember_at:
             self._remember()
             gc.collect()

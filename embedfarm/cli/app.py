@@ -13,6 +13,7 @@ from embedfarm.cli import (
     roles,
     scheduler,
     simulate,
+    top,
 )
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command()(roles.serve)
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(scheduler.scheduler_app, name="scheduler")
 app.add_typer(jobs.jobs_app, name="jobs")
+app.command()(top.top)
 app.command()(inspection.workers)
 app.command()(inspection.devices)
 app.command()(inspection.doctor)

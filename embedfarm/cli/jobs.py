@@ -29,7 +29,7 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
-from embedfarm.cli.progress import View, describe_progress, format_seconds
+from embedfarm.cli.progress import View, describe_progress
 from embedfarm.cli.terms import (
     PASSED,
     TOO_LITTLE,
@@ -42,6 +42,7 @@ from embedfarm.jobs import Job
 from embedfarm.overview import JobFacts, read_job, read_jobs
 from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import PRIORITIES, USUAL, WEIGHT_MAX, priority_name, read_deadline
+from embedfarm.words import format_seconds
 
 ENDED_MAX: Final = 1000  # shown
 SHORT_CHARACTERS: Final = 8  # of an id, as far as that tells jobs apart

@@ -15,11 +15,10 @@ from rich.text import Text
 
 from embedfarm.records import Heartbeat
 from embedfarm.status import JobStatus
+from embedfarm.words import format_seconds
 
 WINDOW_SECONDS: Final = 10.0  # over which the rates are taken
 SAMPLES_MIN: Final = 2
-MINUTE: Final = 60
-HOUR: Final = 3600
 LINE_SECONDS: Final = 5.0  # between plain lines
 
 
@@ -176,13 +175,3 @@ def _memory(beat: Heartbeat) -> str:
     facts = beat.device_facts
     used = facts.get("memory_used_bytes", facts.get("rss_bytes", 0.0))
     return f"{used / (1 << 30):.1f} GiB" if used else ""
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration as a person would say it."""
-    whole = round(seconds)
-    if whole < MINUTE:
-        return f"{whole} s"
-    if whole < HOUR:
-        return f"{whole // MINUTE} min {whole % MINUTE:02d} s"
-    return f"{whole // HOUR} h {whole % HOUR // MINUTE:02d} min"

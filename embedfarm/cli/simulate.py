@@ -21,9 +21,9 @@ from embedfarm.cli.options import (
     print_json,
     read_settings,
 )
-from embedfarm.cli.progress import format_seconds
 from embedfarm.records import JobSpec
 from embedfarm.settings import DEFAULT_MODEL, Settings
+from embedfarm.words import format_seconds
 
 if TYPE_CHECKING:
     from scheduler.simulation.scenario import Machine, Scenario

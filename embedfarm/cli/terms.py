@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 import typer
 
 from embedfarm.cli.options import USAGE, fail
-from embedfarm.cli.progress import format_seconds
 from embedfarm.terms import PRIORITIES, WEIGHT_MAX, Terms, read_deadline
+from embedfarm.words import format_seconds
 
 PASSED: Final = "passed"
 TOO_LITTLE: Final = "too little"  # how much less time is left than the job needs

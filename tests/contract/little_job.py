@@ -20,6 +20,7 @@ from embedfarm.records import (
     Plan,
     Rate,
     Result,
+    Sample,
     SchedulerStats,
     decode,
     encode,
@@ -56,6 +57,13 @@ STATS = SchedulerStats(
     prediction_error=0.0,
     padding=0.3,
     efficiency=1.0,
+)
+SAMPLE = Sample(
+    seconds=10.0,
+    workers={"one": (18, 2)},
+    jobs={"little": (18, 2)},
+    backlog_tokens=60,
+    workers_alive=1,
 )
 
 
@@ -138,6 +146,7 @@ def run_everything(client: redis.Redis) -> Job:
     rate = Rate(tokens_per_second=1.0, overhead_seconds=0.0, updated=1.0, samples=1)
     farm.remember({"one|null:2|3": rate}, ["two|null:2|3"])
     farm.report(COMPLETION, 100)
+    farm.sample(SAMPLE)
     farm.learn_budget("cpu", "null:2", 16_384)
     farm.admit("little", 1)
     ask_everything(client)

@@ -25,6 +25,7 @@ from embedfarm.records import (
     Record,
     RecordError,
     Result,
+    Sample,
     SchedulerStats,
     TokenIds,
     TokenRecipe,
@@ -45,6 +46,7 @@ KINDS: list[type[Record]] = [
     Decision,
     SchedulerStats,
     Rate,
+    Sample,
     JobSpec,
     TokenIds,
     TokenRecipe,
@@ -57,6 +59,9 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=50),
     dict[str, float]: st.dictionaries(TEXTS, st.floats(allow_nan=False), max_size=3),
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
+    dict[str, tuple[int, int]]: st.dictionaries(
+        TEXTS, st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), max_size=3
+    ),
     float: st.floats(allow_nan=False),  # NaN equals nothing
     int: st.integers(-(2**63), 2**64 - 1),
     list[str]: st.lists(TEXTS, max_size=3),

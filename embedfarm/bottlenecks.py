@@ -1,0 +1,260 @@
+"""What holds a farm back, in plain words. Each rule is pure, and looks at one cause."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Final, Literal, NamedTuple
+
+from embedfarm.overview import JobFacts
+from embedfarm.records import Heartbeat
+from embedfarm.settings import Settings
+from embedfarm.sizing import has_room
+from embedfarm.words import format_seconds, one_line
+
+SEVERITIES: Final = ("error", "warning", "info")
+FULL_RATIO: Final = 0.9  # of the server's memory: the next windows of a few jobs fill the rest
+FULL_WINDOW_RATIO: Final = 15 / 16  # a producer sends a sixteenth at a time
+FEW: Final = 3  # of the same cause, said one by one
+NAME_CHARACTERS_MAX: Final = 40
+REASON_CHARACTERS_MAX: Final = 200
+
+
+class Bottleneck(NamedTuple):
+    """One thing that holds the farm back.
+
+    Attributes:
+        severity: "error" (nothing goes on by itself), "warning" (it could be faster, or will be
+            late) or "info" (as it should be).
+        text: A sentence, with words in it that users chose: escape them.
+        jobs: Ids of the jobs it is about, if it is about some.
+    """
+
+    severity: Literal["error", "warning", "info"]
+    text: str
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the rules look at.
+
+    Attributes:
+        jobs: The newest.
+        jobs_total: How many there are.
+        waiting_blocks: Blocks that nobody has leased, by job; those without are left out.
+        workers: Those that are alive.
+        scheduler_active: Whether there is one.
+        memory_used_bytes: Of the server.
+        memory_bytes_max: Of the server, 0 for no limit.
+        settings: The farm's.
+    """
+
+    jobs: Sequence[JobFacts]
+    jobs_total: int
+    waiting_blocks: Mapping[str, int]
+    workers: Sequence[Heartbeat]
+    scheduler_active: bool
+    memory_used_bytes: int
+    memory_bytes_max: int
+    settings: Settings
+
+    @cached_property
+    def unfinished(self) -> list[JobFacts]:
+        """Jobs that are not embedded, paused ones included."""
+        states = {"open", "closed", "paused"}
+        return [job for job in self.jobs if job.state in states and not job.embedded]
+
+    def leasable(self, job: JobFacts) -> bool:
+        """Whether a worker may have blocks of a job now."""
+        allowed = job.state in {"open", "closed"} and has_room(job, self.settings)
+        return allowed and self.waiting_blocks.get(job.job, 0) > 0
+
+
+Rule = Callable[[Situation], Iterator[Bottleneck]]
+
+
+def find_bottlenecks(situation: Situation) -> list[Bottleneck]:
+    """What all rules find, worst first."""
+    found = [each for rule in RULES for each in rule(situation)]
+    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+
+
+def no_workers(situation: Situation) -> Iterator[Bottleneck]:
+    """Nobody is there to embed anything."""
+    if not situation.workers:
+        yield Bottleneck("error" if situation.unfinished else "info", "no workers")
+
+
+def full_server(situation: Situation) -> Iterator[Bottleneck]:
+    """The server refuses to store anything soon."""
+    used, most = situation.memory_used_bytes, situation.memory_bytes_max
+    if most and used >= FULL_RATIO * most:
+        yield Bottleneck(
+            "error", f"server memory is nearly full: {used >> 20:,} of {most >> 20:,} MiB"
+        )
+
+
+def full_results(situation: Situation) -> Iterator[Bottleneck]:
+    """So many results wait for their collector that no more work is leased."""
+    full = [job for job in situation.unfinished if not has_room(job, situation.settings)]
+    if full:
+        words = f"nothing more is leased: results of {_name(full)} are not collected"
+        yield Bottleneck("error", words, _ids(full))
+
+
+def full_windows(situation: Situation) -> Iterator[Bottleneck]:
+    """Producers wait, and what they wait for is mostly the collector, not the workers."""
+    settings = situation.settings
+    full = [
+        job
+        for job in situation.unfinished
+        if has_room(job, settings)
+        and job.state == "open"
+        and job.result_bytes > settings.window_bytes_max / 2
+        and _window_bytes(job) > FULL_WINDOW_RATIO * settings.window_bytes_max
+    ]
+    if full:
+        words = f"producers wait: results of {_name(full)} are not collected"
+        yield Bottleneck("warning", words, _ids(full))
+
+
+def refusals(situation: Situation) -> Iterator[Bottleneck]:
+    """Workers that cannot embed a job; the worst are those that leave nobody who can."""
+    refusing = defaultdict[str, list[str]](list)
+    for beat in situation.workers:
+        for name in beat.refused:
+            refusing[name].append(beat.worker)
+    found = [
+        each
+        for job in situation.unfinished
+        if job.job in refusing
+        for each in _refuse(job, refusing[job.job], len(situation.workers))
+    ]
+    found.sort(key=lambda each: SEVERITIES.index(each.severity))
+    yield from _few(found, "refusals of jobs")
+
+
+def _refuse(job: JobFacts, refusing: Sequence[str], workers: int) -> Iterator[Bottleneck]:
+    """A sentence for each reason."""
+    by_reason = defaultdict[str, list[str]](list)
+    for worker in refusing:
+        by_reason[job.refused.get(worker) or "it is not said why"].append(worker)
+    for reason, names in by_reason.items():
+        who = f"worker {names[0]} refuses" if len(names) == 1 else f"{len(names)} workers refuse"
+        yield Bottleneck(
+            "error" if len(refusing) == workers else "warning",
+            f"{who} {_name([job])}: {one_line(reason, REASON_CHARACTERS_MAX)}",
+            (job.job,),
+        )
+
+
+def no_scheduler(situation: Situation) -> Iterator[Bottleneck]:
+    """Nobody sizes micro-batches, nor shares the farm between jobs."""
+    if not situation.scheduler_active:
+        yield Bottleneck("warning", "no scheduler: workers go on by their own rates")
+
+
+def all_paused(situation: Situation) -> Iterator[Bottleneck]:
+    """There are jobs, and people have paused all of them."""
+    states = {job.state for job in situation.unfinished}
+    if states == {"paused"}:
+        yield Bottleneck("warning", "all jobs are paused", _ids(situation.unfinished))
+
+
+def missed_deadlines(situation: Situation) -> Iterator[Bottleneck]:
+    """Jobs that will be late as things are, the latest first."""
+    late = [job for job in situation.unfinished if job.late_seconds >= 1]
+    found = [
+        Bottleneck(
+            "warning",
+            f"{_name([job])} misses its deadline by {format_seconds(job.late_seconds)}",
+            (job.job,),
+        )
+        for job in sorted(late, key=lambda job: -job.late_seconds)
+    ]
+    yield from _few(found, "jobs miss their deadlines")
+
+
+def idle_workers(situation: Situation) -> Iterator[Bottleneck]:
+    """Workers without work, unless it is there for them or held back for another reason."""
+    idle = sum(beat.state == "idle" for beat in situation.workers)
+    jobs = situation.unfinished
+    moving = [job for job in jobs if job.state != "paused"]
+    held_back = jobs and not any(has_room(job, situation.settings) for job in moving)
+    if not idle or held_back or any(map(situation.leasable, jobs)):
+        return
+    who = f"{idle} of {len(situation.workers)} workers idle"
+    if not jobs:
+        yield Bottleneck("info", f"{who}: there are no jobs")
+        return
+    reading = [job for job in moving if job.chunk_count < 0]
+    more = f", {_name(reading)} still being read" if reading else ""
+    yield Bottleneck("warning", f"{who}: nothing to lease{more}", _ids(reading))
+
+
+def loading_workers(situation: Situation) -> Iterator[Bottleneck]:
+    """Workers that are not ready yet."""
+    loading = sum(beat.state == "loading" for beat in situation.workers)
+    if loading:
+        who = "1 worker loads" if loading == 1 else f"{loading} workers load"
+        yield Bottleneck("info", f"{who} a model")
+
+
+def busy_workers(situation: Situation) -> Iterator[Bottleneck]:
+    """Everybody works: only more or faster devices would help."""
+    count = len(situation.workers)
+    if count and all(beat.state == "busy" for beat in situation.workers):
+        who = "the worker is busy" if count == 1 else f"all {count} workers are busy"
+        yield Bottleneck("info", f"{who}: the devices are the limit")
+
+
+def older_jobs(situation: Situation) -> Iterator[Bottleneck]:
+    """There are more jobs than a look takes in."""
+    seen = len(situation.jobs)
+    if situation.jobs_total > seen:
+        words = f"only the newest {seen:,} of {situation.jobs_total:,} jobs are looked at"
+        yield Bottleneck("info", words)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    no_workers,
+    full_server,
+    full_results,
+    refusals,
+    full_windows,
+    no_scheduler,
+    all_paused,
+    missed_deadlines,
+    idle_workers,
+    loading_workers,
+    busy_workers,
+    older_jobs,
+)
+
+
+def _window_bytes(job: JobFacts) -> int:
+    """Text and vectors of a job on the server when all that waits will be embedded."""
+    vectors = (job.chunks_in - job.chunks_done) * job.vector_bytes
+    return job.bytes_in - job.bytes_done + vectors + job.result_bytes
+
+
+def _name(jobs: Sequence[JobFacts]) -> str:
+    """Jobs in a sentence: one by its name, or by the beginning of its id."""
+    if len(jobs) != 1:
+        return f"{len(jobs):,} jobs"
+    return f"job {one_line(jobs[0].name, NAME_CHARACTERS_MAX) or jobs[0].job[:8]}"
+
+
+def _ids(jobs: Sequence[JobFacts]) -> tuple[str, ...]:
+    return tuple(job.job for job in jobs)
+
+
+def _few(found: Sequence[Bottleneck], what: str) -> Iterator[Bottleneck]:
+    """The first of the same cause, and how many more there are."""
+    yield from islice(found, FEW)
+    rest = found[FEW:]
+    if rest:
+        jobs = tuple(dict.fromkeys(job for each in rest for job in each.jobs))
+        yield Bottleneck(rest[0].severity, f"{len(rest):,} more {what}", jobs)

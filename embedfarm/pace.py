@@ -1,0 +1,103 @@
+"""How fast a farm is now and was lately, and what that foretells."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from embedfarm.farm import Batch
+
+NOW_SECONDS: Final = 15.0  # "now": longer than the longest usual micro-batch
+AVERAGE_SECONDS: Final = (60.0, 300.0)  # beside now, what times are foretold by
+
+
+class Pace(NamedTuple):
+    """Work done in a second: real tokens, and chunks."""
+
+    tokens_per_second: float = 0.0
+    chunks_per_second: float = 0.0
+
+
+class Range(NamedTuple):
+    """Seconds, at least and at most."""
+
+    low: float
+    high: float
+
+
+class Done(NamedTuple):
+    """Amounts of work by name, the Unix time at which they were done, and the seconds they took."""
+
+    end: float
+    seconds: float
+    amounts: Mapping[str, int]
+
+
+def paces_now(
+    batches: Mapping[str, Sequence[Batch]], busy: Collection[str], now: float
+) -> dict[tuple[str, str], Pace]:
+    """Paces by worker and job over the last `NOW_SECONDS`.
+
+    Of a micro-batch counts as much as lies within. A worker's time begins with its first
+    micro-batch there; that of a busy one ends with its last, since what it is at counts later.
+
+    Args:
+        batches: Those that ended within the time, by worker, oldest first.
+        busy: Workers that are at a micro-batch.
+        now: Unix seconds.
+    """
+    paces: defaultdict[tuple[str, str], Pace] = defaultdict(Pace)
+    for worker, done in batches.items():
+        since = max(now - NOW_SECONDS, min(each.end - each.seconds for each in done))
+        until = done[-1].end if worker in busy else max(now, done[-1].end)
+        for each in done:
+            within = min(1.0, (each.end - since) / max(1e-6, each.seconds))
+            part = within / max(1e-3, until - since)
+            pace = Pace(part * each.tokens, part * each.chunks)
+            paces[worker, each.job] = total([paces[worker, each.job], pace])
+    return dict(paces)
+
+
+def total(paces: Iterable[Pace]) -> Pace:
+    """Paces added up."""
+    tokens, chunks = 0.0, 0.0
+    for pace in paces:
+        tokens += pace.tokens_per_second
+        chunks += pace.chunks_per_second
+    return Pace(tokens, chunks)
+
+
+def averages(done: Sequence[Done], now: float) -> dict[str, list[float]]:
+    """Amounts per second over each of `AVERAGE_SECONDS`, by name; none for who did nothing.
+
+    The time of each name begins with its first progress: what a job did not get before it began
+    says nothing about how fast it is.
+
+    Args:
+        done: Oldest first.
+        now: Unix seconds.
+    """
+    begun: dict[str, int] = {}
+    for place, each in enumerate(done):
+        for name in each.amounts:
+            begun.setdefault(name, place)
+    since = list(accumulate(each.seconds for each in reversed(done)))[::-1]
+    rates: dict[str, list[float]] = {name: [] for name in begun}
+    for length in AVERAGE_SECONDS:
+        first = next((place for place, each in enumerate(done) if each.end > now - length), None)
+        if first is None:
+            continue
+        amounts: Counter[str] = Counter()
+        for each in done[first:]:
+            amounts.update(each.amounts)
+        for name, place in begun.items():
+            rates[name].append(amounts[name] / max(1e-6, since[max(place, first)]))
+    return rates
+
+
+def foretell(left: float, rates: Iterable[float]) -> Range | None:
+    """Seconds for what is left, by the fastest and the slowest of the rates; None if all are 0."""
+    if left <= 0:
+        return Range(0.0, 0.0)
+    known = [rate for rate in rates if rate > 0]
+    return Range(left / max(known), left / min(known)) if known else None

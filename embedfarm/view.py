@@ -1,0 +1,389 @@
+"""The whole farm in one look: the figures that the overview page and `embedfarm top` show."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from embedfarm import wire
+from embedfarm.backlog import read_backlogs
+from embedfarm.bottlenecks import Bottleneck, Situation, find_bottlenecks
+from embedfarm.farm import Batch, Farm, readable
+from embedfarm.overview import JobFacts, read_jobs
+from embedfarm.pace import (
+    AVERAGE_SECONDS,
+    NOW_SECONDS,
+    Done,
+    Pace,
+    Range,
+    averages,
+    foretell,
+    paces_now,
+    total,
+)
+from embedfarm.records import Heartbeat, Sample
+from embedfarm.settings import Settings
+
+JOBS_MAX: Final = 1000
+ENDED_MAX: Final = 5
+HOUR_SECONDS: Final = 3600.0
+MOVING: Final = frozenset({"open", "closed"})
+
+
+class Point(NamedTuple):
+    """A point of the farm's curves.
+
+    Attributes:
+        time: Unix seconds of its end.
+        seconds: Over which it is an average.
+        tokens_per_second: Real tokens.
+        chunks_per_second: Chunks.
+        backlog_tokens: At its end.
+        workers_alive: At its end.
+    """
+
+    time: float
+    seconds: float
+    tokens_per_second: float
+    chunks_per_second: float
+    backlog_tokens: int
+    workers_alive: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView(JobFacts):
+    """A job and how fast it goes.
+
+    `chunks_left` is what has no vector yet, None while the producer still adds chunks; then
+    nobody knows when it ends. `seconds_left` is also None while it stands still. `waiting_blocks`
+    nobody has leased. Rates are those of now, as of the farm.
+    """
+
+    waiting_blocks: int
+    chunks_left: int | None
+    tokens_per_second: float
+    chunks_per_second: float
+    seconds_left: Range | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerView:
+    """A live worker.
+
+    Attributes:
+        worker: Its name.
+        host: Host name.
+        device: Such as "cpu-0" or "cuda-GPU-6f8e…".
+        state: As in its heartbeat: "loading", "idle", "busy" or "draining".
+        model: Key of the loaded model, "" when none is.
+        job: The job of its current micro-batch, "" when idle.
+        tokens_per_second: Real tokens now, as of the farm.
+        chunks_per_second: Chunks now.
+        share: Its part of the farm's tokens of the last five minutes, 0 to 1.
+        tokens_done: Real tokens since its start.
+        chunks_done: Chunks since its start.
+        memory_used_bytes: Of its GPU, else of its process; None where that is not known.
+        memory_total_bytes: Of its GPU, else of its host; None where that is not known.
+        temperature_celsius: Of its GPU; None where that is not known.
+        utilization_ratio: Of its GPU, 0 to 1; None where that is not known.
+        refused: Jobs that it could not embed a moment ago.
+    """
+
+    worker: str
+    host: str
+    device: str
+    state: str
+    model: str
+    job: str
+    tokens_per_second: float
+    chunks_per_second: float
+    share: float
+    tokens_done: int
+    chunks_done: int
+    memory_used_bytes: float | None
+    memory_total_bytes: float | None
+    temperature_celsius: float | None
+    utilization_ratio: float | None
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarmView:
+    """The farm at one moment.
+
+    Rates "now" are over the last 15 seconds, from the micro-batches that workers reported; of a
+    busy worker up to the end of its last one. Work that was waited for by somebody (the lane) is
+    not among them.
+
+    Attributes:
+        time: Unix seconds by the server's clock.
+        tokens_per_second: Real tokens now, of all workers.
+        chunks_per_second: Chunks now, of all workers.
+        rates: Averages of ten seconds over the last hour, oldest first; a scheduler notes them.
+        backlog_chunks: Chunks sent and not embedded, of all jobs here.
+        backlog_tokens: The same in tokens, as producers count them.
+        backlog_seconds: Time for what was sent of the jobs that are not paused, by the slowest and
+            the fastest of the rates of now, of the last minute and of five; None while unknown.
+        reading: Jobs to which more chunks are added: the backlog is not all of them.
+        chunks_failed: Of all jobs here.
+        jobs: The newest 1,000, oldest first.
+        jobs_total: How many there are.
+        ended: The last five that have ended, newest first.
+        workers: Those that are alive, by name.
+        scheduler_active: Whether there is one.
+        memory_used_bytes: Of the server.
+        memory_bytes_max: Of the server, 0 for no limit.
+        bottlenecks: What holds the farm back, worst first.
+    """
+
+    time: float
+    tokens_per_second: float
+    chunks_per_second: float
+    rates: tuple[Point, ...]
+    backlog_chunks: int
+    backlog_tokens: int
+    backlog_seconds: Range | None
+    reading: int
+    chunks_failed: int
+    jobs: tuple[JobView, ...]
+    jobs_total: int
+    ended: tuple[JobFacts, ...]
+    workers: tuple[WorkerView, ...]
+    scheduler_active: bool
+    memory_used_bytes: int
+    memory_bytes_max: int
+    bottlenecks: tuple[Bottleneck, ...]
+
+
+# What is seen.
+
+
+def point(time: float, sample: Sample) -> Point:
+    """A sample as a point of the farm's curves."""
+    seconds = max(1e-6, sample.seconds)
+    tokens = sum(tokens for tokens, _ in sample.jobs.values())
+    chunks = sum(chunks for _, chunks in sample.jobs.values())
+    return Point(
+        time,
+        seconds,
+        tokens / seconds,
+        chunks / seconds,
+        sample.backlog_tokens,
+        sample.workers_alive,
+    )
+
+
+def view_job(
+    facts: JobFacts, waiting_blocks: int, pace: Pace, chunk_rates: Sequence[float]
+) -> JobView:
+    """A job, from what is counted of it, its pace now, and its chunks per second lately."""
+    left = None
+    if facts.chunk_count >= 0:
+        left = max(0, facts.chunk_count - facts.first_chunk - facts.chunks_done)
+    rates = [pace.chunks_per_second, *chunk_rates]
+    return JobView(
+        **vars(facts),
+        waiting_blocks=waiting_blocks,
+        chunks_left=left,
+        tokens_per_second=pace.tokens_per_second,
+        chunks_per_second=pace.chunks_per_second,
+        seconds_left=foretell(left, rates) if left is not None and facts.state in MOVING else None,
+    )
+
+
+def view_worker(beat: Heartbeat, pace: Pace, share: float) -> WorkerView:
+    """A worker, from its heartbeat, its pace now and its share."""
+    known = beat.device_facts
+    return WorkerView(
+        worker=beat.worker,
+        host=beat.host,
+        device=beat.device,
+        state=beat.state,
+        model=beat.model,
+        job=beat.job,
+        tokens_per_second=pace.tokens_per_second,
+        chunks_per_second=pace.chunks_per_second,
+        share=share,
+        tokens_done=beat.tokens_done,
+        chunks_done=beat.chunks_done,
+        memory_used_bytes=known.get("memory_used_bytes", known.get("rss_bytes")),
+        memory_total_bytes=known.get("memory_total_bytes"),
+        temperature_celsius=known.get("temperature_celsius"),
+        utilization_ratio=known.get("utilization_ratio"),
+        refused=tuple(beat.refused),
+    )
+
+
+def shares(recent: Sequence[tuple[float, Sample]], now: Mapping[str, Pace]) -> dict[str, float]:
+    """Each worker's part of the tokens in the samples; without any, of those of now."""
+    tokens: defaultdict[str, float] = defaultdict(float)
+    for _, sample in recent:
+        for worker, (done, _) in sample.workers.items():
+            tokens[worker] += done
+    if not any(tokens.values()):
+        tokens |= {worker: pace.tokens_per_second for worker, pace in now.items()}
+    everything = sum(tokens.values())
+    return {worker: done / everything for worker, done in tokens.items() if everything}
+
+
+def real_tokens_left(job: JobFacts) -> float:
+    """Of what was sent and is not embedded, in the tokens of the model as far as that is known."""
+    if job.chunks_done:
+        return max(0, job.chunks_in - job.chunks_done) * job.real_tokens_done / job.chunks_done
+    return float(job.tokens_in)
+
+
+@dataclass(frozen=True)
+class Course:
+    """How it went: points of the last hour, and whole samples of the last five minutes."""
+
+    points: tuple[Point, ...] = ()
+    recent: tuple[tuple[float, Sample], ...] = ()
+
+    def follow(self, samples: Sequence[tuple[float, Sample]], now: float) -> "Course":
+        """With new samples, and without those that are too old."""
+        points = (*self.points, *(point(*each) for each in samples))
+        recent = (*self.recent, *samples)
+        return Course(
+            tuple(each for each in points if each.time > now - HOUR_SECONDS),
+            tuple(each for each in recent if each[0] > now - max(AVERAGE_SECONDS)),
+        )
+
+    def chunk_rates(self, now: float) -> dict[str, list[float]]:
+        """Chunks per second of each job, over the times of `averages`."""
+        return averages(
+            [
+                Done(end, each.seconds, {job: chunks for job, (_, chunks) in each.jobs.items()})
+                for end, each in self.recent
+            ],
+            now,
+        )
+
+    def token_rates(self, now: float) -> list[float]:
+        """Real tokens per second of the farm, over the times of `averages`."""
+        tokens = [(end, each, sum(n for n, _ in each.jobs.values())) for end, each in self.recent]
+        done = [Done(end, each.seconds, {"": n} if n else {}) for end, each, n in tokens]
+        return averages(done, now).get("", [])
+
+
+@dataclass
+class FarmReader:
+    """Reads the view of a farm, in about eight round trips; safe between threads.
+
+    It keeps the curves of an hour, so that the next look reads only what is new: use one for many.
+    """
+
+    farm: Farm
+    settings: Settings = field(default_factory=Settings)
+    _course: Course = field(default_factory=Course)
+    _after: str = "-"  # samples from there on are new
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self) -> FarmView:
+        """The farm now.
+
+        Raises:
+            redis.ConnectionError, redis.TimeoutError: The server is away.
+        """
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> FarmView:
+        pipe = self.farm.client.pipeline(transaction=False)
+        pipe.time()
+        pipe.zcard(wire.JOBS)
+        pipe.zrevrange(wire.JOBS, 0, JOBS_MAX - 1)
+        pipe.zrevrange(wire.ENDED, 0, ENDED_MAX - 1)
+        pipe.exists(wire.SCHEDULER)
+        pipe.info("memory")
+        pipe.xrange(wire.SAMPLES, self._after, "+")
+        (seconds, microseconds), jobs_total, newest, ended, active, memory, rows = pipe.execute()
+        now = seconds + microseconds / 1e6
+        if rows:
+            self._after = f"({rows[-1][0].decode()}"
+        self._course = self._course.follow(list(readable(Sample, b"sample", rows)), now)
+        names = dict.fromkeys(each.decode() for each in (*reversed(newest), *ended))
+        found = read_jobs(self.farm, list(names))
+        jobs = [each for each in found if not each.ended]
+        in_work = [each.job for each in jobs if each.blocks_in > each.blocks_done]
+        backlogs = read_backlogs(self.farm.client, in_work) if in_work else []
+        situation = Situation(
+            jobs=jobs,
+            jobs_total=jobs_total - len(newest) + len(jobs),
+            waiting_blocks={each.job: each.waiting_blocks for each in backlogs},
+            workers=self.farm.workers(),
+            scheduler_active=bool(active),
+            memory_used_bytes=memory["used_memory"],
+            memory_bytes_max=memory["maxmemory"],
+            settings=self.settings,
+        )
+        batches = self.farm.recent_batches(NOW_SECONDS)
+        ended_jobs = [each for each in found if each.ended]
+        return compose(now, situation, ended_jobs, batches, self._course)
+
+
+def compose(
+    now: float,
+    situation: Situation,
+    ended: Sequence[JobFacts],
+    batches: Mapping[str, Sequence[Batch]],
+    course: Course,
+) -> FarmView:
+    """The view, from what is there, what was done lately, and the hour's curves.
+
+    Args:
+        now: Unix seconds.
+        situation: What is there.
+        ended: Jobs that have ended.
+        batches: Micro-batches of the last `NOW_SECONDS`, by worker.
+        course: Of the last hour.
+    """
+    busy = {beat.worker for beat in situation.workers if beat.state == "busy"}
+    paces = paces_now(batches, busy, now)
+    by_worker, by_job = _sum(paces, 0), _sum(paces, 1)
+    pace = total(paces.values())
+    parts, rates = shares(course.recent, by_worker), course.chunk_rates(now)
+    moving = [job for job in situation.jobs if job.state in MOVING]
+    unfinished = [job for job in situation.jobs if job.state in {*MOVING, "paused"}]
+    return FarmView(
+        time=now,
+        tokens_per_second=pace.tokens_per_second,
+        chunks_per_second=pace.chunks_per_second,
+        rates=course.points,
+        backlog_chunks=sum(max(0, job.chunks_in - job.chunks_done) for job in unfinished),
+        backlog_tokens=sum(max(0, job.tokens_in - job.tokens_done) for job in unfinished),
+        backlog_seconds=foretell(
+            sum(map(real_tokens_left, moving)),
+            [pace.tokens_per_second, *course.token_rates(now)],
+        ),
+        reading=sum(job.chunk_count < 0 for job in moving),
+        chunks_failed=sum(job.chunks_failed for job in situation.jobs),
+        jobs=tuple(
+            view_job(
+                job,
+                situation.waiting_blocks.get(job.job, 0),
+                by_job.get(job.job, Pace()),
+                rates.get(job.job, []),
+            )
+            for job in situation.jobs
+        ),
+        jobs_total=situation.jobs_total,
+        ended=tuple(ended),
+        workers=tuple(
+            view_worker(beat, by_worker.get(beat.worker, Pace()), parts.get(beat.worker, 0.0))
+            for beat in situation.workers
+        ),
+        scheduler_active=situation.scheduler_active,
+        memory_used_bytes=situation.memory_used_bytes,
+        memory_bytes_max=situation.memory_bytes_max,
+        bottlenecks=tuple(find_bottlenecks(situation)),
+    )
+
+
+def _sum(paces: Mapping[tuple[str, str], Pace], place: int) -> dict[str, Pace]:
+    """Paces by worker (0) or by job (1)."""
+    sums: defaultdict[str, list[Pace]] = defaultdict(list)
+    for names, pace in paces.items():
+        sums[names[place]].append(pace)
+    return {name: total(parts) for name, parts in sums.items()}

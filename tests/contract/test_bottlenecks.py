@@ -1,0 +1,217 @@
+"""What holds a farm back, rule by rule."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from embedfarm.bottlenecks import FEW, RULES, Bottleneck, Situation, find_bottlenecks
+from embedfarm.overview import JobFacts
+from embedfarm.records import Heartbeat
+from embedfarm.settings import Settings
+from tests.contract.little_job import heartbeat
+
+SETTINGS: Final = Settings()
+WINDOW: Final = SETTINGS.window_bytes_max
+
+
+def job(name: str = "job", **facts: Any) -> JobFacts:  # noqa: ANN401 -- facts of any type
+    """A job half embedded, all of it sent."""
+    usual: dict[str, Any] = {
+        "state": "closed",
+        "chunk_count": 100,
+        "chunks_in": 100,
+        "chunks_done": 50,
+        "blocks_in": 10,
+        "blocks_done": 5,
+        "name": name,
+        "model": "null:2",
+        "late_seconds": 0.0,
+        "refused": {},
+    }
+    return JobFacts(job=f"id of {name}", **usual | facts)
+
+
+def workers(*states: str, **facts: Any) -> list[Heartbeat]:  # noqa: ANN401 -- facts of any type
+    """Workers in these states."""
+    return [
+        msgspec.structs.replace(heartbeat(f"w{place}"), state=state, **facts)
+        for place, state in enumerate(states)
+    ]
+
+
+USUAL: Final = Situation(
+    jobs=[job()],
+    jobs_total=1,
+    waiting_blocks={"id of job": 5},
+    workers=workers("busy", "idle"),
+    scheduler_active=True,
+    memory_used_bytes=100 << 20,
+    memory_bytes_max=1 << 30,
+    settings=SETTINGS,
+)
+
+
+def situation(**changes: Any) -> Situation:  # noqa: ANN401 -- facts of any type
+    """A usual farm with changes; blocks of all its jobs wait."""
+    jobs = changes.get("jobs", USUAL.jobs)
+    waiting = {each.job: 5 for each in jobs}
+    usual: dict[str, Any] = {"jobs_total": len(jobs), "waiting_blocks": waiting}
+    return replace(USUAL, **usual | changes)
+
+
+def said(**changes: Any) -> list[tuple[str, str]]:  # noqa: ANN401 -- facts of any type
+    """Severities and sentences for a usual farm with changes."""
+    return [(each.severity, each.text) for each in find_bottlenecks(situation(**changes))]
+
+
+def test_nothing_is_said_of_a_farm_that_runs() -> None:
+    """One worker is busy, and the other one will have a block in a moment."""
+    assert said() == []
+
+
+def test_no_workers() -> None:
+    """An error where there is work, else only a remark."""
+    assert said(workers=[]) == [("error", "no workers")]
+    assert said(workers=[], jobs=[]) == [("info", "no workers")]
+
+
+def test_a_server_that_is_nearly_full() -> None:
+    """From nine tenths of its memory on, if that has a limit."""
+    full: dict[str, Any] = {"memory_used_bytes": 950 << 20}
+    assert said(**full) == [("error", "server memory is nearly full: 950 of 1,024 MiB")]
+    assert said(**full, memory_bytes_max=0) == []
+
+
+def test_results_at_their_limit() -> None:
+    """Workers get nothing, and it is not said that there is nothing to lease."""
+    full = [job(each, result_bytes=SETTINGS.results_bytes_max) for each in ("one", "two")]
+    idle = workers("idle", "idle")
+    text = "nothing more is leased: results of job one are not collected"
+    assert said(jobs=full[:1], workers=idle) == [("error", text)]
+    text = "nothing more is leased: results of 2 jobs are not collected"
+    assert said(jobs=full, workers=idle) == [("error", text)]
+
+
+def test_producers_that_wait_for_the_collector() -> None:
+    """Their window is full of results; one that is full of what waits is as it should be."""
+    window: dict[str, Any] = {"state": "open", "chunk_count": -1, "bytes_in": 30, "bytes_done": 10}
+    text = "producers wait: results of job job are not collected"
+    assert said(jobs=[job(**window, result_bytes=WINDOW - 40)]) == [("warning", text)]
+    assert said(jobs=[job(**window, result_bytes=WINDOW // 2)]) == []
+    waiting = window | {"bytes_in": WINDOW}
+    assert said(jobs=[job(**waiting, result_bytes=WINDOW // 4)]) == []
+    vectors: dict[str, Any] = {"vector_bytes": WINDOW // 100}  # half a window waits
+    assert said(jobs=[job(**window, **vectors, result_bytes=WINDOW // 2 + 1)]) == [
+        ("warning", text)
+    ]
+
+
+def test_refusals() -> None:
+    """A warning while somebody else can do it, an error when nobody is left; with the reason."""
+    refused = job(refused={"w0": "no\nmemory", "w1": "no\nmemory", "gone": "old"})
+    beats = workers("busy", "busy", "busy")
+    beats[0].refused = [refused.job]
+    text = "worker w0 refuses job job: no memory"
+    assert ("warning", text) in said(jobs=[refused], workers=beats)
+    assert ("error", text) in said(jobs=[refused], workers=beats[:1])
+    beats[1].refused = [refused.job]
+    assert ("warning", "2 workers refuse job job: no memory") in said(jobs=[refused], workers=beats)
+    assert said(jobs=[refused]) == []  # nobody refuses it any more
+
+
+def test_no_scheduler() -> None:
+    """The farm goes on, but nobody shares it out."""
+    text = "no scheduler: workers go on by their own rates"
+    assert said(scheduler_active=False) == [("warning", text)]
+
+
+def test_all_jobs_are_paused() -> None:
+    """That, and not that there is nothing to lease; one that moves is enough for silence."""
+    paused = job(state="paused")
+    assert said(jobs=[paused], workers=workers("idle")) == [("warning", "all jobs are paused")]
+    assert said(jobs=[paused, job()]) == []
+    assert said(jobs=[paused, job(state="cancelled")]) == [("warning", "all jobs are paused")]
+
+
+def test_missed_deadlines() -> None:
+    """The latest first, and a few of many."""
+    late = [job(str(place), late_seconds=60.0 * place) for place in range(FEW + 3)]
+    found = find_bottlenecks(situation(jobs=late))
+    assert [each.text for each in found] == [
+        "job 5 misses its deadline by 5 min 00 s",
+        "job 4 misses its deadline by 4 min 00 s",
+        "job 3 misses its deadline by 3 min 00 s",
+        "2 more jobs miss their deadlines",
+    ]
+    assert found[0] == Bottleneck("warning", found[0].text, ("id of 5",))
+    assert found[-1].jobs == ("id of 2", "id of 1")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "severity", "text"),
+    [
+        ([job()], "warning", "2 of 3 workers idle: nothing to lease"),
+        ([], "info", "2 of 3 workers idle: there are no jobs"),
+        ([job(blocks_done=10)], "info", "2 of 3 workers idle: there are no jobs"),
+        (
+            [job(state="open", chunk_count=-1)],
+            "warning",
+            "2 of 3 workers idle: nothing to lease, job job still being read",
+        ),
+    ],
+)
+def test_idle_workers(jobs: Sequence[JobFacts], severity: str, text: str) -> None:
+    """They are counted, and the reason is said; not when blocks wait for them."""
+    states = workers("idle", "idle", "busy")
+    assert said(jobs=jobs, waiting_blocks={}, workers=states) == [(severity, text)]
+
+
+def test_loading_and_busy_workers() -> None:
+    """As it should be; said so that nobody looks for another cause."""
+    loading = ("info", "1 worker loads a model")
+    assert said(workers=workers("loading", "busy")) == [loading]
+    assert said(workers=workers("loading", "loading")) == [("info", "2 workers load a model")]
+    busy = ("info", "all 2 workers are busy: the devices are the limit")
+    assert said(workers=workers("busy", "busy")) == [busy]
+
+
+def test_older_jobs() -> None:
+    """What is not looked at may be what holds the farm back."""
+    text = "only the newest 1 of 7 jobs are looked at"
+    assert said(jobs_total=7) == [("info", text)]
+
+
+def test_the_worst_comes_first() -> None:
+    """Errors before warnings before remarks, by whichever rules."""
+    found = said(
+        jobs_total=7,
+        scheduler_active=False,
+        memory_used_bytes=1 << 30,
+        jobs=[job(late_seconds=9.0)],
+    )
+    assert [severity for severity, _ in found] == ["error", "warning", "warning", "info"]
+
+
+def test_a_strange_name_stays_in_its_line() -> None:
+    """Names are other people's words."""
+    late = job("\x1b[2J\n" + "long" * 100, late_seconds=9.0)
+    ((_, text),) = said(jobs=[late])
+    assert text.isprintable()
+    assert len(text) < 100
+
+
+def test_a_thousand_jobs_are_looked_at_quickly() -> None:
+    """Every rule is linear; the look stays far below the second between two of them."""
+    refused = {f"w{place}": "no memory" for place in range(8)}
+    jobs = [job(str(n), refused=refused, late_seconds=n, result_bytes=n) for n in range(1000)]
+    beats = workers(*["busy"] * 512)
+    for beat in beats[:8]:
+        beat.refused = [each.job for each in jobs]
+    began = time.perf_counter()
+    found = find_bottlenecks(situation(jobs=jobs, workers=beats))
+    assert time.perf_counter() - began < 5
+    assert len(found) <= len(RULES) * (FEW + 1)

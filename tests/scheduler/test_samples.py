@@ -1,0 +1,62 @@
+"""Samples of what workers did."""
+
+import msgspec
+import pytest
+
+from embedfarm.farm import Farm
+from scheduler import samples
+from scheduler.samples import SAMPLE_SECONDS, Sampler
+from tests.scheduler.live import Start, beat, completion, fill, report
+from tests.scheduler.support import farm as farm_state
+from tests.scheduler.support import job
+from tests.support import wait_until
+
+
+def test_a_sample_has_what_was_done_since_the_last() -> None:
+    """By worker and by job, real tokens and chunks; the next one begins at nothing."""
+    state = farm_state([job(waiting=2), job("other", waiting=1)], {"one": 10.0, "two": None})
+    other = msgspec.structs.replace(completion("two", 500, 1.0), job="other", real_tokens=400)
+    sampler = Sampler(100.0)
+    sampler.completed([completion("one", 1000, 1.0), other])
+    sampler.completed([completion("one", 200, 1.0)])
+    sample = sampler.take(state, 100.0 + SAMPLE_SECONDS)
+    assert sample is not None
+    assert sample.workers == {"one": (1200, 12), "two": (400, 5)}
+    assert sample.jobs == {"job": (1200, 12), "other": (400, 5)}
+    assert (sample.seconds, sample.backlog_tokens, sample.workers_alive) == (10, 300, 2)
+    nothing = sampler.take(state, 100.0 + 2.5 * SAMPLE_SECONDS)
+    assert nothing is not None
+    assert (nothing.seconds, nothing.workers, nothing.jobs) == (15, {}, {})
+
+
+def test_no_sample_before_its_time() -> None:
+    """One in ten seconds, however often the farm is looked at; nothing is lost meanwhile."""
+    state, sampler = farm_state([], {}), Sampler(0.0)
+    sampler.completed([completion("one", 1000, 1.0)])
+    assert sampler.take(state, SAMPLE_SECONDS - 0.1) is None
+    sample = sampler.take(state, SAMPLE_SECONDS)
+    assert sample is not None
+    assert sample.workers == {"one": (1000, 10)}
+
+
+def test_a_standby_goes_on(farm: Farm, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples on the server have what was reported, before and after a scheduler was replaced."""
+    monkeypatch.setattr(samples, "SAMPLE_SECONDS", 0.2)
+    fill(farm, 64)
+    beat(farm, "worker")
+
+    def chunks() -> int:
+        return sum(sample.workers.get("worker", (0, 0))[1] for _, sample in farm.samples(60))
+
+    first = start()
+    wait_until(lambda: farm.samples(60))
+    report(farm, "worker", 600, 1.0)
+    wait_until(lambda: chunks() == 6)
+    second = start()
+    first.stop()
+    wait_until(lambda: second.scheduler.fence)
+    taken = len(farm.samples(60))
+    wait_until(lambda: len(farm.samples(60)) > taken)
+    report(farm, "worker", 300, 1.0)
+    wait_until(lambda: chunks() == 9)
+    assert {sample.workers_alive for _, sample in farm.samples(60)} == {1}
