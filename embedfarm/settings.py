@@ -26,7 +26,6 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-
 from embedfarm.profiles import PROFILES, PROPORTIONS
 
 MEBIBYTE = 1 << 20
@@ -210,6 +209,9 @@ class Settings(BaseSettings):
         PositiveInt,
         Field(description="Age from which `cleanup` removes them, if their job is gone."),
     ] = 7 * 86400
+    batch_requests_max: Annotated[
+        PositiveInt, Field(description="Most requests in a file of OpenAI's batch protocol.")
+    ] = 50_000
     recurring: Annotated[
         list[Recurring],
         Field(

@@ -6,7 +6,9 @@
 
 import json
 import re
+import secrets
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,12 @@ REMOVED: Final = "removed-"  # begins the name of what is being removed
 
 CALL_FILE: Final = "call.json"
 
-_NAME: Final = re.compile(r"[0-9a-f]{32}")
+_NAME: Final = re.compile(r"(batch_)?[0-9a-f]{32}")
+
+
+def new_id() -> str:
+    """A new name, 32 hexadecimal digits; names are in the order of their making."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 class Call(NamedTuple):
@@ -67,14 +74,14 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_old(settings: Settings, now: float, gone: Callable[[str], bool]) -> list[str]:
-    """Remove what is older than `jobs_directory_seconds`: jobs that are gone, and broken uploads.
+    """Remove what is older than `jobs_directory_seconds`: files, uploads, and jobs that are gone.
 
     Returns:
         The jobs.
     """
     top = settings.jobs_path
     before = now - settings.jobs_directory_seconds
-    for path in [*top.glob(f"{UPLOADS}/*"), *top.glob(f"{REMOVED}*")]:
+    for path in [*top.glob(f"{UPLOADS}/*"), *top.glob("files/*"), *top.glob(f"{REMOVED}*")]:
         if path.stat().st_mtime < before:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     old = [

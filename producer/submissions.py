@@ -1,7 +1,7 @@
 """The RQ jobs behind jobs by HTTP: one for each at a time, named after it."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import redis
 from rq import Queue
@@ -34,13 +34,26 @@ class Submissions:
         Raises:
             rq.exceptions.DuplicateJobError: Another one for it is not done yet.
         """
+        self._enqueue(task, job, (call.corpus, call.out), call.options)
+
+    def answer(self, batch: str, model: str) -> None:
+        """Have the requests of a batch answered.
+
+        Raises:
+            As `embed`.
+        """
+        self._enqueue("embed_batch", batch, (), {"job_id": batch, "model": model})
+
+    def _enqueue(
+        self, task: str, job: str, words: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         before = self._request(job)
         if before is not None and not self.pending(job):
             before.delete()
         self._queue.enqueue_call(
             f"producer.tasks.{task}",
-            args=(call.corpus, call.out),
-            kwargs=call.options,
+            args=words,
+            kwargs=options,
             timeout=self.settings.ingest_seconds_max,
             result_ttl=RESULT_SECONDS,
             failure_ttl=FAILURE_SECONDS,
@@ -67,6 +80,11 @@ class Submissions:
         """Whether something is yet to be done for a job."""
         request = self._request(job)
         return request is not None and request.get_status() not in OVER
+
+    def running(self, job: str) -> bool:
+        """Whether an ingest worker is at it."""
+        started = self._queue.started_job_registry.get_job_ids(cleanup=False)
+        return PREFIX + job in started
 
     def _request(self, job: str) -> Job | None:
         if not is_submitted(job):

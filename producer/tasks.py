@@ -24,9 +24,10 @@ from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus
 from producer.command import run_command
-from producer.directories import remove_old
+from producer.directories import OUTPUT, directory_of, remove_old
+from producer.files import BATCH_INPUT, complete_batch
 from producer.requests import begin, look, note
-from producer.roots import allow, allow_source
+from producer.roots import PathRefused, allow, allow_source
 
 QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
@@ -65,6 +66,35 @@ def embed_corpus(corpus: str | list[str], out: str, **options: Option) -> Report
 def retry_failed(corpus: str | list[str], out: str, **options: Option) -> Report:
     """Embed the chunks of a finished output that failed once more; otherwise as `embed_corpus`."""
     return _embed("retry what failed of", corpus, out, options, "--retry-failed")
+
+
+def embed_batch(job_id: str, model: str) -> Report:
+    """Answer the requests of a batch by HTTP, and keep what came of it as files.
+
+    Args:
+        job_id: Name of the batch, and of its job on the farm.
+        model: What it embeds with.
+
+    Returns:
+        What `embedfarm batch --json` prints.
+
+    Raises:
+        PathRefused: There is no such batch.
+        As `embed_corpus`.
+    """
+    settings = Settings()
+    directory = directory_of(settings, job_id)
+    if directory is None:
+        raise PathRefused(f"{job_id!r} is no batch")
+    out = directory / OUTPUT
+    begin(f"answer {job_id} with {model}", out / "vectors")
+    words = ["batch", f"--out={out}", f"--model={model}", f"--job-id={job_id}", "--json"]
+    with closing_client(settings.redis_url) as client:
+        see = partial(look, Farm(client), out / "vectors")
+        report: Report = run_command([*words, "--", str(directory / BATCH_INPUT)], settings, see)
+    complete_batch(settings, job_id, report)
+    note(state="finished", done=report["total"], of=report["total"], failed=report["failed"])
+    return report
 
 
 def export(out: str, to: str, format: str = "npy") -> Report:  # noqa: A002 -- as the command says
@@ -128,7 +158,7 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
 
 TASKS: Final[Mapping[str, Callable[..., Report]]] = {
     f"producer.tasks.{task.__name__}": task
-    for task in (embed_corpus, retry_failed, export, reconcile, cleanup)
+    for task in (embed_corpus, embed_batch, retry_failed, export, reconcile, cleanup)
 }
 
 

@@ -22,7 +22,7 @@ from web.rates import Buckets
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/openapi.json"})
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-UPLOAD_PATHS: Final = frozenset({"/v1/jobs"})
+UPLOAD_PATHS: Final = frozenset({"/v1/jobs", "/v1/files"})
 CLOSE: Final = {"connection": "close"}  # what was sent and not read is in the way of what follows
 
 

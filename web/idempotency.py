@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import uuid
 from collections.abc import Callable
 from typing import Annotated, Any, Final, NamedTuple, cast
 
@@ -10,6 +9,7 @@ from fastapi import Header, HTTPException
 
 from embedfarm import wire
 from embedfarm.farm import FarmFull
+from producer.directories import new_id
 from web.keys import Key
 from web.services import Services
 
@@ -57,7 +57,7 @@ def answer_once(
         HTTPException: The key was used for another request, or its request is in work.
     """
     if key is None:
-        return work(uuid.uuid4().hex)
+        return work(new_id())
     client = services.client
     name = _hash([who.name, key])
     in_work = wire.in_work_key(name)
@@ -72,7 +72,7 @@ def answer_once(
         found = _find(services, name, _hash(request))
         if found is not None and found.answer is not None:
             return found.answer
-        record = found or _Record(_hash(request), uuid.uuid4().hex, None)
+        record = found or _Record(_hash(request), new_id(), None)
         _keep(services, name, record)
         try:
             answer = work(record.id)

@@ -20,7 +20,7 @@ from producer.roots import PathRefused
 
 LOGGER: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
-OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models")
+OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 AWAY_SECONDS: Final = 5
 FAULTS_MAX: Final = 5  # of a request, that are told
 USUAL: Final = (400, 401, 403, 408, 413, 422, 429, 500, 503)  # that every route may give
