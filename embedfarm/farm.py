@@ -123,6 +123,10 @@ class Farm:
         """A handle on one job."""
         return Job(self.client, job)
 
+    def exists(self, job: str) -> bool:
+        """Whether there is such a job, or a record of it."""
+        return bool(self.client.exists(wire.JobKeys(job).meta))
+
     def job_ids(self) -> list[str]:
         """All jobs, oldest first."""
         return [each.decode() for each in cast("list[bytes]", self.client.zrange(wire.JOBS, 0, -1))]
@@ -171,7 +175,7 @@ class Farm:
         Raises:
             FarmFull: There are `jobs_max` unfinished jobs.
         """
-        if self.client.exists(wire.JobKeys(job).meta) or not self._take_place(job, jobs_max, ()):
+        if self.exists(job) or not self._take_place(job, jobs_max, ()):
             return
         statuses = self.statuses()
         ended = {name for name, status in statuses.items() if status.state == "cancelled"}

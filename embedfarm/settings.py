@@ -26,34 +26,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from embedfarm.profiles import PROFILES, PROPORTIONS
+
 MEBIBYTE = 1 << 20
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-PROPORTIONS = (
-    # Results leave the server part by part: with room for less than the part that is being made and
-    # the one that follows, the farm would wait for its collector, and the collector for the farm.
-    ("part_bytes_max", 2, "window_bytes_max"),
-    # Workers stop at the results limit, and a producer that fills its window must not reach it.
-    ("window_bytes_max", 1, "results_bytes_max"),
-    # Leases are renewed between heartbeats, and a worker must outlive a heartbeat that is late.
-    ("heartbeat_seconds", 3, "lease_seconds"),
-    ("heartbeat_seconds", 2, "heartbeat_ttl_seconds"),
-)
-
-
-PROFILES: dict[str, dict[str, float]] = {
-    # Fewer and longer leases; requests wait for longer device batches.
-    "high-throughput": {"micro_batch_seconds_max": 10.0, "lane_batch_seconds": 0.25},
-    # Whoever comes is served sooner, at the price of more overhead.
-    "low-latency": {"micro_batch_seconds_max": 1.0, "lane_batch_seconds": 0.05},
-    # A quarter of the memory of the usual limits, on the server and in each process.
-    "memory-constrained": {
-        "window_bytes_max": 20 * MEBIBYTE,
-        "results_bytes_max": 32 * MEBIBYTE,
-        "part_bytes_max": 6 * MEBIBYTE,
-        "micro_batch_bytes_max": MEBIBYTE,
-        "redis_bytes_max": 256 * MEBIBYTE,
-    },
-}
 
 
 class Recurring(BaseModel):
@@ -222,6 +198,20 @@ class Settings(BaseSettings):
     ingest_seconds_max: Annotated[
         PositiveInt, Field(description="How long an RQ job may take that names no time itself.")
     ] = 7 * 86400
+    jobs_directory: Annotated[
+        Path | None,
+        Field(
+            description="Inputs and outputs of jobs by HTTP, which `serve` and `ingest` share; "
+            "empty: `jobs` in `state_directory`."
+        ),
+    ] = None
+    jobs_directory_seconds: Annotated[
+        PositiveInt,
+        Field(description="Age from which `cleanup` removes them, if their job is gone."),
+    ] = 7 * 86400
+    batch_requests_max: Annotated[
+        PositiveInt, Field(description="Most requests in a file of OpenAI's batch protocol.")
+    ] = 50_000
     recurring: Annotated[
         list[Recurring],
         Field(
@@ -239,6 +229,19 @@ class Settings(BaseSettings):
     http_body_bytes_max: Annotated[
         PositiveInt, Field(description="Most in the body of a request; more is answered with 413.")
     ] = 4 * MEBIBYTE
+    http_upload_bytes_max: Annotated[
+        PositiveInt, Field(description="Most in a corpus that is uploaded.")
+    ] = 10 * 1024 * MEBIBYTE
+    http_upload_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Time for all of an upload; `http_body_seconds` is for each piece."),
+    ] = 3600.0
+    http_disk_bytes_min: Annotated[
+        NonNegativeInt, Field(description="Room on the disk that an upload must leave.")
+    ] = 1024 * MEBIBYTE
+    idempotency_seconds: Annotated[
+        PositiveInt, Field(description="How long the answer to an `Idempotency-Key` is kept.")
+    ] = 86400
     http_head_seconds: Annotated[
         PositiveFloat, Field(description="Time for the head of a request to arrive.")
     ] = 10.0
@@ -282,6 +285,17 @@ class Settings(BaseSettings):
             if getattr(self, large) <= limit:
                 raise ValueError(f"{large} must be more than {factor} * {small}, which is {limit}")
         return self
+
+    @property
+    def jobs_path(self) -> Path:
+        """`jobs_directory`, or its default."""
+        chosen = self.jobs_directory or self.state_directory / "jobs"
+        return chosen.expanduser().resolve()
+
+    @property
+    def task_roots(self) -> list[Path]:
+        """Directories that RQ jobs may read and write below."""
+        return [*self.ingest_roots, self.jobs_path]
 
     def environment(self) -> dict[str, str]:
         """All settings, as variables for a child process; they overrule its `embedfarm.toml`."""

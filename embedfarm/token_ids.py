@@ -111,3 +111,24 @@ def _last_blank(text: str, limit: int) -> int:
     """Where the last blank before `limit` is, after a character that is none; else the end."""
     found = len(text[:limit].rsplit(maxsplit=1)[0]) if text[:limit].split(maxsplit=1)[1:] else 0
     return found or len(text)
+
+
+def decode_ids(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of which a tokenizer makes just these ids, with or without those that frame them.
+
+    Raises:
+        ValueError: No text has these.
+    """
+    size = tokenizer.get_vocab_size()
+    for place, row in enumerate(rows):
+        if not row or max(row) >= size:
+            raise ValueError(f"input {place}: token ids are 0 to {size - 1}, at least one")
+    texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
+    plain = tokenizer.encode_batch(texts, add_special_tokens=False)
+    framed = tokenizer.encode_batch(texts)
+    for place, row in enumerate(rows):
+        if list(row) not in (plain[place].ids, framed[place].ids):
+            raise ValueError(
+                f"input {place}: not what the model's tokenizer makes of any text; send text"
+            )
+    return texts

@@ -34,6 +34,9 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:ingest-fence   string  counter of lock holders          ingest    -> ingest
     ef:{farm}:recurring:<run> string unix seconds of the newest run   ingest    -> ingest     400 d
 
+    ef:{farm}:answer:<hash>  string  answer to an `Idempotency-Key`   web       -> web        24 h
+    ef:{farm}:in-work:<hash> string  one whose request is in work     web       -> web        60 s
+
     ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
     ef:{farm}:lanes          zset    engine -> unix ms of a request   asker     -> worker     120 s
     ef:{farm}:lane-sizes     hash    engine -> bytes of its pieces    asker     -> asker      120 s
@@ -99,6 +102,16 @@ def budget_key(device: str, model: str) -> str:
 def recurring_key(run: str) -> str:
     """Key of the newest run of a recurring job."""
     return f"ef:{{farm}}:recurring:{run}"
+
+
+def answer_key(name: str) -> str:
+    """Key of the answer to a request that may come again."""
+    return f"ef:{{farm}}:answer:{name}"
+
+
+def in_work_key(name: str) -> str:
+    """Key that is there while such a request is answered."""
+    return f"ef:{{farm}}:in-work:{name}"
 
 
 def lane_key(engine: str) -> str:

@@ -21,6 +21,7 @@ from rq.registry import (
     DeferredJobRegistry,
     FailedJobRegistry,
     FinishedJobRegistry,
+    StartedJobRegistry,
 )
 from rq.utils import now
 from rq.worker_registration import clean_worker_registry
@@ -28,7 +29,7 @@ from rq.worker_registration import clean_worker_registry
 from embedfarm.broker import host_name
 from embedfarm.settings import Settings
 from producer.command import Interrupted, stop_when_asked
-from producer.requests import DEATHS, cancel_request
+from producer.requests import DEATHS, cancel_request, end_farm_job
 from producer.rescue import find_lost, take
 from producer.tasks import DAY_SECONDS, QUEUE, TASKS
 
@@ -162,7 +163,19 @@ class TaskWorker(Worker):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop_when_asked(self.pid or 0)
 
-    # What a crash leaves.
+    # What fails, and what a crash leaves.
+
+    def handle_job_failure(
+        self,
+        job: Job,
+        queue: Queue,
+        started_job_registry: StartedJobRegistry | None = None,
+        exc_string: str = "",
+    ) -> None:
+        """As RQ has it; where nothing is tried again, the farm's job has failed as well."""
+        super().handle_job_failure(job, queue, started_job_registry, exc_string)
+        if job.get_status() == JobStatus.FAILED:
+            end_farm_job(job, exc_string, self._settings)
 
     def handle_work_horse_killed(
         self,

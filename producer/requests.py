@@ -9,7 +9,7 @@ from typing import Any, Final
 import redis
 from rq import get_current_job
 from rq.command import send_command
-from rq.exceptions import InvalidJobOperation
+from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.job import Job, JobStatus
 
 from embedfarm.broker import UNAVAILABLE
@@ -20,6 +20,8 @@ from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
 DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
+
+FAILED_COMMAND: Final = "producer.command.CommandFailed: "  # how RQ begins what a command said
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +101,29 @@ def cancel_request(job: Job, connection: redis.Redis) -> None:
     meta = job.get_meta()
     if "out" in meta and meta.get("state") != "cancelled":
         with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written its `meta`
-            out = allow(str(meta["out"]), Settings().ingest_roots)
+            out = allow(str(meta["out"]), Settings().task_roots)
             cancel_farm_jobs(Farm(connection), out)
         job.meta["state"] = "cancelled"
         job.save_meta()
+
+
+def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
+    """Note that the farm's job of an RQ job failed, if it was given one and that still goes on.
+
+    Args:
+        job: It names its job on the farm by the option `job_id`.
+        reason: Why; of a traceback that is the last line.
+        settings: How long the record is kept.
+    """
+    try:
+        name = job.kwargs["job_id"]
+    except (DeserializationError, LookupError, TypeError):  # nobody has looked at them before
+        return
+    if not isinstance(name, str):
+        return
+    farm = Farm(job.connection)
+    lines = reason.strip().splitlines() or ["no reason is known"]
+    with contextlib.suppress(JobGone):
+        status = farm.job(name).status()
+        if not status.ended and status.state != "cancelled":
+            farm.end(name, "failed", lines[-1].removeprefix(FAILED_COMMAND), settings)

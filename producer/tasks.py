@@ -4,7 +4,8 @@
         "producer.tasks.embed_corpus", "/data/corpus.jsonl", "/data/vectors", model="…")
 
 Their arguments are paths and options, never texts or vectors. Each may be run again at any time: it
-goes on where it was, or finds its work done. Paths must be below the setting `ingest_roots`.
+goes on where it was, or finds its work done. Paths must be below the settings `ingest_roots`
+or `jobs_directory`.
 """
 
 import time
@@ -23,8 +24,10 @@ from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus
 from producer.command import run_command
+from producer.directories import OUTPUT, directory_of, remove_old
+from producer.files import BATCH_INPUT, complete_batch
 from producer.requests import begin, look, note
-from producer.roots import allow, allow_source
+from producer.roots import PathRefused, allow, allow_source
 
 QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
@@ -65,6 +68,35 @@ def retry_failed(corpus: str | list[str], out: str, **options: Option) -> Report
     return _embed("retry what failed of", corpus, out, options, "--retry-failed")
 
 
+def embed_batch(job_id: str, model: str) -> Report:
+    """Answer the requests of a batch by HTTP, and keep what came of it as files.
+
+    Args:
+        job_id: Name of the batch, and of its job on the farm.
+        model: What it embeds with.
+
+    Returns:
+        What `embedfarm batch --json` prints.
+
+    Raises:
+        PathRefused: There is no such batch.
+        As `embed_corpus`.
+    """
+    settings = Settings()
+    directory = directory_of(settings, job_id)
+    if directory is None:
+        raise PathRefused(f"{job_id!r} is no batch")
+    out = directory / OUTPUT
+    begin(f"answer {job_id} with {model}", out / "vectors")
+    words = ["batch", f"--out={out}", f"--model={model}", f"--job-id={job_id}", "--json"]
+    with closing_client(settings.redis_url) as client:
+        see = partial(look, Farm(client), out / "vectors")
+        report: Report = run_command([*words, "--", str(directory / BATCH_INPUT)], settings, see)
+    complete_batch(settings, job_id, report)
+    note(state="finished", done=report["total"], of=report["total"], failed=report["failed"])
+    return report
+
+
 def export(out: str, to: str, format: str = "npy") -> Report:  # noqa: A002 -- as the command says
     """Write a finished output in another format into another directory.
 
@@ -72,7 +104,7 @@ def export(out: str, to: str, format: str = "npy") -> Report:  # noqa: A002 -- a
         As `embed_corpus`.
     """
     settings = Settings()
-    source, target = allow(out, settings.ingest_roots), allow(to, settings.ingest_roots)
+    source, target = allow(out, settings.task_roots), allow(to, settings.task_roots)
     begin(f"export {source} into {target} as {format}")
     words = ["export", f"--out={target}", f"--format={format}", "--json", "--", str(source)]
     return _run(words, settings)
@@ -88,7 +120,7 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
         As `embed_corpus`.
     """
     settings = Settings()
-    directory = allow(out, settings.ingest_roots)
+    directory = allow(out, settings.task_roots)
     sources = _sources(corpus, settings)
     begin(f"compare {directory} with {', '.join(sources)}")
     against = [f"--against={source}" for source in sources]
@@ -96,7 +128,10 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
 
 
 def cleanup(seconds: float = DAY_SECONDS) -> Report:
-    """Delete from the server what nobody comes back for: cancelled jobs, and embedded ones.
+    """Delete what nobody comes back for: from the server cancelled jobs, and embedded ones.
+
+    From the disk go the directories of jobs by HTTP of which the server knows nothing any more,
+    once they are older than `jobs_directory_seconds`.
 
     An output whose job is deleted can still be resumed: what is not on disk is embedded again.
 
@@ -104,7 +139,8 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
         seconds: Only what has rested for so long.
 
     Returns:
-        "jobs": ids of the farm's jobs, "requests": ids of the cancelled RQ jobs that were deleted.
+        "jobs": ids of the farm's jobs, "requests": ids of the cancelled RQ jobs that were deleted,
+        "directories": ids of jobs by HTTP whose input and output were removed.
     """
     settings = Settings()
     begin(f"delete what has rested for {seconds:,.0f} s")
@@ -115,13 +151,14 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
         for job in ended:
             farm.job(job).delete()
         requests = _delete_cancelled(Queue(QUEUE, client, serializer="json"), before)
+        directories = remove_old(settings, time.time(), lambda job: not farm.exists(job))
     note(state="finished")
-    return {"jobs": ended, "requests": requests}
+    return {"jobs": ended, "requests": requests, "directories": directories}
 
 
 TASKS: Final[Mapping[str, Callable[..., Report]]] = {
     f"producer.tasks.{task.__name__}": task
-    for task in (embed_corpus, retry_failed, export, reconcile, cleanup)
+    for task in (embed_corpus, embed_batch, retry_failed, export, reconcile, cleanup)
 }
 
 
@@ -129,9 +166,9 @@ def _embed(
     verb: str, corpus: str | list[str], out: str, options: Mapping[str, Option], *flags: str
 ) -> Report:
     settings = Settings()
-    place = allow(out, settings.ingest_roots)
+    place = allow(out, settings.task_roots)
     sources = _sources(corpus, settings)
-    words = ["embed", f"--out={place}", "--json", *flags, *_flags(options, settings)]
+    words = ["embed", f"--out={place}", "--json", *flags, *option_words(options, settings)]
     model = f" with {options['model']}" if "model" in options else ""
     begin(f"{verb} {', '.join(sources)} into {place}{model}", place)
     with closing_client(settings.redis_url) as client:
@@ -155,11 +192,15 @@ def _run(words: list[str], settings: Settings, *statuses: int) -> Report:
 
 def _sources(corpus: str | list[str], settings: Settings) -> list[str]:
     names = [corpus] if isinstance(corpus, str) else corpus
-    return [str(allow_source(name, settings.ingest_roots)) for name in names]
+    return [str(allow_source(name, settings.task_roots)) for name in names]
 
 
-def _flags(options: Mapping[str, Option], settings: Settings) -> list[str]:
-    """Options as one word each, so that no value can pass for another option."""
+def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]:
+    """Options as one word each, so that no value can pass for another option.
+
+    Raises:
+        PathRefused, ValueError: One is not allowed.
+    """
     words = []
     for name, value in options.items():
         if name not in EMBED_OPTIONS:
@@ -167,7 +208,7 @@ def _flags(options: Mapping[str, Option], settings: Settings) -> list[str]:
         if not isinstance(value, Option):
             raise ValueError(f"option {name!r} must be one text, number, true or false")  # noqa: TRY004 -- callers catch one kind
         if name in PATH_OPTIONS or (name == "model" and _is_path(str(value))):
-            value = str(allow(str(value), settings.ingest_roots))  # noqa: PLW2901 -- resolved
+            value = str(allow(str(value), settings.task_roots))  # noqa: PLW2901 -- resolved
         flag = f"--{name.replace('_', '-')}"
         if value is not False:
             words.append(flag if value is True else f"{flag}={value}")

@@ -11,7 +11,17 @@ from fastapi.openapi.utils import get_openapi
 from embedfarm.broker import connect
 from embedfarm.lane import Lane
 from embedfarm.settings import Settings
-from web import jobs, metrics, openai_protocol, operations, tei_protocol
+from web import (
+    batches,
+    files,
+    jobs,
+    metrics,
+    openai_protocol,
+    operations,
+    retries,
+    submissions,
+    tei_protocol,
+)
 from web.gate import Gate
 from web.interactive import Desk
 from web.keys import Key
@@ -50,7 +60,17 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     app.state.desk = desk
     app.state.figures = Figures(services.farm)
     app.state.figures.waiting.set_function(lambda: desk.waiting)
-    for each in (jobs, operations, metrics, openai_protocol, tei_protocol):
+    for each in (
+        jobs,
+        submissions,
+        retries,
+        operations,
+        metrics,
+        openai_protocol,
+        files,
+        batches,
+        tei_protocol,
+    ):
         app.include_router(each.router)
     app.add_middleware(Gate, keys=keys, settings=settings)
     app.add_middleware(Meter, figures=app.state.figures)
@@ -63,7 +83,7 @@ def _describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document["components"]
-        components["schemas"]["Problem"] = Problem.model_json_schema()
+        components["schemas"] |= submissions.SCHEMAS | {"Problem": Problem.model_json_schema()}
         for unused in ("HTTPValidationError", "ValidationError"):
             components["schemas"].pop(unused, None)
         if not keyed:

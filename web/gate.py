@@ -22,6 +22,7 @@ from web.rates import Buckets
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/openapi.json"})
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+UPLOAD_PATHS: Final = frozenset({"/v1/jobs", "/v1/files"})
 CLOSE: Final = {"connection": "close"}  # what was sent and not read is in the way of what follows
 
 
@@ -58,7 +59,7 @@ class Gate:
             )
             await response(scope, receive, send)
         else:
-            await self._app(scope, self._bound(receive), send)
+            await self._app(scope, self._bound(receive, is_upload(scope)), send)
 
     def _admit(self, scope: Scope) -> Key | None:
         """Whose request it is; None where nobody need say so.
@@ -75,8 +76,8 @@ class Gate:
             detail = f"{known}: send one as `Authorization: Bearer KEY`"
             raise HTTPException(401, detail, {"www-authenticate": "Bearer", **CLOSE})
         size = headers.get("content-length", "")
-        if size.isdecimal() and int(size) > self._settings.http_body_bytes_max:
-            raise self._too_large()
+        if size.isdecimal() and int(size) > self._bytes_max(is_upload(scope)):
+            raise self._too_large(is_upload(scope))
         return key
 
     def _identify(self, headers: Headers) -> Key | None:
@@ -94,15 +95,23 @@ class Gate:
                 {"retry-after": str(math.ceil(seconds)), **CLOSE},
             )
 
-    def _too_large(self) -> HTTPException:
-        limit = self._settings.http_body_bytes_max
-        return HTTPException(413, f"a body has at most {limit} bytes", CLOSE)
+    def _bytes_max(self, upload: bool) -> int:  # noqa: FBT001 -- of what kind the body is
+        limits = self._settings
+        return limits.http_upload_bytes_max if upload else limits.http_body_bytes_max
 
-    def _bound(self, receive: Receive) -> Receive:
-        """Receives a body that may be neither larger nor slower than the limits."""
-        seconds = self._settings.http_body_seconds
-        left = self._settings.http_body_bytes_max
-        deadline = asyncio.get_running_loop().time() + seconds
+    def _too_large(self, upload: bool) -> HTTPException:  # noqa: FBT001 -- as above
+        return HTTPException(413, f"this body has at most {self._bytes_max(upload)} bytes", CLOSE)
+
+    def _bound(self, receive: Receive, upload: bool) -> Receive:  # noqa: FBT001 -- as above
+        """Receives a body that may be neither larger nor slower than the limits.
+
+        An upload has time as a whole, and each piece of it as much as any other body.
+        """
+        limits = self._settings
+        clock = asyncio.get_running_loop().time
+        seconds = limits.http_upload_seconds if upload else limits.http_body_seconds
+        left = self._bytes_max(upload)
+        deadline = clock() + seconds
         whole = False
 
         async def bounded() -> Message:
@@ -110,17 +119,24 @@ class Gate:
             if whole:
                 return await receive()
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(min(deadline, clock() + limits.http_body_seconds)):
                     message = await receive()
             except TimeoutError as error:
-                raise HTTPException(408, f"no whole body in {seconds:g} s", CLOSE) from error
+                raise HTTPException(408, "the body came too slowly", CLOSE) from error
             left -= len(message.get("body", b""))
             if left < 0:
-                raise self._too_large()
+                raise self._too_large(upload)
             whole = not message.get("more_body", False)
             return message
 
         return bounded
+
+
+def is_upload(scope: Scope) -> bool:
+    """Whether a request's body goes to the disk, and not into the memory."""
+    media = Headers(scope=scope).get("content-type", "")
+    to_disk = scope["path"] in UPLOAD_PATHS and scope["method"] == "POST"
+    return to_disk and not media.lower().startswith("application/json")
 
 
 def _secure(send: Send) -> Send:

@@ -5,23 +5,21 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Path, Query
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from embedfarm.overview import JobFacts, read_job, read_page
 from embedfarm.records import ChunkError
-from embedfarm.terms import TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
 from web.keys import Key, Scope
+from web.orders import Tenant, TermsGiven
 from web.problems import problems
 from web.schemas import schema_of
 from web.services import Caller, Service, need
 
 LOGGER: Final = logging.getLogger(__name__)
-DEADLINE_MS_MAX: Final = 2**53  # what every JSON reader can say exactly
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 JobId = Annotated[str, Path(max_length=256, pattern=r"^[^{}]+$", description="As in the list.")]
 State = Literal["open", "closed", "paused", "cancelled", "finished", "failed"]
-Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most in the answer.")]
 After = Annotated[str, Query(max_length=300, description="`next` of the answer before.")]
 Failure = schema_of(ChunkError)
@@ -41,24 +39,16 @@ class FailurePage(BaseModel):
     next: str | None
 
 
-class TermsChange(BaseModel):
+class TermsChange(TermsGiven):
     """Terms of a job that are to be others from now on; what is left out stays."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
 
-    priority: Literal[0, 1, 2] = Field(default=0, description="0 normal, 1 high, 2 urgent.")
-    tenant: Tenant = Field(default="", description="For whom it is done.")
-    weight: int = Field(default=1, ge=1, le=WEIGHT_MAX, description="Beside the tenant's others.")
-    deadline_ms: int = Field(
-        default=0, ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."
-    )
-
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse nothing at all, and what no scheduler could use."""
+        """Refuse nothing at all."""
         if not self.model_fields_set:
             raise ValueError("give priority, tenant, weight or deadline_ms")
-        Terms(**self.model_dump())
         return self
 
 
@@ -120,10 +110,11 @@ def resume_job(services: Service, key: Caller, job: JobId) -> JobFacts:
     return _log("resumes", services, key, job)
 
 
-@router.post("/{job}/cancel", responses=problems(404), dependencies=need(Scope.SUBMIT))
+@router.post("/{job}/cancel", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
 def cancel_job(services: Service, key: Caller, job: JobId) -> JobFacts:
     """Stop a job for good; what is embedded already stays with its collector."""
     services.farm.job(job).cancel()
+    services.submissions.cancel(job)
     return _log("cancels", services, key, job)
 
 
@@ -144,6 +135,7 @@ def delete_job(services: Service, key: Caller, job: JobId) -> None:
     if not status.removable:
         raise HTTPException(409, f"job {job} is {status.state} and not finished: cancel it first")
     LOGGER.info("%s deletes job %r", key.name, job)
+    services.submissions.remove(job)
     handle.delete()
 
 

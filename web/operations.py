@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import DECISIONS_MAX, Farm
 from embedfarm.records import Decision, Heartbeat, SchedulerStats
+from producer.submissions import has_worker
 from web.keys import Scope
 from web.problems import problems
 from web.schemas import many, schema_of
@@ -20,6 +21,7 @@ LOGGER: Final = logging.getLogger(__name__)
 SERVER_AWAY: Final = "the server is not to be reached"
 NO_SCHEDULER: Final = "no scheduler is active"
 NO_WORKER: Final = "no worker is alive"
+NO_INGEST: Final = "no ingest worker is alive: jobs by HTTP and RQ wait"
 
 router: Final = APIRouter(tags=["operations"])
 Worker = schema_of(Heartbeat)
@@ -74,7 +76,11 @@ def ready(services: Service, response: Response) -> Ready:
 def missing(farm: Farm) -> list[str]:
     """What a farm needs and has not."""
     try:
-        found = {NO_SCHEDULER: farm.has_scheduler(), NO_WORKER: bool(farm.workers())}
+        found = {
+            NO_SCHEDULER: farm.has_scheduler(),
+            NO_WORKER: bool(farm.workers()),
+            NO_INGEST: has_worker(farm.client),
+        }
     except UNAVAILABLE:
         return [SERVER_AWAY]
     return [reason for reason, well in found.items() if not well]

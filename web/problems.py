@@ -13,12 +13,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteException
 
 from embedfarm.broker import UNAVAILABLE
+from embedfarm.farm import FarmFull
 from embedfarm.jobs import ChangeRefused
 from embedfarm.status import JobGone
+from producer.roots import PathRefused
 
 LOGGER: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
-OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models")
+OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 AWAY_SECONDS: Final = 5
 FAULTS_MAX: Final = 5  # of a request, that are told
 USUAL: Final = (400, 401, 403, 408, 413, 422, 429, 500, 503)  # that every route may give
@@ -134,6 +136,11 @@ def _say(status: int) -> Handler:
     return answer
 
 
+async def _tell_full(request: Request, error: FarmFull) -> Response:
+    again = {"retry-after": str(error.retry_after_seconds)}
+    return answer_problem(request.url.path, HTTPStatus.TOO_MANY_REQUESTS, str(error), again)
+
+
 async def _tell_refusal(request: Request, error: HTTPException) -> Response:
     return answer_problem(request.url.path, error.status_code, error.detail, error.headers)
 
@@ -157,6 +164,8 @@ async def _hide(request: Request, _error: Exception) -> Response:
 
 HANDLERS: Final[dict[int | type[Exception], Handler]] = {
     JobGone: _say(404),
+    FarmFull: _tell_full,
+    PathRefused: _say(403),
     ChangeRefused: _say(409),
     redis.exceptions.OutOfMemoryError: _say(503),
     **dict.fromkeys(UNAVAILABLE, _say(503)),

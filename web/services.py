@@ -10,6 +10,7 @@ from fastapi.security import HTTPBearer
 
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
+from producer.submissions import Submissions
 from web.keys import Key, Scope
 
 BEARER: Final = HTTPBearer(auto_error=False, description="A key of `embedfarm keys new`.")
@@ -42,6 +43,11 @@ class Services:
     def farm(self) -> Farm:
         """The farm."""
         return Farm(self.client)
+
+    @property
+    def submissions(self) -> Submissions:
+        """What `embedfarm ingest` is asked for."""
+        return Submissions(self.client, self.settings)
 
 
 async def _services(request: Request) -> Services:

@@ -7,6 +7,7 @@ from pathlib import Path
 from fastapi import HTTPException
 from tokenizers import Encoding, Tokenizer
 
+from embedfarm import token_ids
 from embedfarm.model_files import ModelError, find_local
 from embedfarm.settings import Settings
 from embedfarm.token_ids import FILE
@@ -43,21 +44,12 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> li
 
 
 def decode_ids(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of which a model makes just these token ids, with or without those that frame them.
+    """As `embedfarm.token_ids.decode_ids`, for a request.
 
     Raises:
         HTTPException: No text has these; a vector would be of something else.
     """
-    size = tokenizer.get_vocab_size()
-    for place, row in enumerate(rows):
-        if not row or max(row) >= size:
-            raise HTTPException(422, f"input {place}: token ids are 0 to {size - 1}, at least one")
-    texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
-    plain = tokenize(tokenizer, texts, special=False)
-    framed = tokenize(tokenizer, texts, special=True)
-    for place, row in enumerate(rows):
-        if list(row) not in (plain[place].ids, framed[place].ids):
-            raise HTTPException(
-                422, f"input {place}: not what the model's tokenizer makes of any text; send text"
-            )
-    return texts
+    try:
+        return token_ids.decode_ids(tokenizer, rows)
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error

@@ -3,6 +3,7 @@
 import typer
 
 from embedfarm.cli import (
+    batch,
     bench,
     embed,
     ingest,
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command(epilog=embed.EXIT_CODES)(embed.embed)
+app.command()(batch.batch)
 app.command()(outputs.verify)
 app.command()(outputs.search)
 app.command()(outputs.export)

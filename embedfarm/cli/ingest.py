@@ -18,7 +18,7 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
-from embedfarm.processes import Child, Supervisor
+from embedfarm.processes import Child, Supervisor, watch_lifeline
 from embedfarm.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
     settings = read_settings(redis)
     url = need_server(settings)
     stop = stop_on_signals()
+    watch_lifeline(stop.set)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with plain_errors(), closing_client(url) as client:
         from producer.recurring import RecurringError, Timetable

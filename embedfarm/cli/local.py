@@ -62,6 +62,12 @@ def web_child(settings: Settings, port: int) -> Child:
     )
 
 
+def ingest_child(settings: Settings) -> Child:
+    """The role that does what HTTP and RQ ask for; its server is `settings.redis_url`."""
+    command = [sys.executable, "-m", "embedfarm", "ingest"]
+    return Child(name="ingest", command=command, environment=settings.environment())
+
+
 @contextlib.contextmanager
 def run_local_farm(
     directory: Path, settings: Settings, devices: str, workers: int, port: int = 0
@@ -91,7 +97,7 @@ def run_local_farm(
     settings = settings.model_copy(update={"redis_url": server.url})
     stations = [scheduler_child(settings), *children(chosen, settings)]
     if port:
-        stations.append(web_child(settings, port))
+        stations += [ingest_child(settings), web_child(settings, port)]
     logs = directory / "logs"
     # Nested, because the stations need the server while they drain.
     with Supervisor([child], logs, drain_seconds=settings.drain_seconds) as outer:

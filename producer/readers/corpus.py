@@ -31,7 +31,7 @@ FORMATS: Final[dict[str, _Read]] = {
     "parquet": parquet.read,
     "txt": text.read,
 }
-_SUFFIXES: Final = {".ndjson": "jsonl"} | {f".{name}": name for name in FORMATS}
+SUFFIXES: Final = {".ndjson": "jsonl"} | {f".{name}": name for name in FORMATS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +134,12 @@ def _load_cut(locations: Sequence[Location], options: CorpusOptions) -> _Cut | N
 def _format_of(location: Location, options: CorpusOptions) -> str:
     """Name in `FORMATS` of the format a file is read in."""
     stem, compression = split_compression(location.path)
-    by_name = "jsonl" if location.is_stdin else _SUFFIXES.get(PurePosixPath(stem).suffix.lower())
+    by_name = "jsonl" if location.is_stdin else SUFFIXES.get(PurePosixPath(stem).suffix.lower())
     chosen = options.format or by_name
     if chosen is None:
         raise CorpusError(
             f"{location.name}: unknown format; name one of {', '.join(FORMATS)}, or use a suffix:"
-            f" {', '.join(_SUFFIXES)}, each but .parquet also with {' or '.join(COMPRESSIONS)}"
+            f" {', '.join(SUFFIXES)}, each but .parquet also with {' or '.join(COMPRESSIONS)}"
         )
     if chosen == "parquet" and (compression or location.is_stdin):
         raise CorpusError(

@@ -151,6 +151,8 @@ def run_everything(client: redis.Redis) -> Job:
     farm.admit("little", 1)
     ask_everything(client)
     enqueue_everything(client)
+    client.set(wire.answer_key("a"), "{}")
+    client.set(wire.in_work_key("a"), 1)
     other = make_job(client, 1, "other")
     other.commit([embed(other.read("one", 1)[0], 1)])
     farm.end("other", "failed", "no memory", Settings(), chunks_done=1)

@@ -625,6 +625,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
     rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)
     names = {"{J}": "{little}", "<name>": "one", "<d>|<m>": "cpu|null:2"}
     names |= {"<engine>": engine_key(SPEC), "<id>": "asked", "<run>": "asked"}
+    names["<hash>"] = "a"
     documented = {
         re.sub("|".join(map(re.escape, names)), lambda name: names[name[0]], key): of
         for key, of in rows

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from embedfarm.settings import MEBIBYTE, PROFILES, Settings
+from embedfarm.profiles import PROFILES
+from embedfarm.settings import MEBIBYTE, Settings
 
 PRINT = "from embedfarm.settings import Settings; print(Settings().model_dump_json())"
 

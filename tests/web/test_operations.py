@@ -8,6 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Decision, Heartbeat
+from embedfarm.settings import Settings
+from producer.ingest import TaskWorker
 from scheduler.policies import POLICIES, pass_names
 from tests.contract.little_job import (
     COMPLETION,
@@ -32,9 +34,12 @@ def figures(web: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def make_ready(client: redis.Redis) -> Farm:
-    """A farm with a scheduler and a worker."""
+def make_ready(client: redis.Redis, server: LiveServer) -> Farm:
+    """A farm with a scheduler, a worker and an ingest worker."""
     farm = Farm(client)
+    ingest = TaskWorker(Settings(redis_url=server.url))
+    ingest.register_birth()  # type: ignore[no-untyped-call] # RQ is typed in part
+    ingest.connection.close()
     farm.elect("scheduler", 60)
     farm.beat(heartbeat("one"), 60)
     return farm
@@ -46,8 +51,12 @@ def test_ready_says_what_is_missing(
     """All reasons at once, then none; without its server the farm is not ready, but alive."""
     answer = web.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json()["reasons"] == ["no scheduler is active", "no worker is alive"]
-    make_ready(client)
+    assert answer.json()["reasons"] == [
+        "no scheduler is active",
+        "no worker is alive",
+        "no ingest worker is alive: jobs by HTTP and RQ wait",
+    ]
+    make_ready(client, server)
     for path in ("/readyz", "/health"):
         answer = web.get(path)
         assert (answer.status_code, answer.json()) == (200, {"ready": True, "reasons": []})
@@ -59,9 +68,11 @@ def test_ready_says_what_is_missing(
     assert server.url not in away.text
 
 
-def test_workers_are_their_heartbeats(web: TestClient, client: redis.Redis) -> None:
+def test_workers_are_their_heartbeats(
+    web: TestClient, client: redis.Redis, server: LiveServer
+) -> None:
     """All fields, as `workers --json` has them."""
-    make_ready(client)
+    make_ready(client, server)
     assert web.get("/v1/workers").json() == [msgspec.structs.asdict(heartbeat("one"))]
 
 
@@ -90,10 +101,10 @@ def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
     assert Farm(client).policy() == chosen
 
 
-def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis) -> None:
+def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: LiveServer) -> None:
     """Jobs, backlog, workers and scheduler are in it, and no job's id."""
     run_everything(client)
-    farm = make_ready(client)
+    farm = make_ready(client, server)
     beat = msgspec.structs.replace(
         heartbeat("gpu"),
         device="cuda-GPU-1",

@@ -1,0 +1,282 @@
+"""OpenAI's files and batches: their own client, and answers that are those of `/v1/embeddings`."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import openai
+import pytest
+import redis
+from fastapi.testclient import TestClient
+from sentence_transformers import SentenceTransformer
+
+from embedfarm.farm import Farm
+from embedfarm.model_files import resolve
+from embedfarm.settings import DEFAULT_MODEL, Settings
+from producer.batches import Planner, find_model
+from tests.farm.harness import null_vectors, role
+from tests.ingest.door import Door
+from tests.support import LiveServer, wait_until
+from tests.web.conftest import client_of
+from tests.web.test_gate import served
+from tests.web.test_protocols import unit
+from tests.workers.running import worker_on, working
+
+NULL: Final = "null:16"
+
+
+def line(custom_id: str, model: str = NULL, **body: object) -> str:
+    """A request of a batch."""
+    asked = {"model": model, **body}
+    request = {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": asked}
+    return json.dumps(request)
+
+
+def lines_of(content: bytes) -> list[dict[str, Any]]:
+    """The lines of a file."""
+    return [json.loads(each) for each in content.splitlines()]
+
+
+def vectors_of(answer: dict[str, Any]) -> list[Any]:
+    """The vectors in a line of the output."""
+    return [each["embedding"] for each in answer["response"]["body"]["data"]]
+
+
+def finish(client: openai.OpenAI, batch: str) -> Any:  # noqa: ANN401 -- the client's type
+    """A batch once it has ended."""
+    ends = {"completed", "failed", "expired", "cancelled"}
+    wait_until(lambda: client.batches.retrieve(batch).status in ends, 240)
+    return client.batches.retrieve(batch)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """Where batches have their directories."""
+    return tmp_path / "jobs"
+
+
+@pytest.fixture
+def web(server: LiveServer, client: redis.Redis, jobs: Path) -> Iterator[TestClient]:
+    """An application whose batches nobody does."""
+    del client
+    with client_of(server, models=(NULL,), jobs_directory=jobs) as web:
+        yield web
+
+
+def upload(web: TestClient, *lines: str) -> str:
+    """The id of a new file."""
+    form = {"file": ("../x.jsonl", "\n".join(lines).encode())}
+    answer = web.post("/v1/files", files=form, data={"purpose": "batch"})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def create(web: TestClient, file: str, **headers: str) -> dict[str, Any]:
+    """A new batch."""
+    asked = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    answer = web.post("/v1/batches", json=asked, headers=headers)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def test_a_whole_batch(server: LiveServer, tmp_path: Path) -> None:
+    """File up, batch, poll, output and errors: each line in its file, in order, by `custom_id`."""
+    lines = [
+        "no json",
+        line("one", input="a river"),
+        line("two", input=["a", "b"], encoding_format="base64", dimensions=8),
+        line("other", input="a", model="null:8"),
+        line("one", input="again"),
+        json.dumps({"custom_id": "chat", "method": "POST", "url": "/v1/chat", "body": {}}),
+        line("empty", input=[]),
+        line("mixed", input=["a", [1]]),
+        line("long", input="a", dimensions=17),
+        line("ids", input=[1, 2]),
+        line("form", input="a", encoding_format="hex"),
+        "",
+        line("last", input=["c"] * 3, user="u"),
+    ]
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(lines))
+    settings: dict[str, Any] = {"jobs_directory": tmp_path / "jobs", "models": json.dumps([NULL])}
+    door = Door(server, tmp_path)
+    with (
+        working(worker_on(server)),
+        door.ingest(**settings),
+        served(server, **settings) as ((host, port), _),
+        openai.OpenAI(api_key="none", base_url=f"http://{host}:{port}/v1") as client,
+    ):
+        file = client.files.create(file=path, purpose="batch")
+        assert (file.filename, file.bytes) == ("requests.jsonl", path.stat().st_size)
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/embeddings",
+            completion_window="24h",
+            metadata={"a": "b"},
+        )
+        assert batch.status in {"validating", "in_progress"}
+        client.files.delete(file.id)  # the batch has it still
+        done = finish(client, batch.id)
+        assert (done.status, done.metadata, done.model) == ("completed", {"a": "b"}, NULL)
+        assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at
+        counts = done.request_counts
+        assert (counts.total, counts.completed, counts.failed) == (12, 3, 9)
+        answers = lines_of(client.files.content(done.output_file_id).content)
+        errors = lines_of(client.files.content(done.error_file_id).content)
+        files = client.files.list().data
+        assert {each.id for each in files} == {done.output_file_id, done.error_file_id}
+        assert [each.id for each in client.batches.list()] == [batch.id]
+    door.connection.close()
+    assert [each["custom_id"] for each in answers] == ["one", "two", "last"]
+    assert [each["response"]["status_code"] for each in answers] == [200] * 3
+    np.testing.assert_allclose(
+        vectors_of(answers[0]), unit(null_vectors(["a river"], 16)), atol=1e-6
+    )
+    short = [np.frombuffer(base64.b64decode(each), "<f4") for each in vectors_of(answers[1])]
+    np.testing.assert_allclose(short, unit(null_vectors(["a", "b"], 16)[:, :8]), atol=1e-6)
+    np.testing.assert_allclose(vectors_of(answers[2]), full[1:], atol=1e-6)
+    assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
+        (None, "invalid_json_line"),
+        ("other", "model_not_found"),
+        ("one", "duplicate_custom_id"),
+        ("chat", "invalid_url"),
+        ("empty", "invalid_request"),
+        ("mixed", "invalid_request"),
+        ("long", "invalid_request"),
+        ("ids", "invalid_request"),
+        ("form", "invalid_request"),
+    ]
+    usage = [each["response"]["body"]["usage"]["total_tokens"] for each in answers]
+    assert usage == [1, 2, 3]
+    assert done.usage.total_tokens == 6
+
+
+def test_the_real_model(server: LiveServer, tmp_path: Path) -> None:
+    """Vectors are those of `encode`, also of token ids, and tokens those of its tokenizer."""
+    texts = ["A farm of devices.", "Vectors in order, " * 20, "naïve"]
+    reference = SentenceTransformer(str(resolve(DEFAULT_MODEL)), device="cpu")
+    wanted = np.asarray(reference.encode(texts), np.float32)
+    ids = [reference.tokenizer(text)["input_ids"] for text in texts]
+    requests = [line("texts", DEFAULT_MODEL, input=texts), line("ids", DEFAULT_MODEL, input=ids)]
+    settings: dict[str, Any] = {"jobs_directory": tmp_path / "jobs"}
+    door = Door(server, tmp_path)
+    with (
+        role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"),
+        door.ingest(**settings),
+        served(server, **settings) as ((host, port), _),
+        openai.OpenAI(api_key="none", base_url=f"http://{host}:{port}/v1") as client,
+    ):
+        content = "\n".join(requests).encode()
+        file = client.files.create(file=("a.jsonl", content), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+        )
+        done = finish(client, batch.id)
+        answers = lines_of(client.files.content(done.output_file_id).content)
+    door.connection.close()
+    for answer in answers:
+        assert (np.asarray(vectors_of(answer)) * wanted).sum(axis=1).min() >= 0.9999
+        assert answer["response"]["body"]["usage"]["prompt_tokens"] == sum(map(len, ids))
+    assert done.request_counts.completed == 2
+
+
+def test_files_are_kept_by_id(web: TestClient, jobs: Path) -> None:
+    """Whatever they are called: up, listed by pages, read, deleted; errors are OpenAI's."""
+    names = [upload(web, str(number)) for number in range(5)]
+    found: list[str] = []
+    page: dict[str, Any] = {"has_more": True, "last_id": ""}
+    while page["has_more"]:
+        page = web.get("/v1/files", params={"limit": 2, "after": page["last_id"]}).json()
+        found += [each["id"] for each in page["data"]]
+    assert found == names[::-1]
+    oldest = web.get("/v1/files", params={"order": "asc", "limit": 1}).json()["data"]
+    assert [each["id"] for each in oldest] == names[:1]
+    assert web.get("/v1/files", params={"purpose": "batch_output"}).json()["data"] == []
+    assert web.get(f"/v1/files/{names[0]}").json()["filename"] == "../x.jsonl"
+    assert web.get(f"/v1/files/{names[0]}/content").content == b"0"
+    assert web.delete(f"/v1/files/{names[0]}").json()["deleted"] is True
+    for path in (names[0], f"{names[0]}/content", "..%2F..", "file-x"):
+        answer = web.get(f"/v1/files/{path}")
+        assert answer.status_code == 404
+    assert web.get(f"/v1/files/{names[0]}").json()["error"]["message"]
+    for form in ({"purpose": "fine-tune"}, {}):
+        answer = web.post("/v1/files", files={"file": b"a"}, data=form)
+        assert (answer.status_code, "purpose" in answer.json()["error"]["message"]) == (400, True)
+    assert not list((jobs / "uploads").iterdir())
+
+
+def test_a_batch_is_cancelled(web: TestClient, client: redis.Redis) -> None:
+    """Its job and what was to be done go with it; a second time changes nothing."""
+    batch = create(web, upload(web, line("a", input="a")))["id"]
+    for _ in range(2):
+        answer = web.post(f"/v1/batches/{batch}/cancel").json()
+        assert (answer["status"], answer["output_file_id"]) == ("cancelled", None)
+    assert Farm(client).job(batch).status().state == "cancelled"
+    other = create(web, upload(web, line("a", input="a")))["id"]
+    web.post(f"/v1/jobs/{other}/cancel")
+    assert web.get(f"/v1/batches/{other}").json()["status"] == "cancelled"
+
+
+def test_a_batch_expires(web: TestClient, client: redis.Redis, jobs: Path) -> None:
+    """What is not answered within its window never is, and says so."""
+    batch = create(web, upload(web, line("a", input="a")))["id"]
+    path = jobs / batch / "batch.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"created_at": 1000}))
+    answer = web.get(f"/v1/batches/{batch}").json()
+    assert (answer["status"], answer["expires_at"]) == ("expired", 1000 + 86_400)
+    assert Farm(client).job(batch).status().state == "cancelled"
+    assert web.post(f"/v1/batches/{batch}/cancel").status_code == 409
+
+
+def test_a_batch_without_requests_fails(
+    web: TestClient, server: LiveServer, tmp_path: Path
+) -> None:
+    """And says why, in OpenAI's list of errors."""
+    batch = create(web, upload(web, ""))["id"]
+    door = Door(server, tmp_path)
+    with door.ingest(jobs_directory=tmp_path / "jobs"):
+        wait_until(lambda: web.get(f"/v1/batches/{batch}").json()["status"] == "failed", 60)
+    door.connection.close()
+    answer = web.get(f"/v1/batches/{batch}").json()
+    assert "no request" in answer["errors"]["data"][0]["message"]
+    assert answer["failed_at"] >= answer["created_at"]
+
+
+def test_batches_by_pages_and_once(web: TestClient) -> None:
+    """Newest first, each once; with an Idempotency-Key the same request makes one."""
+    file = upload(web, line("a", input="a"))
+    names = [create(web, file)["id"] for _ in range(3)]
+    assert create(web, file, **{"idempotency-key": "k"}) == create(
+        web, file, **{"idempotency-key": "k"}
+    )
+    first = web.get("/v1/batches", params={"limit": 2}).json()
+    assert first["has_more"]
+    second = web.get("/v1/batches", params={"after": first["last_id"]}).json()
+    assert [each["id"] for each in second["data"]] == names[1::-1]
+    for wrong in (
+        {"input_file_id": "file-none"},
+        {"endpoint": "/v1/chat/completions"},
+        {"completion_window": "1h"},
+        {"metadata": {str(n): "" for n in range(17)}},
+    ):
+        asked = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        answer = web.post("/v1/batches", json=asked | wrong)
+        assert answer.status_code in {400, 404}, wrong
+        assert answer.json()["error"]["message"]
+    assert web.get("/v1/batches/..%2Ffiles").status_code == 404
+    assert web.get("/v1/batches/batch_none").status_code == 404
+
+
+def test_the_model_of_a_batch(tmp_path: Path) -> None:
+    """That of the first request which names a served one; requests of others are told so."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(["x", line("a", "none", input="a"), line("b", "m2", input="a")]))
+    assert find_model(path, ["m1", "m2"], 9) == "m2"
+    assert find_model(path, ["m1", "m2"], 2) == "m1"
+    planner = Planner("m2", ["m1", "m2"], lambda _: [], Settings().lane_texts_max)
+    request, texts = planner.read(line("a", "m1", input="a").encode())
+    assert (request.code, texts) == ("mismatched_model", [])

@@ -1,0 +1,392 @@
+"""Jobs by HTTP: what is accepted, what becomes of it, and what is refused."""
+
+import contextlib
+import gzip
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+from embedfarm import wire
+from embedfarm.farm import Farm
+from embedfarm.settings import Settings
+from producer.tasks import cleanup
+from tests.farm.harness import check_output, texts_of, write_corpus
+from tests.ingest.door import Door
+from tests.support import LiveServer, wait_until
+from tests.web.conftest import client_of
+from tests.web.test_gate import bearer, say, served
+from tests.workers.running import worker_on, working
+from web.keys import Key
+from web.orders import name_corpus
+
+NULL: Final = "null:16"
+SLOW: Final = "null:16:20000"
+JSONL: Final = {"content-type": "application/x-ndjson"}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """Where jobs have their directories."""
+    return tmp_path / "jobs"
+
+
+@pytest.fixture
+def web(
+    server: LiveServer, client: redis.Redis, tmp_path: Path, jobs: Path
+) -> Iterator[TestClient]:
+    """An application whose jobs nobody does."""
+    del client
+    roots = [tmp_path / "data"]
+    with client_of(server, models=(NULL, SLOW), jobs_directory=jobs, ingest_roots=roots) as web:
+        yield web
+
+
+@contextlib.contextmanager
+def doing(server: LiveServer, home: Path) -> Iterator[Door]:
+    """One worker, and `embedfarm ingest` for the directory of `web`."""
+    door = Door(server, home)
+    with working(worker_on(server)), door.ingest(jobs_directory=home / "jobs"):
+        yield door
+    door.connection.close()
+
+
+def facts(web: TestClient, job: str) -> dict[str, Any]:
+    """A job as HTTP has it."""
+    found: dict[str, Any] = web.get(f"/v1/jobs/{job}").json()
+    return found
+
+
+def wait_for(web: TestClient, job: str, state: str) -> dict[str, Any]:
+    """The facts of a job once it is in a state."""
+    wait_until(lambda: facts(web, job)["state"] == state, 60)
+    return facts(web, job)
+
+
+def left(jobs: Path) -> list[str]:
+    """What is in the directories of jobs, and on its way there."""
+    return sorted(str(path.relative_to(jobs)) for path in jobs.rglob("*") if path.is_file())
+
+
+def parquet_of(texts: list[str], path: Path) -> bytes:
+    """A Parquet corpus."""
+    pq.write_table(pa.table({"text": texts}), path)
+    return path.read_bytes()
+
+
+def test_every_form_is_embedded(
+    web: TestClient, server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Texts, forms, bodies and paths all end as an output of just these texts, in order.
+
+    Before anything runs, the job is on the farm with all that was asked for.
+    """
+    texts = list(texts_of(30))
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    (tmp_path / "data").mkdir()
+    source = write_corpus(tmp_path / "data" / "corpus.jsonl", texts)
+    named = {"data": {"name": "mine", "priority": "2"}}
+    parquet = parquet_of(texts, tmp_path / "made.parquet")
+    requests: list[dict[str, Any]] = [
+        {"json": {"texts": [{"text": text, "id": f"i{n}"} for n, text in enumerate(texts)]}},
+        {"json": {"source": str(source), "deadline_ms": 5_000_000_000_000, "tenant": "a"}},
+        {"files": {"file": ("../../etc/a b.jsonl", lines)}, **named},
+        {"files": {"file": ("c.parquet", parquet)}},
+        {
+            "content": gzip.compress(lines),
+            "headers": JSONL | {"content-encoding": "gzip"},
+            "params": {"name": "raw", "weight": 3},
+        },
+    ]
+    answers = [web.post("/v1/jobs", **request) for request in requests]
+    made = [answer.json() for answer in answers]
+    assert [answer.status_code for answer in answers] == [201] * len(requests), made
+    assert [answer.headers["location"] for answer in answers] == [
+        f"/v1/jobs/{each['job']}" for each in made
+    ]
+    assert {each["state"] for each in made} == {"open"}
+    assert {each["model"] for each in made} == {NULL}
+    assert (made[2]["name"], made[2]["priority"]) == ("mine", 2)
+    assert (made[4]["name"], made[4]["weight"]) == ("raw", 3)
+    assert (made[1]["tenant"], made[1]["deadline_ms"]) == ("a", 5_000_000_000_000)
+    assert Farm(client).job_ids() == [each["job"] for each in made]
+    with doing(server, tmp_path):
+        ended = [wait_for(web, each["job"], "finished") for each in made]
+    for each in ended:
+        check_output(Path(each["out"]), texts, 16)
+    assert not list((tmp_path / "jobs" / "uploads").iterdir())
+    command = Farm(client).job(made[2]["job"]).noted("command")
+    assert command.startswith("embedfarm embed --model=null:16 --job-id=")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"json": {}}, 422),
+        ({"json": {"texts": []}}, 422),
+        ({"json": {"texts": ["a", {"text": "b", "id": "c"}]}}, 422),
+        ({"json": {"texts": ["a"], "source": "b"}}, 422),
+        ({"json": {"texts": ["a"], "weight": 0}}, 422),
+        ({"json": {"texts": ["a"], "prompt": "a\0b"}}, 422),
+        ({"json": {"texts": ["a"], "other": 1}}, 422),
+        ({"json": {"texts": ["a"]}, "params": {"lsh_bits": 65}}, 422),
+        ({"json": {"texts": ["a"], "model": "null:9"}}, 404),
+        ({"json": {"source": "/etc/passwd"}}, 403),
+        ({"json": {"source": "../" * 90 + "etc/passwd"}}, 403),
+        ({"json": {"source": "https://example.org/a.jsonl"}}, 403),
+        ({"json": {"source": "x" * 4000}}, 403),
+        (
+            {"content": b'{"texts": ["\\ud800"]}', "headers": {"content-type": "application/json"}},
+            422,
+        ),
+        ({"content": b"a", "headers": {"content-type": "application/x-www-form-urlencoded"}}, 415),
+        ({"content": b"a", "headers": JSONL | {"content-encoding": "br"}}, 415),
+        ({"files": {"file": ("a.docx", b"a")}}, 415),
+        ({"files": {"file": ("a.parquet.gz", b"a")}}, 415),
+        ({"files": {"corpus": ("a.jsonl", b"a")}}, 422),
+        ({"files": [("file", ("a.txt", b"a")), ("file", ("b.txt", b"a"))]}, 422),
+        ({"files": {"file": ("a.txt", b"a")}, "data": {"name": "n" * 20_000}}, 413),
+        ({"files": {"file": ("a.txt", b"a")}, "data": {"other": "1"}}, 422),
+        ({"files": {"file": ("a.txt", b"a")}, "data": {str(n): "" for n in range(65)}}, 422),
+        (
+            {"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}},
+            422,
+        ),
+        ({"content": b"a", "headers": {"content-type": "multipart/form-data"}}, 422),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    web: TestClient, client: redis.Redis, jobs: Path, request_: dict[str, Any], status: int
+) -> None:
+    """A clear refusal, no job, and no file."""
+    answer = web.post("/v1/jobs", **request_)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["detail"]
+    assert not Farm(client).job_ids()
+    assert not left(jobs)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "called"),
+    [
+        ("", "", "input.jsonl"),
+        ("/etc/corpus.CSV", "", "input.csv"),
+        ("a.ndjson.gz", "", "input.jsonl.gz"),
+        ("a.docx", "txt", "input.txt"),
+        ("..", "", "input.jsonl"),
+        ("a.tsv.zst", "csv", "input.csv.zst"),
+    ],
+)
+def test_names_of_users_become_no_paths(name: str, chosen: str, called: str) -> None:
+    """Only the format that a name says is taken from it, and what is chosen counts."""
+    assert name_corpus(name, chosen) == called
+
+
+def test_a_full_farm_and_a_full_disk(server: LiveServer, client: redis.Redis, jobs: Path) -> None:
+    """429 with a time to come again, 507; neither leaves a file or takes a place."""
+    order = {"texts": ["a"]}
+    with client_of(server, models=(NULL,), jobs_directory=jobs, jobs_max=1) as web:
+        job = web.post("/v1/jobs", json=order).json()["job"]
+        full = web.post("/v1/jobs", json=order)
+        assert (full.status_code, int(full.headers["retry-after"]) > 0) == (429, True)
+        assert [path.name for path in jobs.iterdir() if path.name != "uploads"] == [job]
+    room = shutil.disk_usage(jobs).free * 2
+    with client_of(server, models=(NULL,), jobs_directory=jobs, http_disk_bytes_min=room) as web:
+        for request in ({"json": order}, {"content": b"a", "headers": JSONL}):
+            assert web.post("/v1/jobs", **request).status_code == 507
+    assert Farm(client).job_ids() == [job]
+
+
+def test_uploads_have_limits_of_their_own(
+    server: LiveServer, client: redis.Redis, jobs: Path
+) -> None:
+    """A file may be larger than a body that is held in memory; both have an end."""
+    limits: dict[str, Any] = {"http_body_bytes_max": 1000, "http_upload_bytes_max": 100_000}
+    with client_of(server, models=(NULL,), jobs_directory=jobs, **limits) as web:
+        line = b'{"text": "a"}\n'
+        assert web.post("/v1/jobs", content=line * 1000, headers=JSONL).status_code == 201
+        pieces = (line * 1000 for _ in range(8))  # of a length that is not announced
+        assert web.post("/v1/jobs", content=pieces, headers=JSONL).status_code == 413
+        assert web.post("/v1/jobs", content=line * 8000, headers=JSONL).status_code == 413
+        assert web.post("/v1/jobs", json={"texts": ["a" * 1000]}).status_code == 413
+        assert web.post("/v1/embeddings", content=line * 1000, headers=JSONL).status_code == 413
+    assert len(Farm(client).job_ids()) == 1
+    assert not list((jobs / "uploads").iterdir())
+
+
+def test_an_upload_that_breaks_off_is_removed(server: LiveServer, jobs: Path) -> None:
+    """Whether the sender goes away or is too slow."""
+    head = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
+    head += b"content-length: 100\r\n\r\nbegun"
+    settings = {"jobs_directory": jobs, "http_body_seconds": 1, "models": json.dumps([NULL])}
+    with served(server, **settings) as (address, _):
+        assert b"408" in say(address, head).partition(b"\r\n")[0]
+        assert not left(jobs)
+        with socket.create_connection(address) as connection:
+            connection.sendall(head)
+            wait_until(lambda: left(jobs))
+        wait_until(lambda: not left(jobs))
+
+
+def test_the_same_request_makes_one_job(
+    web: TestClient, client: redis.Redis, server: LiveServer, jobs: Path
+) -> None:
+    """With an Idempotency-Key: the same answer, also by another `serve`; another request is 422."""
+    order = {"json": {"texts": ["a"]}, "headers": {"idempotency-key": "k"}}
+    first = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
+    again = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
+    with client_of(server, models=(NULL, SLOW), jobs_directory=jobs) as other:
+        later = other.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
+    for answer in (again, later):
+        assert (answer.status_code, answer.content) == (201, first.content)
+        assert answer.headers["location"] == first.headers["location"]
+    for another in ({"texts": ["b"]}, {"texts": ["a"], "name": "n"}):
+        answer = web.post("/v1/jobs", json=another, headers={"idempotency-key": "k"})
+        assert answer.status_code == 422
+    assert len(Farm(client).job_ids()) == 1
+    (key,) = client.scan_iter(wire.answer_key("*"))
+    assert 0 < client.ttl(key) <= 86_400
+
+
+def test_a_key_is_its_owners(
+    server: LiveServer, client: redis.Redis, jobs: Path, keys: dict[str, tuple[str, Key]]
+) -> None:
+    """Two API keys may use the same Idempotency-Key; one without the scope may submit nothing."""
+    known = [key for _, key in keys.values()]
+    with client_of(server, known, models=(NULL,), jobs_directory=jobs) as web:
+        answers = {
+            scope: web.post(
+                "/v1/jobs",
+                json={"texts": ["a"]},
+                headers={**bearer(secret), "idempotency-key": "k"},
+            )
+            for scope, (secret, _) in keys.items()
+        }
+    assert {scope: answer.status_code for scope, answer in answers.items()} == {
+        "submit": 201, "admin": 201, "read": 403,
+    }  # fmt: skip
+    assert len(Farm(client).job_ids()) == 2
+
+
+def test_concurrent_requests_make_one_job(web: TestClient, client: redis.Redis) -> None:
+    """Of several at once one is done; the others get its answer, or 409 while it is in work."""
+    barrier = threading.Barrier(8)
+
+    def ask(_: int) -> tuple[int, bytes]:
+        barrier.wait()
+        answer = web.post("/v1/jobs", json={"texts": ["a"]}, headers={"idempotency-key": "k"})
+        return answer.status_code, answer.content
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(8)))
+    assert {status for status, _ in answers} <= {201, 409}
+    assert len({content for status, content in answers if status == 201}) == 1
+    assert len(Farm(client).job_ids()) == 1
+
+
+def test_a_request_whose_server_died_is_done_once(web: TestClient, client: redis.Redis) -> None:
+    """The answer was never kept: the same request finds the job that was made for it."""
+    order = {"json": {"texts": ["a"]}, "headers": {"idempotency-key": "k"}}
+    first = web.post("/v1/jobs", **order).json()  # type: ignore[arg-type] # as above
+    (key,) = client.scan_iter(wire.answer_key("*"))
+    record = json.loads(client.get(key) or b"")
+    client.set(key, json.dumps([*record[:2], None]))
+    assert web.post("/v1/jobs", **order).json() == first  # type: ignore[arg-type] # as above
+    client.set(key, json.dumps([*record[:2], None]))
+    client.set(key.replace(b"answer", b"in-work"), 1)
+    busy = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
+    assert (busy.status_code, busy.headers["retry-after"]) == (409, "1")
+    assert Farm(client).job_ids() == [first["job"]]
+
+
+def test_cancelled_and_deleted_before_it_runs(
+    web: TestClient, server: LiveServer, tmp_path: Path, jobs: Path
+) -> None:
+    """Nothing is embedded of a job that was cancelled in time; deleting it leaves no file."""
+    names = [web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"] for _ in range(2)]
+    assert web.post(f"/v1/jobs/{names[0]}/cancel").json()["state"] == "cancelled"
+    with doing(server, tmp_path):
+        wait_for(web, names[1], "finished")
+    assert not (jobs / names[0] / "output").exists()
+    for name in names:
+        assert web.delete(f"/v1/jobs/{name}").status_code == 204
+    assert not left(jobs)
+    assert web.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_cancelled_while_it_runs(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
+    """The job ends on the farm, and the RQ job with it."""
+    order = {"texts": ["word " * 50] * 4000, "model": SLOW}
+    job = web.post("/v1/jobs", json=order).json()["job"]
+    with doing(server, tmp_path) as door:
+        wait_until(lambda: facts(web, job)["chunks_done"] > 0, 60)
+        assert web.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+        wait_until(lambda: not door.queue.started_job_registry.get_job_ids(cleanup=False), 60)
+        assert web.delete(f"/v1/jobs/{job}").status_code == 204
+    assert web.get(f"/v1/jobs/{job}").status_code == 404
+
+
+def test_a_failed_job_says_why_and_is_tried_again(
+    web: TestClient, server: LiveServer, tmp_path: Path, jobs: Path
+) -> None:
+    """What the command said is the reason; a retry does the same job again."""
+    job = web.post("/v1/jobs", content=b"no json\n", headers=JSONL).json()["job"]
+    assert web.post(f"/v1/jobs/{job}/retry").status_code == 409
+    with doing(server, tmp_path):
+        reason = wait_for(web, job, "failed")["reason"]
+        assert "input.jsonl line 1" in reason
+        assert "Traceback" not in reason
+        (jobs / job / "input.jsonl").write_text('{"text": "a river"}\n')
+        wait_until(lambda: web.post(f"/v1/jobs/{job}/retry").status_code == 202)
+        out = wait_for(web, job, "finished")["out"]
+        check_output(Path(out), ["a river"], 16)
+        wait_until(lambda: "no chunk of it failed" in web.post(f"/v1/jobs/{job}/retry").text)
+
+
+def test_a_job_that_its_worker_gave_up_has_failed(
+    web: TestClient, server: LiveServer, tmp_path: Path
+) -> None:
+    """Also where the command could not say so itself: here its options are refused."""
+    job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
+    (tmp_path / "jobs").rename(tmp_path / "away")
+    with doing(server, tmp_path):
+        reason = wait_for(web, job, "failed")["reason"]
+    assert "no file and no directory" in reason
+
+
+def test_cleanup_removes_what_nobody_knows(
+    web: TestClient,
+    client: redis.Redis,
+    server: LiveServer,
+    jobs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Directories go when their job is gone and they are old; others, and other names, stay."""
+    names = [web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"] for _ in range(2)]
+    (jobs / "mine").mkdir()
+    (jobs / "uploads" / "broken").touch()
+    Farm(client).job(names[0]).delete()
+    monkeypatch.setenv("EMBEDFARM_REDIS_URL", server.url)
+    monkeypatch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(jobs))
+    assert cleanup()["directories"] == []
+    monkeypatch.setattr("producer.tasks.time.time", lambda: 1e11)
+    assert cleanup()["directories"] == names[:1]
+    assert sorted(path.name for path in jobs.iterdir()) == sorted([names[1], "mine", "uploads"])
+    assert not list((jobs / "uploads").iterdir())
+
+
+def test_where_jobs_are() -> None:
+    """Below the state directory unless it is said otherwise; tasks may read and write there."""
+    settings = Settings(state_directory=Path("/state"))
+    assert settings.jobs_path == Path("/state/jobs")
+    assert Settings(jobs_directory=Path("/data/jobs")).task_roots[-1] == Path("/data/jobs")

@@ -1,0 +1,250 @@
+"""What `POST /v1/jobs` asks for, in its three forms: texts, a file, or the place of one."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final, Literal, Self
+
+import msgspec
+from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from starlette.concurrency import run_in_threadpool
+
+from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from embedfarm.terms import TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
+from producer.readers.corpus import FORMATS, SUFFIXES
+from producer.readers.source import COMPRESSIONS, split_compression
+from web.uploads import Upload, receive_file, receive_form, receiving
+
+DEADLINE_MS_MAX: Final = 2**53  # what every JSON reader can say exactly
+DIMENSIONS_MAX: Final = 1 << 16
+TOKENS_MAX: Final = 1 << 20
+CHARACTERS_MAX: Final = 4096
+JSON: Final = "application/json"
+FORM: Final = "multipart/form-data"
+FILE_TYPES: Final = {
+    "application/octet-stream": "",
+    "application/jsonl": "jsonl",
+    "application/x-ndjson": "jsonl",
+    "text/csv": "csv",
+    "text/tab-separated-values": "tsv",
+    "text/plain": "txt",
+    "application/vnd.apache.parquet": "parquet",
+}
+"""Media types of a body that is a corpus, and the format that each of them means."""
+
+_ENCODINGS: Final = {"": "", "identity": ""} | {name: end for end, name in COMPRESSIONS.items()}
+
+Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, StringConstraints(max_length=200)]
+Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
+
+
+class TermsGiven(BaseModel):
+    """On what terms a job shares the farm with others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: int = Field(default=0, ge=0, le=2, description="0 normal, 1 high, 2 urgent.")
+    tenant: Tenant = Field(default="", description="For whom it is done.")
+    weight: int = Field(default=1, ge=1, le=WEIGHT_MAX, description="Beside the tenant's others.")
+    deadline_ms: int = Field(
+        default=0, ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."
+    )
+
+    @model_validator(mode="after")
+    def _check_terms(self) -> Self:
+        """Refuse what no scheduler could use."""
+        self.terms()
+        return self
+
+    def terms(self) -> Terms:
+        """As the farm has them."""
+        return Terms(self.priority, self.tenant, self.weight, self.deadline_ms)
+
+
+class Options(TermsGiven):
+    """How a corpus is read, embedded and stored: as `embedfarm embed` has it."""
+
+    model: Words = Field(default="", description="One that is served; by default the first one.")
+    name: Name = Field(default="", description="For people.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    vector_dtype: Literal["float32", "float16", "ubinary", "lsh"] = "float32"
+    lsh_bits: int = Field(default=2048, ge=BITS_MIN, le=BITS_MAX, multiple_of=8)
+    prompt: Words = ""
+    max_length: int = Field(default=0, ge=0, le=TOKENS_MAX)
+    long: Literal["truncate", "windows", "error"] = "truncate"
+    long_overlap: int = Field(default=32, ge=0, le=TOKENS_MAX)
+    dimensions: int = Field(default=0, ge=0, le=DIMENSIONS_MAX, description="0: all.")
+    normalize: bool = False
+    format: Literal["parquet", "npy", "jsonl"] = Field(
+        default="parquet", description="Of the output."
+    )
+    input_format: Literal["", "jsonl", "csv", "tsv", "parquet", "txt"] = Field(
+        default="", description="By default as the name or the type of the file says."
+    )
+    text_field: Words = "text"
+    id_field: Words = ""
+    on_bad_row: Literal["fail", "skip"] = "fail"
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        """Refuse one field as text and id."""
+        if self.text_field == self.id_field:
+            raise ValueError(f"field {self.text_field!r} cannot be text and id at once")
+        return self
+
+    def merge(self, others: Mapping[str, Any]) -> "Options":
+        """These, overruled by others.
+
+        Raises:
+            RequestValidationError: The others are none.
+        """
+        try:
+            return Options.model_validate(self.model_dump(exclude_unset=True) | dict(others))
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+
+    def spec(self, model: str) -> JobSpec:
+        """As the farm's job has it."""
+        known = {each.name for each in msgspec.structs.fields(JobSpec)} - {"model"}
+        return JobSpec(model=model, **self.model_dump(include=known))
+
+    def for_task(self) -> dict[str, Any]:
+        """As `producer.tasks.embed_corpus` takes them, without what is usual anyway."""
+        others = {*TermsGiven.model_fields, "name", "model"}
+        return self.model_dump(exclude=others, exclude_defaults=True)
+
+
+class TextWithId(BaseModel):
+    """A text, and an id to keep with its vector."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str
+    id: str
+
+
+class Submission(Options):
+    """A corpus in JSON: texts, or the path of a file or directory that the farm may read."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["source"]}]},
+    )
+
+    texts: Annotated[list[str] | list[TextWithId], Field(min_length=1)] = []
+    source: Annotated[Words, Field(min_length=1, description="Below `ingest_roots`.")] = ""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        """Take one corpus."""
+        if ("texts" in self.model_fields_set) == ("source" in self.model_fields_set):
+            raise ValueError("give texts or a source, and not both")
+        return self
+
+    def lines(self) -> Iterator[bytes]:
+        """The texts as JSON Lines."""
+        for each in self.texts:
+            row = {"text": each} if isinstance(each, str) else {"text": each.text, "id": each.id}
+            yield msgspec.json.encode(row) + b"\n"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for, whatever form it came in.
+
+    Attributes:
+        options: All that were given.
+        corpus: A path on the farm, or what an upload is to be called.
+        upload: What came with the request; None where `corpus` was there before.
+    """
+
+    options: Options
+    corpus: str
+    upload: Upload | None
+
+    def identity(self) -> list[Any]:
+        """All that makes it another order."""
+        content = "" if self.upload is None else self.upload.sha256
+        return [self.options.model_dump(), self.corpus, content]
+
+
+@asynccontextmanager
+async def reading(request: Request, settings: Settings, options: Options) -> AsyncIterator[Order]:
+    """The order that a request makes; an upload that is not moved away in the block is removed.
+
+    Raises:
+        HTTPException, RequestValidationError: It makes none.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media not in {JSON, FORM, *FILE_TYPES}:
+        raise HTTPException(415, f"send {JSON}, {FORM}, or a file as {', '.join(FILE_TYPES)}")
+    async with receiving(request, settings) as upload:
+        if media == JSON:
+            yield await _read_json(request, upload, options)
+        elif media == FORM:
+            options = options.merge(await receive_form(request, upload))
+            corpus = name_corpus(upload.filename, options.input_format)
+            yield Order(options, corpus, upload)
+        else:
+            corpus = _name_body(request, options.input_format or FILE_TYPES[media])
+            await receive_file(request, upload)
+            yield Order(options, corpus, upload)
+
+
+async def _read_json(request: Request, upload: Upload, options: Options) -> Order:
+    try:
+        asked = Submission.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
+    given = asked.model_dump(exclude_unset=True, exclude={"texts", "source"})
+    options = options.merge(given)
+    if asked.source:
+        return Order(options, asked.source, None)
+    ids = {"id_field": "id"} if isinstance(asked.texts[0], TextWithId) else {"id_field": ""}
+    await run_in_threadpool(upload.write, b"".join(asked.lines()))
+    await run_in_threadpool(upload.close)
+    return Order(options.merge({"text_field": "text", **ids}), "input.jsonl", upload)
+
+
+def _name_body(request: Request, chosen: str) -> str:
+    """What a body that is a file is to be called."""
+    encoding = request.headers.get("content-encoding", "").lower()
+    if encoding not in _ENCODINGS:
+        raise HTTPException(
+            415, f"content-encoding is one of {', '.join(filter(None, _ENCODINGS))}"
+        )
+    return name_corpus(f"input{_ENCODINGS[encoding]}", chosen)
+
+
+def name_corpus(name: str, chosen: str) -> str:
+    """What an upload is to be called, so that readers know what it is: nothing of it is a user's.
+
+    Args:
+        name: As the sender calls it.
+        chosen: Its format, "" to go by the name; without any it is JSON Lines.
+
+    Raises:
+        HTTPException: Its name says that it is of a format that is not read.
+    """
+    stem, compression = split_compression(name.lower())
+    suffix = PurePosixPath(stem).suffix
+    kind = chosen or SUFFIXES.get(suffix, "" if suffix else "jsonl")
+    if not kind:
+        raise HTTPException(415, f"{suffix} is not read, but {', '.join(FORMATS)}")
+    if kind == "parquet" and compression:
+        raise HTTPException(415, "Parquet is read as it is, not compressed once more")
+    ends = {name: end for end, name in COMPRESSIONS.items()}
+    return f"input.{kind}{ends.get(compression or '', '')}"

@@ -1,0 +1,106 @@
+"""Jobs that are tried again: those that failed, and the chunks that failed of those that ended."""
+
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, HTTPException
+from rq.exceptions import DuplicateJobError
+
+from collector.manifest import Manifest, OutputError, read_manifest
+from embedfarm.overview import JobFacts, read_job
+from embedfarm.settings import Settings
+from embedfarm.terms import Terms
+from producer.directories import Call, directory_of, read_call
+from producer.roots import PathRefused, allow, allow_source
+from web.jobs import JobId
+from web.keys import Scope
+from web.problems import problems
+from web.services import Caller, Service, Services, need
+
+LOGGER: Final = logging.getLogger(__name__)
+SAME: Final = (
+    "model", "dtype", "vector_dtype", "prompt", "max_length", "normalize", "dimensions", "long",
+    "long_overlap", "lsh_bits", "format",
+)  # fmt: skip
+READING: Final = {
+    "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",
+    "chunk_tokens": "chunk_tokens", "chunk_overlap": "chunk_overlap",
+}  # fmt: skip
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post(
+    "/{job}/retry",
+    status_code=202,
+    responses=problems(404, 409),
+    dependencies=need(Scope.SUBMIT),
+)
+def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
+    """Embed a failed job's corpus again, or of a finished job the chunks that failed."""
+    facts = read_job(services.farm, job)
+    if services.submissions.pending(job):
+        raise HTTPException(409, f"something is yet to be done for job {job}")
+    try:
+        if facts.state == "failed":
+            _begin_anew(services, facts)
+        elif facts.state == "finished":
+            call = _call_for(Path(facts.out), services.settings)
+            services.submissions.embed(job, call, "retry_failed")
+        else:
+            raise HTTPException(409, f"job {job} is {facts.state}: there is nothing to retry yet")
+    except (DuplicateJobError, OSError, OutputError, PathRefused) as error:
+        raise HTTPException(409, f"job {job} cannot be tried again: {error}") from error
+    LOGGER.info("%s retries job %r", who.name, job)
+    return read_job(services.farm, job)
+
+
+def _begin_anew(services: Services, facts: JobFacts) -> None:
+    """Do what a failed job was to do, from where it came to.
+
+    Raises:
+        HTTPException: It did not come by HTTP, so that nobody here knows what that was.
+    """
+    directory = directory_of(services.settings, facts.job)
+    if directory is None:
+        raise HTTPException(409, f"job {facts.job} was not submitted by HTTP: run it again")
+    call, handle = read_call(directory), services.farm.job(facts.job)
+    notes = {"out": facts.out, "command": handle.noted("command")}
+    terms = Terms(facts.priority, facts.tenant, facts.weight, facts.deadline_ms)
+    services.farm.admit(facts.job, services.settings.jobs_max)
+    handle.create(handle.spec(), 0, terms, notes)
+    services.submissions.embed(facts.job, call)
+
+
+def _call_for(out: Path, settings: Settings) -> Call:
+    """The call that embeds again what failed of a finished output.
+
+    Raises:
+        HTTPException: Nothing failed, or it cannot be asked for again.
+        OutputError, OSError: There is no finished output.
+        PathRefused: It, or its corpus, lies where nobody may ask for anything.
+    """
+    manifest = read_manifest(allow(str(out), settings.task_roots))
+    if not manifest.failed:
+        raise HTTPException(409, "no chunk of it failed")
+    sources = [
+        str(allow_source(each, settings.task_roots)) for each in manifest.settings["sources"]
+    ]
+    return Call(sources, str(out), options_of(manifest))
+
+
+def options_of(manifest: Manifest) -> dict[str, Any]:
+    """Options of `embedfarm embed` that made an output.
+
+    Raises:
+        HTTPException: It is of int8 vectors, whose ranges came from elsewhere.
+    """
+    said = manifest.settings
+    if said["vector_dtype"] == "int8":
+        raise HTTPException(409, "an output of int8 is retried where its ranges are")
+    options = {name: said[name] for name in SAME if said[name]}
+    options |= {name: said[f"read_{key}"] for key, name in READING.items() if said[f"read_{key}"]}
+    if said["skip_bad_rows"]:
+        options["on_bad_row"] = "skip"
+    return options

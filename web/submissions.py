@@ -1,0 +1,140 @@
+"""Jobs that are submitted by HTTP, and tried again.
+
+Such a job has a directory (`producer.directories`), and an RQ job that `embedfarm ingest` runs. It
+is on the farm from the moment that it is accepted, so that it can be steered before it runs.
+"""
+
+import contextlib
+import json
+import logging
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+from rq.exceptions import DuplicateJobError
+from starlette.concurrency import run_in_threadpool
+
+from embedfarm.overview import JobFacts, read_job
+from embedfarm.settings import Settings
+from producer.directories import OUTPUT, Call, remove_directory, write_call
+from producer.roots import PathRefused, allow_source
+from producer.tasks import option_words
+from web.idempotency import IdempotencyKey, answer_once
+from web.keys import Scope
+from web.orders import FILE_TYPES, FORM, JSON, Options, Order, Submission, reading
+from web.problems import problems
+from web.services import Caller, Service, Services, need
+
+LOGGER: Final = logging.getLogger(__name__)
+LOCATION: Final = {"headers": {"Location": {"schema": {"type": "string"}}}}
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_FACTS: Final = TypeAdapter(JobFacts)
+
+
+class UploadedCorpus(Options):
+    """A form with a corpus as a file, whose name says its format, and options in other fields."""
+
+    file: bytes
+
+
+_BODIES: Final = {
+    media: {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+    for media, model in ((JSON, Submission), (FORM, UploadedCorpus))
+} | {media: {"schema": {"type": "string", "format": "binary"}} for media in FILE_TYPES}
+
+SCHEMAS: Final[dict[str, Any]] = models_json_schema(
+    [(Submission, "validation"), (UploadedCorpus, "validation")],
+    ref_template="#/components/schemas/{model}",
+)[1]["$defs"]
+"""Of the bodies that the routes here read by themselves."""
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=JobFacts,
+    responses={201: LOCATION, **problems(404, 409, 415, 507)},
+    dependencies=need(Scope.SUBMIT),
+    openapi_extra={"requestBody": {"required": True, "content": _BODIES}},
+)
+async def submit_job(
+    services: Service,
+    who: Caller,
+    request: Request,
+    options: Annotated[Options, Query()],
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Embed a corpus: texts in JSON, a file that is the body or in a form, or a path of the farm.
+
+    Options are in the query, the JSON object or the form; what the body says counts.
+    """
+    async with reading(request, services.settings, options) as order:
+        facts = await run_in_threadpool(_answer, services, who, idempotency_key, order)
+    headers = {"location": f"{router.prefix}/{json.loads(facts)['job']}"}
+    return Response(facts, 201, headers, "application/json")
+
+
+def _answer(services: Services, who: Caller, key: str | None, order: Order) -> str:
+    """The facts of the job that an order makes, or made before, in JSON."""
+    models = services.settings.models
+    model = order.options.model or models[0]
+    if model not in models:
+        raise HTTPException(404, f"model {model!r} is not served here, but {', '.join(models)}")
+    if order.upload is None:
+        corpus = _find_source(order.corpus, services.settings)
+        order = replace(order, corpus=corpus)
+
+    def submit(job: str) -> str:
+        _submit(services, job, order, model)
+        LOGGER.info("%s submits job %r", who.name, job)
+        return _FACTS.dump_json(read_job(services.farm, job)).decode()
+
+    return answer_once(services, who, key, order.identity(), submit)
+
+
+def _find_source(source: str, settings: Settings) -> str:
+    """Where a corpus is that the farm may read.
+
+    Raises:
+        PathRefused: It may not.
+    """
+    try:
+        return str(allow_source(source, settings.ingest_roots))
+    except OSError as error:
+        raise PathRefused(f"{source!r}: {error.strerror}") from error
+
+
+def _submit(services: Services, job: str, order: Order, model: str) -> None:
+    """Make the directory, the farm's job and the RQ job; what is there already stays."""
+    settings, handle = services.settings, services.farm.job(job)
+    services.farm.admit(job, settings.jobs_max)
+    directory = settings.jobs_path / job
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        call = _put(directory, order, {"model": model, **order.options.for_task(), "job_id": job})
+        command = ["embedfarm", "embed", *option_words(call.options, settings)]
+        command += [f"--out={call.out}", "--", *call.corpus]
+        notes = {"out": call.out, "command": shlex.join(command)}
+        handle.create(order.options.spec(model), 0, order.options.terms(), notes)
+        with contextlib.suppress(DuplicateJobError):
+            services.submissions.embed(job, call)
+    except BaseException:
+        remove_directory(directory)
+        handle.delete()
+        raise
+
+
+def _put(directory: Path, order: Order, options: dict[str, Any]) -> Call:
+    """Put what came with an order into its directory, and there what is to be done."""
+    corpus = order.corpus
+    if order.upload is not None:
+        corpus = str(directory / order.corpus)
+        order.upload.path.replace(corpus)
+    call = Call([corpus], str(directory / OUTPUT), options)
+    write_call(directory, call)
+    return call
