@@ -4,6 +4,7 @@ Each field is read from `EMBEDFARM_<FIELD>`, else from `embedfarm.toml` in the w
 else it is the default below. A command-line flag of the same name overrules both.
 """
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -76,7 +79,11 @@ class Settings(BaseSettings):
     """The farm's limits. Sizes are in the unit of the name, times in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="EMBEDFARM_", toml_file="embedfarm.toml", frozen=True, extra="forbid"
+        env_prefix="EMBEDFARM_",
+        toml_file="embedfarm.toml",
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # it may be a secret
     )
 
     profile: Annotated[
@@ -222,6 +229,26 @@ class Settings(BaseSettings):
     ingest_seconds_max: Annotated[
         PositiveInt, Field(description="How long an RQ job may take that names no time itself.")
     ] = 7 * 86400
+    ingest_urls: Annotated[
+        list[str],
+        Field(description="URLs below which RQ jobs may fetch corpora; none: no URL."),
+    ] = []
+    fetch_bytes_max: Annotated[
+        PositiveInt, Field(description="Most that is fetched from one URL.")
+    ] = 64 * 1024 * MEBIBYTE
+    fetch_seconds_max: Annotated[
+        PositiveFloat, Field(description="How long fetching from one URL may take.")
+    ] = 6 * 3600.0
+    outbound_hosts: Annotated[
+        list[str],
+        Field(description="Hosts, as `name` or `name:port`, that may have private addresses."),
+    ] = []
+    webhook_secret: Annotated[
+        SecretStr | None,
+        Field(
+            description="Signs webhooks: `whsec_` and 24 to 64 bytes in base64; empty: unsigned."
+        ),
+    ] = None
     recurring: Annotated[
         list[Recurring],
         Field(
@@ -268,6 +295,16 @@ class Settings(BaseSettings):
         Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
     ] = {}
 
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        """Refuse a secret that receivers' libraries would not take; "" is none."""
+        if value is None or not value.get_secret_value():
+            return None
+        if not is_webhook_secret(value.get_secret_value()):
+            raise ValueError("it must be whsec_ and 24 to 64 bytes in base64")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _follow_profile(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -286,6 +323,8 @@ class Settings(BaseSettings):
     def environment(self) -> dict[str, str]:
         """All settings, as variables for a child process; they overrule its `embedfarm.toml`."""
         values = self.model_dump(mode="json", exclude_none=True)
+        if self.webhook_secret is not None:  # which a dump does not show
+            values["webhook_secret"] = self.webhook_secret.get_secret_value()
         return {
             f"EMBEDFARM_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in values.items()
@@ -303,6 +342,15 @@ class Settings(BaseSettings):
         """Flags, then the environment, then `embedfarm.toml`."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def is_webhook_secret(text: str) -> bool:
+    """Whether it is one as Standard Webhooks has them."""
+    try:
+        key = base64.b64decode(text.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        return False
+    return text.startswith("whsec_") and 24 <= len(key) <= 64  # noqa: PLR2004 -- as it is written
 
 
 def to_markdown() -> str:

@@ -21,6 +21,7 @@ from rq.registry import (
     DeferredJobRegistry,
     FailedJobRegistry,
     FinishedJobRegistry,
+    StartedJobRegistry,
 )
 from rq.utils import now
 from rq.worker_registration import clean_worker_registry
@@ -28,6 +29,7 @@ from rq.worker_registration import clean_worker_registry
 from embedfarm.broker import host_name
 from embedfarm.settings import Settings
 from producer.command import Interrupted, stop_when_asked
+from producer.notices import tell
 from producer.requests import DEATHS, cancel_request
 from producer.rescue import find_lost, take
 from producer.tasks import DAY_SECONDS, QUEUE, TASKS
@@ -107,9 +109,11 @@ class TaskJob(Job):
         if any(names) or self.webhooks:
             raise TaskRefused("refused: a job may bring no callbacks and no webhooks")
         try:
-            return super().perform()
+            result = super().perform()
         except Interrupted:
             return Retry(max=sys.maxsize)
+        tell(self, "finished")
+        return result
 
 
 class TaskWorker(Worker):
@@ -161,6 +165,19 @@ class TaskWorker(Worker):
         """In the process of a job: stop its command when asked, or when the worker is gone."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop_when_asked(self.pid or 0)
+
+    def handle_job_failure(
+        self,
+        job: Job,
+        queue: Queue,
+        started_job_registry: StartedJobRegistry | None = None,
+        exc_string: str = "",
+    ) -> None:
+        """Tell of a failure, if the job is not tried again."""
+        super().handle_job_failure(job, queue, started_job_registry, exc_string)
+        if job.get_status() == JobStatus.FAILED:
+            cancelled = job.get_meta().get("state") == "cancelled"
+            tell(job, "cancelled" if cancelled else "failed", _last_sentence(exc_string))
 
     # What a crash leaves.
 
@@ -223,3 +240,10 @@ class TaskWorker(Worker):
         for name in registry.get_job_ids(0, CANCELLED_MAX - 1, desc=True):
             with contextlib.suppress(NoSuchJobError):
                 cancel_request(TaskJob.fetch(name, self.connection, "json"), self.connection)
+
+
+def _last_sentence(trace: str) -> str:
+    """What an exception said, without its name and where it was raised."""
+    lines = trace.strip().splitlines()
+    name, separator, said = lines[-1].partition(": ") if lines else ("", "", "")
+    return said if separator and " " not in name else "".join(lines[-1:])

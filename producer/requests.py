@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone
+from producer.command import LOOK_SECONDS, check_stop
+from producer.notices import tell
 from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
@@ -66,6 +69,29 @@ def look(farm: Farm, out: Path) -> None:
         log.warning("the server does not say how far the job is: %s", error)
 
 
+class Watch:
+    """Notes how much of a corpus was fetched, and ends the fetching as a command would be ended.
+
+    Args:
+        look: Called about once a second.
+
+    Raises:
+        Interrupted: When called, as `stop_when_asked` says.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self._next = 0.0
+
+    def __call__(self, size: int) -> None:
+        """So many bytes are there."""
+        check_stop()
+        if time.monotonic() >= self._next:
+            note(state="fetching", fetched_bytes=size)
+            self._look()
+            self._next = time.monotonic() + LOOK_SECONDS
+
+
 def _end_unwanted(farm: Farm, out: Path) -> None:
     """A job that was cancelled or deleted while it runs asks its worker to stop it."""
     job = get_current_job()
@@ -95,11 +121,13 @@ def cancel_farm_jobs(farm: Farm, out: Path) -> None:
 
 
 def cancel_request(job: Job, connection: redis.Redis) -> None:
-    """Cancel what the farm does for an RQ job that was stopped or cancelled, once."""
+    """Cancel what the farm does for an RQ job that was stopped or cancelled, once, and tell so."""
     meta = job.get_meta()
-    if "out" in meta and meta.get("state") != "cancelled":
-        with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written its `meta`
-            out = allow(str(meta["out"]), Settings().ingest_roots)
-            cancel_farm_jobs(Farm(connection), out)
+    if meta.get("state") != "cancelled":
+        if "out" in meta:
+            with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written it
+                out = allow(str(meta["out"]), Settings().ingest_roots)
+                cancel_farm_jobs(Farm(connection), out)
         job.meta["state"] = "cancelled"
         job.save_meta()
+    tell(job, "cancelled")
