@@ -4,7 +4,6 @@ Each field is read from `EMBEDFARM_<FIELD>`, else from `embedfarm.toml` in the w
 else it is the default below. A command-line flag of the same name overrules both.
 """
 
-import base64
 import json
 import sys
 from pathlib import Path
@@ -18,8 +17,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SecretStr,
-    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -29,34 +26,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-MEBIBYTE = 1 << 20
+from embedfarm.profiles import MEBIBYTE, PROFILES, PROPORTIONS
+from embedfarm.webhook_secret import NO_SECRET, WebhookSecret
+
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-PROPORTIONS = (
-    # Results leave the server part by part: with room for less than the part that is being made and
-    # the one that follows, the farm would wait for its collector, and the collector for the farm.
-    ("part_bytes_max", 2, "window_bytes_max"),
-    # Workers stop at the results limit, and a producer that fills its window must not reach it.
-    ("window_bytes_max", 1, "results_bytes_max"),
-    # Leases are renewed between heartbeats, and a worker must outlive a heartbeat that is late.
-    ("heartbeat_seconds", 3, "lease_seconds"),
-    ("heartbeat_seconds", 2, "heartbeat_ttl_seconds"),
-)
-
-
-PROFILES: dict[str, dict[str, float]] = {
-    # Fewer and longer leases; requests wait for longer device batches.
-    "high-throughput": {"micro_batch_seconds_max": 10.0, "lane_batch_seconds": 0.25},
-    # Whoever comes is served sooner, at the price of more overhead.
-    "low-latency": {"micro_batch_seconds_max": 1.0, "lane_batch_seconds": 0.05},
-    # A quarter of the memory of the usual limits, on the server and in each process.
-    "memory-constrained": {
-        "window_bytes_max": 20 * MEBIBYTE,
-        "results_bytes_max": 32 * MEBIBYTE,
-        "part_bytes_max": 6 * MEBIBYTE,
-        "micro_batch_bytes_max": MEBIBYTE,
-        "redis_bytes_max": 256 * MEBIBYTE,
-    },
-}
 
 
 class Recurring(BaseModel):
@@ -244,11 +217,11 @@ class Settings(BaseSettings):
         Field(description="Hosts, as `name` or `name:port`, that may have private addresses."),
     ] = []
     webhook_secret: Annotated[
-        SecretStr | None,
+        WebhookSecret,
         Field(
             description="Signs webhooks: `whsec_` and 24 to 64 bytes in base64; empty: unsigned."
         ),
-    ] = None
+    ] = NO_SECRET
     recurring: Annotated[
         list[Recurring],
         Field(
@@ -295,16 +268,6 @@ class Settings(BaseSettings):
         Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
     ] = {}
 
-    @field_validator("webhook_secret")
-    @classmethod
-    def _check_secret(cls, value: SecretStr | None) -> SecretStr | None:
-        """Refuse a secret that receivers' libraries would not take; "" is none."""
-        if value is None or not value.get_secret_value():
-            return None
-        if not is_webhook_secret(value.get_secret_value()):
-            raise ValueError("it must be whsec_ and 24 to 64 bytes in base64")
-        return value
-
     @model_validator(mode="before")
     @classmethod
     def _follow_profile(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -323,8 +286,7 @@ class Settings(BaseSettings):
     def environment(self) -> dict[str, str]:
         """All settings, as variables for a child process; they overrule its `embedfarm.toml`."""
         values = self.model_dump(mode="json", exclude_none=True)
-        if self.webhook_secret is not None:  # which a dump does not show
-            values["webhook_secret"] = self.webhook_secret.get_secret_value()
+        values["webhook_secret"] = self.webhook_secret.get_secret_value()  # not in a dump
         return {
             f"EMBEDFARM_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in values.items()
@@ -342,15 +304,6 @@ class Settings(BaseSettings):
         """Flags, then the environment, then `embedfarm.toml`."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
-
-
-def is_webhook_secret(text: str) -> bool:
-    """Whether it is one as Standard Webhooks has them."""
-    try:
-        key = base64.b64decode(text.removeprefix("whsec_"), validate=True)
-    except ValueError:
-        return False
-    return text.startswith("whsec_") and 24 <= len(key) <= 64  # noqa: PLR2004 -- as it is written
 
 
 def to_markdown() -> str:

@@ -30,6 +30,7 @@ from embedfarm.broker import host_name
 from embedfarm.settings import Settings
 from producer.command import Interrupted, stop_when_asked
 from producer.notices import tell
+from producer.outbound import hide_urls
 from producer.requests import DEATHS, cancel_request
 from producer.rescue import find_lost, take
 from producer.tasks import DAY_SECONDS, QUEUE, TASKS
@@ -53,8 +54,12 @@ class TaskJob(Job):
     """An RQ job that can only be one of `producer.tasks.TASKS`, with JSON arguments."""
 
     def restore(self, raw_data: Any) -> Any:  # noqa: ANN401 -- as RQ has it
-        """Give times to a job that was enqueued without; RQ's own are 3 minutes and a year."""
+        """Give times to a job that was enqueued without; RQ's own are 3 minutes and a year.
+
+        RQ logs the description, which is made of the arguments unless the job came with another.
+        """
         super().restore(raw_data)
+        self.description = hide_urls(self.description or "")
         if self.timeout in {None, Queue.DEFAULT_TIMEOUT}:
             self.timeout = Settings().ingest_seconds_max
         if self.failure_ttl is None:

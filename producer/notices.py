@@ -99,7 +99,7 @@ def deliver(url: str, event: Event, settings: Settings) -> int:
         ValueError: The event has no id that can be in a header.
     """
     target = parse_url(url)
-    name = str(event.get("id"))
+    name = str(event.get("id", ""))
     if not _ID.fullmatch(name):
         raise ValueError(f"an event needs an id of letters and digits, which {name!r} is not")
     body = json.dumps(event)
@@ -116,9 +116,8 @@ def _sign(name: str, body: str, settings: Settings) -> dict[str, str]:
     """Headers of Standard Webhooks; without a secret, no signature among them."""
     now = datetime.now(UTC)
     headers = {"webhook-id": name, "webhook-timestamp": str(int(now.timestamp()))}
-    if settings.webhook_secret is not None:
-        signer = Webhook(settings.webhook_secret.get_secret_value())
-        headers["webhook-signature"] = signer.sign(name, now, body)
+    if secret := settings.webhook_secret.get_secret_value():
+        headers["webhook-signature"] = Webhook(secret).sign(name, now, body)
     return headers
 
 

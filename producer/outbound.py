@@ -22,6 +22,7 @@ PORTS: Final = {"http": 80, "https": 443}
 HEADERS: Final[dict[str, str]] = {"user-agent": "embedfarm", "accept-encoding": "identity"}
 
 _PLAIN: Final = re.compile(r"[!$-;=?-Z\[\]_a-z~]+")  # printable ASCII, of which no parser differs
+_URL: Final = re.compile(r"""(https?://)[^\s"'/?#]*?([^\s"'/?#@]*)[/?#][^\s"']*""", re.IGNORECASE)
 _HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_.])?")
 _GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
 _IPV4_TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
@@ -100,6 +101,11 @@ def parse_url(text: str) -> Url:
     if port == 0:
         raise UrlRefused("a URL cannot have port 0")
     return Url(parts.scheme, host, port or PORTS[parts.scheme], parts.path or "/", parts.query)
+
+
+def hide_urls(text: str) -> str:
+    """The text with no more of each URL than its host: what follows may be a secret."""
+    return _URL.sub(r"\1\2/…", text)
 
 
 def is_public(address: str) -> bool:

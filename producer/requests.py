@@ -19,6 +19,7 @@ from embedfarm.settings import Settings
 from embedfarm.status import JobGone
 from producer.command import LOOK_SECONDS, check_stop
 from producer.notices import tell
+from producer.outbound import hide_urls
 from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
@@ -32,7 +33,7 @@ def begin(description: str, out: Path | None = None) -> None:
     job = get_current_job()
     if job is None:
         return
-    if job.description == job.get_call_string():
+    if job.description == hide_urls(job.get_call_string() or ""):
         job.description = description
         job.connection.hset(job.key, "description", description)
     note(state="running", **({} if out is None else {"out": str(out)}))

@@ -18,7 +18,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What is answered; a length that is not the body's stands in `headers`."""
+    """What is answered; `headers` may have another length than the body's, or "" for none."""
 
     status: int = 200
     headers: dict[str, str] = {}  # noqa: RUF012 -- nobody changes it
@@ -29,13 +29,17 @@ class Neighbour:
     """Answers as it is told, and remembers what came.
 
     Args:
-        answer: Makes the reply to a request.
         tls: With the server's certificate.
+
+    Attributes:
+        answer: Makes the reply to a request.
+        requests: What came.
     """
 
-    def __init__(self, answer: Callable[[Request], Reply], tls: SSLContext | None = None) -> None:
+    def __init__(self, tls: SSLContext | None = None) -> None:
+        self.answer: Callable[[Request], Reply] = lambda _: Reply()
         self.requests = list[Request]()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(answer))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -43,20 +47,21 @@ class Neighbour:
         self.port = self._server.server_address[1]
         self.url = f"{scheme}://127.0.0.1:{self.port}"
 
-    def _handler(self, answer: Callable[[Request], Reply]) -> type[BaseHTTPRequestHandler]:
-        requests = self.requests
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        neighbour = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 size = int(self.headers.get("content-length", 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 request = Request(self.command, self.path, headers, self.rfile.read(size))
-                requests.append(request)
-                reply = answer(request)
+                neighbour.requests.append(request)
+                reply = neighbour.answer(request)
                 self.send_response(reply.status)
                 length = {} if reply.status == 304 else {"content-length": str(len(reply.body))}
                 for name, value in (length | reply.headers).items():
-                    self.send_header(name, value)
+                    if value:
+                        self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(reply.body)
 

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import trustme
 
-from producer.outbound import RequestFailed, UrlRefused, find_addresses, is_public, parse_url, send
+from producer.outbound import (
+    RequestFailed,
+    UrlRefused,
+    find_addresses,
+    hide_urls,
+    is_public,
+    parse_url,
+    send,
+)
 from tests.outbound.neighbour import Neighbour, Reply
 
 PRIVATE = [
@@ -43,7 +51,8 @@ def read(url: str, *hosts: str, seconds: float = 10.0) -> bytes:
 @pytest.fixture
 def neighbour() -> Iterator[Neighbour]:
     """A server that says who it was called."""
-    with Neighbour(lambda request: Reply(body=request.headers["host"].encode())).running() as each:
+    with Neighbour().running() as each:
+        each.answer = lambda request: Reply(body=request.headers["host"].encode())
         yield each
 
 
@@ -109,6 +118,14 @@ def test_what_is_no_url(url: str, reason: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+def test_urls_are_hidden_in_logs() -> None:
+    """What comes after the host may be a secret, and what comes before the host is one."""
+    text = (
+        "embed('https://a.example/hook/secret?x', 'HTTP://me:secret@b.example:80#secret', '/c?d')"
+    )
+    assert hide_urls(text) == "embed('https://a.example/…', 'HTTP://b.example:80/…', '/c?d')"
+
+
 def test_a_host_without_address() -> None:
     """That is no refusal: later there may be one; a name that is too long for one is."""
     with pytest.raises(RequestFailed, match="cannot be found"):
@@ -154,7 +171,8 @@ def test_tls_is_for_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
     context.sni_callback = lambda _, name, __: asked.append(name)
-    with Neighbour(lambda _: Reply(body=b"hello"), context).running() as neighbour:
+    with Neighbour(context).running() as neighbour:
+        neighbour.answer = lambda _: Reply(body=b"hello")
         url = f"https://localhost:{neighbour.port}/"
         assert read(url, "localhost") == b"hello"
         with pytest.raises(RequestFailed, match="certificate verify failed"):
