@@ -263,6 +263,9 @@ class Settings(BaseSettings):
         Field(description="Requests that wait for vectors in one `serve`, each in a thread."),
     ] = 256
 
+    traces: Annotated[
+        str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")
+    ] = ""
     slowdown: Annotated[
         dict[str, float],
         Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
