@@ -24,7 +24,7 @@ from embedfarm.broker import closing_client
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus
-from producer.command import CommandFailed, run_command
+from producer.command import CommandFailed, check_stop, run_command
 from producer.downloads import fetch, place_of
 from producer.notices import Event, deliver
 from producer.outbound import RequestFailed, Url, parse_url
@@ -232,7 +232,11 @@ def _fetch(
     for source in sources:
         if isinstance(source, Url):
             path = allow(str(place_of(source, out)), settings.ingest_roots)
-            fetch(source, path, settings, Watch(look))
+            try:
+                fetch(source, path, settings, Watch(look))
+            except RequestFailed:
+                check_stop()  # it was not asked while the server was silent
+                raise
             paths.append(str(path))
         else:
             paths.append(str(source))

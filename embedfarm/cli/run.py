@@ -143,7 +143,8 @@ class Run:
         """Run producer, watcher and collector until the output is complete."""
         job = _job_id(self.place)
         submitter = self._submitter(Farm(connect(url)), job, output.next_index)
-        self._trace = self._trace and submitter.farm.job(job).noted(tracing.NOTE)
+        if self._trace:  # that of the run that made the job, if it was traced
+            self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
         self._agree(Farm(connect(url)), job)
         self._start("producer", lambda: self._produce(submitter, output))
         self._start("watcher", lambda: self._watch(Farm(connect(url)), job, local))
