@@ -1,7 +1,9 @@
-"""Which limits go together: sets of defaults, and proportions that must hold."""
+"""Which limits belong together: how they must differ, and sets of them for a purpose."""
 
-_MEBIBYTE = 1 << 20
-PROPORTIONS = (
+from typing import Final
+
+MEBIBYTE: Final = 1 << 20
+PROPORTIONS: Final = (
     # Results leave the server part by part: with room for less than the part that is being made and
     # the one that follows, the farm would wait for its collector, and the collector for the farm.
     ("part_bytes_max", 2, "window_bytes_max"),
@@ -11,19 +13,17 @@ PROPORTIONS = (
     ("heartbeat_seconds", 3, "lease_seconds"),
     ("heartbeat_seconds", 2, "heartbeat_ttl_seconds"),
 )
-
-
-PROFILES: dict[str, dict[str, float]] = {
+PROFILES: Final[dict[str, dict[str, float]]] = {
     # Fewer and longer leases; requests wait for longer device batches.
     "high-throughput": {"micro_batch_seconds_max": 10.0, "lane_batch_seconds": 0.25},
     # Whoever comes is served sooner, at the price of more overhead.
     "low-latency": {"micro_batch_seconds_max": 1.0, "lane_batch_seconds": 0.05},
     # A quarter of the memory of the usual limits, on the server and in each process.
     "memory-constrained": {
-        "window_bytes_max": 20 * _MEBIBYTE,
-        "results_bytes_max": 32 * _MEBIBYTE,
-        "part_bytes_max": 6 * _MEBIBYTE,
-        "micro_batch_bytes_max": _MEBIBYTE,
-        "redis_bytes_max": 256 * _MEBIBYTE,
+        "window_bytes_max": 20 * MEBIBYTE,
+        "results_bytes_max": 32 * MEBIBYTE,
+        "part_bytes_max": 6 * MEBIBYTE,
+        "micro_batch_bytes_max": MEBIBYTE,
+        "redis_bytes_max": 256 * MEBIBYTE,
     },
 }

@@ -26,9 +26,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from embedfarm.profiles import PROFILES, PROPORTIONS
+from embedfarm.profiles import MEBIBYTE, PROFILES, PROPORTIONS
+from embedfarm.webhook_secret import NO_SECRET, WebhookSecret
 
-MEBIBYTE = 1 << 20
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
@@ -52,7 +52,11 @@ class Settings(BaseSettings):
     """The farm's limits. Sizes are in the unit of the name, times in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="EMBEDFARM_", toml_file="embedfarm.toml", frozen=True, extra="forbid"
+        env_prefix="EMBEDFARM_",
+        toml_file="embedfarm.toml",
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # it may be a secret
     )
 
     profile: Annotated[
@@ -212,6 +216,26 @@ class Settings(BaseSettings):
     batch_requests_max: Annotated[
         PositiveInt, Field(description="Most requests in a file of OpenAI's batch protocol.")
     ] = 50_000
+    ingest_urls: Annotated[
+        list[str],
+        Field(description="URLs below which RQ jobs may fetch corpora; none: no URL."),
+    ] = []
+    fetch_bytes_max: Annotated[
+        PositiveInt, Field(description="Most that is fetched from one URL.")
+    ] = 64 * 1024 * MEBIBYTE
+    fetch_seconds_max: Annotated[
+        PositiveFloat, Field(description="How long fetching from one URL may take.")
+    ] = 6 * 3600.0
+    outbound_hosts: Annotated[
+        list[str],
+        Field(description="Hosts, as `name` or `name:port`, that may have private addresses."),
+    ] = []
+    webhook_secret: Annotated[
+        WebhookSecret,
+        Field(
+            description="Signs webhooks: `whsec_` and 24 to 64 bytes in base64; empty: unsigned."
+        ),
+    ] = NO_SECRET
     recurring: Annotated[
         list[Recurring],
         Field(
@@ -266,6 +290,9 @@ class Settings(BaseSettings):
         Field(description="Requests that wait for vectors in one `serve`, each in a thread."),
     ] = 256
 
+    traces: Annotated[
+        str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")
+    ] = ""
     slowdown: Annotated[
         dict[str, float],
         Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
@@ -300,6 +327,7 @@ class Settings(BaseSettings):
     def environment(self) -> dict[str, str]:
         """All settings, as variables for a child process; they overrule its `embedfarm.toml`."""
         values = self.model_dump(mode="json", exclude_none=True)
+        values["webhook_secret"] = self.webhook_secret.get_secret_value()  # not in a dump
         return {
             f"EMBEDFARM_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in values.items()

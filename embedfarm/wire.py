@@ -50,9 +50,9 @@ RQ's keys (`rq:*`) are outside of this scheme and have no hash tag; RQ does not 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
 workers agreed on, "recipe", the `TokenRecipe` by which they read token ids, "refused:<worker>",
-why one cannot embed the job, "account:<worker>#<incarnation>", an `Account` of what it did, and
-"command", the command line that does the same. `meta` and the newest 100 of `failed` outlive the
-job for so long.
+why one cannot embed the job, "account:<worker>#<incarnation>", an `Account` of what it did,
+"command", the command line that does the same, and "traceparent", for `embedfarm.tracing`. `meta`
+and the newest 100 of `failed` outlive the job for so long.
 """
 
 from dataclasses import dataclass

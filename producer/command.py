@@ -40,6 +40,16 @@ def _watch_parent(parent: int) -> None:
     _STOP.set()
 
 
+def check_stop() -> None:
+    """Go on, or not.
+
+    Raises:
+        Interrupted: See `stop_when_asked`.
+    """
+    if _STOP.is_set():
+        raise Interrupted
+
+
 def run_command(
     words: Sequence[str],
     settings: Settings,
@@ -81,8 +91,7 @@ def _wait(child: subprocess.Popen[bytes], look: Callable[[], object]) -> int:
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(LOOK_SECONDS)
-        if _STOP.is_set():
-            raise Interrupted
+        check_stop()
         look()
 
 

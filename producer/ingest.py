@@ -29,6 +29,8 @@ from rq.worker_registration import clean_worker_registry
 from embedfarm.broker import host_name
 from embedfarm.settings import Settings
 from producer.command import Interrupted, stop_when_asked
+from producer.notices import tell
+from producer.outbound import hide_urls
 from producer.requests import DEATHS, cancel_request, end_farm_job
 from producer.rescue import find_lost, take
 from producer.tasks import DAY_SECONDS, QUEUE, TASKS
@@ -52,8 +54,12 @@ class TaskJob(Job):
     """An RQ job that can only be one of `producer.tasks.TASKS`, with JSON arguments."""
 
     def restore(self, raw_data: Any) -> Any:  # noqa: ANN401 -- as RQ has it
-        """Give times to a job that was enqueued without; RQ's own are 3 minutes and a year."""
+        """Give times to a job that was enqueued without; RQ's own are 3 minutes and a year.
+
+        RQ logs the description, which is made of the arguments unless the job came with another.
+        """
         super().restore(raw_data)
+        self.description = hide_urls(self.description or "")
         if self.timeout in {None, Queue.DEFAULT_TIMEOUT}:
             self.timeout = Settings().ingest_seconds_max
         if self.failure_ttl is None:
@@ -108,9 +114,11 @@ class TaskJob(Job):
         if any(names) or self.webhooks:
             raise TaskRefused("refused: a job may bring no callbacks and no webhooks")
         try:
-            return super().perform()
+            result = super().perform()
         except Interrupted:
             return Retry(max=sys.maxsize)
+        tell(self, "finished")
+        return result
 
 
 class TaskWorker(Worker):
@@ -172,10 +180,15 @@ class TaskWorker(Worker):
         started_job_registry: StartedJobRegistry | None = None,
         exc_string: str = "",
     ) -> None:
-        """As RQ has it; where nothing is tried again, the farm's job has failed as well."""
+        """Tell of a failure, and end the farm's job, if the job is not tried again."""
         super().handle_job_failure(job, queue, started_job_registry, exc_string)
         if job.get_status() == JobStatus.FAILED:
-            end_farm_job(job, exc_string, self._settings)
+            reason = _last_sentence(exc_string) or "no reason is known"
+            end_farm_job(job, reason, self._settings)
+            cancelled = job.get_meta().get("state") == "cancelled"
+            tell(job, "cancelled" if cancelled else "failed", reason)
+
+    # What a crash leaves.
 
     def handle_work_horse_killed(
         self,
@@ -236,3 +249,10 @@ class TaskWorker(Worker):
         for name in registry.get_job_ids(0, CANCELLED_MAX - 1, desc=True):
             with contextlib.suppress(NoSuchJobError):
                 cancel_request(TaskJob.fetch(name, self.connection, "json"), self.connection)
+
+
+def _last_sentence(trace: str) -> str:
+    """What an exception said, without its name and where it was raised."""
+    lines = trace.strip().splitlines()
+    name, separator, said = lines[-1].partition(": ") if lines else ("", "", "")
+    return said if separator and " " not in name else "".join(lines[-1:])

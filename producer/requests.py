@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +17,14 @@ from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone
+from producer.command import LOOK_SECONDS, check_stop
+from producer.notices import tell
+from producer.outbound import hide_urls
 from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
 DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
 
-FAILED_COMMAND: Final = "producer.command.CommandFailed: "  # how RQ begins what a command said
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ def begin(description: str, out: Path | None = None) -> None:
     job = get_current_job()
     if job is None:
         return
-    if job.description == job.get_call_string():
+    if job.description == hide_urls(job.get_call_string() or ""):
         job.description = description
         job.connection.hset(job.key, "description", description)
     note(state="running", **({} if out is None else {"out": str(out)}))
@@ -68,6 +71,29 @@ def look(farm: Farm, out: Path) -> None:
         log.warning("the server does not say how far the job is: %s", error)
 
 
+class Watch:
+    """Notes how much of a corpus was fetched, and ends the fetching as a command would be ended.
+
+    Args:
+        look: Called about once a second.
+
+    Raises:
+        Interrupted: When called, as `stop_when_asked` says.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self._next = 0.0
+
+    def __call__(self, size: int) -> None:
+        """So many bytes are there."""
+        check_stop()
+        if time.monotonic() >= self._next:
+            note(state="fetching", fetched_bytes=size)
+            self._look()
+            self._next = time.monotonic() + LOOK_SECONDS
+
+
 def _end_unwanted(farm: Farm, out: Path) -> None:
     """A job that was cancelled or deleted while it runs asks its worker to stop it."""
     job = get_current_job()
@@ -97,14 +123,16 @@ def cancel_farm_jobs(farm: Farm, out: Path) -> None:
 
 
 def cancel_request(job: Job, connection: redis.Redis) -> None:
-    """Cancel what the farm does for an RQ job that was stopped or cancelled, once."""
+    """Cancel what the farm does for an RQ job that was stopped or cancelled, once, and tell so."""
     meta = job.get_meta()
-    if "out" in meta and meta.get("state") != "cancelled":
-        with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written its `meta`
-            out = allow(str(meta["out"]), Settings().task_roots)
-            cancel_farm_jobs(Farm(connection), out)
+    if meta.get("state") != "cancelled":
+        if "out" in meta:
+            with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written it
+                out = allow(str(meta["out"]), Settings().task_roots)
+                cancel_farm_jobs(Farm(connection), out)
         job.meta["state"] = "cancelled"
         job.save_meta()
+    tell(job, "cancelled")
 
 
 def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
@@ -112,7 +140,7 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
 
     Args:
         job: It names its job on the farm by the option `job_id`.
-        reason: Why; of a traceback that is the last line.
+        reason: Why.
         settings: How long the record is kept.
     """
     try:
@@ -122,8 +150,7 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
     if not isinstance(name, str):
         return
     farm = Farm(job.connection)
-    lines = reason.strip().splitlines() or ["no reason is known"]
     with contextlib.suppress(JobGone):
         status = farm.job(name).status()
         if not status.ended and status.state != "cancelled":
-            farm.end(name, "failed", lines[-1].removeprefix(FAILED_COMMAND), settings)
+            farm.end(name, "failed", reason, settings)

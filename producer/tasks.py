@@ -4,17 +4,18 @@
         "producer.tasks.embed_corpus", "/data/corpus.jsonl", "/data/vectors", model="…")
 
 Their arguments are paths and options, never texts or vectors. Each may be run again at any time: it
-goes on where it was, or finds its work done. Paths must be below the settings `ingest_roots`
-or `jobs_directory`.
+goes on where it was, or finds its work done. Paths must be below the settings `ingest_roots` or
+`jobs_directory`, and URLs of corpora below one of `ingest_urls`.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rq import Queue
+from rq import Queue, get_current_job
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.registry import CanceledJobRegistry
@@ -23,11 +24,14 @@ from embedfarm.broker import closing_client
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus
-from producer.command import run_command
+from producer.command import CommandFailed, check_stop, run_command
 from producer.directories import OUTPUT, directory_of, remove_old
+from producer.downloads import fetch, place_of
 from producer.files import BATCH_INPUT, complete_batch
-from producer.requests import begin, look, note
-from producer.roots import PathRefused, allow, allow_source
+from producer.notices import Event, deliver
+from producer.outbound import RequestFailed, Url, parse_url
+from producer.requests import Watch, begin, look, note
+from producer.roots import PathRefused, allow, allow_source, allow_url, is_url
 
 QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
@@ -40,16 +44,21 @@ EMBED_OPTIONS: Final = PATH_OPTIONS | {
     "job_id",
 }  # fmt: skip
 
+log = logging.getLogger(__name__)
+
 Option = str | int | float | bool
 Report = dict[str, Any]
 
 
-def embed_corpus(corpus: str | list[str], out: str, **options: Option) -> Report:
+def embed_corpus(
+    corpus: str | list[str], out: str, *, webhook: str = "", **options: Option
+) -> Report:
     """Embed a corpus into an output directory; a run that was cut off goes on there.
 
     Args:
-        corpus: A file or directory, or several.
+        corpus: A file, directory or URL, or several; what is fetched is kept below `out`.
         out: The output directory.
+        webhook: URL that is told when the job has finished, failed for good or was cancelled.
         options: Those of `embedfarm embed` in `EMBED_OPTIONS`.
 
     Returns:
@@ -57,14 +66,19 @@ def embed_corpus(corpus: str | list[str], out: str, **options: Option) -> Report
 
     Raises:
         PathRefused, ValueError: An argument is not allowed.
+        RequestFailed: A corpus cannot be fetched.
         CommandFailed: The corpus, the output or the farm refuses.
         Interrupted: This process was asked to stop.
     """
+    _check_webhook(webhook)
     return _embed("embed", corpus, out, options)
 
 
-def retry_failed(corpus: str | list[str], out: str, **options: Option) -> Report:
+def retry_failed(
+    corpus: str | list[str], out: str, *, webhook: str = "", **options: Option
+) -> Report:
     """Embed the chunks of a finished output that failed once more; otherwise as `embed_corpus`."""
+    _check_webhook(webhook)
     return _embed("retry what failed of", corpus, out, options, "--retry-failed")
 
 
@@ -122,8 +136,8 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
     settings = Settings()
     directory = allow(out, settings.task_roots)
     sources = _sources(corpus, settings)
-    begin(f"compare {directory} with {', '.join(sources)}")
-    against = [f"--against={source}" for source in sources]
+    begin(f"compare {directory} with {_names(sources)}")
+    against = [f"--against={source}" for source in _fetch(sources, directory, settings)]
     return _run(["verify", *against, "--json", "--", str(directory)], settings, 1)
 
 
@@ -156,9 +170,39 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
     return {"jobs": ended, "requests": requests, "directories": directories}
 
 
+def notify(url: str, event: Event) -> Report:
+    """Tell a URL of an event; `producer.notices.enqueue_notice` asks for it, with retries.
+
+    Args:
+        url: Where to.
+        event: From `producer.notices.make_event`.
+
+    Returns:
+        "status": that of the answer.
+
+    Raises:
+        UrlRefused, ValueError: Nothing may be sent there, or not this; it is not tried again.
+        RequestFailed: The receiver has not taken it.
+    """
+    job = get_current_job()
+    note(state="running")
+    try:
+        status = deliver(url, event, Settings())
+    except ValueError:
+        if job is not None:
+            job.retries_left = 0
+        raise
+    except RequestFailed as error:
+        if job is not None and not job.retries_left:
+            log.error("given up: %s was not told of %s: %s", job.description, event["id"], error)  # noqa: TRY400 -- RQ logs where
+        raise
+    note(state="finished")
+    return {"status": status}
+
+
 TASKS: Final[Mapping[str, Callable[..., Report]]] = {
     f"producer.tasks.{task.__name__}": task
-    for task in (embed_corpus, embed_batch, retry_failed, export, reconcile, cleanup)
+    for task in (embed_corpus, embed_batch, retry_failed, export, reconcile, cleanup, notify)
 }
 
 
@@ -170,14 +214,17 @@ def _embed(
     sources = _sources(corpus, settings)
     words = ["embed", f"--out={place}", "--json", *flags, *option_words(options, settings)]
     model = f" with {options['model']}" if "model" in options else ""
-    begin(f"{verb} {', '.join(sources)} into {place}{model}", place)
+    begin(f"{verb} {_names(sources)} into {place}{model}", place)
     with closing_client(settings.redis_url) as client:
-        report: Report = run_command(
-            [*words, "--", *sources],
-            settings,
-            partial(look, Farm(client), place),
-            {0, FAILED_CHUNKS},
-        )
+        watch = partial(look, Farm(client), place)
+        fetched = _fetch(sources, place, settings, watch)
+        try:
+            report: Report = run_command(
+                [*words, "--", *fetched], settings, watch, {0, FAILED_CHUNKS}
+            )
+        except CommandFailed:
+            watch()  # it may have been cancelled since
+            raise
     count = report["count"]
     note(state="finished", done=count, of=count, failed=report["failed"])
     return report
@@ -190,9 +237,46 @@ def _run(words: list[str], settings: Settings, *statuses: int) -> Report:
     return report
 
 
-def _sources(corpus: str | list[str], settings: Settings) -> list[str]:
-    names = [corpus] if isinstance(corpus, str) else corpus
-    return [str(allow_source(name, settings.task_roots)) for name in names]
+def _check_webhook(url: str) -> None:
+    if url:
+        parse_url(url)
+
+
+def _sources(corpus: str | list[str], settings: Settings) -> list[Path | Url]:
+    """Where a corpus is, all of it allowed."""
+    return [
+        allow_url(name, settings.ingest_urls)
+        if is_url(name)
+        else allow_source(name, settings.task_roots)
+        for name in ([corpus] if isinstance(corpus, str) else corpus)
+    ]
+
+
+def _names(sources: list[Path | Url]) -> str:
+    """Sources for people; a query may hold a signature."""
+    return ", ".join(each.place if isinstance(each, Url) else str(each) for each in sources)
+
+
+def _fetch(
+    sources: list[Path | Url],
+    out: Path,
+    settings: Settings,
+    look: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """The files and directories of a corpus, after what is elsewhere was fetched to below `out`."""
+    paths = []
+    for source in sources:
+        if isinstance(source, Url):
+            path = allow(str(place_of(source, out)), settings.task_roots)
+            try:
+                fetch(source, path, settings, Watch(look))
+            except RequestFailed:
+                check_stop()  # it was not asked while the server was silent
+                raise
+            paths.append(str(path))
+        else:
+            paths.append(str(source))
+    return paths
 
 
 def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]:

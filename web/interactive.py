@@ -11,6 +11,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, HTTPException, Request
 from numpy.typing import NDArray
 
+from embedfarm import tracing
 from embedfarm.lane import Lane, LaneFull, LaneLate, LaneRefused
 from embedfarm.records import JobSpec, LaneAnswer
 
@@ -60,7 +61,8 @@ class Desk:
         """
         spec = JobSpec(model=model, long="truncate" if truncate else "error")
         try:
-            answer = self.lane.ask(spec, texts, self.lane.settings.lane_seconds_max)
+            with tracing.span("lane", model=model, texts=len(texts)):
+                answer = self.lane.ask(spec, texts, self.lane.settings.lane_seconds_max)
         except LaneFull as error:
             raise _busy(str(error), error.retry_seconds) from error
         except LaneLate as error:

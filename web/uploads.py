@@ -16,7 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from collector.files import sync
-from embedfarm.settings import MEBIBYTE, Settings
+from embedfarm.profiles import MEBIBYTE
+from embedfarm.settings import Settings
 from producer.directories import UPLOADS
 
 FIELDS_MAX: Final = 64

@@ -12,6 +12,7 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
+from embedfarm import tracing
 from embedfarm.accounts import Account
 from embedfarm.broker import persist
 from embedfarm.farm import Farm, model_key
@@ -65,6 +66,22 @@ class Committer:
             each.spend("commit", ended - began)
         if chunks:
             self._report(batch, chunks, tokens, ended)
+        if tracing.enabled():
+            self._trace(batch, chunks, began, ended)
+
+    def _trace(self, batch: MicroBatch, chunks: int, began: float, ended: float) -> None:
+        """Tell of a micro-batch, and of its three stages, below what submitted the job."""
+        parent = self._persist(lambda: self.farm.job(batch.job).noted(tracing.NOTE))
+        whole = tracing.record(
+            "micro-batch", parent, batch.fetch_began, ended,
+            job=batch.job, worker=self.worker, chunks=chunks, blocks=len(batch.leases),
+            tokens=batch.account.real_tokens, padded_tokens=batch.account.padded_tokens,
+            **{f"{name}_seconds": spent for name, spent in batch.account.seconds.items()},
+        )  # fmt: skip
+        forwarded = batch.forward_began + batch.forward_seconds
+        tracing.record("fetch", whole, batch.fetch_began, batch.fetched)
+        tracing.record("forward", whole, batch.forward_began, forwarded)
+        tracing.record("commit", whole, began, ended)
 
     def _note(self, batch: MicroBatch) -> Account:
         """The account of the job, noted before the results: with the last one the job may end."""

@@ -8,6 +8,7 @@ import argparse
 import logging
 import sys
 
+from embedfarm import tracing
 from embedfarm.processes import stop_when_asked
 from embedfarm.settings import Settings
 from workers import devices
@@ -22,6 +23,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings()
     stop = stop_when_asked()
+    tracing.start(settings.traces, "worker")
     device = devices.pinned(arguments.device)
     torch_device = "cpu" if device.kind == "cpu" else "cuda:0"
     Worker(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from embedfarm import tracing
 from embedfarm.cli.options import (
     FAILED_CHUNKS,
     FULL,
@@ -166,6 +167,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     from producer.readers import CorpusOptions
 
     settings = read_settings(redis)
+    tracing.start(settings.traces, "embed")
     terms = read_terms(priority, tenant, weight, deadline)
     with plain_errors():
         options = CorpusOptions(

@@ -14,6 +14,7 @@ import redis
 import typer
 from pydantic import ValidationError
 
+from embedfarm import tracing
 from embedfarm.broker import ServerError, hide_password
 from embedfarm.model_files import ModelError
 from embedfarm.processes import ChildError
@@ -39,6 +40,8 @@ def read_settings(redis_url: str = "") -> Settings:
         settings = Settings()
     except ValidationError as error:
         fail(f"settings: {error}", USAGE)
+    if settings.traces and not tracing.is_installed():
+        fail("settings: traces need the packages of embedfarm[traces], which are missing", USAGE)
     return settings.model_copy(update={"redis_url": redis_url or settings.redis_url})
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from embedfarm import tracing
 from embedfarm.broker import hide_password, wait_until_ready
 from embedfarm.cli.options import (
     USAGE,
@@ -103,6 +104,7 @@ def serve(
     url = need_server(settings)
     keys = _keys(host, settings)
     stop_on_signals()  # uvicorn raises them again at its end
+    tracing.start(settings.traces, "serve")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         listener = listen(host, port)

@@ -25,7 +25,7 @@ from collector.manifest import (
     SourceChanged,
 )
 from collector.output import Output
-from embedfarm import model_files
+from embedfarm import model_files, tracing
 from embedfarm.accounts import describe
 from embedfarm.broker import UNAVAILABLE, PrivateServer, connect
 from embedfarm.cli.local import SERVER_DIRECTORY, LocalFarm, run_local_farm
@@ -87,6 +87,8 @@ class Run:
     view: View
     stop: threading.Event
     terms: Terms = USUAL
+    _trace: str = ""
+    _part_began: float = 0.0
     _skipped: int = 0
     _source_sha256: str = ""
     _source_read: threading.Event = field(default_factory=threading.Event)
@@ -108,7 +110,7 @@ class Run:
         try:
             with self._output() as output:
                 begun = bool(output.parts)
-                with self._farm() as (url, local):
+                with self._farm() as (url, local), tracing.span("embed") as self._trace:
                     manifest = self._drive(output, url, local)
         except (*FOR_GOOD, FarmFull):
             # Nothing is lost, and a corrected command must not be taken for another request.
@@ -141,6 +143,8 @@ class Run:
         """Run producer, watcher and collector until the output is complete."""
         job = _job_id(self.place)
         submitter = self._submitter(Farm(connect(url)), job, output.next_index)
+        if self._trace:  # that of the run that made the job, if it was traced
+            self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
         self._agree(Farm(connect(url)), job)
         self._start("producer", lambda: self._produce(submitter, output))
         self._start("watcher", lambda: self._watch(Farm(connect(url)), job, local))
@@ -166,19 +170,34 @@ class Run:
         place, spec = self.place, self.request.spec
         files = model_files.find_local(spec.model, place.settings.model_cache)
         notes = {"out": str(place.out.resolve()), "command": place.command}
+        if self._trace:
+            notes[tracing.NOTE] = self._trace
         return Submitter(
             farm, job, spec, start, place.settings, self.stop, files, self.terms, notes
         )
 
     def _collect(self, farm: Farm, job: str, output: Output) -> Manifest | None:
         """Collect all results and write the manifest; None when `stop` came first."""
-        collector = Collector(
-            farm.job(job), output, self.place.settings, self.stop, lambda: self._note(farm, job)
-        )
+
+        def on_part() -> None:
+            self._note(farm, job)
+            self._trace_part(output)
+
+        self._part_began = time.monotonic()
+        collector = Collector(farm.job(job), output, self.place.settings, self.stop, on_part)
         count = collector.collect()
         if count is None or not self._source_read.wait(self.place.settings.drain_seconds):
             return None
         return self._finish(output, farm, job, count)
+
+    def _trace_part(self, output: Output) -> None:
+        """Tell of a part that is on the disk, with the time since the one before."""
+        if tracing.enabled():
+            now = time.monotonic()
+            tracing.record(
+                "collect part", self._trace, self._part_began, now, upto=output.next_index
+            )
+            self._part_began = now
 
     def _start(self, name: str, work: Callable[[], None]) -> None:
         """A thread whose failure stops the run."""
@@ -212,7 +231,8 @@ class Run:
         with _skipped_file(self.place.out) as record:
             check = PrefixCheck(list(output.parts))
             rows = _rest(self._rows(record), submitter.start, check, self.stop)
-            count = submitter.submit(rows)
+            with tracing.span("submit", self._trace, first_chunk=submitter.start):
+                count = submitter.submit(rows)
             if not self.stop.is_set():
                 self._source_sha256 = check.finish()
                 self._source_read.set()
@@ -280,6 +300,7 @@ class Run:
             accounts={name: describe(each) for name, each in farm.accounts(job).items()},
         )
         manifest = output.finish(count, about)
+        self._trace_part(output)
         with contextlib.suppress(JobGone):
             farm.end(
                 job, "finished", "", self.place.settings,

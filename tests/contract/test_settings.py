@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from embedfarm.profiles import PROFILES
-from embedfarm.settings import MEBIBYTE, Settings
+from embedfarm.profiles import MEBIBYTE, PROFILES
+from embedfarm.settings import Settings
 
-PRINT = "from embedfarm.settings import Settings; print(Settings().model_dump_json())"
+PRINT = (
+    "from embedfarm.settings import Settings; s = Settings();"
+    "print(s.model_dump_json()); print(s.webhook_secret.get_secret_value())"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +84,7 @@ def test_limits_that_do_not_work_are_refused(changed: dict[str, Any], message: s
             "heartbeat_seconds": 0.1,
             "events_max": 7,
             "slowdown": {"cpu-1": 4.0},
+            "webhook_secret": "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
         },
     ],
 )
@@ -95,7 +99,9 @@ def test_child_gets_our_settings(tmp_path: Path, changed: dict[str, Any]) -> Non
         check=True,
         timeout=60,
     )
-    assert json.loads(child.stdout) == settings.model_dump(mode="json")
+    dump, secret = child.stdout.decode().splitlines()
+    assert json.loads(dump) == settings.model_dump(mode="json")
+    assert secret == settings.webhook_secret.get_secret_value()
 
 
 def test_settings_do_not_change() -> None:

@@ -80,6 +80,11 @@ class Door:
         """States of the farm's jobs."""
         return [status.state for status in self.farm_jobs().values()]
 
+    def cancel_farm_job(self, job: str) -> None:
+        """As `embedfarm jobs cancel`."""
+        with closing_client(self.server.url) as client:
+            Farm(client).job(job).cancel()
+
     def log(self, worker: int = 0) -> str:
         """What an RQ worker said."""
         return (self.home / "state" / "logs" / f"ingest-{worker}.log").read_text()

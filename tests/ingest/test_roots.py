@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from producer.roots import PathRefused, allow, allow_source
+from producer.outbound import UrlRefused
+from producer.roots import PathRefused, allow, allow_source, allow_url, is_url
 
 
 @pytest.fixture
@@ -53,3 +54,58 @@ def test_without_roots(root: Path) -> None:
     """Nothing is allowed, and the reason says what to set."""
     with pytest.raises(PathRefused, match="ingest_roots is empty"):
         allow(str(root), [])
+
+
+PREFIXES = ["https://data.example/corpora/", "http://intern:8080/one.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://data.example/corpora/a.jsonl",
+        "HTTPS://DATA.example:443/corpora/b/c.jsonl?signature=x/../y",
+        "https://data.example/corpora",
+        "http://intern:8080/one.jsonl",
+        "https://data.example/corpora/a%20b/..c.jsonl",
+    ],
+)
+def test_urls_below_a_prefix(url: str) -> None:
+    """Scheme, host and port are the same, and the path goes on at a slash."""
+    assert is_url(url)
+    assert allow_url(url, PREFIXES).host in url.lower()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://data.example/corpora/a.jsonl",
+        "https://data.example:8443/corpora/a.jsonl",
+        "https://data.example.evil.example/corpora/a.jsonl",
+        "https://data.example@evil.example/corpora/a.jsonl",
+        "https://data.example/corpora2/a.jsonl",
+        "https://data.example/Corpora/a.jsonl",
+        "https://data.example/",
+        "https://data.example/corpora/../secret.jsonl",
+        "https://data.example/corpora/..;x/secret.jsonl",
+        "https://data.example/corpora/%2e%2E/secret.jsonl",
+        "https://data.example/corpora/..%2fsecret.jsonl",
+        "https://data.example/corpora/%252e%252e/secret.jsonl",
+        "https://data.example/corpora/.%5csecret.jsonl",
+        "https://data.example/corpora/a%00.jsonl",
+        "https://data.example/corpora\\..\\secret.jsonl",
+        "http://intern:8080/one.jsonl.bak",
+        "http://intern/one.jsonl",
+        "https:/data.example/corpora/a.jsonl",
+    ],
+)
+def test_urls_that_lead_elsewhere(url: str) -> None:
+    """By another host, by dots in any spelling, or by a name that only begins like a prefix."""
+    with pytest.raises(UrlRefused):
+        allow_url(url, PREFIXES)
+
+
+def test_without_prefixes() -> None:
+    """No URL is allowed, and the reason says what to set, but not what may be a signature."""
+    with pytest.raises(UrlRefused, match=r"ingest_urls \(empty\)") as refused:
+        allow_url("https://data.example/corpora/a.jsonl?signature=secret", [])
+    assert "secret" not in str(refused.value)

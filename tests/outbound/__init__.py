@@ -1,0 +1,1 @@
+"""What the farm sends outwards, to real servers on loopback."""

@@ -1,0 +1,158 @@
+"""Corpora that are fetched."""
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedfarm.settings import Settings
+from producer.downloads import fetch, place_of
+from producer.outbound import RequestFailed, UrlRefused
+from producer.roots import allow_url
+from tests.outbound.neighbour import Neighbour, Reply, Request
+
+BODY = b"a river\n" * 30_000
+
+
+class Library:
+    """A server with a corpus, and who fetches it."""
+
+    def __init__(self, neighbour: Neighbour, out: Path) -> None:
+        self.neighbour = neighbour
+        self.out = out
+        self.sizes = list[int]()
+
+    def fetch(self, path: str = "/data/corpus.jsonl", **limits: Any) -> Path:  # noqa: ANN401 -- what a setting takes
+        """Where the file is."""
+        chosen = {"ingest_urls": [f"{self.neighbour.url}/data"], "outbound_hosts": ["127.0.0.1"]}
+        settings = Settings.model_validate(chosen | limits)
+        url = allow_url(self.neighbour.url + path, settings.ingest_urls)
+        place = place_of(url, self.out)
+        fetch(url, place, settings, self.sizes.append)
+        return place
+
+    def asked(self) -> list[str]:
+        """Paths that were asked for since the last call."""
+        paths = [request.path for request in self.neighbour.requests]
+        self.neighbour.requests.clear()
+        return paths
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Library]:
+    """One that answers with `BODY`."""
+    with Neighbour().running() as neighbour:
+        neighbour.answer = lambda _: Reply(body=BODY)
+        yield Library(neighbour, tmp_path / "out")
+
+
+def test_a_file_of_its_own(library: Library) -> None:
+    """It has the bytes and the suffix of the URL, each URL has its own, and progress is seen."""
+    first = library.fetch("/data/a%20corpus.jsonl?part=1")
+    second = library.fetch("/data/a%20corpus.jsonl?part=2")
+    assert (first.read_bytes(), first.name) == (BODY, "a_20corpus.jsonl")
+    assert first != second == library.fetch("/data/a%20corpus.jsonl?part=2")
+    assert library.sizes[-1] == len(BODY)
+    assert {name.name for name in first.parent.iterdir()} == {first.name, ".facts.json", ".lock"}
+    assert library.neighbour.requests[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("heeded", [True, False])
+@pytest.mark.parametrize("name", ["etag", "last-modified", ""])
+def test_only_what_is_new(library: Library, name: str, *, heeded: bool) -> None:
+    """The same is not fetched again, whatever the server makes of the question; another one is.
+
+    Without a word of the server it is another one if it has another size.
+    """
+    reply = Reply(headers={name: "Sat, 21 Nov 2026 10:00:00 GMT"} if name else {}, body=BODY)
+
+    def answer(request: Request) -> Reply:
+        known = {request.headers.get("if-none-match"), request.headers.get("if-modified-since")}
+        same = heeded and not known.isdisjoint(reply.headers.values())
+        return Reply(304) if same else reply
+
+    library.neighbour.answer = answer
+    place = library.fetch()
+    before = place.stat().st_ino
+    assert library.fetch() == place
+    assert place.stat().st_ino == before
+    headers = {name: "Sun, 22 Nov 2026 10:00:00 GMT"} if name else {}
+    reply = Reply(headers=headers, body=BODY[::-1] if name else b"another")
+    assert library.fetch().read_bytes() == reply.body
+
+
+def test_what_was_cut_off_is_fetched_again(library: Library) -> None:
+    """A body shorter than promised is an error, and leaves nothing; then all of it is asked for."""
+    promise = {"content-length": str(len(BODY)), "etag": '"one"'}
+    library.neighbour.answer = lambda _: Reply(headers=promise, body=BODY[:1000])
+    with pytest.raises(RequestFailed, match="closed"):
+        library.fetch()
+    library.neighbour.answer = lambda request: Reply(
+        304 if "if-none-match" in request.headers else 200, {"etag": '"one"'}, BODY
+    )
+    assert library.fetch().read_bytes() == BODY
+    assert [name.name for name in (library.out / ".corpus").glob("*/.partial")] == []
+
+
+def test_redirects_within_what_is_allowed(library: Library) -> None:
+    """They are followed there, a few of them, and never to another place or host."""
+    places = {"/data/a": "b", "/data/b": "/data/c", "/data/out": "../secret",
+              "/data/evil": "//evil.example/data/c", "/data/loop": "/data/loop",
+              "/data/private": f"http://localhost:{library.neighbour.port}/data/c"}  # fmt: skip
+    library.neighbour.answer = lambda request: (
+        Reply(302, {"location": places[request.path]})
+        if request.path in places
+        else Reply(body=request.path.encode())
+    )
+    assert library.fetch("/data/a").read_bytes() == b"/data/c"
+    assert library.asked() == ["/data/a", "/data/b", "/data/c"]
+    for name in ("out", "evil", "private"):
+        with pytest.raises(UrlRefused, match="not below one of ingest_urls"):
+            library.fetch(f"/data/{name}")
+        assert library.asked() == [f"/data/{name}"]
+    with pytest.raises(RequestFailed, match="more than 5 redirects"):
+        library.fetch("/data/loop")
+    assert len(library.asked()) == 6
+
+
+@pytest.mark.parametrize(
+    ("reply", "limits", "reason"),
+    [
+        (Reply(404), {}, "answers 404"),
+        (Reply(304), {}, "answers 304"),
+        (Reply(206, body=b"part"), {}, "answers 206"),
+        (Reply(headers={"content-encoding": "gzip"}, body=b"packed"), {}, "packs it"),
+        (Reply(body=BODY), {"fetch_bytes_max": 1000}, "240,000 bytes"),
+        (Reply(headers={"content-length": "99999999999999"}), {}, "99,999,999,999,999 bytes"),
+        (Reply(body=BODY), {"outbound_hosts": []}, "not public"),
+        (Reply(body=BODY), {"fetch_seconds_max": 1e-9}, "time is up"),
+    ],
+)
+def test_what_is_not_taken(
+    library: Library, reply: Reply, limits: dict[str, Any], reason: str
+) -> None:
+    """What is no whole file, too large, packed, late, or where nothing may be sent: in words."""
+    library.neighbour.answer = lambda _: reply
+    with pytest.raises((RequestFailed, UrlRefused), match=reason):
+        library.fetch(**limits)
+
+
+def test_a_size_that_nobody_promised(library: Library) -> None:
+    """It is counted while the body comes; what is too large leaves nothing on the disk."""
+    library.neighbour.answer = lambda _: Reply(headers={"content-length": ""}, body=BODY)
+    assert library.fetch().read_bytes() == BODY
+    with pytest.raises(RequestFailed, match="more bytes than fetch_bytes_max"):
+        library.fetch("/data/other.jsonl", fetch_bytes_max=1000)
+    assert not list(library.out.glob("**/other.jsonl"))
+    assert not list(library.out.glob("**/.partial"))
+
+
+def test_one_at_a_time(library: Library) -> None:
+    """Two jobs that fetch to the same place would write over each other: the second one says so."""
+    place = library.fetch()
+    with (place.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RequestFailed, match="being fetched"):
+            library.fetch()
