@@ -94,6 +94,8 @@ def test_results_at_their_limit() -> None:
     assert said(jobs=full[:1], workers=idle) == [("error", text)]
     text = "nothing more is leased: results of 2 jobs are not collected"
     assert said(jobs=full, workers=idle) == [("error", text)]
+    reading = [replace(each, state="open", chunk_count=-1) for each in full]
+    assert said(jobs=reading) == [("error", text)]
 
 
 def test_producers_that_wait_for_the_collector() -> None:

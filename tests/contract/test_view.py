@@ -220,7 +220,8 @@ def test_idle_times_slow_the_farm_down(client: redis.Redis) -> None:
     """Samples without progress count in the time for the backlog, once something was done."""
     farm = Farm(client)
     embed_two(farm)
-    farm.sample(SAMPLE)
-    farm.sample(msgspec.structs.replace(SAMPLE, workers={}, jobs={}))
+    idle = msgspec.structs.replace(SAMPLE, workers={}, jobs={})
+    for sample in (idle, SAMPLE, idle):
+        farm.sample(sample)
     tokens = 6 * 9  # as the model counts
     assert FarmReader(farm).read().backlog_seconds == pytest.approx([tokens / 0.9] * 2)
