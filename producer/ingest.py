@@ -28,7 +28,7 @@ from rq.worker_registration import clean_worker_registry
 from embedfarm.broker import host_name
 from embedfarm.settings import Settings
 from producer.command import Interrupted, stop_when_asked
-from producer.requests import DEATHS, cancel_request
+from producer.requests import DEATHS, ReadableJob, cancel_request
 from producer.rescue import find_lost, take
 from producer.tasks import DAY_SECONDS, QUEUE, TASKS
 
@@ -47,7 +47,7 @@ class TaskRefused(RuntimeError):
     """A job that asks for something that is on no list; nothing of it was run."""
 
 
-class TaskJob(Job):
+class TaskJob(ReadableJob):
     """An RQ job that can only be one of `producer.tasks.TASKS`, with JSON arguments."""
 
     def restore(self, raw_data: Any) -> Any:  # noqa: ANN401 -- as RQ has it

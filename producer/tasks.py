@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from rq import Queue
 from rq.exceptions import NoSuchJobError
-from rq.job import Job
 from rq.registry import CanceledJobRegistry
 
 from embedfarm.broker import closing_client
@@ -23,7 +22,7 @@ from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus
 from producer.command import run_command
-from producer.requests import begin, look, note
+from producer.requests import ReadableJob, begin, look, note
 from producer.roots import allow, allow_source
 
 QUEUE: Final = "embedfarm"
@@ -191,7 +190,7 @@ def _delete_cancelled(queue: Queue, before: float) -> list[str]:
     deleted = []
     for name in registry.get_job_ids():
         try:
-            job = Job.fetch(name, queue.connection, serializer="json")
+            job = ReadableJob.fetch(name, queue.connection, serializer="json")
         except NoSuchJobError:
             registry.remove(name)
             continue
