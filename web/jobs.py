@@ -12,7 +12,7 @@ from embedfarm.records import ChunkError
 from embedfarm.terms import TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
 from web.keys import Key, Scope
 from web.problems import problems
-from web.schemas import schema_of
+from web.schemas import WHOLE, Body, schema_of
 from web.services import Caller, Service, need
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -41,17 +41,21 @@ class FailurePage(BaseModel):
     next: str | None
 
 
-class TermsChange(BaseModel):
+class TermsChange(Body):
     """Terms of a job that are to be others from now on; what is left out stays."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
 
-    priority: Literal[0, 1, 2] = Field(default=0, description="0 normal, 1 high, 2 urgent.")
+    priority: Annotated[
+        int, Field(ge=0, le=2, description="0 normal, 1 high, 2 urgent."), WHOLE
+    ] = 0
     tenant: Tenant = Field(default="", description="For whom it is done.")
-    weight: int = Field(default=1, ge=1, le=WEIGHT_MAX, description="Beside the tenant's others.")
-    deadline_ms: int = Field(
-        default=0, ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."
-    )
+    weight: Annotated[
+        int, Field(ge=1, le=WEIGHT_MAX, description="Beside the tenant's others."), WHOLE
+    ] = 1
+    deadline_ms: Annotated[
+        int, Field(ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."), WHOLE
+    ] = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
