@@ -149,7 +149,7 @@ def check_head(scope: Scope, headers: Headers) -> None:
         HTTPException: It is long, or there are two hosts, two ways to find the end of the body, or
             a coding of it that would have to be undone.
     """
-    size = len(scope["raw_path"]) + len(scope["query_string"])
+    size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
     if size + sum(len(name) + len(value) for name, value in headers.raw) > HEAD_BYTES_MAX:
         raise HTTPException(431, f"a head has at most {HEAD_BYTES_MAX} bytes", CLOSE)
     if len(headers.getlist("host")) > 1:
