@@ -31,7 +31,7 @@ from embedfarm.settings import Settings
 from producer.command import Interrupted, stop_when_asked
 from producer.notices import tell
 from producer.outbound import hide_urls
-from producer.requests import DEATHS, cancel_request, end_farm_job
+from producer.requests import DEATHS, ReadableJob, cancel_request, end_farm_job
 from producer.rescue import find_lost, take
 from producer.tasks import DAY_SECONDS, QUEUE, TASKS
 
@@ -50,7 +50,7 @@ class TaskRefused(RuntimeError):
     """A job that asks for something that is on no list; nothing of it was run."""
 
 
-class TaskJob(Job):
+class TaskJob(ReadableJob):
     """An RQ job that can only be one of `producer.tasks.TASKS`, with JSON arguments."""
 
     def restore(self, raw_data: Any) -> Any:  # noqa: ANN401 -- as RQ has it

@@ -15,11 +15,13 @@ import redis
 from croniter import croniter
 from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError
+from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 
 from embedfarm import wire
 from embedfarm.settings import Recurring, Settings
 from producer.ingest import FAILURE_SECONDS, RESULT_SECONDS
+from producer.requests import ReadableJob
 from producer.tasks import QUEUE, TASKS
 
 MEMORY_SECONDS: Final = 400 * 86400  # longer than a year, which a cron expression may wait
@@ -69,9 +71,19 @@ class Timetable:
         if not fence:
             return
         if self._retries.acquire_locks():
+            self._forget_unreadable()
             self._retries.enqueue_scheduled_jobs()
         for entry in self._settings.recurring:
             self._enqueue_due(entry, fence, now)
+
+    def _forget_unreadable(self) -> None:
+        """Drop the postponed jobs over which RQ would end."""
+        registry = ScheduledJobRegistry(queue=self._queue)
+        due = registry.get_jobs_to_schedule()
+        jobs = ReadableJob.fetch_many(due, self._queue.connection, "json")
+        for name, job in zip(due, jobs, strict=True):
+            if job is None:
+                registry.remove(name)
 
     def _enqueue_due(self, entry: Recurring, fence: int, now: float) -> None:
         """Enqueue the newest run of a recurring job, unless it was; those before it are skipped."""

@@ -3,14 +3,14 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import redis
 from rq import get_current_job
 from rq.command import send_command
-from rq.exceptions import DeserializationError, InvalidJobOperation
+from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 
 from embedfarm.broker import UNAVAILABLE
@@ -23,10 +23,46 @@ from producer.outbound import hide_urls
 from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
+# What RQ raises over a hash with other fields than it writes, or over what is no hash.
+UNREADABLE: Final = (ValueError, TypeError, AttributeError, AssertionError, redis.ResponseError)
 DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
 
 
 log = logging.getLogger(__name__)
+
+
+class ReadableJob(Job):
+    """An RQ job that is not there when it cannot be read, so that nobody ends over it."""
+
+    @classmethod
+    def fetch_many(
+        cls,
+        job_ids: Iterable[str],
+        connection: redis.Redis,
+        serializer: Any = None,  # noqa: ANN401 -- as RQ has it
+    ) -> list[Job | None]:
+        """The jobs, None for each that is not there or cannot be read."""
+        return [cls._find(each, connection, serializer) for each in job_ids]
+
+    @classmethod
+    def _find(cls, name: str, connection: redis.Redis, serializer: Any) -> Job | None:  # noqa: ANN401 -- as above
+        with contextlib.suppress(NoSuchJobError):
+            return cls.fetch(name, connection, serializer)
+        return None
+
+    def refresh(self) -> None:
+        """Read the job.
+
+        Raises:
+            NoSuchJobError: It is not there, or whoever wrote it was not RQ.
+        """
+        try:
+            super().refresh()  # type: ignore[no-untyped-call] # RQ is typed in part
+        except UNREADABLE as error:
+            if isinstance(error, redis.ResponseError) and "WRONGTYPE" not in str(error):
+                raise
+            log.warning("job %s is refused: it cannot be read: %r", self.id, error)
+            raise NoSuchJobError(f"{self.id} cannot be read") from error
 
 
 def begin(description: str, out: Path | None = None) -> None:

@@ -6,12 +6,12 @@ from typing import Any, Final
 import redis
 from rq import Queue
 from rq.exceptions import NoSuchJobError
-from rq.job import Job
 from rq.worker_registration import get_keys
 
 from embedfarm.settings import Settings
 from producer.directories import Call, directory_of, is_submitted, remove_directory
 from producer.ingest import FAILURE_SECONDS, OVER, RESULT_SECONDS
+from producer.requests import ReadableJob
 from producer.tasks import QUEUE
 
 PREFIX: Final = "http-"
@@ -86,11 +86,11 @@ class Submissions:
         started = self._queue.started_job_registry.get_job_ids(cleanup=False)
         return PREFIX + job in started
 
-    def _request(self, job: str) -> Job | None:
+    def _request(self, job: str) -> ReadableJob | None:
         if not is_submitted(job):
             return None
         try:
-            return Job.fetch(PREFIX + job, self.client, serializer="json")
+            return ReadableJob.fetch(PREFIX + job, self.client, serializer="json")
         except NoSuchJobError:
             return None
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from rq import Queue, get_current_job
 from rq.exceptions import NoSuchJobError
-from rq.job import Job
 from rq.registry import CanceledJobRegistry
 
 from embedfarm.broker import closing_client
@@ -30,7 +29,7 @@ from producer.downloads import fetch, place_of
 from producer.files import BATCH_INPUT, complete_batch
 from producer.notices import Event, deliver
 from producer.outbound import RequestFailed, Url, parse_url
-from producer.requests import Watch, begin, look, note
+from producer.requests import ReadableJob, Watch, begin, look, note
 from producer.roots import PathRefused, allow, allow_source, allow_url, is_url
 
 QUEUE: Final = "embedfarm"
@@ -316,7 +315,7 @@ def _delete_cancelled(queue: Queue, before: float) -> list[str]:
     deleted = []
     for name in registry.get_job_ids():
         try:
-            job = Job.fetch(name, queue.connection, serializer="json")
+            job = ReadableJob.fetch(name, queue.connection, serializer="json")
         except NoSuchJobError:
             registry.remove(name)
             continue

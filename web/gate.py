@@ -23,6 +23,8 @@ from web.rates import Buckets
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/openapi.json"})
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 UPLOAD_PATHS: Final = frozenset({"/v1/jobs", "/v1/files"})
+HEAD_BYTES_MAX: Final = 16_384
+IDENTITY: Final = "identity"
 CLOSE: Final = {"connection": "close"}  # what was sent and not read is in the way of what follows
 
 
@@ -68,6 +70,7 @@ class Gate:
             HTTPException: It is refused.
         """
         headers = Headers(scope=scope)
+        check_head(scope, headers)
         key = self._identify(headers)
         self._take_turn(key.name if key and self._keys else _address(scope))
         check_origin(headers, scope["method"], keyless=not self._keys)
@@ -153,6 +156,26 @@ def _secure(send: Send) -> Send:
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return client[0] if client else ""
+
+
+def check_head(scope: Scope, headers: Headers) -> None:
+    """Keep out what another program could take for another request, and what swells.
+
+    Raises:
+        HTTPException: It is long, or there are two hosts, two ways to find the end of the body, or
+            a coding of it that would have to be undone.
+    """
+    size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+    if size + sum(len(name) + len(value) for name, value in headers.raw) > HEAD_BYTES_MAX:
+        raise HTTPException(431, f"a head has at most {HEAD_BYTES_MAX} bytes", CLOSE)
+    if len(headers.getlist("host")) > 1:
+        raise HTTPException(400, "more than one Host", CLOSE)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise HTTPException(400, "both Content-Length and Transfer-Encoding", CLOSE)
+    coded = headers.get("content-encoding", IDENTITY).lower() != IDENTITY
+    if coded and not is_upload(scope):  # a file is kept as it comes
+        detail = "a body is sent as it is, without Content-Encoding"
+        raise HTTPException(415, detail, {"accept-encoding": IDENTITY, **CLOSE})
 
 
 def check_origin(headers: Headers, method: str, *, keyless: bool) -> None:

@@ -42,7 +42,7 @@ class FailurePage(BaseModel):
 class TermsChange(TermsGiven):
     """Terms of a job that are to be others from now on; what is left out stays."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
+    model_config = ConfigDict(strict=True, json_schema_extra={"minProperties": 1})
 
     @model_validator(mode="after")
     def _check(self) -> Self:

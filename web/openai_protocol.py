@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from web.interactive import AtDesk, Desk, shape
 from web.keys import Scope
 from web.problems import openai_problems
+from web.schemas import WHOLE, Body
 from web.services import Service, Services, need
 from web.tokens import decode_ids, tokenizer_of
 
@@ -20,18 +21,18 @@ OWNER: Final = "embedfarm"
 DIMENSIONS_MAX: Final = 1 << 16
 
 router: Final = APIRouter(prefix="/v1", tags=["OpenAI"])
-TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+TokenId = Annotated[int, Field(ge=0, lt=2**32), WHOLE]
 Row = Annotated[list[TokenId], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1)]
 Rows = Annotated[list[Row], Field(min_length=1)]
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(Body):
     """Texts, or token ids of the model's own tokenizer."""
 
     input: str | Texts | Row | Rows
     model: str
-    dimensions: Annotated[int, Field(ge=1, le=DIMENSIONS_MAX)] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=DIMENSIONS_MAX), WHOLE] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     user: str | None = None
 

@@ -14,7 +14,7 @@ from embedfarm.records import Decision, Heartbeat, SchedulerStats
 from producer.submissions import has_worker
 from web.keys import Scope
 from web.problems import problems
-from web.schemas import many, schema_of
+from web.schemas import Body, many, schema_of
 from web.services import Caller, Service, need
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Ready(BaseModel):
     reasons: list[str]
 
 
-class PassesChange(BaseModel):
+class PassesChange(Body):
     """The passes of a decision, in their order."""
 
     model_config = ConfigDict(extra="forbid")

@@ -25,6 +25,7 @@ from embedfarm.settings import Settings
 from embedfarm.terms import TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
 from producer.readers.corpus import FORMATS, SUFFIXES
 from producer.readers.source import COMPRESSIONS, split_compression
+from web.schemas import WHOLE
 from web.uploads import Upload, receive_file, receive_form, receiving
 
 DEADLINE_MS_MAX: Final = 2**53  # what every JSON reader can say exactly
@@ -56,12 +57,16 @@ class TermsGiven(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    priority: int = Field(default=0, ge=0, le=2, description="0 normal, 1 high, 2 urgent.")
+    priority: Annotated[
+        int, Field(ge=0, le=2, description="0 normal, 1 high, 2 urgent."), WHOLE
+    ] = 0
     tenant: Tenant = Field(default="", description="For whom it is done.")
-    weight: int = Field(default=1, ge=1, le=WEIGHT_MAX, description="Beside the tenant's others.")
-    deadline_ms: int = Field(
-        default=0, ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."
-    )
+    weight: Annotated[
+        int, Field(ge=1, le=WEIGHT_MAX, description="Beside the tenant's others."), WHOLE
+    ] = 1
+    deadline_ms: Annotated[
+        int, Field(ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."), WHOLE
+    ] = 0
 
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
@@ -81,12 +86,12 @@ class Options(TermsGiven):
     name: Name = Field(default="", description="For people.")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     vector_dtype: Literal["float32", "float16", "ubinary", "lsh"] = "float32"
-    lsh_bits: int = Field(default=2048, ge=BITS_MIN, le=BITS_MAX, multiple_of=8)
+    lsh_bits: Annotated[int, Field(ge=BITS_MIN, le=BITS_MAX, multiple_of=8), WHOLE] = 2048
     prompt: Words = ""
-    max_length: int = Field(default=0, ge=0, le=TOKENS_MAX)
+    max_length: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 0
     long: Literal["truncate", "windows", "error"] = "truncate"
-    long_overlap: int = Field(default=32, ge=0, le=TOKENS_MAX)
-    dimensions: int = Field(default=0, ge=0, le=DIMENSIONS_MAX, description="0: all.")
+    long_overlap: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 32
+    dimensions: Annotated[int, Field(ge=0, le=DIMENSIONS_MAX, description="0: all."), WHOLE] = 0
     normalize: bool = False
     format: Literal["parquet", "npy", "jsonl"] = Field(
         default="parquet", description="Of the output."
@@ -206,7 +211,7 @@ async def reading(request: Request, settings: Settings, options: Options) -> Asy
 
 async def _read_json(request: Request, upload: Upload, options: Options) -> Order:
     try:
-        asked = Submission.model_validate_json(await request.body())
+        asked = Submission.model_validate_json(await request.body(), strict=True)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
     given = asked.model_dump(exclude_unset=True, exclude={"texts", "source"})

@@ -11,6 +11,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteException
+from starlette.routing import Match
 
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import FarmFull
@@ -22,8 +23,9 @@ LOGGER: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 AWAY_SECONDS: Final = 5
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 FAULTS_MAX: Final = 5  # of a request, that are told
-USUAL: Final = (400, 401, 403, 408, 413, 422, 429, 500, 503)  # that every route may give
+USUAL: Final = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503)  # that every route may give
 
 SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -142,7 +144,22 @@ async def _tell_full(request: Request, error: FarmFull) -> Response:
 
 
 async def _tell_refusal(request: Request, error: HTTPException) -> Response:
-    return answer_problem(request.url.path, error.status_code, error.detail, error.headers)
+    headers = error.headers
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {"allow": ", ".join(_allowed(request))}
+    return answer_problem(request.url.path, error.status_code, error.detail, headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """All methods of a path; Starlette says those of the first of its routes only."""
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] == Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 async def _tell_faults(request: Request, error: RequestValidationError) -> Response:

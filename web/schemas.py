@@ -1,12 +1,26 @@
-"""Records of the farm as pydantic models, so that the OpenAPI document knows their fields."""
+"""What bodies are made of, so that the OpenAPI document says all of it."""
 
 from types import GenericAlias
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
 
 from embedfarm.records import Record
+
+
+class Body(BaseModel):
+    """What a request brings, with the types of JSON: no number is a boolean, no text a number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+def _as_integer(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# Behind the limits of an integer in a body, since JSON does not tell 1.0 from 1.
+WHOLE: Final = BeforeValidator(_as_integer)
 
 
 def schema_of(record: type[Record]) -> type[BaseModel]:

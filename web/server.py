@@ -1,7 +1,7 @@
 """The HTTP server: uvicorn, with a limit for what it has none.
 
-uvicorn limits connections, the size of a head, and the time between requests. The time for a head
-to arrive is limited here, that for a body in the gate.
+uvicorn limits connections, the size of a head that comes in pieces, and the time between requests.
+The time for a head to arrive is limited here, its whole size and the time for a body in the gate.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from embedfarm.settings import Settings
+from web.gate import HEAD_BYTES_MAX
 
-HEAD_BYTES_MAX: Final = 16_384
 BACKLOG: Final = 128
 TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 

@@ -15,6 +15,7 @@ from embedfarm.hyperplanes import BITS_MAX, BITS_MIN, SEED_MAX, hash_vectors
 from web.interactive import AtDesk, Desk, shape
 from web.keys import Scope
 from web.problems import problems
+from web.schemas import WHOLE, Body
 from web.services import Service, Services, need
 from web.tokens import tokenize, tokenizer_of
 
@@ -22,7 +23,7 @@ router: Final = APIRouter(tags=["TEI"])
 Inputs = str | Annotated[list[str], Field(min_length=1)]
 
 
-class EmbedRequest(BaseModel):
+class EmbedRequest(Body):
     """Texts; one that is too long is cut unless `truncate` is false, which makes it an error."""
 
     inputs: Inputs
@@ -30,24 +31,24 @@ class EmbedRequest(BaseModel):
     truncate: bool = True
 
 
-class LshRequest(BaseModel):
+class LshRequest(Body):
     """Texts of which bits of random hyperplanes are wanted, a multiple of 8."""
 
     inputs: Inputs
-    bitn: Annotated[int, Field(ge=BITS_MIN, le=BITS_MAX, multiple_of=8)] = 2048
-    seed: Annotated[int, Field(ge=0, le=SEED_MAX)] = 0
+    bitn: Annotated[int, Field(ge=BITS_MIN, le=BITS_MAX, multiple_of=8), WHOLE] = 2048
+    seed: Annotated[int, Field(ge=0, le=SEED_MAX), WHOLE] = 0
     encoding: Literal["hex", "base64"] = "hex"
     truncate: bool = True
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """Texts of which the tokens are wanted."""
 
     inputs: Inputs
     add_special_tokens: bool = True
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(Body):
     """Texts to be put in the order of their nearness to a query."""
 
     query: str

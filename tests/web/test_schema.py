@@ -1,0 +1,130 @@
+"""What the OpenAPI document promises, tried with thousands of requests that are made of it."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+import schemathesis
+from fastapi.testclient import TestClient
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events, from_schema
+from schemathesis.schemas import BaseSchema
+
+from embedfarm.settings import DEFAULT_MODEL
+from tests.contract.little_job import make_job, run_everything
+from tests.farm.harness import role
+from tests.support import LiveServer, wait_until
+from tests.web.conftest import client_of
+from tests.workers.running import worker_on, working
+from web.keys import make_key
+
+CASES_MIN: Final = 5_000
+SEQUENCES: Final = 30  # of operations, each with what the one before answered
+JOBS: Final = 150
+NULL: Final = "null:16"
+TOKENIZE: Final = "/tokenize"  # a null model has no tokenizer
+QUICK: Final[dict[str, Any]] = {"lane_wait_seconds": 0, "http_requests_per_second": 0}
+ACCEPTANCE: Final = ["2xx", "401", "403", "404", "409", "429"]  # of what the document allows
+# Operations that may also refuse, for what no schema can say.
+FINER: Final = {
+    "POST /v1/embeddings": "token ids that no text has, more dimensions than the model has",
+    "PATCH /v1/jobs/{job}": "a tenant with characters that cannot be printed",
+}
+
+
+@contextlib.contextmanager
+def asked(server: LiveServer, model: str) -> Iterator[tuple[TestClient, BaseSchema]]:
+    """An application that serves a model, and its document, made for `CASES_MIN` at least."""
+    secret, key = make_key("ann", ["admin"])
+    with client_of(server, [key], models=(model,), **QUICK) as web:
+        operations = sum(map(len, web.get("/openapi.json").json()["paths"].values()))
+        config = {
+            "seed": random.getrandbits(32),  # which follows from the seed that pytest prints
+            "base-url": "http://localhost",
+            "continue-on-failure": True,
+            "auth": {"openapi": {"HTTPBearer": {"bearer": secret}}},
+            "generation": {"max-examples": CASES_MIN // operations, "no-shrink": True},
+            "phases": {"stateful": {"generation": {"max-examples": SEQUENCES}}},
+            "checks": {"positive_data_acceptance": {"expected-statuses": ACCEPTANCE}},
+            "operations": [
+                {
+                    "include-name": name,
+                    "checks": {
+                        "positive_data_acceptance": {
+                            "expected-statuses": [*ACCEPTANCE, "400", "422"],
+                        }
+                    },
+                }
+                for name in FINER
+            ],
+        }
+        yield (
+            web,
+            schemathesis.openapi.from_asgi(
+                "/openapi.json", web.app, config=SchemathesisConfig.from_dict(config)
+            ),
+        )
+
+
+def try_all(schema: BaseSchema) -> int:
+    """How many requests were answered, all of them well."""
+    answered, failed = 0, dict[str, str]()
+    for event in from_schema(schema).execute():
+        if isinstance(event, events.NonFatalError):
+            failed[event.label] = repr(event.value)
+        elif isinstance(event, events.FatalError):
+            failed["all"] = repr(event.exception)
+        elif isinstance(event, events.ScenarioFinished):
+            asked = event.recorder.interactions.values()
+            answered += sum(each.response is not None for each in asked)
+            for checks in event.recorder.checks.values():
+                failed |= {
+                    f"{event.label}, {check.name}": f"{found.failure}\n{found.code_sample}"
+                    for check in checks
+                    if (found := check.failure_info) is not None
+                }
+    assert not failed, "\n\n".join(f"{name}: {example}" for name, example in failed.items())
+    return answered
+
+
+@pytest.fixture
+def busy(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[LiveServer]:
+    """A farm that has everything that can be asked for."""
+    run_everything(client)
+    for number in range(JOBS):
+        job = make_job(client, 1, f"job-{number}")
+        if not number % 3:
+            job.cancel() if number % 2 else job.pause()
+        elif not number % 5:
+            job.end("failed", "no memory", 3600)
+    with (
+        role(server, tmp_path, "schedule"),
+        # Texts that may be cut and texts that may not have an engine each: so a worker for each.
+        working(worker_on(server, "cpu-0", **QUICK)),
+        working(worker_on(server, "cpu-1", **QUICK)),
+    ):
+        yield server
+
+
+@pytest.mark.timeout(1200)  # some minutes on a machine that others use too
+def test_the_document_is_kept(busy: LiveServer) -> None:
+    """Thousands of requests, good, bad and in a row: no 5xx, and every answer as documented.
+
+    All checks of schemathesis: statuses, types, schemas and headers of answers, nothing accepted
+    that the document excludes, nothing refused that it allows, nothing open without a key, no
+    method that is none, nothing there after it was deleted.
+    """
+    with asked(busy, NULL) as (web, schema):
+        wait_until(lambda: web.get("/readyz").status_code == 200)
+        assert try_all(schema.exclude(path=TOKENIZE)) >= CASES_MIN
+
+
+def test_the_tokenizer_keeps_it_too(server: LiveServer, client: redis.Redis) -> None:
+    """The one route that needs the files of a real model, and no worker."""
+    del client
+    with asked(server, DEFAULT_MODEL) as (_, schema):
+        assert try_all(schema.exclude(lambda each: each.operation.path != TOKENIZE)) >= 100
