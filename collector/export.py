@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from collector.files import remove_temporaries, sync_directory
 from collector.manifest import (
@@ -13,13 +12,13 @@ from collector.manifest import (
     STATE_DIRECTORY,
     Manifest,
     OutputError,
-    Part,
     read_failures,
     read_manifest,
     write_manifest,
 )
 from collector.output import State, list_output_files, locked, read_state
-from collector.sinks import Batch, Vectors, open_sink
+from collector.sinks import open_sink
+from collector.sinks.batch import spread
 
 ORIGIN_FILE = "export.json"
 
@@ -73,8 +72,8 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
     destination.resume([])
     parts = []
     for part in manifest.parts:
-        ids_failed = {line.index: line.id or "" for line in islice(failures, part.errors)}
-        batch = _spread(part, source.read(part, manifest.layout), ids_failed)
+        vectors = source.read(part, manifest.layout)
+        batch = spread(vectors, part, list(islice(failures, part.errors)))
         written = msgspec.structs.asdict(destination.write(batch))
         parts.append(msgspec.structs.replace(part, **written))
     destination.finish(manifest.count, manifest.layout)
@@ -82,15 +81,3 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
         shutil.copyfile(directory / ERRORS_FILE, target / ERRORS_FILE)
     settings = manifest.settings | {"format": sink}
     return msgspec.structs.replace(manifest, format=sink, settings=settings, parts=parts)
-
-
-def _spread(part: Part, vectors: Vectors, ids_failed: dict[int, str]) -> Batch:
-    """All chunks of a part, those without a vector as zeros."""
-    rows = vectors.indices - part.start
-    matrix = np.zeros((part.count, *vectors.matrix.shape[1:]), vectors.matrix.dtype)
-    good = np.zeros(part.count, np.bool_)
-    matrix[rows], good[rows] = vectors.matrix, True
-    if vectors.ids is None:
-        return Batch(part.start, None, matrix, good)
-    by_index = ids_failed | dict(zip(vectors.indices.tolist(), vectors.ids, strict=True))
-    return Batch(part.start, [by_index[part.start + n] for n in range(part.count)], matrix, good)

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
@@ -117,3 +117,57 @@ def _read(span: Span) -> Iterator[bytes]:
         while left and (piece := file.read(min(left, _PIECE_BYTES))):
             left -= len(piece)
             yield piece
+
+
+def ordered_lines(file: BinaryIO, key: Callable[[bytes], int], wanted: int = 0) -> Iterator[bytes]:
+    """The lines from the first one with a key of at least `wanted` on.
+
+    Keys ascend with the lines, so that few of the lines before it are read. A last line without an
+    end is left out: somebody is writing it, or died doing so.
+    """
+    low, high = 0, _end_of_lines(file)
+    end = high
+    while low < high:
+        middle = (low + high) // 2
+        line = _line_from(file, middle)
+        if file.tell() <= end and line and key(line) < wanted:
+            low = file.tell()
+        else:
+            high = middle
+    file.seek(low)
+    while low < end and (line := file.readline()):
+        low += len(line)
+        yield line
+
+
+def last_line(file: BinaryIO) -> bytes:
+    """The last line that has an end; no bytes if there is none."""
+    end = high = _end_of_lines(file)
+    while high:
+        high = max(0, high - _PIECE_BYTES)
+        file.seek(high)
+        before = file.read(end - high - 1)
+        if b"\n" in before or not high:
+            return before.rpartition(b"\n")[2] + b"\n"
+    return b""
+
+
+def _line_from(file: BinaryIO, place: int) -> bytes:
+    """The first line that begins at a place in a file or behind it."""
+    file.seek(max(0, place - 1))
+    if place:
+        file.readline()
+    return file.readline()
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Where the last line with an end ends."""
+    high = file.seek(0, os.SEEK_END)
+    while high:
+        low = max(0, high - _PIECE_BYTES)
+        file.seek(low)
+        found = file.read(high - low).rfind(b"\n")
+        if found >= 0:
+            return low + found + 1
+        high = low
+    return 0

@@ -62,7 +62,7 @@ def gather(results: Sequence[Result]) -> Batch:
 def describe(results: Sequence[Result], written: Written) -> Entry:
     """The journal's line about consecutive results that were written as one part."""
     count = sum(result.count for result in results)
-    failures = [failure for result in results for failure in _failures(result)]
+    failures = [failure for result in results for failure in failures_of(result)]
     checksums = b"".join(result.checksums for result in results)
     part = Part(
         **msgspec.structs.asdict(written),
@@ -77,7 +77,7 @@ def describe(results: Sequence[Result], written: Written) -> Entry:
     return Entry(part=part, layout=layout, failures=failures, workers=_workers(results))
 
 
-def _failures(result: Result) -> Iterator[Failure]:
+def failures_of(result: Result) -> Iterator[Failure]:
     """The failed chunks of a result, each once and in order."""
     errors = {error.index: error for error in result.errors}
     for index, error in sorted(errors.items()):

@@ -289,6 +289,16 @@ class Settings(BaseSettings):
         PositiveInt,
         Field(description="Requests that wait for vectors in one `serve`, each in a thread."),
     ] = 256
+    http_streams_max: Annotated[
+        PositiveInt,
+        Field(description="Answers with results, and streams of events, at a time in one `serve`."),
+    ] = 128
+    http_results_bytes_max: Annotated[
+        PositiveInt, Field(description="Vectors in one answer with results.")
+    ] = 8 * MEBIBYTE
+    http_wait_seconds_max: Annotated[
+        PositiveFloat, Field(description="Most that a request waits for results.")
+    ] = 30.0
 
     traces: Annotated[
         str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")

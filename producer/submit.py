@@ -279,15 +279,13 @@ class Submitter:
     def _has_room(self, status: JobStatus, cost: int) -> bool:
         """Whether text and vectors on the server, now and when all of it is embedded, stay bounded.
 
-        What waits is counted as its text and its vectors, what is done as its result. When nothing
-        waits there is room for a group, since the collector may need more to fill a part; workers
-        stop at `results_bytes_max`.
+        When nothing waits there is room for a group, since the collector may need more to fill a
+        part; workers stop at `results_bytes_max`.
         """
         blocks = status.blocks_in - status.blocks_done
         if not self._speed and blocks >= PROBE_BLOCKS:
             return False
-        vectors = (status.chunks_in - status.chunks_done) * self._vector_bytes
-        used = status.bytes_in - status.bytes_done + vectors + status.result_bytes
+        used = used_bytes(status, self._vector_bytes)
         return blocks <= 0 or used + cost <= self.settings.window_bytes_max
 
     def _wait(self) -> None:
@@ -332,3 +330,9 @@ class Submitter:
         prefixes = tuple(f"{beat.worker}|{model_key(self.spec)}|" for beat in workers)
         known = [rate.tokens_per_second for k, rate in history.items() if k.startswith(prefixes)]
         return min(known, default=0.0)
+
+
+def used_bytes(status: JobStatus, vector_bytes: int) -> int:
+    """Room that a job takes of its window: texts that wait, their vectors to be, and results."""
+    vectors = (status.chunks_in - status.chunks_done) * vector_bytes
+    return status.bytes_in - status.bytes_done + vectors + status.result_bytes

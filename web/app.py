@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -10,14 +11,19 @@ from fastapi.openapi.utils import get_openapi
 
 from embedfarm.broker import connect
 from embedfarm.lane import Lane
+from embedfarm.overview import read_jobs
 from embedfarm.settings import Settings
 from web import (
     batches,
+    events,
+    failures,
+    feeds,
     files,
     jobs,
     metrics,
     openai_protocol,
     operations,
+    results,
     retries,
     submissions,
     tei_protocol,
@@ -28,6 +34,7 @@ from web.keys import Key
 from web.metrics import Figures, Meter
 from web.problems import HANDLERS, Problem, is_openai
 from web.services import Passes, Services
+from web.watch import Watch
 
 
 def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastAPI:
@@ -41,10 +48,12 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     client = connect(settings.redis_url)
     services = Services(client, settings, passes)
     desk = Desk(Lane(client, settings), settings.http_waiting_max)
+    watch = Watch(partial(read_jobs, services.farm), settings.http_streams_max)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await watch.close()
         client.close()  # which also ends the threads that wait for workers
 
     app = FastAPI(
@@ -58,12 +67,17 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     )
     app.state.services = services
     app.state.desk = desk
+    app.state.watch = watch
     app.state.figures = Figures(services.farm)
     app.state.figures.waiting.set_function(lambda: desk.waiting)
     for each in (
         jobs,
         submissions,
         retries,
+        results,
+        failures,
+        events,
+        feeds,
         operations,
         metrics,
         openai_protocol,

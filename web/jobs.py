@@ -1,18 +1,15 @@
 """Jobs: what there is, how it goes, what failed, and what is to become of it."""
 
 import logging
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-import msgspec
 from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from embedfarm.overview import JobFacts, read_job, read_page
-from embedfarm.records import ChunkError
 from web.keys import Key, Scope
 from web.orders import Tenant, TermsGiven
 from web.problems import problems
-from web.schemas import schema_of
 from web.services import Caller, Service, need
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -22,20 +19,12 @@ JobId = Annotated[str, Path(max_length=256, pattern=r"^[^{}]+$", description="As
 State = Literal["open", "closed", "paused", "cancelled", "finished", "failed"]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most in the answer.")]
 After = Annotated[str, Query(max_length=300, description="`next` of the answer before.")]
-Failure = schema_of(ChunkError)
 
 
 class JobPage(BaseModel):
     """Jobs; with `next`, more may follow, even if these are fewer than asked for."""
 
     jobs: list[JobFacts]
-    next: str | None
-
-
-class FailurePage(BaseModel):
-    """Chunks that failed, in that order, of the newest 10,000; with `next`, more may follow."""
-
-    errors: list[Failure]  # type: ignore[valid-type] # it is made at run time
     next: str | None
 
 
@@ -72,28 +61,6 @@ def list_jobs(
 def show_job(services: Service, job: JobId) -> JobFacts:
     """One job: what it asks for, how far it is, and who refused it."""
     return read_job(services.farm, job)
-
-
-@router.get(
-    "/{job}/errors",
-    response_model=FailurePage,
-    responses=problems(404),
-    dependencies=need(Scope.READ),
-)
-def list_failures(
-    services: Service,
-    job: JobId,
-    limit: Limit = 100,
-    after: Annotated[After, Query(pattern=r"^(\d{1,18}-\d{1,18})?$")] = "",
-) -> dict[str, Any]:
-    """The chunks of a job that failed so far, with the reason, in the order of their failing."""
-    handle = services.farm.job(job)
-    handle.status()
-    last, failures = handle.failures(limit, after)
-    return {
-        "errors": [msgspec.structs.asdict(each) for each in failures],
-        "next": last if len(failures) == limit else None,
-    }
 
 
 @router.post("/{job}/pause", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))

@@ -71,9 +71,18 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
+class Server(uvicorn.Server):
+    """Ends streams before it waits for its connections, which would not end by themselves."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As its base."""
+        await self.config.app.state.watch.close()  # type: ignore[union-attr] # an application
+        await super().shutdown(sockets)
+
+
 def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
     """A server that on SIGTERM and SIGINT answers what is in work, for half of the drain time."""
-    return uvicorn.Server(
+    return Server(
         uvicorn.Config(
             app,
             http=patient_for(settings.http_head_seconds),

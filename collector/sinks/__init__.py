@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from collector.manifest import Layout, Part, Written
+from collector.manifest import Failure, Layout, Part, Written
 from collector.sinks.batch import Batch, PartError, Vectors
 from collector.sinks.jsonl import Jsonl
 from collector.sinks.npy import Npy
@@ -45,6 +45,18 @@ class Sink(Protocol):
         Raises:
             PartError: The files do not hold them.
             OSError: The files cannot be read.
+        """
+
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+        """All chunks of a part that is on the disk, also while others are still to be written.
+
+        Args:
+            part: A journalled part.
+            layout: Of the output.
+            failures: All chunks of the part that failed.
+
+        Raises:
+            PartError, OSError: As for `read`.
         """
 
 

@@ -1,11 +1,12 @@
 """The rows of one part, on their way to the disk and back."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.manifest import Layout, OutputError, Part
+from collector.manifest import Failure, Layout, OutputError, Part
 
 Matrix: TypeAlias = NDArray[Any]  # of floats, int8, or uint8 with eight sign bits each
 
@@ -52,6 +53,19 @@ class Batch(NamedTuple):
             ids=self.ids if whole or self.ids is None else [self.ids[row] for row in kept],
             matrix=self.matrix if whole else self.matrix[kept],
         )
+
+
+def spread(vectors: Vectors, part: Part, failures: Iterable[Failure]) -> Batch:
+    """All chunks of a part, those without a vector as zeros."""
+    rows = vectors.indices - part.start
+    matrix = np.zeros((part.count, *vectors.matrix.shape[1:]), vectors.matrix.dtype)
+    good = np.zeros(part.count, np.bool_)
+    matrix[rows], good[rows] = vectors.matrix, True
+    if vectors.ids is None:
+        return Batch(part.start, None, matrix, good)
+    by_index = {each.index: each.id or "" for each in failures}
+    by_index |= dict(zip(vectors.indices.tolist(), vectors.ids, strict=True))
+    return Batch(part.start, [by_index[part.start + n] for n in range(part.count)], matrix, good)
 
 
 def check_layout(vectors: Vectors, part: Part, layout: Layout) -> Vectors:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.manifest import Layout, Part, Written
-from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
+from collector.manifest import Failure, Layout, Part, Written
+from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
 from collector.sinks.part_files import check_parts, write_part
 
 # As text a component takes about three times its memory: convert so many at a time.
@@ -61,6 +61,10 @@ class Jsonl:
             raise PartError(f"is not JSON Lines as it was written: {error}") from error
         return check_layout(vectors, part, layout)
 
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+        """The rows of one file, and the failed chunks between them."""
+        return spread(self.read(part, layout), part, failures)
+
 
 def _lines(vectors: Vectors) -> Iterator[bytes]:
     """One line a row."""
@@ -68,11 +72,11 @@ def _lines(vectors: Vectors) -> Iterator[bytes]:
     if vectors.ids is not None:
         ids = (msgspec.json.encode(identifier).decode() for identifier in vectors.ids)
         heads = map('{}"id":{},'.format, heads, ids)
-    for head, embedding in zip(heads, _embeddings(vectors.matrix), strict=True):
+    for head, embedding in zip(heads, print_rows(vectors.matrix), strict=True):
         yield f'{head}"embedding":[{embedding}]}}\n'.encode()
 
 
-def _embeddings(matrix: Matrix) -> Iterator[str]:
+def print_rows(matrix: Matrix) -> Iterator[str]:
     """The components of each row, with commas between them."""
     dimensions = matrix.shape[1]
     step = max(1, _COMPONENTS_AT_A_TIME // dimensions)

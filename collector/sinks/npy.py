@@ -5,15 +5,16 @@ import os
 import shutil
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.files import HashingFile, replacing, sha256_of, sync, sync_directory
-from collector.manifest import IDS_FILE, Layout, Part, Written, read_failures
+from collector.manifest import IDS_FILE, Failure, Layout, Part, Written, read_failures
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
 
 EMBEDDINGS_FILE: Final = "embeddings.npy"
@@ -49,7 +50,7 @@ class Npy:
 
     def write(self, batch: Batch) -> Written:
         """Append the rows; they are written from where they are, without a copy."""
-        rows, lines = _rows(batch), _lines(batch)
+        rows, lines = fill_failed(batch), _lines(batch)
         offset = _HEADER_BYTES + batch.start * rows[0].nbytes
         digest = hashlib.sha256()
         self._put(EMBEDDINGS_FILE, offset, rows.data, digest)
@@ -73,7 +74,7 @@ class Npy:
         if not path.exists():
             with replacing(path) as copy, (original / EMBEDDINGS_FILE).open("rb") as file:
                 shutil.copyfileobj(file, copy, _COPY_BYTES)
-        rows = _rows(batch)
+        rows = fill_failed(batch)
         with path.open("r+b") as file:
             file.seek(part.offset_bytes)
             file.write(rows.data)
@@ -86,7 +87,7 @@ class Npy:
         """Write the header and take the suffix away; a corpus without chunks has no array."""
         if not count:
             return
-        self._put(EMBEDDINGS_FILE, 0, _header(count, layout), hashlib.sha256())
+        self._put(EMBEDDINGS_FILE, 0, make_header(count, layout), hashlib.sha256())
         for name in (EMBEDDINGS_FILE, IDS_FILE):
             _rename(self._partial(name), self._directory / name)
         sync_directory(self._directory)
@@ -97,6 +98,19 @@ class Npy:
         ids = self._read_ids(part) if layout.ids else None
         vectors = Batch(part.start, ids, matrix, self._good(part, matrix)).vectors()
         return check_layout(vectors, part, layout)
+
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+        """The rows of a part, mapped; those of the failed chunks as they are."""
+        shape, offset = (part.count, layout.dimensions), part.offset_bytes
+        with self._open(EMBEDDINGS_FILE) as file:
+            try:
+                matrix = np.memmap(file, layout.dtype, "r", offset, shape)
+            except ValueError as error:
+                raise PartError(f"{file.name} ends before {part.end}: {error}") from error
+        good = np.ones(part.count, dtype=np.bool_)
+        good[np.array([each.index - part.start for each in failures], dtype=np.int64)] = False
+        ids = self._read_ids(part) if layout.ids else None
+        return Batch(part.start, ids, np.asarray(matrix), good)
 
     def _good(self, part: Part, matrix: Matrix) -> NDArray[np.bool_]:
         """Which rows hold a vector; integers have no NaN to tell by."""
@@ -116,13 +130,13 @@ class Npy:
         except (ValueError, EOFError) as error:
             raise PartError(f"is not an array as it was written: {error}") from error
         with path.open("rb") as file:
-            if file.read(_HEADER_BYTES) != _header(len(matrix), layout):
+            if file.read(_HEADER_BYTES) != make_header(len(matrix), layout):
                 raise PartError(f"has another header than {layout.dimensions} {layout.dtype} a row")
         return matrix
 
     def _read_ids(self, part: Part) -> list[str]:
         """One id for each chunk of the part."""
-        with (self._directory / IDS_FILE).open("rb") as file:
+        with self._open(IDS_FILE) as file:
             file.seek(part.ids_offset_bytes)
             lines = file.read(part.ids_bytes).splitlines()
         try:
@@ -132,6 +146,14 @@ class Npy:
         if len(ids) != part.count:
             raise PartError(f"has {len(ids)} instead of {part.count} lines in {IDS_FILE}")
         return ids
+
+    def _open(self, name: str) -> BinaryIO:
+        """A file to read, whatever it is called just now: `finish` renames it."""
+        names = (self._directory / name, self._partial(name))
+        for path in names:
+            with suppress(FileNotFoundError):
+                return path.open("rb")
+        return names[0].open("rb")  # it was renamed between the two
 
     def _partial(self, name: str) -> Path:
         """Where a file grows."""
@@ -147,7 +169,7 @@ class Npy:
             sync(file)
 
 
-def _rows(batch: Batch) -> Matrix:
+def fill_failed(batch: Batch) -> Matrix:
     """The vectors, NaN or zero where there are none."""
     if batch.good.all():
         return batch.matrix
@@ -161,7 +183,7 @@ def _lines(batch: Batch) -> bytes:
     return b"".join(msgspec.json.encode(identifier) + b"\n" for identifier in batch.ids or ())
 
 
-def _header(count: int, layout: Layout) -> bytes:
+def make_header(count: int, layout: Layout) -> bytes:
     """Version 1.0 header of an array of shape (count, dimensions), always of the same size."""
     shape = (count, layout.dimensions)
     text = repr({"descr": np.dtype(layout.dtype).str, "fortran_order": False, "shape": shape})

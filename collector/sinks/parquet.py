@@ -7,8 +7,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.manifest import Layout, Part, Written
-from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
+from collector.manifest import Failure, Layout, Part, Written
+from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
 from collector.sinks.part_files import check_parts, write_part
 
 # Encoding vectors as they are is what keeps up with a farm: components hardly ever repeat, so
@@ -55,6 +55,10 @@ class Parquet:
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise PartError(f"is not Parquet as it was written: {error}") from error
         return check_layout(vectors, part, layout)
+
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+        """The rows of one file, and the failed chunks between them."""
+        return spread(self.read(part, layout), part, failures)
 
 
 def _table(vectors: Vectors) -> pa.Table:

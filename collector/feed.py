@@ -1,0 +1,48 @@
+"""Results of a feed: read in order off the server, where they stay until they are acknowledged."""
+
+from collector.reader import Chunks, chunks_of
+from collector.results import layout_of
+from embedfarm.jobs import Job
+from embedfarm.records import Result
+
+
+def acknowledge(job: Job, upto: int) -> None:
+    """Forget the results of the chunks below `upto`; one that goes on behind them stays."""
+    begun = sorted(start for start in job.result_starts() if start < upto)
+    if begun and (last := job.result(begun[-1])) is not None and last.start + last.count > upto:
+        begun.pop()
+    job.drain(upto, begun)
+
+
+def take(job: Job, start: int, limit: int, bytes_max: int) -> Chunks | None:
+    """Up to `limit` chunks from `start` on; None if that has no result yet.
+
+    Args:
+        job: The feed.
+        start: First chunk.
+        limit: Most chunks.
+        bytes_max: Of vectors, after which no other result is added.
+
+    Raises:
+        OutputError: A result contradicts itself.
+    """
+    results: list[Result] = []
+    upto, size = start, 0
+    while upto < start + limit and size < bytes_max:
+        result = job.result(upto) or (None if results else _straddling(job, upto))
+        if result is None or (results and layout_of(result) != layout_of(results[0])):
+            break
+        results.append(result)
+        upto, size = upto + result.count, size + len(result.vectors)
+    return chunks_of(results).within(start, limit) if results else None
+
+
+def _straddling(job: Job, upto: int) -> Result | None:
+    """The rest of a result that begins before a chunk and has it.
+
+    A client may have taken a part of one. Or the server came back without blocks that were then
+    cut in another way.
+    """
+    before = max((start for start in job.result_starts() if start < upto), default=None)
+    result = None if before is None else job.result(before)
+    return result.rest(upto) if result and result.start + result.count > upto else None

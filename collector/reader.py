@@ -1,0 +1,223 @@
+"""What is on the disk of an output, while another process may be writing it."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple, Self, TypeVar
+
+import msgspec
+
+from collector.files import last_line, ordered_lines
+from collector.journal import Entry
+from collector.manifest import (
+    ERRORS_FILE,
+    STATE_DIRECTORY,
+    Failure,
+    Layout,
+    OutputError,
+    Part,
+    read_manifest,
+)
+from collector.output import JOURNAL_FILE, State, read_request, read_state
+from collector.results import failures_of, gather, layout_of
+from collector.sinks import Batch, Sink, open_sink
+from embedfarm.records import Result
+
+T = TypeVar("T")
+
+
+class _Head(msgspec.Struct):
+    """Of a journal's line, what is quick to read."""
+
+    part: Part
+
+
+_heads: Final = msgspec.json.Decoder(_Head)
+_entries: Final = msgspec.json.Decoder(Entry)
+_failures: Final = msgspec.json.Decoder(Failure)
+
+
+class NotBegun(OutputError):
+    """There is no output yet, or not any more."""
+
+
+class Chunks(NamedTuple):
+    """Consecutive chunks, and what became of each.
+
+    Attributes:
+        batch: The chunks.
+        layout: Of their rows.
+        failures: Those that failed, in order.
+    """
+
+    batch: Batch
+    layout: Layout
+    failures: Sequence[Failure]
+
+    @property
+    def end(self) -> int:
+        """Index after the last one."""
+        return self.batch.start + len(self.batch.good)
+
+    def within(self, start: int, limit: int) -> "Chunks":
+        """Up to `limit` of them from chunk `start` on, in memory of their own."""
+        batch, first = self.batch, start - self.batch.start
+        last = min(first + limit, len(batch.good))
+        return Chunks(
+            Batch(
+                start,
+                None if batch.ids is None else batch.ids[first:last],
+                batch.matrix[first:last].copy(),
+                batch.good[first:last],
+            ),
+            self.layout,
+            [each for each in self.failures if start <= each.index < batch.start + last],
+        )
+
+
+def chunks_of(results: Sequence[Result]) -> Chunks:
+    """Those of consecutive results of one layout."""
+    failures = [failure for result in results for failure in failures_of(result)]
+    return Chunks(gather(results), layout_of(results[0]), failures)
+
+
+class _PartFacts(NamedTuple):
+    """A part and what failed in it."""
+
+    part: Part
+    layout: Layout
+    failures: Sequence[Failure]
+
+
+class OutputReader:
+    """Reads the chunks of an output that are on the disk, finished or not; it takes no lock.
+
+    What it sees is the output as it was when it was opened. Memory holds one part.
+
+    Attributes:
+        available: Index after the last chunk that is on the disk.
+        count: Chunks of a finished output, else None.
+        job: Of a finished output, else "".
+
+    Raises:
+        NotBegun: There is none.
+        OutputError, OSError: It is damaged, or cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._record = record = _open(directory)
+        self._sink: Sink = open_sink(record.format, directory)
+        self.available = record.available
+        self.count, self.job = record.count, record.job
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._record.close()
+
+    def read(self, start: int, limit: int) -> Chunks | None:
+        """Up to `limit` chunks from `start` on, all of one part; None if `start` is not there.
+
+        Raises:
+            OutputError, OSError: Its part is damaged, or was replaced meanwhile.
+        """
+        if start >= self.available:
+            return None
+        part, layout, failures = self._record.part_of(start)
+        batch = self._sink.read_all(part, layout, failures)
+        return Chunks(batch, layout, failures).within(start, limit)
+
+    def failures(self, start: int, limit: int) -> list[Failure]:
+        """Up to `limit` failed chunks from chunk `start` on; what was before them is not read."""
+        return list(islice(self._record.failures_from(start), limit))
+
+
+class _Finished:
+    """A manifest and its list of errors."""
+
+    def __init__(self, directory: Path) -> None:
+        manifest = read_manifest(directory)
+        self.available = self.count = manifest.count
+        self.job, self.format = manifest.job, manifest.format
+        self._layout, self._parts, self._failed = manifest.layout, manifest.parts, manifest.failed
+        self._errors = directory / ERRORS_FILE
+
+    def part_of(self, index: int) -> _PartFacts:
+        """The part that has a chunk."""
+        part = self._parts[bisect_right(self._parts, index, key=lambda each: each.end)]
+        failures = list(islice(self.failures_from(part.start), part.errors))
+        return _PartFacts(part, self._layout, failures)
+
+    def failures_from(self, index: int) -> Iterator[Failure]:
+        """The failed chunks from one on, in order."""
+        if self._failed:
+            with self._errors.open("rb") as file:
+                lines = ordered_lines(file, lambda line: _decode(_failures, line).index, index)
+                yield from (_decode(_failures, line) for line in lines)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Unfinished:
+    """A journal, whose last line may be half written."""
+
+    count: None = None
+    job = ""
+
+    def __init__(self, directory: Path) -> None:
+        # The journal, once open, outlives the end of the job.
+        self._journal = (directory / STATE_DIRECTORY / JOURNAL_FILE).open("rb")
+        try:
+            self.format = str(read_request(directory).get("format"))
+            line = last_line(self._journal)
+            self.available = _decode(_heads, line).part.end if line else 0
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def part_of(self, index: int) -> _PartFacts:
+        """The part that has a chunk."""
+        entry = next(self._entries(index))
+        return _PartFacts(entry.part, entry.layout, entry.failures)
+
+    def failures_from(self, index: int) -> Iterator[Failure]:
+        """The failed chunks from one on, in order."""
+        for entry in self._entries(index):
+            yield from (each for each in entry.failures if each.index >= index)
+
+    def _entries(self, index: int) -> Iterator[Entry]:
+        """From the part with a chunk on."""
+        lines = ordered_lines(self._journal, lambda line: _decode(_heads, line).part.end, index + 1)
+        return (_decode(_entries, line) for line in lines)
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        self._journal.close()
+
+
+def _open(directory: Path) -> _Finished | _Unfinished:
+    for last in (False, True):  # it may be finished between two looks
+        match read_state(directory):
+            case State.FINISHED:
+                return _Finished(directory)
+            case State.UNFINISHED:
+                try:
+                    return _Unfinished(directory)
+                except FileNotFoundError:
+                    continue
+                except OutputError:
+                    if last:
+                        raise
+            case State.NEW:
+                break
+    raise NotBegun(f"there is no output in {directory}")
+
+
+def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise OutputError(f"a line is damaged: {error}") from error

@@ -1,0 +1,129 @@
+"""Texts of a feed: a job that is filled over time, by whoever sends them."""
+
+from collections.abc import Sequence
+
+from embedfarm.jobs import BlocksLost, Job
+from embedfarm.records import Block, JobSpec, Rows, encode
+from embedfarm.settings import Settings
+from embedfarm.status import JobStatus
+from producer.blocks import TOKENS_MAX, Blocker
+from producer.submit import (
+    PROBE_TOKENS,
+    RESULT_BYTES_MAX,
+    VECTOR_BYTES_GUESSED,
+    JobRefused,
+    used_bytes,
+)
+
+
+class OutOfPlace(RuntimeError):
+    """Texts that do not go on where the feed ends.
+
+    Attributes:
+        expected: Index of the text that is wanted next.
+    """
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(f"text {expected} is expected next")
+        self.expected = expected
+
+
+class WindowFull(RuntimeError):
+    """The feed takes no more texts until results are taken."""
+
+
+def extend(job: Job, settings: Settings, start: int, rows: Rows, read: int = 0) -> int:
+    """Take texts into a feed, as many as its window has room for.
+
+    Args:
+        job: The feed.
+        settings: Limits.
+        start: Index of the first text. Those that the feed has are not looked at again.
+        rows: The texts.
+        read: Texts below this index are not wanted any more, even if the server has lost them.
+
+    Returns:
+        Index of the text that is wanted next.
+
+    Raises:
+        OutOfPlace: The feed ends before `start`: texts were left out, or the server lost some.
+        WindowFull: There is no room for any of the texts.
+        JobRefused: The feed takes no more.
+        JobGone: There is no such feed.
+    """
+    status = job.status()
+    _check(status.state in {"open", "paused"}, status.state)
+    if status.pushed_upto < read:
+        job.create(job.spec(), read)
+        status = job.status()
+    known = status.pushed_upto - start
+    if known < 0:
+        raise OutOfPlace(status.pushed_upto)
+    if known >= len(rows.texts):
+        return status.pushed_upto
+    wanted = Rows(rows.texts[known:], rows.ids and rows.ids[known:])
+    blocks = _fitting(_cut(job.spec(), status, wanted, settings), status, settings)
+    try:
+        answers = job.push(blocks)
+    except BlocksLost as error:
+        raise OutOfPlace(job.status().pushed_upto) from error
+    _check({*answers} <= {"added", "exists"}, answers[-1])
+    return job.status().pushed_upto
+
+
+def close(job: Job, count: int) -> None:
+    """Say that a feed has all its texts; closing it again changes nothing.
+
+    Raises:
+        OutOfPlace: The feed has not `count` texts: the server lost some, or took more.
+        JobRefused: It was cancelled, or closed with another count.
+        JobGone: There is no such feed.
+    """
+    status = job.status()
+    if status.chunk_count == count and status.state != "cancelled":
+        return
+    _check(status.state in {"open", "paused"} and status.chunk_count < 0, status.state)
+    if status.pushed_upto != count:
+        raise OutOfPlace(status.pushed_upto)
+    state = job.close(count)
+    _check(state in {"closed", "paused"}, state)
+
+
+def _check(allowed: bool, state: str) -> None:  # noqa: FBT001 -- what is checked
+    if not allowed:
+        raise JobRefused(f"the feed takes no more texts: it is {state}")
+
+
+def _cut(
+    spec: JobSpec, status: JobStatus, rows: Rows, settings: Settings
+) -> list[tuple[Block, bytes]]:
+    """The rows as blocks that any worker does in a moment, with their bytes."""
+    blocker = Blocker(
+        status.pushed_upto, settings, spec.max_length or TOKENS_MAX, tokens_target=PROBE_TOKENS
+    )
+    chunks = RESULT_BYTES_MAX // _vector_bytes(status)
+    blocker.chunks_max = max(1, min(chunks, settings.block_chunks_max))
+    blocks = [*blocker.add(rows), *blocker.flush()]
+    return [(block, encode(block)) for block in blocks]
+
+
+def _fitting(
+    blocks: Sequence[tuple[Block, bytes]], status: JobStatus, settings: Settings
+) -> list[tuple[Block, bytes]]:
+    """The first of the blocks, as many as there is room for; an empty window takes one at least."""
+    vector_bytes = _vector_bytes(status)
+    used = used_bytes(status, vector_bytes)
+    fitting = []
+    for block, data in blocks:
+        cost = len(data) + block.count * vector_bytes
+        if used and used + cost > settings.window_bytes_max:
+            break
+        fitting.append((block, data))
+        used += cost
+    if not fitting:
+        raise WindowFull("the window of the feed is full: take results, then send again")
+    return fitting
+
+
+def _vector_bytes(status: JobStatus) -> int:
+    return status.vector_bytes or VECTOR_BYTES_GUESSED

@@ -1,0 +1,122 @@
+"""Server-sent events of a job, through a real server."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from tests.contract.little_job import CHUNKS, embed, make_job
+from tests.support import LiveServer, wait_until
+from tests.web.test_gate import SECONDS, served
+
+PATH = "/v1/jobs/little/events"
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The events of a stream as they come: name, id, and data."""
+    event: dict[str, Any] = {}
+    for line in response.iter_lines():
+        name, _, value = line.partition(": ")
+        if name:
+            event[name] = json.loads(value) if name == "data" else value
+        elif event:
+            yield event
+            event = {}
+
+
+def follow(web: httpx.Client, last: str = "") -> Iterator[dict[str, Any]]:
+    """All events of the job."""
+    with web.stream("GET", PATH, headers={"last-event-id": last}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield from events(response)
+
+
+@pytest.fixture
+def address(server: LiveServer, client: redis.Redis) -> Iterator[str]:
+    """Where the farm is served."""
+    del client
+    with served(server, http_streams_max=2) as ((host, port), _):
+        yield f"http://{host}:{port}"
+
+
+def test_a_job_is_followed_to_its_end(address: str, client: redis.Redis) -> None:
+    """First how it is, then each change, at last its end; who comes again is told what is new."""
+    job = make_job(client, 2)
+    with httpx.Client(base_url=address, timeout=SECONDS) as web:
+        following = follow(web)
+        first = next(following)
+        assert (first["event"], first["data"]) == ("job", web.get("/v1/jobs/little").json())
+        job.commit([embed(entry) for entry in job.read("one", 1)])
+        second = next(following)
+        assert (second["data"]["chunks_done"], second["id"] != first["id"]) == (CHUNKS, True)
+        again = follow(web, second["id"])
+        job.cancel()
+        assert [(each["event"], each["data"]["state"]) for each in again] == [("end", "cancelled")]
+        (last,) = following
+        assert last["event"] == "end"
+        (told,) = follow(web, last["id"])
+        assert told == last
+
+
+def test_a_deleted_job_ends_its_streams(address: str, client: redis.Redis) -> None:
+    """They end; who comes later gets 404."""
+    job = make_job(client, 1)
+    with httpx.Client(base_url=address, timeout=SECONDS) as web:
+        following = follow(web)
+        next(following)
+        job.delete()
+        assert list(following) == []
+        assert web.get(PATH).status_code == 404
+
+
+def test_streams_are_bounded(address: str, client: redis.Redis) -> None:
+    """One more than there are places is refused; a place is free when its client has gone."""
+    make_job(client, 1)
+    with httpx.Client(base_url=address, timeout=SECONDS) as web:
+        with web.stream("GET", PATH) as one, web.stream("GET", PATH) as other:
+            following = [events(one), events(other)]  # closed with its generator
+            for each in following:
+                next(each)
+            with web.stream("GET", PATH) as refused:
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        wait_until(lambda: web.get("/v1/jobs/little/results").status_code == 409)
+
+
+def test_an_outage_does_not_end_a_stream(
+    server: LiveServer, address: str, client: redis.Redis
+) -> None:
+    """The server is killed and comes back; the stream tells what happens then."""
+    make_job(client, 1)
+    with httpx.Client(base_url=address, timeout=SECONDS) as web:
+        following = follow(web)
+        next(following)
+        server.kill()
+        server.start()
+        wait_until(client.ping)
+        client.hset("ef:{little}:meta", "state", "cancelled")
+        assert [each["event"] for each in following][-1] == "end"
+
+
+def test_serving_ends_with_its_streams(server: LiveServer, client: redis.Redis) -> None:
+    """SIGTERM ends streams and long polls at once, and the program with status 0."""
+    make_job(client, 1)
+    with served(server, drain_seconds=60, http_streams_max=2) as ((host, port), process):
+        with httpx.Client(base_url=f"http://{host}:{port}", timeout=SECONDS) as web:
+            made = web.post("/v1/feeds", json={})
+            path = f"{made.headers['location']}/results?wait=30"
+            found: list[int] = []
+            poll = threading.Thread(target=lambda: found.append(web.get(path).status_code))
+            poll.start()
+            following = follow(web)
+            next(following)
+            wait_until(lambda: web.get("/v1/jobs/little/results").status_code == 429)
+            process.send_signal(signal.SIGTERM)
+            assert list(following) == []
+            assert process.wait(10) == 0
+            poll.join()
+        assert found == [204]

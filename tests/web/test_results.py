@@ -1,0 +1,297 @@
+"""Results by HTTP: every chunk once and in order, in every format, while a job runs and after."""
+
+import io
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+from collector.manifest import About
+from collector.output import Output
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from tests.collector.test_reader import COUNT, FAILED, matrix_of, results
+from tests.support import LiveServer, wait_until
+from tests.web.conftest import client_of
+from web.formats import FORMATS, choose_format
+
+if TYPE_CHECKING:
+    from web.watch import Watch
+
+PATH = "/v1/jobs/job/results"
+ABOUT = About(job="job", model="m", fingerprint={}, source={})
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where jobs may write."""
+    return tmp_path / "outputs"
+
+
+@pytest.fixture
+def web(server: LiveServer, client: redis.Redis, out: Path) -> Iterator[TestClient]:
+    """An application that reads outputs."""
+    del client
+    with client_of(server, ingest_roots=[out]) as web:
+        yield web
+
+
+def make_job(client: redis.Redis, out: Path) -> Job:
+    """A job that fills an output."""
+    job = Job(client, "job")
+    job.create(JobSpec(model="null:3"), 0, notes={"out": str(out)})
+    return job
+
+
+def watched(web: TestClient) -> Counter[str]:
+    """How many wait for each job."""
+    watch: Watch = web.app.state.watch  # type: ignore[attr-defined] # of any application
+    return watch.watched
+
+
+def open_output(out: Path) -> Output:
+    """An output of small parts."""
+    return Output(out, {"model": "m"}, sink="parquet", part_bytes_max=180)
+
+
+def end(client: redis.Redis) -> None:
+    """What its collector does in the end."""
+    Farm(client).end("job", "finished", "", Settings(), drained_upto=COUNT)
+
+
+def read_all(web: TestClient, accept: str, limit: int) -> Iterator[tuple[int, int, bytes]]:
+    """The first index, the number of chunks and the body of every answer until none is there."""
+    start = 0
+    while True:
+        answer = web.get(PATH, params={"start": start, "limit": limit}, headers={"accept": accept})
+        assert answer.headers["x-first-index"] == str(start)
+        if answer.status_code == 204:
+            assert answer.headers["x-next-start"] == str(start)
+            return
+        assert answer.headers["content-type"] == accept
+        count = int(answer.headers["x-count"])
+        assert 0 < count <= limit
+        yield start, count, answer.content
+        start += count
+        assert answer.headers["x-next-start"] == str(start)
+        if answer.headers["x-complete"] == "true":
+            return
+
+
+def expected(index: int, dtype: str, *, ids: bool) -> dict[str, Any]:
+    """A line."""
+    line: dict[str, Any] = {"index": index} | ({"id": f"id {index}"} if ids else {})
+    if index in FAILED:
+        return line | {"error": f"odd {index}"}
+    return line | {"vector": matrix_of(dtype)[index].tolist()}
+
+
+@pytest.mark.parametrize(("dtype", "ids"), [("<f4", True), ("|i1", False), ("|u1", True)])
+def test_every_format_has_every_chunk_once(
+    web: TestClient, client: redis.Redis, out: Path, dtype: str, *, ids: bool
+) -> None:
+    """In order, with its id, and its vector or the reason why there is none; by any page size."""
+    make_job(client, out)
+    with open_output(out) as output:
+        for result in results(dtype, ids=ids):
+            output.add(result)
+        for finished in (False, True):
+            if finished:
+                output.finish(COUNT, ABOUT)
+                end(client)
+            count = COUNT if finished else output.next_index
+            wanted = [expected(index, dtype, ids=ids) for index in range(count)]
+            for limit in (7, 1000):
+                for accept in ("application/jsonl", "application/x-ndjson"):
+                    bodies = b"".join(body for _, _, body in read_all(web, accept, limit))
+                    assert [json.loads(line) for line in bodies.splitlines()] == wanted
+                assert arrow_lines(web, limit, ids=ids) == wanted
+                check_npy(web, limit, count, dtype)
+
+
+def arrow_lines(web: TestClient, limit: int, *, ids: bool) -> list[dict[str, Any]]:
+    """The same lines, out of Arrow."""
+    lines = []
+    for _, count, body in read_all(web, ARROW, limit):
+        rows = pa.ipc.open_stream(body).read_all().to_pylist()
+        assert len(rows) == count
+        assert all((row["vector"] is None) == (row["error"] is not None) for row in rows)
+        assert ids or all(row["id"] is None for row in rows)
+        lines += [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return lines
+
+
+def check_npy(web: TestClient, limit: int, count: int, dtype: str) -> None:
+    """The rows are those of the chunks; failed ones are NaN or zero."""
+    rows = matrix_of(dtype)
+    rows[sorted(FAILED)] = np.nan if rows.dtype.kind == "f" else 0
+    for accept in ("application/x-npy", "application/octet-stream"):
+        pages = [np.load(io.BytesIO(body)) for _, _, body in read_all(web, accept, limit)]
+        assert pages[0].dtype == rows.dtype
+        np.testing.assert_array_equal(np.concatenate(pages), rows[:count])
+
+
+def test_headers_tell_the_end(web: TestClient, client: redis.Redis, out: Path) -> None:
+    """An answer is complete with the last chunk of a finished output, and never before."""
+    make_job(client, out)
+    nothing = web.get(PATH)
+    assert (nothing.status_code, nothing.headers["x-state"]) == (204, "open")
+    with open_output(out) as output:
+        assert web.get(PATH).status_code == 204
+        for result in results():
+            output.add(result)
+        last = web.get(PATH, params={"start": output.next_index - 1})
+        assert (last.headers["x-count"], last.headers["x-complete"]) == ("1", "false")
+        output.finish(COUNT, ABOUT)
+    end(client)
+    last = web.get(PATH, params={"start": COUNT - 1})
+    assert (last.headers["x-complete"], last.headers["x-state"]) == ("true", "finished")
+    behind = web.get(PATH, params={"start": COUNT})
+    assert (behind.status_code, behind.headers["x-complete"]) == (204, "true")
+    beyond = web.get(PATH, params={"start": COUNT + 1})
+    assert (beyond.status_code, beyond.headers["x-next-start"]) == (409, str(COUNT))
+
+
+def test_answers_are_bounded_in_bytes(server: LiveServer, client: redis.Redis, out: Path) -> None:
+    """Beside `limit`, the size of a vector bounds an answer; one chunk there is always."""
+    make_job(client, out).note("vector_bytes", 12)
+    with open_output(out) as output:
+        output.add(next(results(size=20)))
+    for bytes_max, count in ((1, "1"), (50, "4")):
+        with client_of(server, ingest_roots=[out], http_results_bytes_max=bytes_max) as web:
+            assert web.get(PATH).headers["x-count"] == count
+
+
+def test_waiting_ends_with_the_next_part(web: TestClient, client: redis.Redis, out: Path) -> None:
+    """A long poll answers when a part is durable, and at its time if none comes."""
+    job = make_job(client, out)
+    found = []
+    asking = threading.Thread(target=lambda: found.append(web.get(PATH, params={"wait": 25})))
+    with open_output(out) as output:
+        asking.start()
+        wait_until(lambda: watched(web))
+        for result in results(size=15):
+            if output.add(result) is not None:
+                job.drain(output.next_index, [])
+                break
+        asking.join(20)
+        assert not asking.is_alive()
+        assert (found[0].status_code, found[0].headers["x-count"]) == (200, "15")
+        late = web.get(PATH, params={"start": 15, "wait": 0.1})
+        assert (late.status_code, late.headers["x-next-start"]) == (204, "15")
+    assert not watched(web)
+
+
+def test_what_is_not_served(web: TestClient, client: redis.Redis, out: Path) -> None:
+    """No job, none with an output, one elsewhere, another job's, a damaged one: all in words."""
+    assert web.get(PATH).status_code == 404
+    job = Job(client, "job")
+    job.create(JobSpec(model="null:3"), 0)
+    refused = {"": "its own program"}
+    (out / "other").mkdir(parents=True)
+    with open_output(out / "other") as output:
+        for result in results():
+            output.add(result)
+        output.finish(COUNT, About(job="another", model="m", fingerprint={}, source={}))
+    (out / "link").symlink_to("/etc")
+    with open_output(out / "damaged") as output:
+        output.add(next(results(size=20)))
+        next((out / "damaged").glob("part*")).write_bytes(b"nothing")
+    refused |= {
+        "/etc": "not served",
+        str(out / ".." / "x"): "not served",
+        str(out / "link"): "not served",
+        str(out / "other"): "another",
+        str(out / "damaged"): "cannot be read",
+    }
+    for directory, words in refused.items():
+        job.note("out", directory)
+        answer = web.get(PATH)
+        assert (answer.status_code, words in answer.json()["detail"]) == (409, True), directory
+    job.note("out", str(out / "absent"))
+    assert web.get(PATH).status_code == 204
+    job.cancel()
+    assert "not any more" in web.get(PATH, params={"wait": 60}).json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        ("", "application/jsonl"),
+        ("*/*", "application/jsonl"),
+        ("application/*;q=0.1", "application/jsonl"),
+        ("application/jsonl;q=0.5, application/x-npy", "application/x-npy"),
+        ("*/*, application/jsonl;q=0", "application/x-ndjson"),
+        (f"text/html, {ARROW} ; q=0.3", ARROW),
+        ("application/jsonl;q=high", None),
+        ("text/html", None),
+        ("*/*;q=0", None),
+    ],
+)
+def test_the_client_chooses(accept: str, chosen: str | None) -> None:
+    """By the Accept header, with its qualities and wildcards."""
+    assert choose_format(accept) == chosen
+
+
+def test_no_other_format(web: TestClient, client: redis.Redis, out: Path) -> None:
+    """What cannot be had is 406, with what there is."""
+    make_job(client, out)
+    answer = web.get(PATH, headers={"accept": "text/csv"})
+    assert answer.status_code == 406
+    assert all(name in answer.json()["detail"] for name in FORMATS)
+
+
+def test_places_are_bounded(server: LiveServer, client: redis.Redis, out: Path) -> None:
+    """One request more than there are places is refused, until one of the others has its answer."""
+    make_job(client, out)
+    with client_of(server, ingest_roots=[out], http_streams_max=1) as web:
+        asking = threading.Thread(target=web.get, args=[f"{PATH}?wait=3"])
+        asking.start()
+        wait_until(lambda: watched(web))
+        refused = web.get(PATH)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        asking.join()
+        assert web.get(PATH).status_code == 204
+
+
+def failures(web: TestClient, limit: int) -> list[int]:
+    """The failed chunks of all pages."""
+    found: list[int] = []
+    after: str | None = ""
+    while after is not None:
+        page = web.get("/v1/jobs/job/errors", params={"limit": limit, "after": after}).json()
+        assert all(each["reason"] == f"odd {each['index']}" for each in page["errors"])
+        found += [each["index"] for each in page["errors"]]
+        after = page["next"]
+    return found
+
+
+def test_failed_chunks_of_disk_and_server(web: TestClient, client: redis.Redis, out: Path) -> None:
+    """Each failed chunk once: those in parts, then those that only the server has, by any page."""
+    job = make_job(client, out)
+    for index in [*sorted(FAILED), 70]:
+        fields = {"index": index, "reason": f"odd {index}", "attempts": 1}
+        client.xadd(job.keys.failed, fields)  # type: ignore[arg-type] # numbers too
+    everything = [*sorted(FAILED), 70]
+    with open_output(out) as output:
+        for place, result in enumerate(results()):
+            if place % 4 == 0:
+                assert {n: failures(web, n) for n in (1, 2, 100)} == dict.fromkeys(
+                    (1, 2, 100), everything
+                )
+            output.add(result)
+        output.finish(COUNT, ABOUT)
+    client.delete(job.keys.failed)
+    end(client)
+    assert failures(web, 2) == sorted(FAILED)

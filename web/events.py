@@ -1,0 +1,71 @@
+"""Server-sent events: how a job goes, as it changes."""
+
+import zlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, Header
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from embedfarm.overview import JobFacts, read_job
+from web.jobs import JobId
+from web.keys import Scope
+from web.problems import problems
+from web.services import Service, need
+from web.watch import PLACE, Watching
+
+EVENT_SECONDS: Final = 1.0
+TERMINAL: Final = frozenset({"finished", "failed", "cancelled"})
+STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "`job` when it has changed, at most once a second, and at last `end`; the "
+        "data are those of `GET /v1/jobs/{job}`.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+def _first(services: Service, job: JobId) -> JobFacts:
+    return read_job(services.farm, job)
+
+
+@router.get(
+    "/{job}/events",
+    response_class=EventSourceResponse,
+    responses=problems(404) | STREAM,
+    dependencies=[*need(Scope.READ), PLACE],
+)
+async def follow_job(
+    watch: Watching,
+    job: JobId,
+    facts: Annotated[JobFacts, Depends(_first)],
+    last_event_id: Annotated[str, Header(description="What was seen last is not told again.")] = "",
+) -> AsyncIterator[ServerSentEvent]:
+    """State and progress of a job when they change, until it has ended or is deleted."""
+    seen, told = facts, last_event_id
+    with watch.watching(job):
+        while True:
+            event = _describe(seen)
+            if event.id != told or event.event == "end":
+                yield event
+            if event.event == "end":
+                return
+            told = event.id or ""
+            await watch.pause(EVENT_SECONDS)
+            later = await watch.change(job, seen)
+            if later is None:
+                return
+            seen = later
+
+
+def _describe(facts: JobFacts) -> ServerSentEvent:
+    """An event whose id is a checksum of what it says, so that any process can tell it again."""
+    data = msgspec.json.encode(facts)
+    return ServerSentEvent(
+        event="end" if facts.state in TERMINAL else "job",
+        raw_data=data.decode(),
+        id=f"{zlib.crc32(data):08x}",
+    )

@@ -1,0 +1,84 @@
+"""Chunks that failed: those on disk in their order, then those that only the server knows."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import BaseModel
+
+from collector.manifest import Failure, OutputError
+from embedfarm.jobs import Job
+from embedfarm.records import ChunkError
+from embedfarm.status import JobStatus
+from web.jobs import After, JobId, Limit
+from web.keys import Scope
+from web.problems import problems
+from web.results import open_output
+from web.schemas import schema_of
+from web.services import Service, Services, need
+
+FIELDS: Final = ("index", "reason", "attempts")
+FailedChunk = schema_of(ChunkError)
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+class FailurePage(BaseModel):
+    """Chunks that failed; with `next`, more may follow, even if these are fewer than asked for."""
+
+    errors: list[FailedChunk]  # type: ignore[valid-type] # it is made at run time
+    next: str | None
+
+
+@router.get(
+    "/{job}/errors",
+    response_model=FailurePage,
+    responses=problems(404),
+    dependencies=need(Scope.READ),
+)
+def list_failures(
+    services: Service,
+    job: JobId,
+    limit: Limit = 100,
+    after: Annotated[After, Query(pattern=r"^((\d{1,18}-\d{1,18})?@\d{1,16})?$")] = "",
+) -> dict[str, Any]:
+    """The chunks of a job that failed so far, with the reason.
+
+    Those that are on disk come first, in their order, if they can be read from here; then those of
+    the server's newest 10,000 that are not, as they failed.
+    """
+    handle = services.farm.job(job)
+    status = handle.status()
+    entry, _, index = after.partition("@")
+    if not entry:
+        failed, durable = _on_disk(services, job, status, int(index or 0), limit)
+        if len(failed) == limit:
+            return _page(failed, f"@{failed[-1].index + 1}")
+        later = _on_server(handle, limit - len(failed), "", durable)
+        return _page([*failed, *later[0]], later[1])
+    return _page(*_on_server(handle, limit, entry, int(index)))
+
+
+def _on_disk(
+    services: Services, job: str, status: JobStatus, start: int, limit: int
+) -> tuple[list[Failure], int]:
+    """Failed chunks from one on, and the index after the last chunk that is on disk."""
+    try:
+        with open_output(services.settings, job, status) as reader:
+            return reader.failures(start, limit), reader.available
+    except (HTTPException, OutputError, OSError):  # there is what the server has
+        return [], 0
+
+
+def _on_server(job: Job, limit: int, after: str, start: int) -> tuple[list[ChunkError], str | None]:
+    """Failed chunks from index `start` on, of which the server knows, and where to go on."""
+    last, failed = job.failures(limit, after)
+    more = f"{last}@{start}" if len(failed) == limit else None
+    return [each for each in failed if each.index >= start], more
+
+
+def _page(failed: Sequence[Failure | ChunkError], more: str | None) -> dict[str, Any]:
+    return {
+        "errors": [{name: getattr(each, name) for name in FIELDS} for each in failed],
+        "next": more,
+    }

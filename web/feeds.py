@@ -1,0 +1,211 @@
+"""Feeds: jobs whose texts come over time, and whose results go to whoever reads them in order."""
+
+import contextlib
+import logging
+import uuid
+from typing import Annotated, Any, Final, Literal, Self
+
+from fastapi import APIRouter, HTTPException, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from collector.feed import acknowledge, take
+from collector.reader import Chunks
+from embedfarm.farm import FarmFull
+from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
+from embedfarm.jobs import Job
+from embedfarm.overview import JobFacts, read_job
+from embedfarm.records import JobSpec, Rows
+from embedfarm.status import JobGone, JobStatus
+from embedfarm.terms import WEIGHT_MAX, Terms
+from producer.feed import OutOfPlace, WindowFull, close, extend
+from producer.submit import JobRefused
+from web.jobs import JobId
+from web.keys import Scope
+from web.orders import DEADLINE_MS_MAX, Tenant
+from web.problems import problems
+from web.services import Caller, Service, Services, need
+
+LOGGER: Final = logging.getLogger(__name__)
+NOTE: Final = "feed"  # with the job: that it is one
+NEXT: Final = "x-next-start"
+FULL_SECONDS: Final = 1
+TEXTS_MAX: Final = 8192
+_TERMS: Final = set(Terms.__dataclass_fields__)
+INDEX_MAX: Final = 2**52  # the scripts on the server count in floats
+DIMENSIONS_MAX: Final = 1 << 16
+CHARACTERS_MAX: Final = 4096
+TEXT_CHARACTERS_MAX: Final = (
+    1 << 22
+)  # more than a body has; bounded, a text is checked to be Unicode
+PLACES: Final[dict[int | str, dict[str, Any]]] = {
+    409: problems(409)[409]
+    | {
+        "headers": {
+            NEXT: {
+                "description": "Where to go on, if the request was out of place.",
+                "schema": {"type": "integer"},
+            }
+        }
+    }
+}
+
+router: Final = APIRouter(prefix="/v1", tags=["feeds"])
+Index = Annotated[int, Field(ge=0, le=INDEX_MAX)]
+Text = Annotated[str, StringConstraints(max_length=TEXT_CHARACTERS_MAX)]
+Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX)]
+
+
+class FeedRequest(BaseModel):
+    """What is asked for; nothing of it changes later but the terms of the job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(default="", description="One of `/v1/models`; empty: the first.")
+    name: Words = ""
+    prompt: Words = ""
+    dimensions: int = Field(default=0, ge=0, le=DIMENSIONS_MAX, description="0: all.")
+    max_length: int = Field(default=0, ge=0, le=INDEX_MAX, description="In tokens; 0: the model's.")
+    normalize: bool = False
+    long: Literal["truncate", "windows", "error"] = "truncate"
+    vector_dtype: Literal["float32", "float16", "ubinary", "lsh"] = "float32"
+    lsh_bits: int = Field(default=2048, ge=BITS_MIN, le=BITS_MAX, multiple_of=8)
+    priority: Literal[0, 1, 2] = Field(default=0, description="0 normal, 1 high, 2 urgent.")
+    tenant: Tenant = ""
+    weight: int = Field(default=1, ge=1, le=WEIGHT_MAX)
+    deadline_ms: int = Field(default=0, ge=0, le=DEADLINE_MS_MAX)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse what no scheduler could use."""
+        Terms(**self.model_dump(include=_TERMS))
+        return self
+
+
+_SPEC: Final = set(FeedRequest.model_fields) & set(JobSpec.__struct_fields__)
+
+
+class Texts(BaseModel):
+    """Texts that go on where the feed ends; a repeat of those that it has changes nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Index = Field(description="Index of the first one.")
+    texts: Annotated[list[Text], Field(max_length=TEXTS_MAX)]
+    ids: list[Words] | None = Field(default=None, description="One for each text, if any has one.")
+    read: Index = Field(
+        default=0,
+        description="Results below this index were read, so that their texts are not asked for "
+        "again if the server has lost them.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse what cannot be numbered or stored."""
+        if self.ids is not None and len(self.ids) != len(self.texts):
+            raise ValueError("ids: one for each text, or none")
+        return self
+
+
+class Accepted(BaseModel):
+    """Texts below `next` are taken; where that is within those that were sent, send the others."""
+
+    next: int
+
+
+class Closing(BaseModel):
+    """How many texts there are."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    count: Index
+
+
+@router.post("/feeds", status_code=201, responses=problems(404), dependencies=need(Scope.SUBMIT))
+def make_feed(services: Service, key: Caller, request: FeedRequest, response: Response) -> JobFacts:
+    """Make a job that takes texts until it is closed, and keeps results until they are read."""
+    models, farm = services.settings.models, services.farm
+    model = request.model or models[0]
+    if model not in models:
+        raise HTTPException(404, f"model {model!r} is not served here, but {', '.join(models)}")
+    spec = JobSpec(**{**request.model_dump(include=_SPEC), "model": model})
+    terms = Terms(**request.model_dump(include=_TERMS))
+    name = uuid.uuid4().hex
+    try:
+        farm.admit(name, services.settings.jobs_max)
+    except FarmFull as error:
+        headers = {"retry-after": str(error.retry_after_seconds)}
+        raise HTTPException(429, str(error), headers) from error
+    farm.job(name).create(spec, 0, terms, {NOTE: "1"})
+    LOGGER.info("%s makes feed %r", key.name, name)
+    response.headers["location"] = f"/v1/jobs/{name}"
+    return read_job(farm, name)
+
+
+@router.post("/jobs/{job}/texts", responses=problems(404) | PLACES, dependencies=need(Scope.SUBMIT))
+def add_texts(services: Service, job: JobId, sent: Texts) -> Accepted:
+    """Put texts into a feed; 429 while its window is full of results that nobody has read."""
+    handle = _feed(services, job)
+    try:
+        rows = Rows(sent.texts, sent.ids)
+        return Accepted(next=extend(handle, services.settings, sent.start, rows, sent.read))
+    except WindowFull as error:
+        raise HTTPException(429, str(error), {"retry-after": str(FULL_SECONDS)}) from error
+    except OutOfPlace as error:
+        raise out_of_place(str(error), error.expected) from error
+    except JobRefused as error:
+        raise HTTPException(409, str(error)) from error
+
+
+@router.post("/jobs/{job}/close", responses=problems(404) | PLACES, dependencies=need(Scope.SUBMIT))
+def close_feed(services: Service, job: JobId, closing: Closing) -> JobFacts:
+    """Say that a feed has all its texts; it is finished once all its results were read."""
+    try:
+        close(_feed(services, job), closing.count)
+    except OutOfPlace as error:
+        raise out_of_place(str(error), error.expected) from error
+    except JobRefused as error:
+        raise HTTPException(409, str(error)) from error
+    return read_job(services.farm, job)
+
+
+def read_feed(
+    services: Services, job: Job, status: JobStatus, start: int, limit: int
+) -> Chunks | None:
+    """Results of a feed from chunk `start` on, if there are any; those before are given up.
+
+    Raises:
+        HTTPException: `start` is not where a reader may be.
+        OutputError: A result contradicts itself.
+    """
+    if start < status.drained_upto:
+        raise out_of_place(f"results below {status.drained_upto} were read", status.drained_upto)
+    if start > status.pushed_upto:
+        raise out_of_place(f"text {status.pushed_upto} is expected next", status.pushed_upto)
+    if status.ended:
+        return None
+    if start > status.drained_upto:
+        acknowledge(job, start)
+    if start == status.chunk_count and status.state != "cancelled":
+        with contextlib.suppress(JobGone):
+            services.farm.end(job.id, "finished", "", services.settings, drained_upto=start)
+        return None
+    return take(job, start, limit, services.settings.http_results_bytes_max)
+
+
+def out_of_place(detail: str, expected: int) -> HTTPException:
+    """The refusal of a request that does not go on where the feed does."""
+    return HTTPException(409, detail, {NEXT: str(expected)})
+
+
+def _feed(services: Services, job: str) -> Job:
+    """A job that is a feed.
+
+    Raises:
+        HTTPException: It is none.
+        JobGone: There is no such job.
+    """
+    handle = services.farm.job(job)
+    handle.status()
+    if not handle.noted(NOTE):
+        raise HTTPException(409, f"job {job} is no feed: its texts come from its corpus")
+    return handle

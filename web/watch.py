@@ -1,0 +1,133 @@
+"""Looks at the jobs that somebody waits for, on behalf of all who wait."""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final, cast
+
+import anyio.to_thread
+import redis
+from fastapi import Depends, HTTPException, Request
+
+from embedfarm.overview import JobFacts
+
+LOGGER: Final = logging.getLogger(__name__)
+LOOK_SECONDS: Final = 0.25
+BUSY_SECONDS: Final = 1
+
+
+@dataclass
+class Watch:
+    """One task that reads all watched jobs together, as long as there are any.
+
+    So what streams and long polls cost the server depends on how many jobs they are about, and not
+    on how many they are. To be used within one event loop.
+
+    Attributes:
+        read: The facts of those of the given jobs that are there; called in a thread.
+        places_max: Streams, and answers with results, at a time.
+        watched: How many wait for each job.
+    """
+
+    read: Callable[[Sequence[str]], list[JobFacts]]
+    places_max: int
+    watched: Counter[str] = field(default_factory=Counter)
+    _places: int = 0
+    _facts: dict[str, JobFacts | None] = field(default_factory=dict)
+    _looked: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the places.
+
+        Raises:
+            HTTPException: None is free.
+        """
+        if self._places >= self.places_max:
+            raise HTTPException(
+                429, f"{self._places} streams are open", {"retry-after": str(BUSY_SECONDS)}
+            )
+        self._places += 1
+        try:
+            yield
+        finally:
+            self._places -= 1
+
+    @contextlib.contextmanager
+    def watching(self, job: str) -> Iterator[None]:
+        """Have a job looked at."""
+        self.watched[job] += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look())
+        try:
+            yield
+        finally:
+            self.watched[job] -= 1
+            if not self.watched[job]:
+                del self.watched[job]
+                self._facts.pop(job, None)
+
+    async def change(self, job: str, seen: JobFacts | None) -> JobFacts | None:
+        """Facts of a watched job that are others than `seen`, as soon as there are any.
+
+        Returns:
+            None if the job is gone, or the watch is closed.
+        """
+        async with self._looked:
+            await self._looked.wait_for(lambda: self._closing.is_set() or self._differs(job, seen))
+            return None if self._closing.is_set() else self._facts[job]
+
+    def _differs(self, job: str, seen: JobFacts | None) -> bool:
+        facts = self._facts.get(job, seen)
+        return facts != seen or (job in self._facts and facts is None)
+
+    async def pause(self, seconds: float) -> None:
+        """Let some time pass, but none once the watch is closed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+    async def close(self) -> None:
+        """End all waiting, now and from now on."""
+        self._closing.set()
+        async with self._looked:
+            self._looked.notify_all()
+        if self._task is not None:
+            await self._task
+
+    async def _look(self) -> None:
+        while self.watched and not self._closing.is_set():
+            jobs = list(self.watched)
+            try:
+                found = {facts.job: facts for facts in await self._read(jobs)}
+            except redis.RedisError as error:
+                LOGGER.warning("jobs cannot be watched: %s", type(error).__name__)
+            else:
+                self._facts |= {job: found.get(job) for job in jobs if job in self.watched}
+                async with self._looked:
+                    self._looked.notify_all()
+            await self.pause(LOOK_SECONDS)
+
+    async def _read(self, jobs: Sequence[str]) -> list[JobFacts]:
+        return await anyio.to_thread.run_sync(self.read, jobs)
+
+
+async def _watch(request: Request) -> Watch:
+    return cast("Watch", request.app.state.watch)
+
+
+Watching = Annotated[Watch, Depends(_watch)]
+
+
+async def _take_place(watch: Watching) -> AsyncIterator[None]:
+    with watch.place():
+        yield
+
+
+PLACE: Final = Depends(_take_place)
+"""Of a route whose answer takes a place until all of it is sent."""
