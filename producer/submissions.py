@@ -6,6 +6,7 @@ from typing import Any, Final
 import redis
 from rq import Queue
 from rq.exceptions import NoSuchJobError
+from rq.job import Job
 from rq.worker_registration import get_keys
 
 from embedfarm.settings import Settings
@@ -86,7 +87,7 @@ class Submissions:
         started = self._queue.started_job_registry.get_job_ids(cleanup=False)
         return PREFIX + job in started
 
-    def _request(self, job: str) -> ReadableJob | None:
+    def _request(self, job: str) -> Job | None:
         if not is_submitted(job):
             return None
         try:
