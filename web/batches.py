@@ -133,7 +133,7 @@ class Batches(BaseModel):
 @router.post(
     "",
     response_model=Batch,
-    responses=openai_problems(404, 409, 507),
+    responses=openai_problems(404, 409),
     dependencies=need(Scope.SUBMIT),
 )
 def create_batch(

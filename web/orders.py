@@ -102,6 +102,7 @@ class Options(TermsGiven):
     text_field: Words = "text"
     id_field: Words = ""
     on_bad_row: Literal["fail", "skip"] = "fail"
+    webhook: Words = Field(default="", description="URL that is told how the job ended.")
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -141,16 +142,22 @@ class TextWithId(BaseModel):
     id: str
 
 
+Texts = Annotated[list[str], Field(min_length=1)]
+TextsWithIds = Annotated[list[TextWithId], Field(min_length=1)]
+
+
 class Submission(Options):
-    """A corpus in JSON: texts, or the path of a file or directory that the farm may read."""
+    """A corpus in JSON: texts, or the path or URL of a corpus that the farm may read."""
 
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["source"]}]},
     )
 
-    texts: Annotated[list[str] | list[TextWithId], Field(min_length=1)] = []
-    source: Annotated[Words, Field(min_length=1, description="Below `ingest_roots`.")] = ""
+    texts: Texts | TextsWithIds = []
+    source: Annotated[
+        Words, Field(min_length=1, description="Below `ingest_roots`, or one of `ingest_urls`.")
+    ] = ""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:

@@ -21,7 +21,9 @@ from starlette.concurrency import run_in_threadpool
 from embedfarm.overview import JobFacts, read_job
 from embedfarm.settings import Settings
 from producer.directories import OUTPUT, Call, remove_directory, write_call
-from producer.roots import PathRefused, allow_source
+from producer.notices import check_webhook
+from producer.outbound import UrlRefused
+from producer.roots import PathRefused, allow_source, allow_url, is_url
 from producer.tasks import option_words
 from web.idempotency import IdempotencyKey, answer_once
 from web.keys import Scope
@@ -85,6 +87,8 @@ def _answer(services: Services, who: Caller, key: str | None, order: Order) -> s
     model = order.options.model or models[0]
     if model not in models:
         raise HTTPException(404, f"model {model!r} is not served here, but {', '.join(models)}")
+    if order.options.webhook:
+        _check_webhook(order.options.webhook, services.settings)
     if order.upload is None:
         corpus = _find_source(order.corpus, services.settings)
         order = replace(order, corpus=corpus)
@@ -104,9 +108,21 @@ def _find_source(source: str, settings: Settings) -> str:
         PathRefused: It may not.
     """
     try:
+        if is_url(source):
+            allow_url(source, settings.ingest_urls)
+            return source
         return str(allow_source(source, settings.ingest_roots))
+    except UrlRefused as error:
+        raise PathRefused(str(error)) from error
     except OSError as error:
         raise PathRefused(f"{source!r}: {error.strerror}") from error
+
+
+def _check_webhook(url: str, settings: Settings) -> None:
+    try:
+        check_webhook(url, settings)
+    except ValueError as error:
+        raise HTTPException(422, f"webhook: {error}") from error
 
 
 def _submit(services: Services, job: str, order: Order, model: str) -> None:
@@ -117,7 +133,8 @@ def _submit(services: Services, job: str, order: Order, model: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     try:
         call = _put(directory, order, {"model": model, **order.options.for_task(), "job_id": job})
-        command = ["embedfarm", "embed", *option_words(call.options, settings)]
+        options = {name: value for name, value in call.options.items() if name != "webhook"}
+        command = ["embedfarm", "embed", *option_words(options, settings)]
         command += [f"--out={call.out}", "--", *call.corpus]
         notes = {"out": call.out, "command": shlex.join(command)}
         handle.create(order.options.spec(model), 0, order.options.terms(), notes)

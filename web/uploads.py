@@ -177,8 +177,8 @@ class _Form:
         _, options = parse_options_header(self._disposition)
         self._name = options.get(b"name", b"").decode(errors="replace")
         self._in_file = self._name == "file"
-        if self._name in self.fields or (self._in_file and self.has_file):
-            raise HTTPException(422, f"the form has {self._name!r} twice")
+        if self._in_file and self.has_file:
+            raise HTTPException(422, "the form has two files")
         if len(self.fields) == FIELDS_MAX:
             raise HTTPException(422, f"the form has more than {FIELDS_MAX} fields")
         if self._in_file:

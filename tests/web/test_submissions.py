@@ -141,6 +141,8 @@ def test_every_form_is_embedded(
         ({"json": {"texts": ["a"], "other": 1}}, 422),
         ({"json": {"texts": ["a"]}, "params": {"lsh_bits": 65}}, 422),
         ({"json": {"texts": ["a"], "model": "null:9"}}, 404),
+        ({"json": {"texts": ["a"], "webhook": "http://127.0.0.1/"}}, 422),
+        ({"json": {"texts": ["a"], "webhook": "file:///etc/passwd"}}, 422),
         ({"json": {"source": "/etc/passwd"}}, 403),
         ({"json": {"source": "../" * 90 + "etc/passwd"}}, 403),
         ({"json": {"source": "https://example.org/a.jsonl"}}, 403),
