@@ -303,6 +303,10 @@ class Settings(BaseSettings):
     traces: Annotated[
         str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")
     ] = ""
+    http_session_seconds: Annotated[
+        PositiveInt, Field(description="How long somebody stays signed in on the pages.")
+    ] = 12 * 3600
+
     slowdown: Annotated[
         dict[str, float],
         Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
