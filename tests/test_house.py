@@ -10,7 +10,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from embedfarm.cli.app import app
-from embedfarm.settings import to_markdown
+from embedfarm.settings.__main__ import to_markdown
 
 ROOT = Path(__file__).parents[1]
 STATIONS = {"producer", "scheduler", "workers", "collector", "web"}

@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from collector.files import sync
-from embedfarm.profiles import MEBIBYTE
 from embedfarm.settings import Settings
+from embedfarm.settings.profiles import MEBIBYTE
 from producer.directories import UPLOADS
 
 FIELDS_MAX: Final = 64

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from embedfarm.profiles import MEBIBYTE, PROFILES
 from embedfarm.settings import Settings
+from embedfarm.settings.profiles import MEBIBYTE, PROFILES
 
 PRINT = (
     "from embedfarm.settings import Settings; s = Settings();"
