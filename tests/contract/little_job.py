@@ -152,6 +152,7 @@ def run_everything(client: redis.Redis) -> Job:
     ask_everything(client)
     enqueue_everything(client)
     client.set(wire.answer_key("a"), "{}")
+    client.set(wire.session_key("a"), "0" * 64)
     client.set(wire.in_work_key("a"), 1)
     other = make_job(client, 1, "other")
     other.commit([embed(other.read("one", 1)[0], 1)])

@@ -183,6 +183,17 @@ def test_model_key() -> None:
 # What workers say about a job.
 
 
+def test_the_dead_are_told_from_those_who_left(client: redis.Redis) -> None:
+    """A worker whose heartbeat has expired is lost, one that left or is alive is not."""
+    farm = Farm(client)
+    for name in ("alive", "left", "dead"):
+        assert farm.beat(heartbeat(name), 60)
+    farm.leave("left")
+    client.delete(wire.worker_key("dead"))
+    assert list(farm.lost_workers()) == ["dead"]
+    assert abs(farm.lost_workers()["dead"] - time.time()) < 60
+
+
 def test_workers_agree_on_a_model(client: redis.Redis) -> None:
     """The first fingerprint counts; another one is refused by name of what differs."""
     farm = Farm(client)

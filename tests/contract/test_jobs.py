@@ -615,6 +615,11 @@ def test_records_of_ended_jobs_are_bounded(client: redis.Redis) -> None:
     farm.end("d", "finished", "", few)
     assert farm.ended_ids(9) == ["d", "b"]
     assert not [key for key in client.scan_iter() if b"{c}" in key]
+    assert farm.job("d").status().chunks_failed == 0
+    farm.job("d").retried(3)
+    farm.job("nobody").retried(3)
+    assert (farm.job("d").status().chunks_failed, farm.job("d").status().ended) == (3, True)
+    assert client.ttl(wire.JobKeys("d").meta) > 0
     with pytest.raises(JobGone):
         farm.end("nobody", "failed", "", few)
     assert farm.ended_ids(9) == ["d", "b"]
