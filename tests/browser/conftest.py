@@ -11,6 +11,7 @@ from playwright.sync_api import (
     ConsoleMessage,
     Dialog,
     Page,
+    expect,
     sync_playwright,
 )
 
@@ -23,6 +24,7 @@ def browser() -> Iterator[Browser]:
     """One browser for the tests of a module."""
     program = shutil.which("chromium")
     assert program, "apt-get install chromium"
+    expect.set_options(timeout=SECONDS * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import pytest
 import redis
