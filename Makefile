@@ -18,9 +18,10 @@ help: ## Show this help.
 	$(PIP) --editable .
 	touch $@
 
-.venv/installed-dev: .venv/installed docs/examples/package-lock.json
+.venv/installed-dev: .venv/installed docs/examples/package-lock.json tests/browser/package-lock.json
 	$(PIP) --editable '.[dev]'
 	$(NPM) ci --prefix docs/examples --ignore-scripts --no-audit --no-fund --silent
+	$(NPM) ci --prefix tests/browser --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
 install: .venv/installed ## Install what a farm needs.
@@ -66,6 +67,6 @@ bench-peers: .venv/installed-dev $(PEERS:%=build/peers/%/installed) ## The farm 
 	$(BIN)/python -m benchmarks.chart build/bench.json $(REPORT)
 
 clean: ## Remove what was built.
-	rm -rf .venv build docs/examples/node_modules
+	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
 .PHONY: help install demo check test accept bench bench-peers bench-scheduling simulate clean

@@ -237,6 +237,18 @@ class Farm:
         beats = pipe.execute()[1:]
         return [decode(Heartbeat, data) for data in beats if data is not None]
 
+    def lost_workers(self) -> dict[str, float]:
+        """Unix seconds at which workers were last seen that died in the last hour, by name.
+
+        One that stops cleanly is taken off the list, and is not lost.
+        """
+        rows: Any = self.client.zrange(wire.WORKERS, 0, -1, withscores=True)
+        pipe = self.client.pipeline(transaction=False)
+        for name, _ in rows:
+            pipe.exists(wire.worker_key(name.decode()))
+        alive = pipe.execute()
+        return {name.decode(): at for (name, at), here in zip(rows, alive, strict=True) if not here}
+
     # Plans and statistics.
 
     def plan(self, worker: str) -> Plan | None:

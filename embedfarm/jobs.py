@@ -282,6 +282,14 @@ class Job:
         self.client.zrem(wire.JOBS, self.id)
         self._announce()
 
+    def retried(self, chunks_failed: int) -> None:
+        """Note how many chunks of an ended job fail still; from now on only its output names them.
+
+        A job that is gone stays so.
+        """
+        if self.note("chunks_failed", chunks_failed) is not None:
+            self.client.unlink(self.keys.failed)
+
     # The producer's side.
 
     def push(self, blocks: Sequence[tuple[Block, bytes]]) -> list[str]:

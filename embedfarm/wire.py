@@ -37,6 +37,8 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:answer:<hash>  string  answer to an `Idempotency-Key`   web       -> web        24 h
     ef:{farm}:in-work:<hash> string  one whose request is in work     web       -> web        60 s
 
+    ef:{farm}:session:<hash> string  SHA-256 of who signed in's key   web       -> web        12 h
+
     ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
     ef:{farm}:lanes          zset    engine -> unix ms of a request   asker     -> worker     120 s
     ef:{farm}:lane-sizes     hash    engine -> bytes of its pieces    asker     -> asker      120 s
@@ -132,6 +134,11 @@ def unloaded_key(engine: str) -> str:
 def reply_key(request: str) -> str:
     """Key of the answer to a request."""
     return f"ef:{{farm}}:reply:{request}"
+
+
+def session_key(digest: str) -> str:
+    """Key of a session on the pages, by the SHA-256 of its secret."""
+    return f"ef:{{farm}}:session:{digest}"
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.staticfiles import StaticFiles
 
 from embedfarm.broker import connect
 from embedfarm.lane import Lane
 from embedfarm.overview import read_jobs
 from embedfarm.settings import Settings
+from embedfarm.view import FarmReader
 from web import (
     batches,
     events,
@@ -32,9 +35,27 @@ from web.gate import Gate
 from web.interactive import Desk
 from web.keys import Key
 from web.metrics import Figures, Meter
+from web.pages import (
+    charts,
+    download,
+    farm,
+    job,
+    scheduler,
+    sign_in,
+    steer,
+    submit,
+    workers,
+)
+from web.pages.drawing import Gallery
 from web.problems import HANDLERS, Problem, is_openai
 from web.services import Passes, Services
+from web.sessions import Sessions
 from web.watch import Watch
+
+PAGES: Final = (
+    submit.router, farm.router, job.router, download.router, workers.router, scheduler.router,
+    scheduler.steering, charts.router, sign_in.router, steer.router,
+)  # fmt: skip
 
 
 def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastAPI:
@@ -47,6 +68,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     """
     client = connect(settings.redis_url)
     services = Services(client, settings, passes)
+    sessions = Sessions(client, keys, settings.http_session_seconds)
     desk = Desk(Lane(client, settings), settings.http_waiting_max)
     watch = Watch(partial(read_jobs, services.farm), settings.http_streams_max)
 
@@ -68,6 +90,9 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     app.state.services = services
     app.state.desk = desk
     app.state.watch = watch
+    app.state.sessions = sessions
+    app.state.reader = FarmReader(services.farm, settings)
+    app.state.gallery = Gallery()
     app.state.figures = Figures(services.farm)
     app.state.figures.waiting.set_function(lambda: desk.waiting)
     for each in (
@@ -86,7 +111,10 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         tei_protocol,
     ):
         app.include_router(each.router)
-    app.add_middleware(Gate, keys=keys, settings=settings)
+    for router in PAGES:
+        app.include_router(router)
+    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
+    app.add_middleware(Gate, keys=keys, settings=settings, sessions=sessions)
     app.add_middleware(Meter, figures=app.state.figures)
     app.openapi = lambda: _describe(app, keyed=bool(keys))  # type: ignore[method-assign] # as FastAPI documents it
     return app

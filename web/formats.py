@@ -36,7 +36,16 @@ def _lines(chunks: Chunks) -> Iterator[bytes]:
 
 
 def encode_arrow(chunks: Chunks) -> Iterator[bytes]:
-    """An Arrow IPC stream of one batch, with columns index, id, vector and error."""
+    """An Arrow IPC stream of one batch."""
+    table = record_batch(chunks)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_batch(table)
+    yield sink.getvalue().to_pybytes()
+
+
+def record_batch(chunks: Chunks) -> pa.RecordBatch:
+    """Chunks as columns index, id, vector and error."""
     batch = chunks.batch
     reasons = {each.index: each.reason for each in chunks.failures}
     indices = range(batch.start, chunks.end)
@@ -51,11 +60,7 @@ def encode_arrow(chunks: Chunks) -> Iterator[bytes]:
         ),
         "error": pa.array(map(reasons.get, indices), pa.string()),
     }
-    table = pa.record_batch(columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_batch(table)
-    yield sink.getvalue().to_pybytes()
+    return pa.record_batch(columns)
 
 
 def encode_npy(chunks: Chunks) -> Iterator[bytes]:

@@ -8,21 +8,31 @@ import ipaddress
 import math
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from fastapi import HTTPException
+import anyio.to_thread
+from fastapi import HTTPException, Response
+from fastapi.responses import RedirectResponse
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from embedfarm.broker import UNAVAILABLE
 from embedfarm.settings import Settings
 from web.keys import ANYBODY, Key, find_key
+from web.pages.rendering import here, wants_page
 from web.problems import SECURITY_HEADERS, answer_problem
 from web.rates import Buckets
+from web.sessions import COOKIE, Sessions
 
-OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/openapi.json"})
+OPEN_PATHS: Final = frozenset({
+    "/livez", "/readyz", "/health", "/openapi.json", "/login", "/theme",
+    "/static/style.css", "/static/live.js", "/static/icon.svg",
+})  # fmt: skip
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-UPLOAD_PATHS: Final = frozenset({"/v1/jobs", "/v1/files"})
+UPLOAD_PATHS: Final = frozenset({"/v1/jobs", "/v1/files", "/jobs/new"})
 HEAD_BYTES_MAX: Final = 16_384
 IDENTITY: Final = "identity"
 CLOSE: Final = {"connection": "close"}  # what was sent and not read is in the way of what follows
@@ -35,11 +45,15 @@ class Gate:
         app: What lies behind.
         keys: Who may ask; without any, everybody on this machine.
         settings: Limits of rate, size and time.
+        sessions: Who has signed in on the pages.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[Key], settings: Settings) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[Key], settings: Settings, sessions: Sessions
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._sessions = sessions
         self._settings = settings
         self._buckets = Buckets(
             settings.http_requests_per_second,
@@ -54,16 +68,13 @@ class Gate:
             return
         send = _secure(send)
         try:
-            scope.setdefault("state", {})["key"] = self._admit(scope)
+            scope.setdefault("state", {})["key"] = await self._admit(scope)
         except HTTPException as refusal:
-            response = answer_problem(
-                scope["path"], refusal.status_code, refusal.detail, refusal.headers
-            )
-            await response(scope, receive, send)
+            await _answer_refusal(HTTPConnection(scope), refusal)(scope, receive, send)
         else:
             await self._app(scope, self._bound(receive, is_upload(scope)), send)
 
-    def _admit(self, scope: Scope) -> Key | None:
+    async def _admit(self, scope: Scope) -> Key | None:
         """Whose request it is; None where nobody need say so.
 
         Raises:
@@ -72,8 +83,10 @@ class Gate:
         headers = Headers(scope=scope)
         check_head(scope, headers)
         key = self._identify(headers)
+        # Who has signed in counts by address: a wrong cookie must not be cheaper than no key.
         self._take_turn(key.name if key and self._keys else _address(scope))
         check_origin(headers, scope["method"], keyless=not self._keys)
+        key = key or await self._recognise(HTTPConnection(scope).cookies.get(COOKIE, ""))
         if key is None and scope["path"] not in OPEN_PATHS:
             known = "a wrong key" if "authorization" in headers else "no key"
             detail = f"{known}: send one as `Authorization: Bearer KEY`"
@@ -88,6 +101,15 @@ class Gate:
             return ANYBODY
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         return find_key(self._keys, secret.strip()) if scheme.lower() == "bearer" else None
+
+    async def _recognise(self, session: str) -> Key | None:
+        """The key of somebody who has signed in."""
+        if not session:
+            return None
+        try:
+            return await anyio.to_thread.run_sync(self._sessions.find, session)
+        except UNAVAILABLE as error:
+            raise HTTPException(503, "the farm's server is away", CLOSE) from error
 
     def _take_turn(self, client: str) -> None:
         seconds = self._buckets.take(client, time.monotonic())
@@ -151,6 +173,13 @@ def _secure(send: Send) -> Send:
         await send(message)
 
     return sending
+
+
+def _answer_refusal(request: HTTPConnection, refusal: HTTPException) -> Response:
+    """A problem; to a browser without a key the page that asks for one."""
+    if refusal.status_code == HTTPStatus.UNAUTHORIZED and wants_page(request):
+        return RedirectResponse(f"/login?then={quote(here(request))}", HTTPStatus.SEE_OTHER)
+    return answer_problem(request, refusal.status_code, refusal.detail, refusal.headers)
 
 
 def _address(scope: Scope) -> str:

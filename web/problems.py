@@ -11,6 +11,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteException
+from starlette.requests import HTTPConnection
 from starlette.routing import Match
 
 from embedfarm.broker import UNAVAILABLE
@@ -18,6 +19,7 @@ from embedfarm.farm import FarmFull
 from embedfarm.jobs import ChangeRefused
 from embedfarm.status import JobGone
 from producer.roots import PathRefused
+from web.pages.rendering import render, wants_page
 
 LOGGER: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
@@ -32,7 +34,7 @@ SECURITY_HEADERS: Final = {
     "frame-ancestors 'none'; object-src 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with none, browsers hide the origin of our own forms
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
@@ -68,17 +70,22 @@ def is_openai(path: str) -> bool:
 
 
 def answer_problem(
-    path: str, status: int, detail: str, headers: Mapping[str, str] | None = None
+    request: HTTPConnection, status: int, detail: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The response to a request that failed.
+    """The response to a request that failed: a page for a browser, else JSON.
 
     Args:
-        path: Of the request; it decides about the shape.
+        request: What failed; its path and who asks decide about the shape.
         status: Of HTTP; 422 becomes 400 where OpenAI knows no other.
         detail: For people.
         headers: Further ones.
     """
-    openai = is_openai(path)
+    openai = is_openai(request.url.path)
+    if wants_page(request) and not openai:
+        told = {"status": status, "title": HTTPStatus(status).phrase, "detail": detail}
+        page = render(request, "problem.html", told, status)
+        page.headers.update(headers or {})
+        return page
     if openai and status == HTTPStatus.UNPROCESSABLE_ENTITY:
         status = HTTPStatus.BAD_REQUEST
     shape: BaseModel
@@ -129,25 +136,25 @@ def _say(status: int) -> Handler:
     async def answer(request: Request, error: Exception) -> Response:
         if status != HTTPStatus.SERVICE_UNAVAILABLE:
             detail = f"no such job: {error}" if isinstance(error, JobGone) else str(error)
-            return answer_problem(request.url.path, status, detail)
+            return answer_problem(request, status, detail)
         LOGGER.warning("%s %s: %s", request.method, request.url.path, type(error).__name__)
         full = isinstance(error, redis.exceptions.OutOfMemoryError)
         detail = f"the farm's server is {'full' if full else 'away'}"
-        return answer_problem(request.url.path, status, detail, {"retry-after": str(AWAY_SECONDS)})
+        return answer_problem(request, status, detail, {"retry-after": str(AWAY_SECONDS)})
 
     return answer
 
 
 async def _tell_full(request: Request, error: FarmFull) -> Response:
     again = {"retry-after": str(error.retry_after_seconds)}
-    return answer_problem(request.url.path, HTTPStatus.TOO_MANY_REQUESTS, str(error), again)
+    return answer_problem(request, HTTPStatus.TOO_MANY_REQUESTS, str(error), again)
 
 
 async def _tell_refusal(request: Request, error: HTTPException) -> Response:
     headers = error.headers
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers = {"allow": ", ".join(_allowed(request))}
-    return answer_problem(request.url.path, error.status_code, error.detail, headers)
+    return answer_problem(request, error.status_code, error.detail, headers)
 
 
 def _allowed(request: Request) -> list[str]:
@@ -168,15 +175,13 @@ async def _tell_faults(request: Request, error: RequestValidationError) -> Respo
     told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults[:FAULTS_MAX]]
     if len(faults) > FAULTS_MAX:
         told.append(f"and {len(faults) - FAULTS_MAX} more")
-    return answer_problem(request.url.path, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(told))
+    return answer_problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(told))
 
 
 async def _hide(request: Request, _error: Exception) -> Response:
     """The log has the traceback; nobody else gets it."""
     detail = "a defect of the farm; its log says more"
-    return answer_problem(
-        request.url.path, HTTPStatus.INTERNAL_SERVER_ERROR, detail, SECURITY_HEADERS
-    )
+    return answer_problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, detail, SECURITY_HEADERS)
 
 
 HANDLERS: Final[dict[int | type[Exception], Handler]] = {

@@ -86,6 +86,11 @@ class Watch:
         facts = self._facts.get(job, seen)
         return facts != seen or (job in self._facts and facts is None)
 
+    @property
+    def closed(self) -> bool:
+        """Whether all waiting is to end."""
+        return self._closing.is_set()
+
     async def pause(self, seconds: float) -> None:
         """Let some time pass, but none once the watch is closed."""
         with contextlib.suppress(TimeoutError):

@@ -21,7 +21,9 @@ from collector.manifest import (
 )
 from collector.output import State, locked, read_state
 from collector.patch import patch
+from embedfarm.broker import closing_client
 from embedfarm.cli.request import Request
+from embedfarm.farm import Farm
 from embedfarm.records import text_checksums
 from producer.readers import CorpusOptions, read_corpus
 
@@ -62,6 +64,9 @@ def retry_failed(request: Request, place: "Place", embed: Embed) -> Manifest:
             embed(_request_for(corpus, request), replace(place, out=inner, job_id=""))
         manifest = patch(place.out, inner)
         shutil.rmtree(state)
+    if place.settings.redis_url:
+        with closing_client(place.settings.redis_url) as client:
+            Farm(client).job(manifest.job).retried(manifest.failed)
     return manifest
 
 

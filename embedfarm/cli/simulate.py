@@ -178,13 +178,10 @@ def _run(
 def _draw(scenario: "Scenario", policy: str, settings: Settings, path: Path) -> None:
     """The timeline of one run."""
     from scheduler.simulation.suite import simulate as run
+    from scheduler.simulation.timeline import draw_timeline
 
     if path.suffix not in {".png", ".svg"}:
         fail(f"--timeline: {path} is neither .png nor .svg", USAGE)
-    try:
-        from scheduler.simulation.timeline import draw_timeline
-    except ModuleNotFoundError:
-        fail("--timeline needs matplotlib: install embedfarm[charts]", USAGE)
     draw_timeline(run(scenario, policy, settings, 0), f"{scenario.about}; {policy}", path)
 
 

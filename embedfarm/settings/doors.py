@@ -143,6 +143,9 @@ class DoorSettings(BaseModel):
     http_results_bytes_max: Annotated[
         PositiveInt, Field(description="Vectors in one answer with results.")
     ] = 8 * MEBIBYTE
+    http_session_seconds: Annotated[
+        PositiveInt, Field(description="How long somebody stays signed in on the pages.")
+    ] = 12 * 3600
     http_wait_seconds_max: Annotated[
         PositiveFloat, Field(description="Most that a request waits for results.")
     ] = 30.0

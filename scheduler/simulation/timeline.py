@@ -7,6 +7,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from embedfarm.drawing import Bar, draw_lanes
 from scheduler.simulation.farm import Outcome
 
 INCHES_WIDE: Final = 11.0
@@ -29,21 +30,20 @@ def draw_timeline(outcome: Outcome, title: str, path: Path) -> None:
         figsize=(INCHES_WIDE, INCHES_AROUND + INCHES_PER_LANE * len(workers)), layout="constrained"
     )
     axes = figure.subplots()
-    for span in outcome.spans:
-        axes.broken_barh(
-            [(span.begin, span.end - span.begin)],
-            (workers.index(span.worker) - 0.4, 0.8),
-            facecolor=COLOUR_COPIED if span.copied else colours[span.job],
-            edgecolor="white",
-            linewidth=0.5,
+    bars = [
+        Bar(
+            span.worker,
+            span.begin,
+            span.end,
+            COLOUR_COPIED if span.copied else colours[span.job],
         )
+        for span in outcome.spans
+    ]
+    draw_lanes(axes, workers, bars, "white")
     axes.axvline(outcome.ideal, color="black", linestyle=":", linewidth=1)
-    axes.set_yticks(range(len(workers)), workers)
-    axes.invert_yaxis()
     axes.set_xlim(0, outcome.makespan * 1.01)
     axes.set_xlabel("seconds; the dotted line is the ideal makespan")
     axes.set_title(title, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
     legend = [Patch(color=colours[job], label=job) for job in jobs]
     legend.append(Patch(color=COLOUR_COPIED, label="repeated"))
     axes.legend(handles=legend, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

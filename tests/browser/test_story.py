@@ -1,0 +1,172 @@
+"""What a person does on the pages, from the first text to the last vector."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+import redis
+from playwright.sync_api import Browser, Page, expect
+
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import Block, ChunkError, Result, decode, text_checksums
+from tests.browser.conftest import SECONDS, Watched
+from tests.farm.harness import null_vectors, role
+from tests.support import LiveServer, wait_until
+from tests.web.test_gate import served
+
+pytestmark = pytest.mark.system
+
+MODEL: Final = "null:16:60"  # a chunk of ten tokens in a sixth of a second
+TEXTS: Final = [f"question {number}: how do I change my password" for number in range(300)]
+
+
+@contextlib.contextmanager
+def worker(server: LiveServer, device: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that no supervisor starts again."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "workers.main", "--device", device],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"EMBEDFARM_REDIS_URL": server.url},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[str]:
+    """A farm of real processes, with one worker; where its pages are."""
+    home = {"state_directory": str(tmp_path / "state"), "models": json.dumps([MODEL])}
+    with (
+        role(server, tmp_path, "schedule", **home),
+        role(server, tmp_path, "ingest", **home),
+        worker(server, "cpu-0"),
+        served(server, **home) as ((host, port), _),
+    ):
+        wait_until(lambda: Farm(client).workers(), SECONDS)
+        yield f"http://{host}:{port}"
+
+
+def fail_one(job: Job) -> int:
+    """Embed a block of a job as a worker whose device is odd: its first chunk fails; which one."""
+    found = job.read("odd", 1)
+    if not found:
+        return -1
+    block = decode(Block, found[0].data)
+    result = Result(
+        start=block.start,
+        count=block.count,
+        dimensions=16,
+        dtype="<f4",
+        vectors=null_vectors(block.texts, 16).tobytes(),
+        checksums=text_checksums(block.texts),
+        errors=[ChunkError(index=block.start, reason="the device was odd", attempts=3)],
+        token_count=block.count,
+    )
+    assert job.commit([(found[0], result)]) == ["committed"]
+    return block.start
+
+
+def submit(page: Page, base: str, texts: list[str]) -> str:
+    """Submit texts as a person does; the job."""
+    page.goto(base)
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="New job").click()
+    page.get_by_label("Texts, one in each line").fill("\n".join(texts))
+    page.get_by_label("Name, for people").fill("questions")
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url("**/jobs/*")
+    return page.url.rpartition("/")[2]
+
+
+def do(page: Page, verb: str, confirmation: str) -> None:
+    """Press a button, and answer the question."""
+    page.get_by_role("link", name=verb).click()
+    page.get_by_role("button", name=confirmation).click()
+
+
+def shown_done(page: Page) -> float:
+    """How many chunks the page says are embedded."""
+    return float(page.locator("progress").first.get_attribute("value") or 0)
+
+
+def test_a_job_from_submit_to_download(
+    browser: Browser, server: LiveServer, client: redis.Redis, farm: str
+) -> None:
+    """Submit, see it move, pause, resume, a worker die, a chunk fail; try again, download."""
+    watched = Watched(browser.new_context())
+    page = watched.page
+    with worker(server, "cpu-1") as second:
+        wait_until(lambda: len(Farm(client).workers()) == 2, SECONDS)
+        job = Job(client, submit(page, farm, TEXTS))
+        wait_until(lambda: (job.status().chunks_in, fail_one(job))[1] >= 0, SECONDS)
+        failed = job.failures(1)[1][0].index
+
+        loaded = page.evaluate("performance.timeOrigin")
+        wait_until(lambda: shown_done(page) > 0, SECONDS)
+        before = shown_done(page)
+        wait_until(lambda: shown_done(page) > before, SECONDS)
+        assert page.evaluate("performance.timeOrigin") == loaded  # it moves without a reload
+
+        do(page, "Pause", "Pause")
+        expect(page.locator(".badge").first).to_have_text("paused")
+        assert job.status().state == "paused"
+        do(page, "Resume", "Resume")
+        expect(page.locator(".badge").first).to_have_text("running")
+
+        name = next(beat.worker for beat in Farm(client).workers() if "cpu-1" in beat.device)
+        second.kill()
+        page.goto(farm)
+        expect(page.get_by_text(f"worker {name} is lost")).to_be_visible()
+    page.get_by_role("link", name="questions").first.click()
+    expect(page.locator(".badge").first).to_have_text("finished")
+
+    chunk = page.locator(f"#chunk-{failed}")
+    chunk.locator("summary").click()
+    expect(chunk.get_by_text("the device was odd").last).to_be_visible()
+    do(page, "Try these again", "Try again")
+    wait_until(lambda: job.status().chunks_failed == 0, SECONDS)
+    expect(page.locator(".badge").first).to_have_text("finished")
+    expect(page.get_by_text("nothing was given up on")).to_be_visible()
+
+    with page.expect_download() as download:
+        page.get_by_role("link", name="JSON Lines").click()
+    rows = [json.loads(line) for line in download.value.path().read_text().splitlines()]
+    assert download.value.suggested_filename == "questions.jsonl"
+    assert [row["index"] for row in rows] == list(range(len(TEXTS)))
+    vectors = np.array([row["vector"] for row in rows], dtype=np.float32)
+    np.testing.assert_array_equal(vectors, null_vectors(TEXTS, 16))
+    assert not watched.faults
+
+
+def test_without_javascript(browser: Browser, client: redis.Redis, farm: str) -> None:
+    """The same with forms and pages alone: submit, pause, resume, see the end, download, delete."""
+    watched = Watched(browser.new_context(java_script_enabled=False))
+    page = watched.page
+    job = Job(client, submit(page, farm, TEXTS[:60]))
+    do(page, "Pause", "Pause")
+    expect(page.locator(".badge").first).to_have_text("paused")
+    do(page, "Resume", "Resume")
+    expect(page.locator(".badge").first).to_have_text("running")
+    wait_until(lambda: job.status().state == "finished", SECONDS)
+    page.reload()
+    expect(page.locator(".badge").first).to_have_text("finished")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="NumPy").click()
+    np.testing.assert_array_equal(np.load(download.value.path()), null_vectors(TEXTS[:60], 16))
+    do(page, "Delete", "Delete")
+    assert page.url == f"{farm}/"
+    expect(page.get_by_text("No job has ended")).to_be_visible()
+    page.get_by_role("button", name="dark theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    assert not watched.faults

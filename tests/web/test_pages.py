@@ -1,0 +1,296 @@
+"""The pages without a browser: what they say, to whom, and how soon."""
+
+import logging
+import statistics
+import time
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+from embedfarm import wire
+from embedfarm.drawing import Bar
+from embedfarm.farm import Farm
+from embedfarm.jobs import Job
+from embedfarm.records import JobSpec, encode
+from embedfarm.status import JobStatus
+from tests.contract.little_job import CHUNKS, heartbeat, make_job, run_everything
+from tests.support import LiveServer
+from tests.web.conftest import client_of
+from web.keys import Key, Scope
+from web.pages.drawing import Course, Look, Theme, Width, draw_bars, draw_courses, draw_pairs
+from web.pages.job import actions_for
+from web.pages.rendering import duration, local_path, number, percent, size, span
+from web.pages.scheduler import changes
+from web.sessions import COOKIE
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+PAGES = ("/", "/workers", "/scheduler")
+CHARTS = ("/charts/farm.svg", "/charts/predictions.svg")
+THEMES: tuple[Theme, ...] = ("light", "dark")
+WIDTHS: tuple[Width, ...] = ("wide", "narrow")
+LOOKS = [Look(theme, width) for theme, width in product(THEMES, WIDTHS)]
+ODD = "<script>alert(1)</script> $x_1$ \u4e16\u754c {{ 7*7 }} \"'><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def keyed(server: LiveServer, keys: dict[str, tuple[str, Key]]) -> Iterator[TestClient]:
+    """An application with keys, and a browser that has none yet."""
+    with client_of(server, [key for _, key in keys.values()]) as web:
+        web.headers |= BROWSER
+        yield web
+
+
+def sign_in(web: TestClient, secret: str, then: str = "/") -> None:
+    """As a person does."""
+    answer = web.post("/login", data={"key": secret, "then": then}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, then)
+
+
+def test_pages_of_an_empty_farm(web: TestClient) -> None:
+    """Every page is there before anything else is, and says what to do."""
+    for page in PAGES:
+        answer = web.get(page, headers=BROWSER)
+        assert answer.status_code == 200, page
+        assert "embedfarm " in answer.text
+        assert answer.headers["cache-control"] == "no-store"
+    for chart in CHARTS:
+        ET.fromstring(web.get(chart).content)  # noqa: S314 -- our own
+
+
+def test_pages_of_a_farm_at_work(web: TestClient, client: redis.Redis) -> None:
+    """They have jobs, workers, failures with their reasons, and what ended."""
+    job = run_everything(client)
+    client.set(wire.SCHEDULER, "1")
+    page = web.get("/").text
+    for words in ("little", "other", "one", "no memory", "Ended jobs"):
+        assert words in page
+    page = web.get(f"/jobs/{job.id}").text
+    for words in ("chunk 3", "bad", "worker two cannot embed it: no memory", "null:2", "Cancel"):
+        assert words in page
+    assert "one" in web.get("/workers").text
+    page = web.get("/scheduler").text
+    assert "leave out" in page
+    for look in LOOKS:
+        for name in ("speed", "lanes"):
+            answer = web.get(f"/charts/jobs/{job.id}/{name}.svg", params=look._asdict())
+            ET.fromstring(answer.content)  # noqa: S314 -- our own
+
+
+def test_what_others_wrote_stays_text(web: TestClient, client: redis.Redis) -> None:
+    """Names, reasons, tenants and commands are shown as they are, and are no markup."""
+    job = Job(client, "odd")
+    spec = JobSpec(model=f"null:2 {ODD}", name=ODD, prompt=ODD)
+    job.create(spec, 0)
+    job.set_terms(tenant=ODD[:60])
+    job.note("command", ODD)
+    Farm(client).refuse("odd", ODD, ODD)
+    Farm(client).beat(heartbeat(ODD), 60)
+    for page in (*PAGES, "/jobs/odd", "/jobs/odd/cancel", f"/scheduler/passes?passes={ODD}"):
+        text = web.get(page, headers=BROWSER).text
+        assert "<script>alert" not in text, page
+        assert "<img src=x" not in text, page
+        assert "49" not in text or "{{" in text
+    assert "&lt;script&gt;alert(1)" in web.get("/jobs/odd").text
+
+
+def test_errors_are_pages_for_browsers(web: TestClient) -> None:
+    """A browser gets a page with the same status and words, a program JSON."""
+    page = web.get("/jobs/none", headers=BROWSER)
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "no such job: none" in page.text
+    assert web.get("/jobs/none").json()["detail"] == "no such job: none"
+    assert web.get("/nothing", headers=BROWSER).status_code == 404
+    assert "error" in web.get("/v1/models/none", headers=BROWSER).json()
+
+
+def test_actions_ask_first_and_are_logged(
+    web: TestClient, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Looking at the question changes nothing; the answer does, and leads back to the job."""
+    job = make_job(client, 2)
+    caplog.set_level(logging.INFO)
+    for verb, state in (("pause", "paused"), ("resume", "open"), ("cancel", "cancelled")):
+        before = job.status().state
+        assert 'method="post"' in web.get(f"/jobs/{job.id}/{verb}", headers=BROWSER).text
+        assert job.status().state == before
+        answer = web.post(f"/jobs/{job.id}/{verb}", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job.id}")
+        assert job.status().state == state
+    assert web.post(f"/jobs/{job.id}/delete", follow_redirects=False).headers["location"] == "/"
+    assert not client.exists(job.keys.meta)
+    assert [each.split()[1] for each in caplog.messages if each.startswith("anybody")] == [
+        "pauses", "resumes", "cancels", "deletes",
+    ]  # fmt: skip
+    assert web.post("/jobs/none/pause", headers=BROWSER).status_code == 404
+
+
+def test_actions_come_from_our_own_pages(web: TestClient, client: redis.Redis) -> None:
+    """A form of another site, or one that hides where it is, changes nothing."""
+    job = make_job(client, 1)
+    for origin in ("http://evil.example", "null"):
+        answer = web.post(f"/jobs/{job.id}/cancel", headers=BROWSER | {"origin": origin})
+        assert answer.status_code == 403
+    assert job.status().state == "open"
+    assert web.post(f"/jobs/{job.id}/pause", headers={"origin": "http://localhost"}).is_success
+
+
+def test_signing_in(
+    keyed: TestClient,
+    client: redis.Redis,
+    keys: dict[str, tuple[str, Key]],
+    server: LiveServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A key becomes a session whose secret only the cookie has; it can be ended."""
+    caplog.set_level(logging.INFO)
+    secret = keys["read"][0]
+    answer = keyed.get("/jobs/a?b=c", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?then=/jobs/a%3Fb%3Dc")
+    assert keyed.get("/v1/jobs", headers={"accept": "*/*"}).status_code == 401
+    wrong = keyed.post("/login", data={"key": "ef_wrong"})
+    assert (wrong.status_code, "none of the farm" in wrong.text) == (401, True)
+    sign_in(keyed, secret, "/workers")
+    cookie = next(each for each in keyed.cookies.jar if each.name == COOKIE)
+    assert cookie.has_nonstandard_attr("HttpOnly")
+    assert cookie.get_nonstandard_attr("SameSite") == "strict"
+    assert keyed.get("/").status_code == 200
+    session = next(client.scan_iter("ef:{farm}:session:*"))
+    assert str(cookie.value).encode() not in session
+    assert client.get(session) == keys["read"][1].sha256.encode()
+    assert 0 < client.ttl(session) <= 12 * 3600
+    with client_of(server, [keys["admin"][1]]) as others:  # from which that key was taken
+        others.cookies.set(COOKIE, str(cookie.value))
+        assert others.get("/").status_code == 401
+    assert keyed.post("/logout", follow_redirects=False).headers["location"] == "/login"
+    keyed.cookies.set(COOKIE, str(cookie.value))  # somebody kept it
+    assert keyed.get("/", headers={"accept": "*/*"}).status_code == 401
+    assert secret not in caplog.text
+
+
+def test_scopes_hold_on_pages(
+    keyed: TestClient, client: redis.Redis, keys: dict[str, tuple[str, Key]]
+) -> None:
+    """Who may only read sees no buttons, and gets nowhere without them."""
+    job = make_job(client, 1)
+    wanted = {
+        Scope.READ: (200, 403, 403),
+        Scope.SUBMIT: (403, 303, 403),
+        Scope.ADMIN: (200, 303, 303),
+    }
+    for scope, statuses in wanted.items():
+        sign_in(keyed, keys[scope][0])
+        page = keyed.get(f"/jobs/{job.id}")
+        passes = keyed.post("/scheduler/passes", data={"passes": "size"}, follow_redirects=False)
+        verb = "resume" if job.status().state == "paused" else "pause"
+        acted = keyed.post(f"/jobs/{job.id}/{verb}", follow_redirects=False)
+        assert (page.status_code, acted.status_code, passes.status_code) == statuses
+        if scope is Scope.READ:
+            assert "/pause" not in page.text
+            assert "New job" not in page.text
+            assert "leave out" not in keyed.get("/scheduler").text
+        keyed.post("/logout")
+
+
+def test_passes_are_switched(web: TestClient, client: redis.Redis) -> None:
+    """Each step leads to a list that is one step away; what no farm could work by is refused."""
+    steps = changes(["a", "b", "c"], ["d"])
+    assert steps["b"] == {"leave out": "a,c", "up": "b,a,c", "down": "a,c,b"}
+    assert (steps["a"].get("up"), steps["d"]) == (None, {"add": "a,b,c,d"})
+    asked = web.get("/scheduler/passes", params={"passes": "defer,size"})
+    assert "defer → size" in asked.text
+    web.post("/scheduler/passes", data={"passes": "defer,size"})
+    assert Farm(client).policy() == ["defer", "size"]
+    assert web.post("/scheduler/passes", data={"passes": "nonsense"}).status_code == 409
+
+
+def test_only_ways_on_this_site() -> None:
+    """What somebody sent along as the next page leads nowhere else."""
+    for path in ("//evil.example", "/\\evil.example", "http://evil.example", "", "/a\nb"):
+        assert local_path(path) == "/"
+    assert local_path("/jobs/a?b=c#d") == "/jobs/a?b=c#d"
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_charts_take_any_figures(look: Look) -> None:
+    """No figures, gaps, and names that are markup, formulas or unknown letters make charts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svg = draw_bars([Bar(ODD, -3, -1, "#123456")], [ODD, "two"], 60, look).decode()
+        assert "<script" not in svg
+        for times in ([], [1.0], [1.0, 2.0, 300.0]):
+            course = Course("tokens", times, times)
+            ET.fromstring(draw_courses([course, course], 0, 3600, look))  # noqa: S314 -- our own
+        ET.fromstring(draw_pairs([], look))  # noqa: S314 -- our own
+
+
+def test_words_for_figures() -> None:
+    """As a person writes them; a share is never all before it is."""
+    assert [number(each) for each in (0, 2.25, 12.3, 41_200, 1_234_567)] == [
+        "0", "2.2", "12", "41,200", "1.23 M",
+    ]  # fmt: skip
+    assert [percent(each) for each in (0.0, 0.99999, 1.0, 2.5)] == [
+        "0.0 %",
+        "99.9 %",
+        "100 %",
+        "250 %",
+    ]
+    assert [size(each) for each in (10, 1536, 3 << 30)] == ["10 B", "1.5 KiB", "3.0 GiB"]
+    assert [duration(each) for each in (0, 2.34, 75, 3700, 90_000)] == [
+        "0 s", "2.3 s", "1 min 15 s", "1 h 1 min", "1 d 1 h",
+    ]  # fmt: skip
+    assert span((61, 62)) == "1 min"
+    assert span((50, 200)) == "50 s to 3 min"
+
+
+@pytest.mark.alone
+def test_pages_come_at_once(server: LiveServer, client: redis.Redis) -> None:
+    """With 10,000 finished jobs and 1,000,000 failed chunks a page is there within 100 ms."""
+
+    def seconds(page: str) -> float:
+        took = []
+        for _ in range(7):
+            began = time.perf_counter()
+            assert web.get(page, headers=BROWSER).status_code == 200
+            took.append(time.perf_counter() - began)
+        return statistics.median(took)
+
+    with client_of(server) as web:
+        empty = {page: seconds(page) for page in PAGES}
+        fail_much(client, 10_000, 100)
+        for page in (*PAGES, "/jobs/ended-00000", "/?ended=-5000:ended-05000"):
+            assert seconds(page) < max(0.1, 2 * empty.get(page, empty["/"])), page
+        assert "ended-09999" in web.get("/").text
+
+
+def fail_much(client: redis.Redis, jobs: int, failures: int) -> None:
+    """Finished jobs on record, each with so many failed chunks."""
+    source = """
+    for job = tonumber(ARGV[1]), tonumber(ARGV[2]) do
+      local name = string.format('ended-%05d', job)
+      redis.call('HSET', 'ef:{' .. name .. '}:meta', 'spec', ARGV[3], 'state', 'finished',
+        'chunk_count', 1000, 'chunks_done', 1000, 'chunks_failed', ARGV[5],
+        'ended_ms', 1, 'created_ms', 1)
+      redis.call('ZADD', ARGV[4], job, name)
+      for place = 1, tonumber(ARGV[5]) do
+        redis.call('XADD', 'ef:{' .. name .. '}:failed', '*',
+          'index', place, 'reason', 'odd', 'attempts', 3)
+      end
+    end"""
+    spec = encode(JobSpec(model="null:2"))
+    for first in range(0, jobs, 1000):
+        client.eval(source, 0, first, first + 999, spec, wire.ENDED, failures)
+
+
+def test_actions_fit_the_state() -> None:
+    """Only what would be done is offered."""
+    job = JobStatus(state="open", chunk_count=-1)
+    assert actions_for(job) == ["pause", "cancel"]
+    assert actions_for(JobStatus(state="paused")) == ["resume", "cancel"]
+    assert actions_for(JobStatus(state="cancelled")) == ["delete"]
+    done = JobStatus(state="finished", chunk_count=CHUNKS, drained_upto=CHUNKS)
+    assert actions_for(done) == ["delete"]

@@ -1,0 +1,106 @@
+"""The charts of the pages, by addresses of their own, so that a page need not wait for them."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Response
+
+from embedfarm.drawing import Bar
+from web.jobs import JobId
+from web.keys import Scope
+from web.pages.drawing import (
+    COLOURS,
+    Course,
+    Look,
+    Theme,
+    Width,
+    draw_bars,
+    draw_courses,
+    draw_pairs,
+)
+from web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_course
+from web.pages.reading import Charts, Reader
+from web.pages.workers import read_pairs
+from web.services import Service, need
+
+HEADERS: Final = {"cache-control": "private, max-age=5"}
+MINUTES_MIN: Final = 300.0  # shown of a course that has just begun
+
+router: Final = APIRouter(prefix="/charts", include_in_schema=False, dependencies=need(Scope.READ))
+
+
+def _look(theme: Theme = "light", width: Width = "wide") -> Look:
+    return Look(theme, width)
+
+
+Drawn = Annotated[Look, Depends(_look)]
+
+
+@router.get("/farm.svg")
+def farm_chart(reader: Reader, gallery: Charts, look: Drawn) -> Response:
+    """Tokens per second of the farm over the last hour."""
+
+    def draw() -> bytes:
+        view = reader.read()
+        times = [each.time for each in view.rates]
+        values = [each.tokens_per_second for each in view.rates]
+        since = view.time - HOUR_SECONDS
+        return draw_courses([Course("tokens per second", times, values)], since, view.time, look)
+
+    return _answer(gallery.show(("farm", look), draw))
+
+
+@router.get("/jobs/{job}/speed.svg")
+def job_chart(
+    services: Service, reader: Reader, gallery: Charts, look: Drawn, job: JobId
+) -> Response:
+    """Tokens and chunks per second of a job over the last hour."""
+
+    def draw() -> bytes:
+        course = read_course(services.farm, job)
+        times = [each.time for each in course]
+        now = times[-1] if times else reader.read().time
+        courses = [
+            Course("tokens per second", times, [each.tokens_per_second for each in course]),
+            Course("chunks per second", times, [each.chunks_per_second for each in course]),
+        ]
+        since = min([now - MINUTES_MIN, *times])
+        return draw_courses(courses, since, now, look)
+
+    return _answer(gallery.show(("speed", job, look), draw))
+
+
+@router.get("/jobs/{job}/lanes.svg")
+def lanes_chart(services: Service, gallery: Charts, look: Drawn, job: JobId) -> Response:
+    """Micro-batches of the last minute, those of one job in colour."""
+
+    def draw() -> bytes:
+        seconds, _ = services.client.time()
+        batches = services.farm.recent_batches(LANE_SECONDS)
+        colours = COLOURS[look.theme]
+        bars = [
+            Bar(
+                worker,
+                each.end - each.seconds - seconds,
+                each.end - seconds,
+                colours.accent if each.job == job else colours.faint,
+            )
+            for worker, done in batches.items()
+            for each in done
+        ]
+        return draw_bars(bars, sorted(batches), LANE_SECONDS, look)
+
+    return _answer(gallery.show(("lanes", job, look), draw))
+
+
+@router.get("/predictions.svg")
+def predictions_chart(services: Service, gallery: Charts, look: Drawn) -> Response:
+    """Seconds that micro-batches took, over those that were predicted."""
+
+    def draw() -> bytes:
+        return draw_pairs([(each.predicted, each.took) for each in read_pairs(services.farm)], look)
+
+    return _answer(gallery.show(("predictions", look), draw))
+
+
+def _answer(data: bytes) -> Response:
+    return Response(data, media_type="image/svg+xml", headers=HEADERS)

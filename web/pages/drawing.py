@@ -1,0 +1,217 @@
+"""Charts as SVG: figures in, bytes out. Drawn one at a time, since matplotlib is not thread-safe.
+
+Texts stay texts, in the reader's own fonts. Words that users chose are no formulas, and have only
+characters that the font has.
+"""
+
+import io
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+
+from embedfarm.drawing import Bar, draw_lanes
+from web.pages.rendering import number
+
+FRESH_SECONDS: Final = 2.0
+CHARTS_MAX: Final = 64  # kept
+NAME_CHARACTERS_MAX: Final = 24
+LANES_MAX: Final = 64
+MINUTE: Final = 60
+LEAST: Final = 10.0  # top of an axis on which nothing happens
+
+Theme = Literal["light", "dark"]
+Width = Literal["wide", "half", "narrow"]
+
+
+class Colours(NamedTuple):
+    """Those of a theme, as in style.css."""
+
+    ink: str
+    quiet: str
+    line: str
+    surface: str
+    accent: str
+    second: str
+    faint: str
+
+
+COLOURS: Final[dict[str, Colours]] = {
+    "light": Colours("#15201b", "#52605a", "#dbe2de", "#ffffff", "#1b6e53", "#c7762d", "#c9d3ce"),
+    "dark": Colours("#e7eeea", "#9fada6", "#2b3631", "#171d1a", "#62c7a2", "#e6a25f", "#46544d"),
+}
+INCHES: Final = {"wide": 10.0, "half": 5.0, "narrow": 3.6}
+TICKS_MAX: Final = {"wide": 6, "half": 4, "narrow": 3}
+STEPS: Final = (5, 10, 15, 30, 60, 120, 300, 600, 1200)  # seconds between ticks
+STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "embedfarm",
+    "text.parse_math": False,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+}
+
+
+class Course(NamedTuple):
+    """A quantity over time.
+
+    Attributes:
+        unit: On its axis.
+        seconds: Unix times.
+        values: One for each time.
+    """
+
+    unit: str
+    seconds: Sequence[float]
+    values: Sequence[float]
+
+
+class Look(NamedTuple):
+    """How a chart is drawn."""
+
+    theme: Theme
+    width: Width
+
+
+@dataclass
+class Gallery:
+    """Charts that were drawn a moment ago, so that many readers cost no more than one."""
+
+    _drawn: "OrderedDict[object, tuple[float, bytes]]" = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def show(self, name: object, draw: Callable[[], bytes]) -> bytes:
+        """The chart of that name, drawn anew when it is old."""
+        with self._lock:
+            at, data = self._drawn.pop(name, (0.0, b""))
+            if time.monotonic() - at > FRESH_SECONDS:
+                at, data = time.monotonic(), draw()
+            self._drawn[name] = (at, data)
+            if len(self._drawn) > CHARTS_MAX:
+                self._drawn.popitem(last=False)
+            return data
+
+
+def draw_courses(courses: Sequence[Course], since: float, now: float, look: Look) -> bytes:
+    """Quantities over the same time, one above the other.
+
+    Args:
+        courses: At least one.
+        since: Unix time at the left.
+        now: Unix time at the right.
+        look: How.
+    """
+    colours = COLOURS[look.theme]
+    with _figure(look, 1.15 * len(courses) + 0.75) as (figure, data):
+        rows = figure.subplots(len(courses), sharex=True, squeeze=False)[:, 0]
+        for axes, course, colour in zip(
+            rows, courses, (colours.accent, colours.second), strict=False
+        ):
+            times, values = _with_gaps(course, now)
+            axes.fill_between(times, values, color=colour, alpha=0.16, linewidth=0)
+            axes.plot(times, values, color=colour, linewidth=1.6, solid_joinstyle="round")
+            _dress(axes, colours)
+            axes.set_ylim(0, max([*course.values, LEAST]) * 1.12)
+            axes.yaxis.set_major_locator(MaxNLocator(3))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+            axes.set_title(course.unit, loc="left", fontsize=9, color=colours.quiet)
+        _tell_time(rows[-1], now - since, look)
+    return data.getvalue()
+
+
+def draw_bars(bars: Sequence[Bar], lanes: Sequence[str], seconds: float, look: Look) -> bytes:
+    """Micro-batches of the last seconds, up to now at 0, a lane for each worker."""
+    colours = COLOURS[look.theme]
+    named = {lane: _drawable(lane) for lane in lanes[:LANES_MAX]}
+    inches = 0.3 * max(1, len(named)) + 0.7
+    with _figure(look, inches) as (figure, data):
+        axes = figure.subplots()
+        shown = [bar for bar in bars if bar.lane in named]
+        draw_lanes(axes, list(named), shown, colours.surface)
+        axes.set_yticks(range(len(named)), list(named.values()))
+        _dress(axes, colours)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        _tell_time(axes, seconds, look)
+    return data.getvalue()
+
+
+def draw_pairs(pairs: Sequence[tuple[float, float]], look: Look) -> bytes:
+    """Seconds that micro-batches took, over those that were predicted; the line: as foretold."""
+    colours = COLOURS[look.theme]
+    most = 1.1 * max([each for pair in pairs for each in pair], default=1.0)
+    with _figure(look, 3.0) as (figure, data):
+        axes = figure.subplots()
+        axes.plot([0, most], [0, most], color=colours.quiet, linewidth=1, linestyle=":")
+        axes.scatter(
+            [pair[0] for pair in pairs], [pair[1] for pair in pairs],
+            s=16, color=colours.accent, alpha=0.6, linewidth=0,
+        )  # fmt: skip
+        _dress(axes, colours)
+        axes.set_xlim(0, most)
+        axes.set_ylim(0, most)
+        axes.set_xlabel("predicted, seconds", color=colours.quiet)
+        axes.set_title("took, seconds", loc="left", fontsize=9, color=colours.quiet)
+    return data.getvalue()
+
+
+@contextmanager
+def _figure(look: Look, inches_high: float) -> Iterator[tuple[Figure, io.BytesIO]]:
+    """An empty figure; what it has at the end is written as SVG."""
+    data = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(INCHES[look.width], inches_high), layout="constrained")
+        yield figure, data
+        figure.savefig(data, format="svg", transparent=True, metadata={"Date": None})
+
+
+def _dress(axes: Any, colours: Colours) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
+    axes.grid(visible=True, axis="both", color=colours.line, linewidth=0.7)
+    axes.tick_params(colors=colours.quiet, length=3)
+    for spine in axes.spines.values():
+        spine.set_color(colours.line)
+
+
+def _with_gaps(course: Course, now: float) -> tuple[list[float], list[float]]:
+    """Times before now and values, with nothing drawn where nobody looked for a while."""
+    times: list[float] = []
+    values: list[float] = []
+    for second, value in zip(course.seconds, course.values, strict=True):
+        if times and second - now - times[-1] > MINUTE:
+            times.append(second - now)
+            values.append(float("nan"))
+        times.append(second - now)
+        values.append(value)
+    return times, values
+
+
+def _tell_time(axes: Any, seconds: float, look: Look) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
+    """The last `seconds` up to now, at times as people count them."""
+    most = TICKS_MAX[look.width]
+    step = next((each for each in STEPS if seconds / each <= most), STEPS[-1])
+    axes.set_xlim(-seconds, 0)
+    axes.xaxis.set_major_locator(MultipleLocator(step))
+    axes.xaxis.set_major_formatter(FuncFormatter(_before))
+
+
+def _before(seconds: float, _: object) -> str:
+    if not seconds:
+        return "now"
+    if not seconds % MINUTE:
+        return f"-{-seconds / MINUTE:.0f} min"
+    return f"-{abs(seconds):g} s"
+
+
+def _drawable(name: str) -> str:
+    """A name that any font can show, not too long; its end tells like names apart."""
+    plain = "".join(each if " " <= each <= "~" else "?" for each in name)
+    return plain if len(plain) <= NAME_CHARACTERS_MAX else f"…{plain[1 - NAME_CHARACTERS_MAX :]}"

@@ -1,0 +1,152 @@
+"""One job: how far it is, who works on it, what failed, and what to do about it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from embedfarm.accounts import describe
+from embedfarm.farm import Batch, Farm
+from embedfarm.jobs import Job
+from embedfarm.overview import read_job
+from embedfarm.pace import Range
+from embedfarm.records import JobSpec, RecordError
+from embedfarm.status import JobStatus
+from embedfarm.view import FarmReader
+from web.jobs import After, JobId
+from web.keys import Scope
+from web.pages.download import why_not
+from web.pages.live import LIVE, answer_live
+from web.pages.reading import Reader
+from web.services import Service, Services, need
+
+FAILURES_MAX: Final = 20  # on a page
+HOUR_SECONDS: Final = 3600.0
+LANE_SECONDS: Final = 60.0
+ROWS_MAX: Final = 12
+CHART_SECONDS: Final = 5  # between charts, where somebody watches
+MOVING: Final = frozenset({"open", "closed"})
+
+router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
+
+
+class Moment(NamedTuple):
+    """What a job did in some seconds before a Unix time."""
+
+    time: float
+    tokens_per_second: float
+    chunks_per_second: float
+
+
+class Lane(NamedTuple):
+    """What a worker did for a job lately: micro-batches, their chunks, and seconds of each."""
+
+    worker: str
+    batches: int
+    chunks: int
+    seconds_mean: float
+
+
+class Speed(NamedTuple):
+    """How fast a job goes now, and how long it will."""
+
+    tokens_per_second: float = 0.0
+    chunks_per_second: float = 0.0
+    seconds_left: Range | None = None
+
+
+@router.get("/jobs/{job}")
+def show_job(
+    request: Request,
+    services: Service,
+    reader: Reader,
+    job: JobId,
+    failures: Annotated[After, Query(pattern=r"^(\d{1,18}-\d{1,18})?$")] = "",
+) -> Response:
+    """One job."""
+    return answer_live(request, "job.html", partial(_read, services, reader, job, failures))
+
+
+def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict[str, Any]:
+    farm, handle = services.farm, services.farm.job(name)
+    facts = read_job(farm, name)
+    last, failures = handle.failures(FAILURES_MAX, after)
+    course = read_course(farm, name)
+    command = handle.noted("command")
+    return {
+        "job": facts,
+        "speed": _speed(reader, name),
+        "spec": _spec(handle),
+        "command": command,
+        "failures": failures,
+        "failures_next": last if len(failures) == FAILURES_MAX else "",
+        "failures_first": not after,
+        "rows": course[::-1][:: max(1, -(-len(course) // ROWS_MAX))],
+        "peak": max((each.tokens_per_second for each in course), default=0.0),
+        "lanes": lanes_of(farm.recent_batches(LANE_SECONDS), name),
+        "accounts": {worker: describe(account) for worker, account in farm.accounts(name).items()},
+        "actions": actions_for(facts),
+        "retryable": bool(facts.chunks_failed) and facts.state == "finished",
+        "no_results": why_not(services.settings, facts),
+        "chart_at": int(time.time() // CHART_SECONDS) if facts.state in MOVING else 0,
+    }
+
+
+def _speed(reader: FarmReader, name: str) -> Speed:
+    for each in reader.read().jobs:
+        if each.job == name:
+            return Speed(each.tokens_per_second, each.chunks_per_second, each.seconds_left)
+    return Speed()
+
+
+def _spec(handle: Job) -> dict[str, Any]:
+    """What is asked for; nothing where another program has written what cannot be read."""
+    try:
+        spec = msgspec.structs.asdict(handle.spec())
+    except RecordError:
+        return {}
+    usual = msgspec.structs.asdict(JobSpec(model=""))
+    others = {name: value for name, value in spec.items() if value != usual[name]}
+    return others | ({"ranges": "from a sample"} if "ranges" in others else {})
+
+
+def actions_for(job: JobStatus) -> list[str]:
+    """What may be done to a job as it is."""
+    found = []
+    if job.state in MOVING and not job.embedded:
+        found.append("pause")
+    if job.state == "paused":
+        found.append("resume")
+    if job.state in MOVING | {"paused"}:
+        found.append("cancel")
+    if job.state == "failed":
+        found.append("retry")
+    if job.removable:
+        found.append("delete")
+    return found
+
+
+def read_course(farm: Farm, job: str) -> list[Moment]:
+    """A job over the last hour, from its first micro-batch to its last."""
+    course = [
+        Moment(
+            end, *(amount / max(1e-6, sample.seconds) for amount in sample.jobs.get(job, (0, 0)))
+        )
+        for end, sample in farm.samples(HOUR_SECONDS)
+    ]
+    working = [place for place, each in enumerate(course) if each.chunks_per_second]
+    return course[working[0] : working[-1] + 2] if working else []
+
+
+def lanes_of(batches: Mapping[str, Sequence[Batch]], job: str) -> list[Lane]:
+    """Who worked on a job lately, by name."""
+    found = []
+    for worker, bars in sorted(batches.items()):
+        own = [bar for bar in bars if bar.job == job]
+        if own:
+            seconds = sum(bar.seconds for bar in own) / len(own)
+            found.append(Lane(worker, len(own), sum(bar.chunks for bar in own), seconds))
+    return found

@@ -1,0 +1,93 @@
+"""The scheduler: how it does, what it plans, why, and by which passes."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Form, Query, Request, Response
+
+from embedfarm.overview import read_jobs
+from web import operations
+from web.keys import Scope
+from web.operations import PassesChange
+from web.pages.live import LIVE, answer_live
+from web.pages.rendering import render
+from web.pages.sign_in import leave_for
+from web.services import Caller, Service, Services, need
+
+DECISIONS_MAX: Final = 5
+PASSES_CHARACTERS_MAX: Final = 2000
+HERE: Final = "/scheduler"
+
+router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
+steering: Final = APIRouter(include_in_schema=False, dependencies=need(Scope.ADMIN))
+
+
+@router.get(HERE)
+def show_scheduler(request: Request, services: Service) -> Response:
+    """The scheduler."""
+    return answer_live(request, "scheduler.html", partial(_read, services))
+
+
+def _read(services: Services) -> dict[str, Any]:
+    farm = services.farm
+    plans = {beat.worker: farm.plan(beat.worker) for beat in farm.workers()}
+    jobs = {share.job for plan in plans.values() if plan for share in plan.shares}
+    in_use = operations.list_passes(services)
+    return {
+        "stats": farm.scheduler_stats(),
+        "active": farm.has_scheduler(),
+        "plans": plans,
+        "names": {each.job: each.name or each.job for each in read_jobs(farm, sorted(jobs))},
+        "decisions": farm.decisions(DECISIONS_MAX),
+        "passes": in_use.active,
+        "others": in_use.others,
+        "chosen": bool(farm.policy()),
+        "changes": changes(in_use.active, in_use.others),
+    }
+
+
+def changes(active: Sequence[str], others: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Lists of passes that are one step away, by the pass that is moved and the step."""
+    found: dict[str, dict[str, str]] = {}
+    for place, name in enumerate(active):
+        rest = [each for each in active if each != name]
+        steps = {"leave out": rest}
+        if place:
+            steps["up"] = [*rest[: place - 1], name, *rest[place - 1 :]]
+        if place + 1 < len(active):
+            steps["down"] = [*rest[: place + 1], name, *rest[place + 1 :]]
+        found[name] = {step: ",".join(names) for step, names in steps.items()}
+    for name in others:
+        found[name] = {"add": ",".join([*active, name])}
+    return found
+
+
+@steering.get("/scheduler/passes")
+def ask_passes(
+    request: Request, passes: Annotated[str, Query(max_length=PASSES_CHARACTERS_MAX)]
+) -> Response:
+    """Asks whether these passes are meant."""
+    told = {
+        "question": "Decide by these passes?",
+        "consequence": "The next decision goes through them in this order. No work is dropped.",
+        "subject": passes.replace(",", " → "),
+        "yes": "Use them",
+        "no": "Leave it as it is",
+        "dangerous": False,
+        "back": HERE,
+        "fields": [("passes", passes)],
+    }
+    return render(request, "confirm.html", told)
+
+
+@steering.post("/scheduler/passes")
+def use_passes(
+    services: Service,
+    key: Caller,
+    passes: Annotated[str, Form(max_length=PASSES_CHARACTERS_MAX)] = "",
+) -> Response:
+    """Uses them, and shows the scheduler."""
+    chosen = [each for each in passes.split(",") if each]
+    operations.choose_passes(services, key, PassesChange(active=chosen))
+    return leave_for(HERE)

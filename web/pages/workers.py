@@ -1,0 +1,124 @@
+"""The workers: what each can do, what it was expected to do, and where its time goes."""
+
+import statistics
+import time
+from collections import defaultdict
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+from fastapi import APIRouter, Request, Response
+
+from embedfarm import wire
+from embedfarm.farm import Farm, length_class, readable
+from embedfarm.records import Completion, Heartbeat, Rate
+from embedfarm.view import FarmReader
+from web.keys import Scope
+from web.pages.live import LIVE, answer_live
+from web.pages.reading import Reader
+from web.services import Service, Services, need
+
+PAIRS_MAX: Final = 500  # micro-batches compared
+CHART_SECONDS: Final = 10
+ACTIVITIES: Final = (
+    "forward",
+    "lane",
+    "queue",
+)  # of the device: it works for jobs, requests, or waits
+
+router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
+
+
+class Pair(NamedTuple):
+    """A micro-batch: seconds that were predicted, and those it took."""
+
+    worker: str
+    predicted: float
+    took: float
+
+
+class Learned(NamedTuple):
+    """A rate that is remembered: of which model, and for chunks of how many tokens."""
+
+    model: str
+    tokens_least: int
+    rate: Rate
+
+
+class Accuracy(NamedTuple):
+    """Predictions for a worker: how many, their means, and the median of how far off they were."""
+
+    batches: int
+    predicted_mean: float
+    took_mean: float
+    error: float
+
+
+@router.get("/workers")
+def show_workers(request: Request, services: Service, reader: Reader) -> Response:
+    """All workers."""
+    return answer_live(request, "workers.html", partial(_read, services, reader))
+
+
+def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
+    farm, view = services.farm, reader.read()
+    pairs = read_pairs(farm)
+    beats = {beat.worker: beat for beat in farm.workers()}
+    return {
+        "view": view,
+        "workers": [(each, beats[each.worker]) for each in view.workers if each.worker in beats],
+        "times": {name: where_time_goes(beat) for name, beat in beats.items()},
+        "lost": farm.lost_workers(),
+        "names": {job.job: job.name or job.job for job in view.jobs},
+        "learned": read_learned(farm),
+        "accuracy": accuracies(pairs),
+        "chart_at": int(time.time() // CHART_SECONDS),
+    }
+
+
+def where_time_goes(beat: Heartbeat) -> dict[str, float]:
+    """Shares of a device's time by activity, since its first work; nothing before."""
+    seconds = {name: beat.where.get(name, 0.0) for name in ACTIVITIES}
+    whole = sum(seconds.values())
+    return {name: each / whole for name, each in seconds.items()} if seconds["forward"] else {}
+
+
+def read_learned(farm: Farm) -> dict[str, list[Learned]]:
+    """Rates that are remembered, by worker, the shortest chunks first."""
+    found: defaultdict[str, list[Learned]] = defaultdict(list)
+    for name, rate in sorted(farm.history().items()):
+        worker, _, rest = name.partition("|")
+        model, _, size = rest.rpartition("|")
+        if size.isdecimal():
+            found[worker].append(Learned(model.partition("|")[0], 1 << int(size), rate))
+    for rates in found.values():
+        rates.sort(key=lambda each: (each.model, each.tokens_least))
+    return dict(found)
+
+
+def read_pairs(farm: Farm) -> list[Pair]:
+    """The last micro-batches beside what the rates of now would predict."""
+    rates = farm.history()
+    rows = cast("list[Any]", farm.client.xrevrange(wire.EVENTS, count=PAIRS_MAX))
+    found = []
+    for _, done in readable(Completion, b"done", rows):
+        size = length_class(done.tokens / max(1, done.chunks))
+        rate = rates.get(f"{done.worker}|{done.model}|{size}")
+        if rate is not None and rate.tokens_per_second > 0:
+            found.append(Pair(done.worker, done.tokens / rate.tokens_per_second, done.seconds))
+    return found
+
+
+def accuracies(pairs: list[Pair]) -> dict[str, Accuracy]:
+    """How good the predictions are, by worker."""
+    by_worker: defaultdict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_worker[pair.worker].append(pair)
+    return {
+        worker: Accuracy(
+            len(own),
+            statistics.fmean(each.predicted for each in own),
+            statistics.fmean(each.took for each in own),
+            statistics.median(abs(each.took / each.predicted - 1) for each in own),
+        )
+        for worker, own in sorted(by_worker.items())
+    }

@@ -1,0 +1,96 @@
+// Keeps the part of the page that is marked `data-live` as the server says, and asks in a dialog
+// what would otherwise be asked on a page of its own. Without this file everything works, too.
+"use strict";
+
+const note = document.getElementById("note");
+const live = document.querySelector("[data-live]");
+
+function say(text) {
+  note.textContent = text;
+  note.hidden = !text;
+}
+
+// Changes only what differs, so that focus, selection, opened details and drawn charts stay.
+function become(old, wanted) {
+  if (old.nodeType !== wanted.nodeType || old.nodeName !== wanted.nodeName) {
+    old.replaceWith(wanted.cloneNode(true));
+    return;
+  }
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.data !== wanted.data) old.data = wanted.data;
+    return;
+  }
+  for (const { name } of [...old.attributes]) {
+    if (!wanted.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) {
+      old.removeAttribute(name);
+    }
+  }
+  for (const { name, value } of wanted.attributes) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  becomeChildren(old, wanted);
+}
+
+// Rows and the like have ids; one that was added or removed above must not change all below.
+function becomeChildren(old, wanted) {
+  const known = new Map([...old.children].filter((each) => each.id).map((each) => [each.id, each]));
+  let place = old.firstChild;
+  for (const child of [...wanted.childNodes]) {
+    const same = child.id && known.get(child.id);
+    if (same && same !== place) {
+      old.insertBefore(same, place);
+      place = same;
+    } else if (!place || (!same && (child.id || place.id))) {
+      old.insertBefore(child.cloneNode(true), place);
+      continue;
+    }
+    const next = place.nextSibling;
+    become(place, child);
+    place = next;
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+}
+
+function listen() {
+  const events = new EventSource(location.href);
+  events.addEventListener("page", (event) => {
+    const drawn = document.createElement("template");
+    drawn.innerHTML = event.data;
+    becomeChildren(live, drawn.content);
+    say("");
+  });
+  events.addEventListener("note", (event) => say(event.data));
+  events.addEventListener("error", () => {
+    say("Not connected; what you see is from before.");
+    if (events.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
+  });
+  events.addEventListener("open", () => say(""));
+}
+
+async function ask(event) {
+  const link = event.target.closest("a[data-ask]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  const answer = await fetch(link.href, { headers: { accept: "text/html" } });
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const question = page.querySelector("[data-question]");
+  if (!question) {
+    location.assign(link.href);
+    return;
+  }
+  const dialog = document.getElementById("ask");
+  dialog.replaceChildren(question);
+  dialog.querySelector("[data-leave]").addEventListener("click", (click) => {
+    click.preventDefault();
+    dialog.close();
+    link.focus();
+  });
+  dialog.showModal();
+}
+
+document.addEventListener("click", ask);
+if (live) listen();
