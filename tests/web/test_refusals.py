@@ -22,6 +22,12 @@ from tests.support import LiveServer
 from tests.web.test_gate import SECONDS, say, served
 
 Address = tuple[str, int]
+DATA_TYPES: Final = {
+    "application/json",
+    "application/jsonl",
+    "application/problem+json",
+    "text/event-stream",
+}
 XSS: Final = "<img src=x onerror=alert(1)>"
 ELSEWHERE: Final = (
     "../../../../etc/passwd",
@@ -203,7 +209,7 @@ def test_markup_is_inert(address: Address, client: redis.Redis) -> None:
         if XSS in answer.body:
             repeated += 1
             kind = answer.headers["content-type"].partition(";")[0]
-            assert kind in {"application/json", "application/problem+json"}, (method, path)
+            assert kind in DATA_TYPES, (method, path)
     assert repeated >= 3
 
 
