@@ -61,6 +61,8 @@ function listen() {
     const drawn = document.createElement("template");
     drawn.innerHTML = event.data;
     becomeChildren(live, drawn.content);
+    const { title } = live.querySelector("[data-title]")?.dataset ?? {};
+    if (title) document.title = `${title} · embedfarm`;
     say("");
   });
   events.addEventListener("note", (event) => say(event.data));
