@@ -3,26 +3,24 @@
 import contextlib
 import logging
 import uuid
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from fastapi import APIRouter, HTTPException, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from collector.feed import acknowledge, take
 from collector.reader import Chunks
-from embedfarm.farm import FarmFull
-from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
 from embedfarm.jobs import Job
 from embedfarm.overview import JobFacts, read_job
-from embedfarm.records import JobSpec, Rows
+from embedfarm.records import Rows
 from embedfarm.status import JobGone, JobStatus
-from embedfarm.terms import WEIGHT_MAX, Terms
 from producer.feed import OutOfPlace, WindowFull, close, extend
 from producer.submit import JobRefused
 from web.jobs import JobId
 from web.keys import Scope
-from web.orders import DEADLINE_MS_MAX, Tenant
+from web.orders import Embedding, Words
 from web.problems import problems
+from web.schemas import WHOLE, Body
 from web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -30,13 +28,9 @@ NOTE: Final = "feed"  # with the job: that it is one
 NEXT: Final = "x-next-start"
 FULL_SECONDS: Final = 1
 TEXTS_MAX: Final = 8192
-_TERMS: Final = set(Terms.__dataclass_fields__)
 INDEX_MAX: Final = 2**52  # the scripts on the server count in floats
-DIMENSIONS_MAX: Final = 1 << 16
-CHARACTERS_MAX: Final = 4096
-TEXT_CHARACTERS_MAX: Final = (
-    1 << 22
-)  # more than a body has; bounded, a text is checked to be Unicode
+# More than a body has; a text with a bound is checked to be Unicode.
+TEXT_CHARACTERS_MAX: Final = 1 << 22
 PLACES: Final[dict[int | str, dict[str, Any]]] = {
     409: problems(409)[409]
     | {
@@ -50,41 +44,17 @@ PLACES: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 router: Final = APIRouter(prefix="/v1", tags=["feeds"])
-Index = Annotated[int, Field(ge=0, le=INDEX_MAX)]
+Index = Annotated[int, Field(ge=0, le=INDEX_MAX), WHOLE]
 Text = Annotated[str, StringConstraints(max_length=TEXT_CHARACTERS_MAX)]
-Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX)]
 
 
-class FeedRequest(BaseModel):
+class FeedRequest(Embedding):
     """What is asked for; nothing of it changes later but the terms of the job."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = Field(default="", description="One of `/v1/models`; empty: the first.")
-    name: Words = ""
-    prompt: Words = ""
-    dimensions: int = Field(default=0, ge=0, le=DIMENSIONS_MAX, description="0: all.")
-    max_length: int = Field(default=0, ge=0, le=INDEX_MAX, description="In tokens; 0: the model's.")
-    normalize: bool = False
-    long: Literal["truncate", "windows", "error"] = "truncate"
-    vector_dtype: Literal["float32", "float16", "ubinary", "lsh"] = "float32"
-    lsh_bits: int = Field(default=2048, ge=BITS_MIN, le=BITS_MAX, multiple_of=8)
-    priority: Literal[0, 1, 2] = Field(default=0, description="0 normal, 1 high, 2 urgent.")
-    tenant: Tenant = ""
-    weight: int = Field(default=1, ge=1, le=WEIGHT_MAX)
-    deadline_ms: int = Field(default=0, ge=0, le=DEADLINE_MS_MAX)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        """Refuse what no scheduler could use."""
-        Terms(**self.model_dump(include=_TERMS))
-        return self
+    model_config = ConfigDict(strict=True)
 
 
-_SPEC: Final = set(FeedRequest.model_fields) & set(JobSpec.__struct_fields__)
-
-
-class Texts(BaseModel):
+class Texts(Body):
     """Texts that go on where the feed ends; a repeat of those that it has changes nothing."""
 
     model_config = ConfigDict(extra="forbid")
@@ -112,7 +82,7 @@ class Accepted(BaseModel):
     next: int
 
 
-class Closing(BaseModel):
+class Closing(Body):
     """How many texts there are."""
 
     model_config = ConfigDict(extra="forbid")
@@ -123,19 +93,10 @@ class Closing(BaseModel):
 @router.post("/feeds", status_code=201, responses=problems(404), dependencies=need(Scope.SUBMIT))
 def make_feed(services: Service, key: Caller, request: FeedRequest, response: Response) -> JobFacts:
     """Make a job that takes texts until it is closed, and keeps results until they are read."""
-    models, farm = services.settings.models, services.farm
-    model = request.model or models[0]
-    if model not in models:
-        raise HTTPException(404, f"model {model!r} is not served here, but {', '.join(models)}")
-    spec = JobSpec(**{**request.model_dump(include=_SPEC), "model": model})
-    terms = Terms(**request.model_dump(include=_TERMS))
+    farm, spec = services.farm, request.spec(services.find_model(request.model))
     name = uuid.uuid4().hex
-    try:
-        farm.admit(name, services.settings.jobs_max)
-    except FarmFull as error:
-        headers = {"retry-after": str(error.retry_after_seconds)}
-        raise HTTPException(429, str(error), headers) from error
-    farm.job(name).create(spec, 0, terms, {NOTE: "1"})
+    farm.admit(name, services.settings.jobs_max)
+    farm.job(name).create(spec, 0, request.terms(), {NOTE: "1"})
     LOGGER.info("%s makes feed %r", key.name, name)
     response.headers["location"] = f"/v1/jobs/{name}"
     return read_job(farm, name)

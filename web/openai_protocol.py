@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, cast
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, HTTPException, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from web.interactive import AtDesk, Desk, shape
@@ -85,7 +85,7 @@ class Models(BaseModel):
 )
 async def embeddings(services: Service, desk: AtDesk, request: EmbeddingsRequest) -> Response:
     """Vectors of texts, by the worker that is free first."""
-    _check_model(services, request.model)
+    services.find_model(request.model)
     content = await desk.run(partial(_answer, services, desk, request))
     return Response(content, media_type="application/json")
 
@@ -99,15 +99,8 @@ async def list_models(services: Service) -> Models:
 @router.get("/models/{model:path}", responses=openai_problems(404), dependencies=need(Scope.READ))
 async def show_model(services: Service, model: str) -> Model:
     """One of them."""
-    _check_model(services, model)
+    services.find_model(model)
     return Model(id=model)
-
-
-def _check_model(services: Services, model: str) -> None:
-    """Workers load what they are asked for, so that not everything may be asked for."""
-    if model not in services.settings.models:
-        names = ", ".join(services.settings.models)
-        raise HTTPException(404, f"model {model!r} is not served here, but {names}")
 
 
 def _answer(services: Services, desk: Desk, request: EmbeddingsRequest) -> bytes:

@@ -36,7 +36,10 @@ class Alive(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether the farm can embed, and if not, all that is missing."""
+    """Whether the farm answers requests, and all that is missing in it.
+
+    Without a scheduler workers go on, and without ingest workers only jobs wait.
+    """
 
     ready: bool
     reasons: list[str]
@@ -66,11 +69,12 @@ async def live() -> Alive:
 @router.get("/health", responses={503: {"model": Ready}}, operation_id="health")
 @router.get("/readyz", responses={503: {"model": Ready}}, operation_id="ready")
 def ready(services: Service, response: Response) -> Ready:
-    """Whether the farm can embed: 503 and the reasons if not."""
+    """Whether the farm answers requests: 503 if not; the reasons say all that is missing."""
     reasons = missing(services.farm)
-    if reasons:
+    is_ready = not {SERVER_AWAY, NO_WORKER} & set(reasons)
+    if not is_ready:
         response.status_code = 503
-    return Ready(ready=not reasons, reasons=reasons)
+    return Ready(ready=is_ready, reasons=reasons)
 
 
 def missing(farm: Farm) -> list[str]:

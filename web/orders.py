@@ -79,8 +79,8 @@ class TermsGiven(BaseModel):
         return Terms(self.priority, self.tenant, self.weight, self.deadline_ms)
 
 
-class Options(TermsGiven):
-    """How a corpus is read, embedded and stored: as `embedfarm embed` has it."""
+class Embedding(TermsGiven):
+    """What vectors are asked for."""
 
     model: Words = Field(default="", description="One that is served; by default the first one.")
     name: Name = Field(default="", description="For people.")
@@ -93,6 +93,16 @@ class Options(TermsGiven):
     long_overlap: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 32
     dimensions: Annotated[int, Field(ge=0, le=DIMENSIONS_MAX, description="0: all."), WHOLE] = 0
     normalize: bool = False
+
+    def spec(self, model: str) -> JobSpec:
+        """As the farm's job has it."""
+        known = {each.name for each in msgspec.structs.fields(JobSpec)} - {"model"}
+        return JobSpec(model=model, **self.model_dump(include=known))
+
+
+class Options(Embedding):
+    """How a corpus is read, embedded and stored: as `embedfarm embed` has it."""
+
     format: Literal["parquet", "npy", "jsonl"] = Field(
         default="parquet", description="Of the output."
     )
@@ -121,11 +131,6 @@ class Options(TermsGiven):
             return Options.model_validate(self.model_dump(exclude_unset=True) | dict(others))
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
-
-    def spec(self, model: str) -> JobSpec:
-        """As the farm's job has it."""
-        known = {each.name for each in msgspec.structs.fields(JobSpec)} - {"model"}
-        return JobSpec(model=model, **self.model_dump(include=known))
 
     def for_task(self) -> dict[str, Any]:
         """As `producer.tasks.embed_corpus` takes them, without what is usual anyway."""

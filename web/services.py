@@ -39,6 +39,20 @@ class Services:
     settings: Settings
     passes: Passes
 
+    def find_model(self, name: str) -> str:
+        """A model that is served; without a name the first one.
+
+        Workers load what they are asked for, so that not everything may be asked for.
+
+        Raises:
+            HTTPException: It is not served.
+        """
+        models = self.settings.models
+        if name and name not in models:
+            served = ", ".join(models)
+            raise HTTPException(404, f"model {name!r} is not served here, but {served}")
+        return name or models[0]
+
     @property
     def farm(self) -> Farm:
         """The farm."""

@@ -83,10 +83,7 @@ async def submit_job(
 
 def _answer(services: Services, who: Caller, key: str | None, order: Order) -> str:
     """The facts of the job that an order makes, or made before, in JSON."""
-    models = services.settings.models
-    model = order.options.model or models[0]
-    if model not in models:
-        raise HTTPException(404, f"model {model!r} is not served here, but {', '.join(models)}")
+    model = services.find_model(order.options.model)
     if order.options.webhook:
         _check_webhook(order.options.webhook, services.settings)
     if order.upload is None:

@@ -56,6 +56,9 @@ def test_ready_says_what_is_missing(
         "no worker is alive",
         "no ingest worker is alive: jobs by HTTP and RQ wait",
     ]
+    Farm(client).beat(heartbeat("one"), 60)
+    assert web.get("/readyz").status_code == 200  # others can do without the rest
+    assert len(web.get("/readyz").json()["reasons"]) == 2
     make_ready(client, server)
     for path in ("/readyz", "/health"):
         answer = web.get(path)

@@ -35,6 +35,9 @@ ACCEPTANCE: Final = ["2xx", "401", "403", "404", "409", "429"]  # of what the do
 FINER: Final = {
     "POST /v1/embeddings": "token ids that no text has, more dimensions than the model has",
     "PATCH /v1/jobs/{job}": "a tenant with characters that cannot be printed",
+    "POST /v1/feeds": "the same",
+    "POST /v1/jobs": "the same, one field as text and id, a key that was used for another request",
+    "POST /v1/jobs/{job}/texts": "fewer ids than texts",
 }
 
 
@@ -112,6 +115,7 @@ def busy(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Li
         yield server
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of an answer with vectors
 @pytest.mark.timeout(1200)  # some minutes on a machine that others use too
 def test_the_document_is_kept(busy: LiveServer) -> None:
     """Thousands of requests, good, bad and in a row: no 5xx, and every answer as documented.
