@@ -31,10 +31,11 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def engine_cache(run_path: Path) -> Iterator[None]:
-    """Processes that tests start keep converted models here, not where the user's are."""
+def places(run_path: Path) -> Iterator[None]:
+    """What tests start keeps converted models and jobs by HTTP here, not where the user's are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EMBEDFARM_ENGINE_CACHE", str(run_path / "engines"))
+        patch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(run_path / "jobs"))
         yield
 
 

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 import redis
-import schemathesis
-from fastapi.testclient import TestClient
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
+from schemathesis.openapi import from_dict
 from schemathesis.schemas import BaseSchema
 
 from embedfarm.settings import DEFAULT_MODEL
 from tests.contract.little_job import make_job, run_everything
 from tests.farm.harness import role
 from tests.support import LiveServer, wait_until
-from tests.web.conftest import client_of
+from tests.web.test_gate import served
 from tests.workers.running import worker_on, working
 from web.keys import make_key
 from web.operations import NO_INGEST
@@ -29,27 +29,36 @@ JOBS: Final = 150
 NULL: Final = "null:16"
 TOKENIZE: Final = "/tokenize"  # a null model has no tokenizer
 EVENTS: Final = "/v1/jobs/{job}/events"  # do not end while the job goes on
-QUICK: Final[dict[str, Any]] = {"lane_wait_seconds": 0, "http_requests_per_second": 0}
+QUICK: Final[dict[str, Any]] = {
+    "lane_wait_seconds": 0,
+    "http_requests_per_second": 0,
+    "http_wait_seconds_max": 0.1,
+}
 ACCEPTANCE: Final = ["2xx", "401", "403", "404", "409", "429"]  # of what the document allows
 # Operations that may also refuse, for what no schema can say.
 FINER: Final = {
     "POST /v1/embeddings": "token ids that no text has, more dimensions than the model has",
     "PATCH /v1/jobs/{job}": "a tenant with characters that cannot be printed",
     "POST /v1/feeds": "the same",
-    "POST /v1/jobs": "the same, one field as text and id, a key that was used for another request",
+    "POST /v1/jobs": "the same, one field as text and id, a strange file, a key used before",
     "POST /v1/jobs/{job}/texts": "fewer ids than texts",
 }
 
 
 @contextlib.contextmanager
-def asked(server: LiveServer, model: str) -> Iterator[tuple[TestClient, BaseSchema]]:
-    """An application that serves a model, and its document, made for `CASES_MIN` at least."""
+def asked(server: LiveServer, model: str, home: Path) -> Iterator[tuple[str, BaseSchema]]:
+    """Where a model is served, and the document, made for `CASES_MIN` at least."""
     secret, key = make_key("ann", ["admin"])
-    with client_of(server, [key], models=(model,), **QUICK) as web:
-        operations = sum(map(len, web.get("/openapi.json").json()["paths"].values()))
+    keys = home / "keys"
+    keys.write_text(key.line())
+    settings = {"keys_file": keys, "jobs_directory": home / "jobs", "models": f'["{model}"]'}
+    with served(server, **settings, **QUICK) as ((host, port), _):
+        url = f"http://{host}:{port}"
+        document = httpx.get(f"{url}/openapi.json").json()
+        operations = sum(map(len, document["paths"].values()))
         config = {
             "seed": random.getrandbits(32),  # which follows from the seed that pytest prints
-            "base-url": "http://localhost",
+            "base-url": url,
             "continue-on-failure": True,
             "auth": {"openapi": {"HTTPBearer": {"bearer": secret}}},
             "generation": {"max-examples": CASES_MIN // operations, "no-shrink": True},
@@ -60,19 +69,14 @@ def asked(server: LiveServer, model: str) -> Iterator[tuple[TestClient, BaseSche
                     "include-name": name,
                     "checks": {
                         "positive_data_acceptance": {
-                            "expected-statuses": [*ACCEPTANCE, "400", "422"],
+                            "expected-statuses": [*ACCEPTANCE, "400", "415", "422"],
                         }
                     },
                 }
                 for name in FINER
             ],
         }
-        yield (
-            web,
-            schemathesis.openapi.from_asgi(
-                "/openapi.json", web.app, config=SchemathesisConfig.from_dict(config)
-            ),
-        )
+        yield url, from_dict(document, config=SchemathesisConfig.from_dict(config))
 
 
 def try_all(schema: BaseSchema) -> int:
@@ -117,20 +121,22 @@ def busy(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Li
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of an answer with vectors
 @pytest.mark.timeout(1200)  # some minutes on a machine that others use too
-def test_the_document_is_kept(busy: LiveServer) -> None:
+def test_the_document_is_kept(busy: LiveServer, tmp_path: Path) -> None:
     """Thousands of requests, good, bad and in a row: no 5xx, and every answer as documented.
 
     All checks of schemathesis: statuses, types, schemas and headers of answers, nothing accepted
     that the document excludes, nothing refused that it allows, nothing open without a key, no
     method that is none, nothing there after it was deleted.
     """
-    with asked(busy, NULL) as (web, schema):
-        wait_until(lambda: web.get("/readyz").json()["reasons"] == [NO_INGEST])
+    with asked(busy, NULL, tmp_path) as (url, schema):
+        wait_until(lambda: httpx.get(f"{url}/readyz").json()["reasons"] == [NO_INGEST])
         assert try_all(schema.exclude(path=[TOKENIZE, EVENTS])) >= CASES_MIN
 
 
-def test_the_tokenizer_keeps_it_too(server: LiveServer, client: redis.Redis) -> None:
+def test_the_tokenizer_keeps_it_too(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
     """The one route that needs the files of a real model, and no worker."""
     del client
-    with asked(server, DEFAULT_MODEL) as (_, schema):
+    with asked(server, DEFAULT_MODEL, tmp_path) as (_, schema):
         assert try_all(schema.exclude(lambda each: each.operation.path != TOKENIZE)) >= 100
