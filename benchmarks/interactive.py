@@ -38,7 +38,7 @@ from embedfarm.settings import Settings
 from embedfarm.status import JobGone
 
 WARM_CHUNKS: Final = 500
-CHUNKS: Final = 100_000  # more than a run gets through
+CHUNKS: Final = 500_000  # more than a run of 500 requests gets through
 TEXTS: Final = 100
 TEXT_CHARACTERS: Final = 80  # a line: what people ask
 TIMEOUT_SECONDS: Final = 60.0

@@ -4,6 +4,7 @@ It stands before the routes, so that nobody without a key gets a body read.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import math
 import time
@@ -34,6 +35,8 @@ OPEN_PATHS: Final = frozenset({
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 UPLOAD_PATHS: Final = frozenset({"/v1/jobs", "/v1/files", "/jobs/new"})
 HEAD_BYTES_MAX: Final = 16_384
+LINGER_BYTES: Final = 1 << 20
+LINGER_SECONDS: Final = 1.0
 IDENTITY: Final = "identity"
 CLOSE: Final = {"connection": "close"}  # what was sent and not read is in the way of what follows
 
@@ -66,7 +69,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = _secure(send)
+        send = _secure(_linger(receive, send))
         try:
             scope.setdefault("state", {})["key"] = await self._admit(scope)
         except HTTPException as refusal:
@@ -162,6 +165,38 @@ def is_upload(scope: Scope) -> bool:
     media = Headers(scope=scope).get("content-type", "")
     to_disk = scope["path"] in UPLOAD_PATHS and scope["method"] == "POST"
     return to_disk and not media.lower().startswith("application/json")
+
+
+def _linger(receive: Receive, send: Send) -> Send:
+    """Takes for a moment what still comes, before a connection is closed behind a response.
+
+    A connection that is closed while unread bytes lie there is reset, and the other side may then
+    lose the response that says why.
+    """
+    closing = False
+
+    async def sending(message: Message) -> None:
+        nonlocal closing
+        if message["type"] == "http.response.start":
+            closing = MutableHeaders(scope=message).get("connection") == "close"
+        elif closing and not message.get("more_body", False):
+            await send({**message, "more_body": True})
+            await _drain(receive)
+            message = {"type": "http.response.body"}
+        await send(message)
+
+    return sending
+
+
+async def _drain(receive: Receive) -> None:
+    left = LINGER_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _secure(send: Send) -> Send:

@@ -184,6 +184,25 @@ def test_what_was_sent_is_not_repeated(web: TestClient) -> None:
     assert deep.status_code in {400, 422}
 
 
+def test_a_refusal_arrives(server: LiveServer, tmp_path: Path) -> None:
+    """Whoever sends a body that is not wanted can send it to its end, and read why."""
+    keys = tmp_path / "keys"
+    keys.write_text(make_key("ann", ["submit"])[1].line())
+    head = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 400000\r\n\r\n"
+    with (
+        served(server, keys_file=keys) as (address, _),
+        socket.create_connection(address, timeout=SECONDS) as connection,
+    ):
+        connection.sendall(head)
+        answer = connection.recv(12)
+        for _ in range(8):
+            connection.sendall(bytes(50_000))
+        while data := connection.recv(65_536):
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b"no key: send one" in answer
+
+
 def test_bodies_are_bounded_in_size_and_time(server: LiveServer) -> None:
     """A claim of 10 GB is refused unread, a chunked body at the limit; slow ones in time."""
     limits = {"http_body_bytes_max": 1000, "http_head_seconds": 0.5, "http_body_seconds": 0.5}

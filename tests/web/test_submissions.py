@@ -387,8 +387,9 @@ def test_cleanup_removes_what_nobody_knows(
     assert not list((jobs / "uploads").iterdir())
 
 
-def test_where_jobs_are() -> None:
+def test_where_jobs_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the state directory unless it is said otherwise; tasks may read and write there."""
+    monkeypatch.delenv("EMBEDFARM_JOBS_DIRECTORY")
     settings = Settings(state_directory=Path("/state"))
     assert settings.jobs_path == Path("/state/jobs")
     assert Settings(jobs_directory=Path("/data/jobs")).task_roots[-1] == Path("/data/jobs")
