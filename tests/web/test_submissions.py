@@ -326,6 +326,16 @@ def test_cancelled_and_deleted_before_it_runs(
     assert web.get("/v1/jobs").json()["jobs"] == []
 
 
+def test_a_bomb_fails_its_own_job(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
+    """A small upload that unpacks to one endless line is never unpacked whole."""
+    bomb = gzip.compress(bytes(200 << 20))
+    headers = JSONL | {"content-encoding": "gzip"}
+    name = web.post("/v1/jobs", content=bomb, headers=headers).json()["job"]
+    with doing(server, tmp_path):
+        wait_for(web, name, "failed")
+    assert "longer than 64 MiB" in web.get(f"/v1/jobs/{name}").json()["reason"]
+
+
 def test_cancelled_while_it_runs(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
     """The job ends on the farm, and the RQ job with it."""
     order = {"texts": ["word " * 50] * 4000, "model": SLOW}
