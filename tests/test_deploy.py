@@ -121,6 +121,19 @@ def test_roles_are_placed() -> None:
     assert SERVICES["embed"]["restart"] == "no"
 
 
+def test_http_and_ingest_share_the_jobs() -> None:
+    """What one writes into the directory of jobs, the other reads from the same mount."""
+    serve, ingest = SERVICES["serve"], SERVICES["ingest"]
+    directory = serve["environment"]["EMBEDFARM_JOBS_DIRECTORY"]
+    assert ingest["environment"]["EMBEDFARM_JOBS_DIRECTORY"] == directory
+    mounts = [
+        {each.split(":")[-1] for each in service["volumes"]} & {"/data"}
+        for service in (serve, ingest)
+    ]
+    assert mounts == [{"/data"}] * 2
+    assert directory.startswith("/data/")
+
+
 def test_only_http_is_open_and_only_on_loopback() -> None:
     """One port, which no other host reaches, and nobody without a key."""
     ports = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
