@@ -17,6 +17,7 @@ from web.results import open_output
 from web.schemas import schema_of
 from web.services import Service, Services, need
 
+PLACE: Final = r"^((\d{1,18}-\d{1,18})?@\d{1,16})?$"  # in the list
 FIELDS: Final = ("index", "reason", "attempts")
 FailedChunk = schema_of(ChunkError)
 
@@ -40,12 +41,27 @@ def list_failures(
     services: Service,
     job: JobId,
     limit: Limit = 100,
-    after: Annotated[After, Query(pattern=r"^((\d{1,18}-\d{1,18})?@\d{1,16})?$")] = "",
+    after: Annotated[After, Query(pattern=PLACE)] = "",
 ) -> dict[str, Any]:
     """The chunks of a job that failed so far, with the reason.
 
     Those that are on disk come first, in their order, if they can be read from here; then those of
     the server's newest 10,000 that are not, as they failed.
+    """
+    failed, more = read_failures(services, job, limit, after)
+    return {
+        "errors": [{name: getattr(each, name) for name in FIELDS} for each in failed],
+        "next": more,
+    }
+
+
+def read_failures(
+    services: Services, job: str, limit: int, after: str
+) -> tuple[Sequence[Failure | ChunkError], str | None]:
+    """Some failed chunks, as `list_failures` has them, and where more may follow.
+
+    Raises:
+        JobGone: There is no such job.
     """
     handle = services.farm.job(job)
     status = handle.status()
@@ -53,10 +69,10 @@ def list_failures(
     if not entry:
         failed, durable = _on_disk(services, job, status, int(index or 0), limit)
         if len(failed) == limit:
-            return _page(failed, f"@{failed[-1].index + 1}")
-        later = _on_server(handle, limit - len(failed), "", durable)
-        return _page([*failed, *later[0]], later[1])
-    return _page(*_on_server(handle, limit, entry, int(index)))
+            return failed, f"@{failed[-1].index + 1}"
+        later, more = _on_server(handle, limit - len(failed), "", durable)
+        return [*failed, *later], more
+    return _on_server(handle, limit, entry, int(index))
 
 
 def _on_disk(
@@ -75,10 +91,3 @@ def _on_server(job: Job, limit: int, after: str, start: int) -> tuple[list[Chunk
     last, failed = job.failures(limit, after)
     more = f"{last}@{start}" if len(failed) == limit else None
     return [each for each in failed if each.index >= start], more
-
-
-def _page(failed: Sequence[Failure | ChunkError], more: str | None) -> dict[str, Any]:
-    return {
-        "errors": [{name: getattr(each, name) for name in FIELDS} for each in failed],
-        "next": more,
-    }

@@ -295,3 +295,5 @@ def test_failed_chunks_of_disk_and_server(web: TestClient, client: redis.Redis, 
     client.delete(job.keys.failed)
     end(client)
     assert failures(web, 2) == sorted(FAILED)
+    page = web.get("/jobs/job", headers={"accept": "text/html"}).text
+    assert all(f'id="chunk-{index}"' in page for index in FAILED)

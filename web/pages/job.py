@@ -16,6 +16,7 @@ from embedfarm.pace import Range
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.status import JobStatus
 from embedfarm.view import FarmReader
+from web.failures import PLACE, read_failures
 from web.jobs import After, JobId
 from web.keys import Scope
 from web.pages.download import why_not
@@ -64,7 +65,7 @@ def show_job(
     services: Service,
     reader: Reader,
     job: JobId,
-    failures: Annotated[After, Query(pattern=r"^(\d{1,18}-\d{1,18})?$")] = "",
+    failures: Annotated[After, Query(pattern=PLACE)] = "",
 ) -> Response:
     """One job."""
     return answer_live(request, "job.html", partial(_read, services, reader, job, failures))
@@ -73,7 +74,7 @@ def show_job(
 def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict[str, Any]:
     farm, handle = services.farm, services.farm.job(name)
     facts = read_job(farm, name)
-    last, failures = handle.failures(FAILURES_MAX, after)
+    failures, more = read_failures(services, name, FAILURES_MAX, after)
     course = read_course(farm, name)
     command = handle.noted("command")
     return {
@@ -82,7 +83,7 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
         "spec": _spec(handle),
         "command": command,
         "failures": failures,
-        "failures_next": last if len(failures) == FAILURES_MAX else "",
+        "failures_next": more,
         "failures_first": not after,
         "rows": course[::-1][:: max(1, -(-len(course) // ROWS_MAX))],
         "peak": max((each.tokens_per_second for each in course), default=0.0),
