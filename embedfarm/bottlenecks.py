@@ -45,6 +45,7 @@ class Situation:
         jobs_total: How many there are.
         waiting_blocks: Blocks that nobody has leased, by job; those without are left out.
         workers: Those that are alive.
+        lost_seconds: Time since those were last seen that died lately, by name.
         scheduler_active: Whether there is one.
         memory_used_bytes: Of the server.
         memory_bytes_max: Of the server, 0 for no limit.
@@ -55,6 +56,7 @@ class Situation:
     jobs_total: int
     waiting_blocks: Mapping[str, int]
     workers: Sequence[Heartbeat]
+    lost_seconds: Mapping[str, float]
     scheduler_active: bool
     memory_used_bytes: int
     memory_bytes_max: int
@@ -85,6 +87,20 @@ def no_workers(situation: Situation) -> Iterator[Bottleneck]:
     """Nobody is there to embed anything."""
     if not situation.workers:
         yield Bottleneck("error" if situation.unfinished else "info", "no workers")
+
+
+def lost_workers(situation: Situation) -> Iterator[Bottleneck]:
+    """Workers that died without a word, the latest first."""
+    latest = sorted(situation.lost_seconds.items(), key=lambda each: each[1])
+    found = [
+        Bottleneck(
+            "warning",
+            f"worker {one_line(worker, NAME_CHARACTERS_MAX)} is lost: not heard of for "
+            f"{format_seconds(seconds)}; its work goes to others",
+        )
+        for worker, seconds in latest
+    ]
+    yield from _few(found, "workers are lost")
 
 
 def full_server(situation: Situation) -> Iterator[Bottleneck]:
@@ -220,6 +236,7 @@ def older_jobs(situation: Situation) -> Iterator[Bottleneck]:
 
 RULES: Final[tuple[Rule, ...]] = (
     no_workers,
+    lost_workers,
     full_server,
     full_results,
     refusals,

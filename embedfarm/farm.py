@@ -227,27 +227,25 @@ class Farm:
 
     def workers(self) -> list[Heartbeat]:
         """Heartbeats of the workers that are alive, by name; forgets those gone for an hour."""
-        pipe = self.client.pipeline(transaction=False)
-        pipe.time()
-        pipe.zrange(wire.WORKERS, 0, -1)
-        (now, _), listed = pipe.execute()
-        pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
-        for name in sorted(each.decode() for each in listed):
-            pipe.hget(wire.worker_key(name), "heartbeat")
-        beats = pipe.execute()[1:]
-        return [decode(Heartbeat, data) for data in beats if data is not None]
+        return self.call_roll()[0]
 
-    def lost_workers(self) -> dict[str, float]:
-        """Unix seconds at which workers were last seen that died in the last hour, by name.
+    def call_roll(self) -> tuple[list[Heartbeat], dict[str, float]]:
+        """`workers`, and seconds since those were last seen that died in the last hour, by name.
 
         One that stops cleanly is taken off the list, and is not lost.
         """
-        rows: Any = self.client.zrange(wire.WORKERS, 0, -1, withscores=True)
         pipe = self.client.pipeline(transaction=False)
-        for name, _ in rows:
-            pipe.exists(wire.worker_key(name.decode()))
-        alive = pipe.execute()
-        return {name.decode(): at for (name, at), here in zip(rows, alive, strict=True) if not here}
+        pipe.time()
+        pipe.zrange(wire.WORKERS, 0, -1, withscores=True)
+        (now, _), listed = pipe.execute()
+        pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
+        names = sorted((name.decode(), at) for name, at in listed)
+        for name, _ in names:
+            pipe.hget(wire.worker_key(name), "heartbeat")
+        beats = pipe.execute()[1:]
+        alive = [decode(Heartbeat, data) for data in beats if data is not None]
+        rows = zip(names, beats, strict=True)
+        return alive, {name: max(0.0, now - at) for (name, at), data in rows if data is None}
 
     # Plans and statistics.
 

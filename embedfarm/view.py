@@ -131,6 +131,7 @@ class FarmView:
         jobs_total: How many there are.
         ended: The last five that have ended, newest first.
         workers: Those that are alive, by name.
+        lost_seconds: Time since those were last seen that died in the last hour, by name.
         scheduler_active: Whether there is one.
         memory_used_bytes: Of the server.
         memory_bytes_max: Of the server, 0 for no limit.
@@ -150,6 +151,7 @@ class FarmView:
     jobs_total: int
     ended: tuple[JobFacts, ...]
     workers: tuple[WorkerView, ...]
+    lost_seconds: Mapping[str, float]
     scheduler_active: bool
     memory_used_bytes: int
     memory_bytes_max: int
@@ -308,11 +310,13 @@ class FarmReader:
         jobs = [each for each in found if not each.ended]
         in_work = [each.job for each in jobs if each.blocks_in > each.blocks_done]
         backlogs = read_backlogs(self.farm.client, in_work) if in_work else []
+        workers, lost_seconds = self.farm.call_roll()
         situation = Situation(
             jobs=jobs,
             jobs_total=jobs_total - len(newest) + len(jobs),
             waiting_blocks={each.job: each.waiting_blocks for each in backlogs},
-            workers=self.farm.workers(),
+            workers=workers,
+            lost_seconds=lost_seconds,
             scheduler_active=bool(active),
             memory_used_bytes=memory["used_memory"],
             memory_bytes_max=memory["maxmemory"],
@@ -374,6 +378,7 @@ def compose(
             view_worker(beat, by_worker.get(beat.worker, Pace()), parts.get(beat.worker, 0.0))
             for beat in situation.workers
         ),
+        lost_seconds=situation.lost_seconds,
         scheduler_active=situation.scheduler_active,
         memory_used_bytes=situation.memory_used_bytes,
         memory_bytes_max=situation.memory_bytes_max,

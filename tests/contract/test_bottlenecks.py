@@ -48,6 +48,7 @@ USUAL: Final = Situation(
     jobs_total=1,
     waiting_blocks={"id of job": 5},
     workers=workers("busy", "idle"),
+    lost_seconds={},
     scheduler_active=True,
     memory_used_bytes=100 << 20,
     memory_bytes_max=1 << 30,
@@ -71,6 +72,17 @@ def said(**changes: Any) -> list[tuple[str, str]]:  # noqa: ANN401 -- facts of a
 def test_nothing_is_said_of_a_farm_that_runs() -> None:
     """One worker is busy, and the other one will have a block in a moment."""
     assert said() == []
+
+
+def test_lost_workers() -> None:
+    """Each is named, the latest first; of many only some."""
+    lost = {f"w{place}": 300.0 - 10 * place for place in range(5)}
+    found = said(lost_seconds=lost)
+    assert found[0] == (
+        "warning", "worker w4 is lost: not heard of for 4 min 20 s; its work goes to others",
+    )  # fmt: skip
+    assert found[-1] == ("warning", "2 more workers are lost")
+    assert len(found) == 4
 
 
 def test_no_workers() -> None:

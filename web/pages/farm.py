@@ -52,7 +52,6 @@ def _read(services: Services, reader: FarmReader, ended: str) -> dict[str, Any]:
         "jobs": jobs[:JOBS_MAX],
         "jobs_more": view.jobs_total - min(JOBS_MAX, len(jobs)),
         "headline": headline(view),
-        "lost": services.farm.lost_workers(),
         "names": {job.job: job.name or job.job for job in view.jobs},
         "failing": [job for job in view.jobs if job.chunks_failed],
         "ended": page.jobs,

@@ -67,7 +67,6 @@ def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
         "view": view,
         "workers": [(each, beats[each.worker]) for each in view.workers if each.worker in beats],
         "times": {name: where_time_goes(beat) for name, beat in beats.items()},
-        "lost": farm.lost_workers(),
         "names": {job.job: job.name or job.job for job in view.jobs},
         "learned": read_learned(farm),
         "accuracy": accuracies(pairs),
