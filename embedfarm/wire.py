@@ -53,8 +53,8 @@ The lives in seconds are settings. The farm's own keys share the tag `{farm}`, b
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
 workers agreed on, "recipe", the `TokenRecipe` by which they read token ids, "refused:<worker>",
 why one cannot embed the job, "account:<worker>#<incarnation>", an `Account` of what it did,
-"command", the command line that does the same, and "traceparent", for `embedfarm.tracing`. `meta`
-and the newest 100 of `failed` outlive the job for so long.
+"command", the command line that does the same, "traceparent", for `embedfarm.tracing`, and "feed",
+with feeds. `meta` and the newest 100 of `failed` outlive the job for so long.
 """
 
 from dataclasses import dataclass

@@ -145,6 +145,7 @@ def test_every_field_of_meta_is_named() -> None:
     _, _, rest = PROSE.partition("`ef:{J}:meta` has")
     paragraph, _, _ = rest.partition("\n\n")
     noted = {"spec", "fingerprint", "recipe", "refused:<worker>", "account:<worker>#<incarnation>"}
+    noted |= {"command", "traceparent", "feed"}
     assert set(re.findall(r"`([^`]+)`", paragraph)) == set(JobStatus.__dataclass_fields__) | noted
 
 

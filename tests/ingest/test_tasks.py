@@ -100,6 +100,8 @@ def test_cleanup(door: Door) -> None:
         with door.ingest():
             wait_for(late, "finished")
         assert farm.job_ids() == ["wanted"]
-    assert returned(early) == {"jobs": [], "requests": []}
-    assert returned(late) == {"jobs": ["unwanted"], "requests": [cancelled.id]}
+    assert returned(early) == {"jobs": [], "requests": [], "directories": []}
+    assert returned(late) == {
+        "jobs": ["unwanted"], "requests": [cancelled.id], "directories": [],
+    }  # fmt: skip
     assert not door.connection.exists(cancelled.key)
