@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -19,6 +19,8 @@ from web.metrics import Figures, Meter
 from web.problems import HANDLERS, Problem, is_openai
 from web.services import Passes, Services
 
+OTHER_THREADS: Final = 64  # of routes that wait for the server only: anyio has 40
+
 
 def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastAPI:
     """The application of a farm; it connects at the first request.
@@ -28,7 +30,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         keys: Who may ask; none: everybody, so that it must be served on loopback only.
         passes: What its scheduler can do.
     """
-    client = connect(settings.redis_url)
+    client = connect(settings.redis_url, settings.http_waiting_max + OTHER_THREADS)
     services = Services(client, settings, passes)
     desk = Desk(Lane(client, settings), settings.http_waiting_max)
 

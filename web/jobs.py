@@ -124,7 +124,7 @@ def resume_job(services: Service, key: Caller, job: JobId) -> JobFacts:
     return _log("resumes", services, key, job)
 
 
-@router.post("/{job}/cancel", responses=problems(404), dependencies=need(Scope.SUBMIT))
+@router.post("/{job}/cancel", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
 def cancel_job(services: Service, key: Caller, job: JobId) -> JobFacts:
     """Stop a job for good; what is embedded already stays with its collector."""
     services.farm.job(job).cancel()
