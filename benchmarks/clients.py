@@ -225,7 +225,7 @@ def to_rows(report: Report) -> dict[str, str]:
     rows = {
         "clients": "{clients} for {seconds:.0f} s",
         "requests": "{requests:,}, {requests_per_second:,.0f}/s, of 1 to 5 lines each",
-        "errors": "{errors}; {refused_429} were asked to come again",
+        "answers": ", ".join(f"{name} {n:,}" for name, n in report.statuses.most_common()),
         "latency": "P50 {p50_seconds:.3f} s, P99 {p99_seconds:.3f} s, at most {max_seconds:.3f} s",
         "memory of serve": "at most {rss_mib_max:,.0f} MiB, {rss_growth:+.1%} from the first third "
         "to the last; allowed {rss_growth_allowed:.0%}",

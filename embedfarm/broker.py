@@ -40,13 +40,16 @@ class ServerError(RuntimeError):
     """No usable server; the message says what was tried."""
 
 
-def connect(url: str) -> redis.Redis:
+def connect(url: str, connections_max: int = 100) -> redis.Redis:
     """A client for `url` that never retries by itself.
+
+    Each thread that waits for an answer has a connection of its own; beyond `connections_max` it
+    counts as if the server were away.
 
     redis-py would send a command again after a lost reply, which doubles an XADD; every caller here
     decides for itself what may be repeated (`persist`).
     """
-    pool = redis.ConnectionPool.from_url(url)
+    pool = redis.ConnectionPool.from_url(url, max_connections=connections_max)
     pool.connection_kwargs |= {  # whatever the URL says
         "socket_timeout": SOCKET_SECONDS,
         "socket_connect_timeout": SOCKET_SECONDS,

@@ -57,6 +57,8 @@ PAGES: Final = (
     scheduler.steering, charts.router, sign_in.router, steer.router,
 )  # fmt: skip
 
+OTHER_THREADS: Final = 64  # of routes that wait for the server only: anyio has 40
+
 
 def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastAPI:
     """The application of a farm; it connects at the first request.
@@ -66,7 +68,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         keys: Who may ask; none: everybody, so that it must be served on loopback only.
         passes: What its scheduler can do.
     """
-    client = connect(settings.redis_url)
+    client = connect(settings.redis_url, settings.http_waiting_max + OTHER_THREADS)
     services = Services(client, settings, passes)
     sessions = Sessions(client, keys, settings.http_session_seconds)
     desk = Desk(Lane(client, settings), settings.http_waiting_max)

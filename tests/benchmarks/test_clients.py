@@ -9,23 +9,24 @@ from benchmarks.corpora import MODEL
 
 
 def check(report: Report) -> None:
-    """No error but 429, and memory that stays where it was."""
+    """Everybody got vectors, and no error but 429."""
     assert report.errors == 0, report.statuses
     assert len(report.latencies) > report.clients
-    assert report.growth < GROWTH_ALLOWED
 
 
 @pytest.mark.alone
-def test_fifty_clients(tmp_path: Path) -> None:
-    """For some seconds, everything but the model: all get vectors, or are asked to come again."""
-    check(measure(tmp_path, "null:384", 1, 50, 8))
+def test_many_clients(tmp_path: Path) -> None:
+    """For some seconds, all but the model; more of them than redis-py has connections by itself."""
+    check(measure(tmp_path, "null:384", 1, 120, 8))
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 def test_two_hundred_clients(tmp_path: Path) -> None:
     """For a minute, with a real model: no error but 429, and the memory of `serve` stays flat."""
-    check(measure(tmp_path, MODEL, 1, 200, 60))
+    report = measure(tmp_path, MODEL, 1, 200, 60)
+    check(report)
+    assert report.growth < GROWTH_ALLOWED
 
 
 def test_growth_is_of_medians() -> None:
