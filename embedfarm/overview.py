@@ -149,43 +149,33 @@ class _Row(NamedTuple):
 
 def _rows_after(client: redis.Redis, after: str, count: int, state: str | None) -> list[_Row]:
     """Jobs of the two lists; a cursor of the second one begins with a minus sign."""
-    rows = []
+    rows: list[_Row] = []
     if not after.startswith("-") and state not in ENDED_STATES:
-        rows = _unfinished(client, after, count)
+        rows = _rows(client, wire.JOBS, after, count, newest_first=False)
         after = ""
     if len(rows) < count and state in {None, *ENDED_STATES}:
-        rows += _ended(client, after.removeprefix("-"), count - len(rows))
+        place = after.removeprefix("-")
+        rows += _rows(client, wire.ENDED, place, count - len(rows), newest_first=True)
     return rows
 
 
-def _unfinished(client: redis.Redis, after: str, count: int) -> list[_Row]:
-    """Jobs in the order of their making; of those made at the same time, by name."""
-    low: float | str = "-inf"
+def _rows(
+    client: redis.Redis, key: str, after: str, count: int, *, newest_first: bool
+) -> list[_Row]:
+    """Jobs of a list in the order of their times; of those of the same time, by name."""
+    first, last = ("+inf", "-inf") if newest_first else ("-inf", "+inf")
     skipped = 0
     if after:
-        made, _, name = after.partition(":")
-        low = float(made)
-        same = cast("list[bytes]", client.zrangebyscore(wire.JOBS, low, low))
-        skipped = sum(each <= name.encode() for each in same)
-    rows: Any = client.zrangebyscore(
-        wire.JOBS, low, "+inf", start=skipped, num=count, withscores=True
-    )
-    return [_Row(name.decode(), f"{made!r}:{name.decode()}") for name, made in rows]
-
-
-def _ended(client: redis.Redis, after: str, count: int) -> list[_Row]:
-    """Jobs from the newest end to the oldest; of those that ended at the same time, by name."""
-    high: float | str = "+inf"
-    skipped = 0
-    if after:
-        at, _, name = after.partition(":")
-        high = float(at)
-        same = cast("list[bytes]", client.zrangebyscore(wire.ENDED, high, high))
-        skipped = sum(each >= name.encode() for each in same)
-    rows: Any = client.zrevrangebyscore(
-        wire.ENDED, high, "-inf", start=skipped, num=count, withscores=True
-    )
-    return [_Row(name.decode(), f"-{at!r}:{name.decode()}") for name, at in rows]
+        first, _, name = after.partition(":")
+        same = cast("list[bytes]", client.zrangebyscore(key, first, first))
+        reached = name.encode()
+        skipped = sum(each >= reached if newest_first else each <= reached for each in same)
+    rows: Any = client.zrange(
+        key, first, last,
+        desc=newest_first, byscore=True, offset=skipped, num=count, withscores=True,
+    )  # fmt: skip
+    sign = "-" if newest_first else ""
+    return [_Row(name.decode(), f"{sign}{at!r}:{name.decode()}") for name, at in rows]
 
 
 def _match(
