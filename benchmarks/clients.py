@@ -240,7 +240,8 @@ def to_document(rows: dict[str, str], model: str, workers: int) -> str:
     table = "".join(f"| {name} | {text} |\n" for name, text in rows.items())
     return (
         "# Many clients\n\n"
-        f"Made by `python -m benchmarks.clients` on {datetime.now(UTC):%Y-%m-%d}; do not edit. "
+        f"Made by `python -m benchmarks.clients --workers {workers} --report` on "
+        f"{datetime.now(UTC):%Y-%m-%d}; do not edit. "
         f"Model {model},\n{workers} workers on {len(available_cores())} cores, which the clients "
         "share. Each client sends one\n`POST /v1/embeddings` after the other. The load is what "
         "else ran.\n\n"
