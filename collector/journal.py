@@ -29,7 +29,7 @@ class Journal:
     """Appends entries that are on the disk when `append` returns.
 
     A crash can only damage the last line, whose part nobody was told about yet: opening the
-    journal cuts such a line off.
+    journal cuts such a line off. So does the next `append`, after one that the disk refused.
 
     Raises:
         JournalError: Another line is damaged, or a part does not begin where the last one ended.
@@ -39,10 +39,10 @@ class Journal:
         self._path = path
         path.touch()
         sync_directory(path.parent)
+        self._bytes = _sound_bytes(path)
         with path.open("r+b") as file:
-            file.truncate(_sound_bytes(path))
+            file.truncate(self._bytes)
             sync(file)
-        self._file = path.open("ab")
 
     def __iter__(self) -> Iterator[Entry]:
         """The entries in order, read from the disk: their failures need not fit in memory."""
@@ -51,12 +51,13 @@ class Journal:
 
     def append(self, entry: Entry) -> None:
         """Add a line; it is on the disk when this returns."""
-        self._file.write(msgspec.json.encode(entry) + b"\n")
-        sync(self._file)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
+        line = msgspec.json.encode(entry) + b"\n"
+        with self._path.open("r+b") as file:
+            file.truncate(self._bytes)
+            file.seek(self._bytes)
+            file.write(line)
+            sync(file)
+        self._bytes += len(line)
 
 
 def _sound_bytes(path: Path) -> int:

@@ -8,7 +8,7 @@ import fcntl
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -111,7 +111,7 @@ class Output:
     def __init__(
         self, directory: Path, request: dict[str, Any], *, sink: str, part_bytes_max: int
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._format = sink
         self._sink = open_sink(sink, directory)
         self._part_bytes_max = part_bytes_max
@@ -125,12 +125,10 @@ class Output:
         with ExitStack() as stack:
             stack.enter_context(locked(private))
             _claim(directory, {**request, "format": sink})
-            remove_temporaries(directory)
-            remove_temporaries(private)
-            self._journal = stack.enter_context(closing(Journal(private / JOURNAL_FILE)))
+            self._journal = Journal(private / JOURNAL_FILE)
             for entry in self._journal:
                 self._count(entry)
-            self._sink.resume(self._parts)
+            self.recover()
             self._closing = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -163,6 +161,12 @@ class Output:
         """Chunks in memory, whose results must be kept elsewhere; `stop` is the next to add."""
         return range(self.next_index, self._expected)
 
+    def recover(self) -> None:
+        """Undo what a write that was cut off has left on the disk."""
+        remove_temporaries(self.directory)
+        remove_temporaries(self.directory / STATE_DIRECTORY)
+        self._sink.resume(self._parts)
+
     def add(self, result: Result) -> Part | None:
         """Take the next result, and return the part that it closed, which is durable.
 
@@ -171,7 +175,7 @@ class Output:
         Raises:
             OutputError: The result leaves a gap, contradicts itself, or has other dimensions,
                 another dtype, or ids where the others have none.
-            OSError: The disk refused; close the output and open it again.
+            OSError: The disk refused; the result is taken all the same. `recover`, and `write`.
         """
         if result.start < self._expected:
             return None
@@ -184,6 +188,14 @@ class Output:
         self._results.append(result)
         self._expected += result.count
         self._bytes += _size(result)
+        return self.write()
+
+    def write(self) -> Part | None:
+        """Put what is in memory on the disk if it fills a part, and return that.
+
+        Raises:
+            OSError: The disk refused; `recover`, and write again.
+        """
         return self._write_part() if self._bytes >= self._part_bytes_max else None
 
     def finish(self, count: int, about: About) -> Manifest:
@@ -191,6 +203,7 @@ class Output:
 
         Raises:
             TilingError: Not all of `count` chunks were added; nothing has changed.
+            OSError: The disk refused; `recover`, and finish again.
         """
         if self._expected != count:
             raise TilingError(f"{self._expected} of {count} chunks have results")
@@ -199,9 +212,9 @@ class Output:
         tile(self._parts, count)
         self._sink.finish(count, self._layout)
         manifest = self._manifest(count, about, self._write_errors())
-        write_manifest(self._directory, manifest)
+        write_manifest(self.directory, manifest)
         for name in (JOURNAL_FILE, REQUEST_FILE):
-            (self._directory / STATE_DIRECTORY / name).unlink()
+            (self.directory / STATE_DIRECTORY / name).unlink()
         return manifest
 
     def _write_part(self) -> Part:
@@ -224,7 +237,7 @@ class Output:
         """Write errors.jsonl if a chunk failed, and return its digest."""
         if not any(part.errors for part in self._parts):
             return ""
-        path = self._directory / ERRORS_FILE
+        path = self.directory / ERRORS_FILE
         with replacing(path) as file:
             for entry in self._journal:
                 file.writelines(msgspec.json.encode(line) + b"\n" for line in entry.failures)

@@ -216,6 +216,16 @@ def _open(directory: Path) -> _Finished | _Unfinished:
     raise NotBegun(f"there is no output in {directory}")
 
 
+def read_parts(directory: Path) -> list[Part]:
+    """The parts of an unfinished output that are on the disk.
+
+    Raises:
+        OutputError, OSError: Its journal is damaged, or cannot be read.
+    """
+    with (directory / STATE_DIRECTORY / JOURNAL_FILE).open("rb") as file:
+        return [_decode(_heads, line).part for line in file if line.endswith(b"\n")]
+
+
 def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
     try:
         return decoder.decode(line)

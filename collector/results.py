@@ -47,6 +47,17 @@ def layout_of(result: Result) -> Layout:
     return layout
 
 
+def check_place(result: Result, start: int) -> None:
+    """Refuse what was found where the result from chunk `start` on should be.
+
+    Raises:
+        OutputError: As for `layout_of`; or it is another one.
+    """
+    layout_of(result)
+    if result.start != start:
+        raise OutputError(f"result {result.start} is where {start} should be")
+
+
 def gather(results: Sequence[Result]) -> Batch:
     """The rows of consecutive results of one layout, in one copy."""
     first = results[0]

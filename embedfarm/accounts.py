@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from embedfarm.records import Record
+from embedfarm.records import Count, Fact, Record
 
 
 class Parity(Record):
@@ -22,10 +22,10 @@ class Parity(Record):
             its own, for the worst text.
     """
 
-    texts: int = 0
-    reference_mean: float = 0.0
-    reference_least: float = 0.0
-    composition_least: float = 0.0
+    texts: Count = 0
+    reference_mean: Fact = 0.0
+    reference_least: Fact = 0.0
+    composition_least: Fact = 0.0
 
 
 class Account(Record):
@@ -54,19 +54,19 @@ class Account(Record):
 
     engine: str = ""
     device: str = ""
-    chunks: int = 0
-    real_tokens: int = 0
-    padded_tokens: int = 0
-    batches: int = 0
-    batches_refused: int = 0
-    duplicates: int = 0
-    rows_repeated: int = 0
-    budget_tokens: int = 0
-    flops: float = 0.0
-    peak_flops_per_second: float = 0.0
-    seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    chunks: Count = 0
+    real_tokens: Count = 0
+    padded_tokens: Count = 0
+    batches: Count = 0
+    batches_refused: Count = 0
+    duplicates: Count = 0
+    rows_repeated: Count = 0
+    budget_tokens: Count = 0
+    flops: Fact = 0.0
+    peak_flops_per_second: Fact = 0.0
+    seconds: dict[str, Fact] = msgspec.field(default_factory=dict)
     parity: Parity | None = None
-    cost_seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    cost_seconds: dict[str, Fact] = msgspec.field(default_factory=dict)
 
     def spend(self, activity: str, seconds: float) -> None:
         """Add time to an activity."""

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import redis
 
 from embedfarm import wire
-from embedfarm.status import JobGone, JobStatus, status_from
+from embedfarm.status import JobGone, JobStatus, JobUnreadable, status_from
+from embedfarm.unreadable import Report, name_once
 
 
 class Backlog(NamedTuple):
@@ -26,11 +27,15 @@ class Backlog(NamedTuple):
     held_blocks: Mapping[str, int]
 
 
-def read_backlogs(client: redis.Redis, jobs: Sequence[str]) -> list[Backlog]:
+def read_backlogs(
+    client: redis.Redis, jobs: Sequence[str], report: Report = name_once
+) -> list[Backlog]:
     """Those of the given jobs that are there, read in one round trip.
 
+    One whose keys hold what no program of ours wrote is reported and left out.
+
     Raises:
-        redis.ResponseError: Something is wrong other than that a job is gone.
+        redis.ResponseError: Something is wrong other than that.
     """
     fields = list(JobStatus.__dataclass_fields__)
     pipe = client.pipeline(transaction=False)
@@ -42,22 +47,32 @@ def read_backlogs(client: redis.Redis, jobs: Sequence[str]) -> list[Backlog]:
             pipe.xpending(stream, wire.GROUP)
     answers = pipe.execute(raise_on_error=False)
     parts = (answers[5 * place : 5 * place + 5] for place in range(len(jobs)))
-    found = (_backlog(job, fields, part) for job, part in zip(jobs, parts, strict=True))
-    return [each for each in found if each is not None]
+    found = []
+    for job, part in zip(jobs, parts, strict=True):
+        try:
+            found.append(_backlog(job, fields, part))
+        except JobUnreadable as error:
+            report(f"job {job}", str(error))
+        except JobGone:
+            continue
+    return found
 
 
-def _backlog(job: str, fields: Sequence[str], answers: Sequence[Any]) -> Backlog | None:
-    """A job out of the answers about it; None when it was deleted before, or between them."""
+def _backlog(job: str, fields: Sequence[str], answers: Sequence[Any]) -> Backlog:
+    """A job out of the answers about it.
+
+    Raises:
+        JobGone: It was deleted before, or between them.
+    """
     for answer in answers:
         if isinstance(answer, redis.ResponseError) and "NOGROUP" in str(answer):
-            return None
+            raise JobGone(job)
+        if isinstance(answer, redis.ResponseError) and "WRONGTYPE" in str(answer):
+            raise JobUnreadable(str(answer))
         if isinstance(answer, Exception):
             raise answer
     values, blocks, blocks_held, retry, retry_held = answers
-    try:
-        status = status_from(fields, values)
-    except JobGone:
-        return None
+    status = status_from(fields, values)
     held: Counter[str] = Counter()
     for pending in (blocks_held, retry_held):
         for consumer in pending["consumers"]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Final, Literal, NamedTuple
@@ -50,6 +50,7 @@ class Situation:
         memory_used_bytes: Of the server.
         memory_bytes_max: Of the server, 0 for no limit.
         settings: The farm's.
+        unreadable: Why what lies at some places on the server cannot be read, by place.
     """
 
     jobs: Sequence[JobFacts]
@@ -61,6 +62,7 @@ class Situation:
     memory_used_bytes: int
     memory_bytes_max: int
     settings: Settings
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def unfinished(self) -> list[JobFacts]:
@@ -101,6 +103,15 @@ def lost_workers(situation: Situation) -> Iterator[Bottleneck]:
         for worker, seconds in latest
     ]
     yield from _few(found, "workers are lost")
+
+
+def unreadable_records(situation: Situation) -> Iterator[Bottleneck]:
+    """What other programs left, or of other versions, which nobody here takes part in."""
+    found = [
+        Bottleneck("warning", f"{one_line(place, REASON_CHARACTERS_MAX)} is left out: {reason}")
+        for place, reason in sorted(situation.unreadable.items())
+    ]
+    yield from _few(found, "records cannot be read")
 
 
 def full_server(situation: Situation) -> Iterator[Bottleneck]:
@@ -237,6 +248,7 @@ def older_jobs(situation: Situation) -> Iterator[Bottleneck]:
 RULES: Final[tuple[Rule, ...]] = (
     no_workers,
     lost_workers,
+    unreadable_records,
     full_server,
     full_results,
     refusals,

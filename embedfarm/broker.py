@@ -5,10 +5,12 @@ started again on its directory.
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
 import socket
+import ssl
 import tempfile
 import threading
 import time
@@ -20,7 +22,9 @@ from typing import Final, TypeVar
 import redis
 import redis.backoff
 import redis.retry
+from redis.connection import DefaultParser
 
+from embedfarm.server_url import make_pool
 from embedfarm.settings import Settings
 
 BLOCK_SECONDS_MAX: Final = 2.0  # far below the socket timeout: a longer read hangs, then fails
@@ -29,11 +33,45 @@ SOCKET_SECONDS: Final = 10.0
 READ_BYTES: Final = 1 << 20
 FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
+WARNING_SECONDS: Final = 10.0  # between two that say the same
 
 T = TypeVar("T")
 
-# What a server that is restarting or unreachable raises; anything else is a defect, not retried.
-UNAVAILABLE: Final = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+log = logging.getLogger(__name__)
+
+
+class DiskRefused(redis.ResponseError):
+    """The server takes no writes, because it cannot write its log: most often its disk is full."""
+
+
+class NotNow(redis.ResponseError):
+    """The server is between two states, such as replica and primary, and takes no writes yet."""
+
+
+# A server that is there, and takes no writes before somebody has made room.
+FULL: Final = (redis.OutOfMemoryError, DiskRefused)
+
+# What a server says that is restarting, unreachable, changing its role, or full; anything else is
+# a defect, not retried.
+UNAVAILABLE: Final = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.BusyLoadingError,
+    redis.ReadOnlyError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+    NotNow,
+    *FULL,
+)
+
+
+class Parser(DefaultParser):  # type: ignore[misc,valid-type] # whichever of its own redis-py takes
+    """Gives refusals that pass a class of their own, as redis-py does with most of them."""
+
+    EXCEPTION_CLASSES = DefaultParser.EXCEPTION_CLASSES | {
+        "MISCONF": DiskRefused,
+        **dict.fromkeys(("NOREPLICAS", "UNBLOCKED", "BUSY"), NotNow),
+    }
 
 
 class ServerError(RuntimeError):
@@ -48,14 +86,19 @@ def connect(url: str, connections_max: int = 100) -> redis.Redis:
 
     redis-py would send a command again after a lost reply, which doubles an XADD; every caller here
     decides for itself what may be repeated (`persist`).
+
+    Raises:
+        embedfarm.server_url.UrlError: There is no such server.
     """
-    pool = redis.ConnectionPool.from_url(url, max_connections=connections_max)
-    pool.connection_kwargs |= {  # whatever the URL says
-        "socket_timeout": SOCKET_SECONDS,
-        "socket_connect_timeout": SOCKET_SECONDS,
-        "socket_read_size": READ_BYTES,
-        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-    }
+    pool = make_pool(
+        url,
+        max_connections=connections_max,
+        socket_timeout=SOCKET_SECONDS,
+        socket_connect_timeout=SOCKET_SECONDS,
+        socket_read_size=READ_BYTES,
+        parser_class=Parser,
+        retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+    )
     return redis.Redis.from_pool(pool)
 
 
@@ -70,19 +113,21 @@ def persist(
     seconds_max: float,
     recover: Callable[[], object] | None = None,
 ) -> T:
-    """The answer of `attempt`, tried again while the server is away.
+    """The answer of `attempt`, tried again while the server is away, or full.
 
     Args:
         attempt: An operation that may be repeated.
         stop: Ends the waiting.
-        seconds_max: Time after which the server counts as lost.
+        seconds_max: Time after which the server counts as lost; one that is full is there.
         recover: Called before each repetition, to learn what the outage undid.
 
     Raises:
-        redis.ConnectionError, redis.TimeoutError: The server stayed away, or `stop` was set.
-        redis.AuthenticationError: It refuses us, which waiting does not change.
+        One of `UNAVAILABLE`: The server stayed away, or `stop` was set.
+        redis.AuthenticationError: It refuses us, which waiting does not change. Nor does it change
+            a certificate that is not trusted, which is a `redis.ConnectionError`.
     """
     deadline = time.monotonic() + seconds_max
+    warn_at = 0.0
     pause = FIRST_PAUSE_SECONDS
     failed = False
     while True:
@@ -90,13 +135,28 @@ def persist(
             if failed and recover is not None:
                 recover()
             return attempt()
-        except redis.AuthenticationError:
-            raise
-        except UNAVAILABLE:
+        except UNAVAILABLE as error:
             failed = True
-            if stop.wait(pause) or time.monotonic() > deadline:
+            stopped = _is_refusal(error) or stop.wait(pause)
+            if isinstance(error, FULL):
+                deadline = time.monotonic() + seconds_max
+                if time.monotonic() >= warn_at:
+                    log.warning("the server takes no writes now, waiting: %s", error)
+                    warn_at = time.monotonic() + WARNING_SECONDS
+            if stopped or time.monotonic() > deadline:
                 raise
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+
+def if_room() -> contextlib.suppress:
+    """Leaves out, on a server that is full, what only makes things quicker or is for people."""
+    return contextlib.suppress(redis.OutOfMemoryError)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether server or client has said no; redis-py keeps what TLS said only as the context."""
+    untrusted = isinstance(error.__context__, ssl.SSLCertVerificationError)
+    return untrusted or isinstance(error, redis.AuthenticationError)
 
 
 def find_server() -> list[str]:
@@ -183,14 +243,16 @@ class PrivateServer:
         ]
 
     def alive(self) -> bool:
-        """Whether a server is there, even one that still loads its data or hangs."""
+        """Whether a server is there, even one that hangs, still loads its data, or is full."""
         with closing_client(self.url) as client:
             try:
                 return bool(client.ping())
-            except (redis.BusyLoadingError, redis.TimeoutError):
+            except redis.BusyLoadingError:
                 return True
             except redis.ConnectionError:
                 return False
+            except UNAVAILABLE:
+                return True
 
     def remove(self) -> None:
         """Forget everything; the server must have ended."""
@@ -217,7 +279,7 @@ def wait_until_ready(url: str, stop: threading.Event, seconds_max: float) -> Non
 def hide_password(url: str) -> str:
     """`url` without its password, for people and logs."""
     shown = re.sub(r"(password=)[^&]*", r"\1***", url)
-    return re.sub(r"^(\w+://)?+([^:]*):.*@", r"\1\2:***@", shown, flags=re.DOTALL)
+    return re.sub(r"^([\w+]+://)?+([^:]*):.*@", r"\1\2:***@", shown, flags=re.DOTALL)
 
 
 @contextlib.contextmanager

@@ -1,14 +1,14 @@
 """The farm on the server: its jobs, workers, plans, events, history, and the scheduler's lock."""
 
-import contextlib
 import hashlib
 import json
 import math
+import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, cast
 
 import redis
 from redis.commands.core import Script
@@ -16,8 +16,10 @@ from redis.commands.core import Script
 from embedfarm import wire
 from embedfarm.accounts import Account
 from embedfarm.backlog import read_backlogs
-from embedfarm.broker import block_ms
+from embedfarm.broker import block_ms, if_room
 from embedfarm.jobs import Job
+from embedfarm.model_files import differences
+from embedfarm.pace import Batch
 from embedfarm.records import (
     Completion,
     Decision,
@@ -27,7 +29,6 @@ from embedfarm.records import (
     Policy,
     R,
     Rate,
-    RecordError,
     Sample,
     SchedulerStats,
     TokenRecipe,
@@ -36,6 +37,7 @@ from embedfarm.records import (
 )
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone, JobStatus
+from embedfarm.unreadable import Report, name_once, names_of, read_or_skip, read_words, readable
 
 HISTORY_SECONDS: Final = 30 * 86400
 WORKER_SECONDS: Final = 3600
@@ -46,23 +48,11 @@ STATS_SECONDS: Final = 60
 PLACE_SECONDS: Final = 60  # a place without a job: its creator is at work on it, or died
 RETRY_SECONDS_MAX: Final = 3600
 
-
-class Batch(NamedTuple):
-    """A micro-batch as a bar over time.
-
-    Attributes:
-        end: Unix seconds at which it was reported.
-        seconds: It took, with what of the time around it the pipeline could not hide.
-        job: The job its chunks came from.
-        chunks: Chunks in it.
-        tokens: Real tokens in it.
-    """
-
-    end: float
-    seconds: float
-    job: str
-    chunks: int
-    tokens: int
+_DECISIVE: Final = (
+    "model", "dtype", "engine", "prompt", "max_length", "normalize", "dimensions", "long",
+    "long_overlap",
+)  # fmt: skip
+_RATE_KEY: Final = re.compile(r"[^|]+\|.+\|[0-9]{1,2}", re.DOTALL)
 
 
 class ModelRefused(RuntimeError):
@@ -91,17 +81,7 @@ def model_key(spec: JobSpec) -> str:
 
 def engine_key(spec: JobSpec) -> str:
     """Name of all of a spec that decides which engine serves it, and what its vectors are."""
-    decisive = (
-        spec.model,
-        spec.dtype,
-        spec.engine,
-        spec.prompt,
-        spec.max_length,
-        spec.normalize,
-        spec.dimensions,
-        spec.long,
-        spec.long_overlap,
-    )
+    decisive = [getattr(spec, name) for name in _DECISIVE]
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
 
@@ -112,12 +92,24 @@ def length_class(tokens_mean: float) -> int:
 
 @dataclass
 class Farm:
-    """A handle on the farm's own keys."""
+    """A handle on the farm's own keys.
+
+    What another program has left there, or damaged, is as if it were not there.
+
+    Attributes:
+        client: Where it is.
+        on_unreadable: Told of each such record.
+    """
 
     client: redis.Redis
+    on_unreadable: Report = name_once
 
     def _script(self, name: str) -> Script:
         return self.client.register_script(wire.script(name))
+
+    def _read(self, kind: type[R], place: str, data: bytes | None) -> R | None:
+        """A record; None where there is none, or none that can be read."""
+        return None if data is None else read_or_skip(kind, data, place, self.on_unreadable)
 
     def job(self, job: str) -> Job:
         """A handle on one job."""
@@ -129,12 +121,11 @@ class Farm:
 
     def job_ids(self) -> list[str]:
         """All jobs, oldest first."""
-        return [each.decode() for each in cast("list[bytes]", self.client.zrange(wire.JOBS, 0, -1))]
+        return names_of(self.client.zrange(wire.JOBS, 0, -1))
 
     def ended_ids(self, count: int) -> list[str]:
         """Jobs that have ended, newest first."""
-        names = cast("list[bytes]", self.client.zrange(wire.ENDED, 0, count - 1, desc=True))
-        return [each.decode() for each in names]
+        return names_of(self.client.zrange(wire.ENDED, 0, count - 1, desc=True))
 
     def end(
         self,
@@ -149,12 +140,13 @@ class Farm:
         before = time.time() - settings.ended_seconds_max
         old = self.client.zrangebyscore(wire.ENDED, "-inf", before)
         surplus = self.client.zrange(wire.ENDED, 0, -settings.ended_jobs_max - 1)
-        for name in {*cast("list[bytes]", old), *cast("list[bytes]", surplus)}:
-            self.job(name.decode()).delete()
+        for name in {*names_of(old), *names_of(surplus)}:
+            self.job(name).delete()
 
     def statuses(self) -> dict[str, JobStatus]:
         """Status of every job that is there, oldest first."""
-        return {each.job: each.status for each in read_backlogs(self.client, self.job_ids())}
+        backlogs = read_backlogs(self.client, self.job_ids(), self.on_unreadable)
+        return {each.job: each.status for each in backlogs}
 
     def ended(self, jobs: Collection[str]) -> set[str]:
         """Those of the jobs that were cancelled or deleted, in one round trip."""
@@ -195,8 +187,8 @@ class Farm:
 
     def _old_places(self) -> set[str]:
         """Jobs that have been on the list for some time."""
-        names = self.client.zrangebyscore(wire.JOBS, "-inf", time.time() - PLACE_SECONDS)
-        return {each.decode() for each in cast("list[bytes]", names)}
+        before = time.time() - PLACE_SECONDS
+        return set(names_of(self.client.zrangebyscore(wire.JOBS, "-inf", before)))
 
     def _seconds_left(self, statuses: Collection[JobStatus]) -> int:
         """Time that the live workers need for what was sent: between a second and an hour."""
@@ -204,6 +196,10 @@ class Farm:
         speed = sum(beat.tokens_per_second for beat in self.workers())
         seconds = tokens / speed if speed else RETRY_SECONDS_MAX * min(1, tokens)
         return max(1, min(RETRY_SECONDS_MAX, math.ceil(seconds)))
+
+    def server_id(self) -> str:
+        """What changes when the server starts again, or another one takes its place."""
+        return str(self.client.info("server")["run_id"])
 
     # Workers.
 
@@ -239,11 +235,15 @@ class Farm:
         pipe.zrange(wire.WORKERS, 0, -1, withscores=True)
         (now, _), listed = pipe.execute()
         pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
-        names = sorted((name.decode(), at) for name, at in listed)
+        names = sorted((name.decode(errors="replace"), at) for name, at in listed)
         for name, _ in names:
             pipe.hget(wire.worker_key(name), "heartbeat")
         beats = pipe.execute()[1:]
-        alive = [decode(Heartbeat, data) for data in beats if data is not None]
+        alive = [
+            beat
+            for (name, _), data in zip(names, beats, strict=True)
+            if data is not None and (beat := self._read(Heartbeat, wire.worker_key(name), data))
+        ]
         rows = zip(names, beats, strict=True)
         return alive, {name: max(0.0, now - at) for (name, at), data in rows if data is None}
 
@@ -252,7 +252,7 @@ class Farm:
     def plan(self, worker: str) -> Plan | None:
         """The current plan of a worker, None without one."""
         data = cast("bytes | None", self.client.get(wire.plan_key(worker)))
-        return None if data is None else decode(Plan, data)
+        return self._read(Plan, wire.plan_key(worker), data)
 
     def publish(
         self, plans: Sequence[Plan], fence: int, ttl_seconds: float, wake: Sequence[str] = ()
@@ -272,7 +272,8 @@ class Farm:
     def policy(self) -> list[str]:
         """Names of the passes that somebody chose, in order; empty for the scheduler's own."""
         data = cast("bytes | None", self.client.get(wire.POLICY))
-        return decode(Policy, data).passes if data else []
+        policy = self._read(Policy, wire.POLICY, data)
+        return policy.passes if policy else []
 
     def set_policy(self, passes: Sequence[str]) -> None:
         """Choose the passes, from the next decision on; none for the scheduler's own."""
@@ -284,17 +285,19 @@ class Farm:
         pipe.lpush(wire.DECISIONS, encode(decision))
         pipe.ltrim(wire.DECISIONS, 0, DECISIONS_MAX - 1)
         pipe.set(wire.STATS, encode(stats), ex=STATS_SECONDS)
-        pipe.execute()
+        with if_room():
+            pipe.execute()
 
     def decisions(self, count: int) -> list[Decision]:
         """The last decisions that were kept, about one in a second, newest first."""
         rows = cast("list[bytes]", self.client.lrange(wire.DECISIONS, 0, count - 1))
-        return [decode(Decision, row) for row in rows]
+        found = (self._read(Decision, wire.DECISIONS, row) for row in rows)
+        return [decision for decision in found if decision is not None]
 
     def scheduler_stats(self) -> SchedulerStats | None:
         """Figures of the active scheduler, None when none was active lately."""
         data = cast("bytes | None", self.client.get(wire.STATS))
-        return decode(SchedulerStats, data) if data else None
+        return self._read(SchedulerStats, wire.STATS, data)
 
     def has_scheduler(self) -> bool:
         """Whether a scheduler is active now."""
@@ -314,9 +317,10 @@ class Farm:
 
     def report(self, completion: Completion, events_max: int) -> None:
         """Tell the scheduler about a micro-batch."""
-        self.client.xadd(
-            wire.EVENTS, {"done": encode(completion)}, maxlen=events_max, approximate=True
-        )
+        with if_room():
+            self.client.xadd(
+                wire.EVENTS, {"done": encode(completion)}, maxlen=events_max, approximate=True
+            )
 
     def events(self, after: str, block_seconds: float) -> tuple[str, list[Completion]]:
         """Completions since ID `after` ("$" for from now on).
@@ -331,7 +335,10 @@ class Farm:
         answer = self.client.xread({wire.EVENTS: after}, count=1000, block=block_ms(block_seconds))
         items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
         last = items[-1][0].decode() if items else after
-        return last, [decode(Completion, f[b"done"]) for _, f in items if b"done" in f]
+        return last, [
+            done
+            for _, done in readable(Completion, b"done", items, wire.EVENTS, self.on_unreadable)
+        ]
 
     def recent_batches(self, seconds: float) -> dict[str, list[Batch]]:
         """Micro-batches reported in the last `seconds`, by worker, oldest first.
@@ -341,20 +348,22 @@ class Farm:
         """
         rows = self._newest(wire.EVENTS, seconds)
         batches = defaultdict[str, list[Batch]](list)
-        for end, done in readable(Completion, b"done", rows):
+        for end, done in readable(Completion, b"done", rows, wire.EVENTS, self.on_unreadable):
             bar = Batch(end, done.seconds, done.job, done.chunks, done.real_tokens)
             batches[done.worker].append(bar)
         return dict(batches)
 
     def sample(self, sample: Sample) -> None:
         """Keep a sample, and an hour of those before it."""
-        self.client.xadd(
-            wire.SAMPLES, {"sample": encode(sample)}, maxlen=SAMPLES_MAX, approximate=False
-        )
+        with if_room():
+            self.client.xadd(
+                wire.SAMPLES, {"sample": encode(sample)}, maxlen=SAMPLES_MAX, approximate=False
+            )
 
     def samples(self, seconds: float) -> list[tuple[float, Sample]]:
         """Samples taken in the last `seconds`, each after its Unix time, oldest first."""
-        return list(readable(Sample, b"sample", self._newest(wire.SAMPLES, seconds)))
+        rows = self._newest(wire.SAMPLES, seconds)
+        return list(readable(Sample, b"sample", rows, wire.SAMPLES, self.on_unreadable))
 
     def _newest(self, stream: str, seconds: float) -> list[Any]:
         """Entries of the last `seconds` by the server's clock."""
@@ -365,22 +374,32 @@ class Farm:
     def history(self) -> dict[str, Rate]:
         """Remembered rates by `worker|model|length class`."""
         stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.HISTORY))
-        return {name.decode(): decode(Rate, data) for name, data in stored.items()}
+        rates = {}
+        for field, data in stored.items():
+            name = field.decode(errors="replace")
+            if not _RATE_KEY.fullmatch(name):
+                self.on_unreadable(f"{wire.HISTORY} {name}", "not worker|model|length class")
+            elif rate := self._read(Rate, f"{wire.HISTORY} {name}", data):
+                rates[name] = rate
+        return rates
 
     def remember(self, rates: Mapping[str, Rate], forgotten: Sequence[str]) -> None:
         """Store rates that changed, and drop the ones too old to believe."""
         if rates:
-            self.client.hset(wire.HISTORY, mapping={k: encode(v) for k, v in rates.items()})
+            with if_room():
+                self.client.hset(wire.HISTORY, mapping={k: encode(v) for k, v in rates.items()})
         if forgotten:
             self.client.hdel(wire.HISTORY, *forgotten)
 
     def budget(self, device: str, model: str) -> int:
         """Tokens of a device batch learned on such a device; 0 when nothing was."""
-        return int(cast("bytes | None", self.client.get(wire.budget_key(device, model))) or 0)
+        data = cast("bytes | None", self.client.get(wire.budget_key(device, model)))
+        return int(data) if data and re.fullmatch(rb"[0-9]{1,15}", data) else 0
 
     def learn_budget(self, device: str, model: str, tokens: int) -> None:
         """Remember a budget; it is forgotten after a week, and then tried again."""
-        self.client.set(wire.budget_key(device, model), tokens, ex=BUDGET_SECONDS)
+        with if_room():
+            self.client.set(wire.budget_key(device, model), tokens, ex=BUDGET_SECONDS)
 
     # What a worker says about a job.
 
@@ -397,14 +416,15 @@ class Farm:
         agreed = self.job(job).note("fingerprint", ours, first=True)
         if agreed is None:
             raise JobGone(job)
-        differing = differences(json.loads(agreed), fingerprint)
+        known = read_words(agreed, f"fingerprint of {job}", self.on_unreadable)
+        differing = differences(known, fingerprint)
         if differing:
             raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
 
     def fingerprint(self, job: str) -> dict[str, str]:
         """The fingerprint that the job's workers agreed on, empty before the first one."""
         data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "fingerprint"))
-        return {} if data is None else dict(json.loads(data))
+        return read_words(data or b"{}", f"fingerprint of {job}", self.on_unreadable)
 
     def agree_on_tokens(self, job: str, recipe: TokenRecipe | None) -> None:
         """Make sure that every worker of a job can read its token ids.
@@ -438,12 +458,10 @@ class Farm:
 
     def accounts(self, job: str) -> dict[str, Account]:
         """Accounts by worker, those of its restarts added up."""
-        stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.JobKeys(job).meta))
         accounts: defaultdict[str, Account] = defaultdict(Account)
-        for name in sorted(stored):
-            if name.startswith(b"account:"):
-                worker = name.decode().removeprefix("account:").rpartition("#")[0]
-                accounts[worker].add(decode(Account, stored[name]))
+        for name, data in self._notes(job, "account:"):
+            account = self._read(Account, f"{wire.JobKeys(job).meta} account:{name}", data)
+            accounts[name.rpartition("#")[0]].add(account or Account())
         return dict(accounts)
 
     def refuse(self, job: str, worker: str, reason: str) -> None:
@@ -452,21 +470,11 @@ class Farm:
 
     def refusals(self, job: str) -> dict[str, str]:
         """Reasons by worker name."""
+        notes = self._notes(job, "refused:")
+        return {worker: reason.decode(errors="replace") for worker, reason in notes}
+
+    def _notes(self, job: str, prefix: str) -> list[tuple[str, bytes]]:
+        """What was noted about a job under names that begin so, by the rest of them, in order."""
         stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.JobKeys(job).meta))
-        return {
-            name.decode().removeprefix("refused:"): reason.decode()
-            for name, reason in stored.items()
-            if name.startswith(b"refused:")
-        }
-
-
-def readable(kind: type[R], name: bytes, rows: Iterable[Any]) -> Iterator[tuple[float, R]]:
-    """Records of entries, each after its Unix time; what this version cannot read is skipped."""
-    for entry, fields in rows:
-        with contextlib.suppress(RecordError, KeyError):
-            yield int(entry.split(b"-")[0]) / 1000, decode(kind, fields[name])
-
-
-def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Names of the components in which two fingerprints differ."""
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+        names = ((name.decode(errors="replace"), data) for name, data in sorted(stored.items()))
+        return [(n.removeprefix(prefix), data) for n, data in names if n.startswith(prefix)]

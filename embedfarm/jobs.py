@@ -8,13 +8,14 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, cast
 
 import redis
 from redis.commands.core import Script
 
 from embedfarm import wire
-from embedfarm.broker import block_ms
+from embedfarm.broker import block_ms, if_room
+from embedfarm.entries import Entry, Pending, read_entries, read_number
 from embedfarm.records import Block, ChunkError, JobSpec, Result, decode, encode
 from embedfarm.status import JobGone, JobStatus, status_from
 from embedfarm.terms import USUAL, Terms
@@ -33,26 +34,6 @@ class BlocksLost(redis.ConnectionError):
     A connection error, because often it is the only sign of an outage: the client replaces an idle
     connection without a word. So `persist` recovers from both in the same way.
     """
-
-
-class Entry(NamedTuple):
-    """A leased stream entry: where it is pending, and what it holds."""
-
-    stream: str
-    id: str
-    data: bytes
-    chunks: int
-    tokens: int
-
-
-class Pending(NamedTuple):
-    """A lease as the server sees it."""
-
-    stream: str
-    id: str
-    worker: str
-    idle_ms: int
-    deliveries: int
 
 
 @dataclass
@@ -98,12 +79,13 @@ class Job:
         )
         self.client.zrem(wire.ENDED, self.id)
         self.client.zadd(wire.JOBS, {self.id: now}, nx=True)
-        self._announce()
+        self.announce()
         return str(state, "ascii")
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         """End the waiting of the scheduler, and of workers that have no job."""
-        self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
+        with if_room():
+            self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
 
     def spec(self) -> JobSpec:
         """What the job asks for.
@@ -168,7 +150,7 @@ class Job:
             raise JobGone(self.id)
         if state not in wanted:
             raise ChangeRefused(f"job {self.id} is {state}: there is nothing to {verb}")
-        self._announce()
+        self.announce()
         return state
 
     def set_terms(
@@ -200,7 +182,7 @@ class Job:
         elif self._script("note")(keys=[self.keys.meta], args=["HSET", *_pairs(changes)]) is None:
             raise JobGone(self.id)
         else:
-            self._announce()
+            self.announce()
 
     def failures(self, count: int, after: str = "") -> tuple[str, list[ChunkError]]:
         """Chunks that were given up on, of the newest 10,000, as they failed.
@@ -216,11 +198,12 @@ class Job:
         rows = cast("list[Any]", self.client.xrange(self.keys.failed, first, count=count))
         failures = [
             ChunkError(
-                index=int(fields[b"index"]),
-                reason=fields[b"reason"].decode(errors="replace"),
-                attempts=int(fields[b"attempts"]),
+                index=read_number(fields[b"index"], 0),
+                reason=fields.get(b"reason", b"").decode(errors="replace"),
+                attempts=read_number(fields.get(b"attempts"), 1),
             )
             for _, fields in rows
+            if b"index" in fields
         ]
         return rows[-1][0].decode() if rows else after, failures
 
@@ -278,9 +261,10 @@ class Job:
         )  # fmt: skip
         if answer == b"gone":
             raise JobGone(self.id)
-        self.client.zadd(wire.ENDED, {self.id: time.time()})
+        with if_room():
+            self.client.zadd(wire.ENDED, {self.id: time.time()})
         self.client.zrem(wire.JOBS, self.id)
-        self._announce()
+        self.announce()
 
     def retried(self, chunks_failed: int) -> None:
         """Note how many chunks of an ended job fail still; from now on only its output names them.
@@ -332,7 +316,9 @@ class Job:
             wire.GROUP, worker, {self.keys.retry: ">", self.keys.blocks: ">"}, count=count
         )
         streams = cast("Iterable[tuple[bytes, list[Any]]]", answer or [])
-        return [entry for stream, items in streams for entry in _entries(stream.decode(), items)]
+        return [
+            entry for stream, items in streams for entry in read_entries(stream.decode(), items)
+        ]
 
     def pending(
         self, stream: str, worker: str | None, count: int, idle_seconds: float = 0.0
@@ -382,18 +368,24 @@ class Job:
     def claim(
         self, stream: str, worker: str, ids: Sequence[str], idle_seconds: float
     ) -> list[Entry]:
-        """Take over those leases that were not renewed for `idle_seconds`."""
+        """Take over one's own leases, and those that were not renewed for `idle_seconds`."""
         if not ids:
             return []
-        items = self.client.xclaim(stream, wire.GROUP, worker, int(idle_seconds * 1000), list(ids))
-        return _entries(stream, cast("list[Any]", items))
+        items = self._script("claim")(keys=[stream], args=[worker, int(idle_seconds * 1000), *ids])
+        # A script has no maps: names and values come in turn.
+        return read_entries(
+            stream,
+            [(entry, dict(zip(f[::2], f[1::2], strict=True))) for entry, f in items],
+        )
 
     def copies(self, ids: Sequence[str]) -> list[Entry]:
         """Entries of the main stream that somebody else holds, for a second try at the tail."""
         pipe = self.client.pipeline(transaction=False)
         for each in ids:
             pipe.xrange(self.keys.blocks, each, each, count=1)
-        return [entry for items in pipe.execute() for entry in _entries(self.keys.blocks, items)]
+        return [
+            entry for items in pipe.execute() for entry in read_entries(self.keys.blocks, items)
+        ]
 
     def renew(self, stream: str, worker: str, ids: Sequence[str]) -> set[str]:
         """Keep leases; returns the IDs that are no longer this worker's.
@@ -435,14 +427,21 @@ class Job:
             )
         return [str(answer, "ascii") for answer in pipe.execute()]
 
-    def split(self, entry: Entry, pieces: Sequence[Block]) -> str:
-        """Replace a pending block by smaller ones on the retry stream, atomically."""
-        words = [w for b in pieces for w in (encode(b), b.count, b.token_count)]
+    def split(self, entry: Entry, pieces: Sequence[Block], attempts: int = 0) -> str:
+        """Replace a block, tried so often, by smaller ones on the retry stream, atomically."""
+        words = [w for b in pieces for w in (encode(b), b.count, b.token_count, b.start)]
         answer = self._script("split")(
             keys=[entry.stream, self.keys.retry, self.keys.meta],
-            args=[entry.id, len(entry.data), *words],
+            args=[entry.id, len(entry.data), attempts, *words],
         )
         return str(answer, "ascii")
+
+    def discard(self, entry: Entry) -> None:
+        """Take an entry off its stream that is no work of this job; nothing is counted."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.xack(entry.stream, wire.GROUP, entry.id)
+        pipe.xdel(entry.stream, entry.id)
+        pipe.execute()
 
     # The collector's side.
 
@@ -453,13 +452,26 @@ class Job:
 
     def result_starts(self) -> list[int]:
         """Start indices of all uncollected results, unordered."""
-        return [int(each) for each in cast("list[bytes]", self.client.hkeys(self.keys.results))]
+        names = cast("list[bytes]", self.client.hkeys(self.keys.results))
+        return [int(name) for name in names if name.isdigit()]
 
     def drain(self, upto: int, starts: Sequence[int]) -> None:
         """Forget results; everything below chunk `upto` is on disk."""
         self._script("drain")(
             keys=[self.keys.results, self.keys.meta, self.keys.room], args=[upto, *starts]
         )
+
+    def lose(self, upto: int) -> str:
+        """Forget all from chunk `upto` on: its producer finds it lost, and sends it again.
+
+        Returns:
+            The job's state, "gone" after deletion; of one that has ended, nothing is lost.
+        """
+        keys = self.keys
+        answer = self._script("lose")(
+            keys=[keys.blocks, keys.retry, keys.results, keys.meta], args=[upto]
+        )
+        return str(answer, "ascii")
 
     def wait(self, key: str, seconds: float) -> bool:
         """Whether `key` (bell or room) was rung, or is within `seconds` (as `block_ms`)."""
@@ -469,18 +481,3 @@ class Job:
 def _pairs(fields: Mapping[str, int | str]) -> list[int | str]:
     """Names and values in turn, as HSET takes them."""
     return [word for pair in fields.items() for word in pair]
-
-
-def _entries(stream: str, items: Iterable[Any]) -> list[Entry]:
-    """Entries with a payload; one deleted while pending has none and is nobody's work any more."""
-    return [
-        Entry(
-            stream,
-            identifier.decode(),
-            fields[b"block"],
-            int(fields.get(b"count", 1)),
-            int(fields.get(b"tokens", 1)),
-        )
-        for identifier, fields in items
-        if fields
-    ]

@@ -21,8 +21,17 @@ from redis.commands.core import Script
 from embedfarm import wire
 from embedfarm.broker import block_ms
 from embedfarm.farm import engine_key
-from embedfarm.records import ChunkError, JobSpec, LaneAnswer, LanePiece, decode, encode
+from embedfarm.records import (
+    ChunkError,
+    JobSpec,
+    LaneAnswer,
+    LanePiece,
+    RecordError,
+    decode,
+    encode,
+)
 from embedfarm.settings import Settings
+from embedfarm.unreadable import names_of
 
 REPLY_SECONDS: Final = 30  # the asker waits for it; this is for one that died
 UNLOADED_SECONDS: Final = 30
@@ -185,7 +194,10 @@ class Lane:
             found = self.client.blpop([key], timeout=block_ms(left) / 1000)
             if found is None:
                 continue
-            answers.append(decode(LaneAnswer, cast("list[bytes]", found)[1]))
+            try:
+                answers.append(decode(LaneAnswer, cast("list[bytes]", found)[1]))
+            except RecordError as error:
+                answers.append(LaneAnswer(reason=str(error)))
             if answers[-1].reason:
                 break
         return answers
@@ -213,7 +225,7 @@ class Lane:
         answer = self.client.xread({wire.LANE_BELL: after}, BELLS_MAX, block_ms(seconds))
         items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
         last = items[-1][0].decode() if items else after
-        return last, {fields[b"engine"].decode() for _, fields in items}
+        return last, set(names_of(fields.get(b"engine", b"") for _, fields in items))
 
     def now(self) -> str:
         """The ID from which later bells are heard."""
@@ -238,8 +250,8 @@ class Lane:
         return [
             Taken(
                 entry=entry.decode(),
-                id=fields[1].decode(),
-                data=fields[3],
+                id=_field(fields, b"id").decode(errors="replace"),
+                data=_field(fields, b"piece"),
                 waited_seconds=(now - int(entry.split(b"-")[0])) / 1000,
                 deliveries=deliveries,
             )
@@ -273,22 +285,26 @@ class Lane:
     def asked(self) -> list[str]:
         """Engines that were asked for lately, the latest first."""
         found = cast("list[bytes]", self.client.zrevrange(wire.LANES, 0, -1))
-        return [each.decode() for each in found]
+        return names_of(found)
 
     def oldest(self, engine: str) -> Taken | None:
         """The oldest piece that no live worker has in hand, left where it is."""
         key = wire.lane_key(engine)
-        if not self.client.exists(key):
-            return None
-        groups = self.client.xinfo_groups(key)
         idle = int(self.settings.lane_lease_seconds * 1000)
-        silent = self.client.xpending_range(key, wire.GROUP, "-", "+", 1, idle=idle)
+        try:
+            groups = self.client.xinfo_groups(key)
+            silent = self.client.xpending_range(key, wire.GROUP, "-", "+", 1, idle=idle)
+        except redis.ResponseError as error:
+            if "no such key" in str(error).lower():
+                return None  # a lane lives as long as somebody may wait in it
+            raise
         first = silent[0]["message_id"] if silent else b"(" + groups[0]["last-delivered-id"]
         rows = cast("list[Any]", self.client.xrange(key, first, "+", 1))
         seconds, microseconds = self.client.time()
         for entry, fields in rows:
             waited = seconds + microseconds / 1e6 - int(entry.split(b"-")[0]) / 1000
-            return Taken(entry.decode(), fields[b"id"].decode(), fields[b"piece"], waited, 0)
+            words = fields.get(b"id", b"").decode(errors="replace"), fields.get(b"piece", b"")
+            return Taken(entry.decode(), *words, waited, 0)
         return None
 
     def claim_loading(self, engine: str, worker: str) -> bool:
@@ -310,7 +326,15 @@ class Lane:
     def unloaded(self, engine: str) -> dict[str, str]:
         """Why workers could not load an engine, by worker."""
         stored = cast("dict[bytes, bytes]", self.client.hgetall(wire.unloaded_key(engine)))
-        return {name.decode(): reason.decode() for name, reason in stored.items()}
+        return {
+            name.decode(errors="replace"): reason.decode(errors="replace")
+            for name, reason in stored.items()
+        }
+
+
+def _field(words: Sequence[bytes], name: bytes) -> bytes:
+    """A field of an entry as a script answers it: names and values in turn."""
+    return dict(zip(words[::2], words[1::2], strict=False)).get(name, b"")
 
 
 def cut(spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> list[LanePiece]:

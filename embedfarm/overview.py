@@ -1,6 +1,5 @@
 """Jobs as people look at them: the same facts under the same names, wherever they look."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
@@ -10,7 +9,8 @@ import redis
 from embedfarm import wire
 from embedfarm.farm import Farm
 from embedfarm.records import JobSpec, RecordError, decode
-from embedfarm.status import ENDED_STATES, JobGone, JobStatus, status_from
+from embedfarm.status import ENDED_STATES, JobGone, JobStatus, JobUnreadable, status_from
+from embedfarm.unreadable import names_of
 
 STEP: Final = 1000  # jobs looked at in one round trip
 LOOKED_MAX: Final = 10_000  # for one page
@@ -59,47 +59,69 @@ def read_jobs(farm: Farm, jobs: Sequence[str]) -> list[JobFacts]:
     late = {} if stats is None else stats.late
     found = []
     for place in range(0, len(jobs), STEP):
-        found += _read(farm.client, jobs[place : place + STEP], late)
+        found += _read(farm, jobs[place : place + STEP], late)
     return found
 
 
-def _read(client: redis.Redis, jobs: Sequence[str], late: Mapping[str, float]) -> list[JobFacts]:
-    pipe = client.pipeline(transaction=False)
+def _read(farm: Farm, jobs: Sequence[str], late: Mapping[str, float]) -> list[JobFacts]:
+    pipe = farm.client.pipeline(transaction=False)
     for job in jobs:
         meta = wire.JobKeys(job).meta
         pipe.hmget(meta, ["spec", *_FIELDS])
         pipe.hscan(meta, match="refused:*", count=NOTES_MAX)  # accounts stay where they are
-    answers = pipe.execute()
-    rows = zip(jobs, answers[::2], answers[1::2], strict=True)
+    answers = pipe.execute(raise_on_error=False)
     found = []
-    for job, (spec, *values), (_, notes) in rows:
-        if spec is not None:
-            with contextlib.suppress(JobGone):  # its values are no numbers
-                found.append(_describe(job, spec, values, notes, late.get(job, 0.0)))
+    for job, values, notes in zip(jobs, answers[::2], answers[1::2], strict=True):
+        for answer in (values, notes):
+            if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+                raise answer
+        try:
+            facts = _describe(farm, job, values, notes, late.get(job, 0.0))
+        except JobUnreadable as error:
+            farm.on_unreadable(f"job {job}", str(error))
+        except JobGone:
+            continue
+        else:
+            found.append(facts)
     return found
 
 
 def _describe(
+    farm: Farm,
     job: str,
-    spec: bytes,
-    values: Sequence[bytes | None],
-    notes: Mapping[bytes, bytes],
+    values: Any,  # noqa: ANN401 # the server's reply, or what went wrong
+    notes: Any,  # noqa: ANN401 # the same
     late_seconds: float,
 ) -> JobFacts:
+    """A job.
+
+    Raises:
+        JobGone: There is none.
+        JobUnreadable: What is there, no program of ours wrote.
+    """
+    if isinstance(values, redis.ResponseError):
+        raise JobUnreadable(str(values))
+    spec, *fields = values
+    if spec is None:
+        raise JobGone(job)
+    refused: Mapping[bytes, bytes] = notes[1]
     try:
         asked = decode(JobSpec, spec)
     except RecordError as error:  # another program's; it must not hide the others
-        asked, notes = JobSpec(model=""), {b"refused:every worker": str(error).encode()}
+        farm.on_unreadable(f"job {job}", str(error))
+        asked, refused = JobSpec(model=""), {b"refused:every worker": str(error).encode()}
     return JobFacts(
         job=job,
         name=asked.name,
         model=asked.model,
         late_seconds=late_seconds,
         refused={
-            worker.decode().removeprefix("refused:"): reason.decode(errors="replace")
-            for worker, reason in sorted(notes.items())
+            worker.decode(errors="replace").removeprefix("refused:"): reason.decode(
+                errors="replace"
+            )
+            for worker, reason in sorted(refused.items())
         },
-        **vars(status_from(_FIELDS, values)),
+        **vars(status_from(_FIELDS, fields)),
     )
 
 
@@ -175,7 +197,8 @@ def _rows(
         desc=newest_first, byscore=True, offset=skipped, num=count, withscores=True,
     )  # fmt: skip
     sign = "-" if newest_first else ""
-    return [_Row(name.decode(), f"{sign}{at!r}:{name.decode()}") for name, at in rows]
+    names = names_of(name for name, _ in rows)
+    return [_Row(name, f"{sign}{at!r}:{name}") for name, (_, at) in zip(names, rows, strict=True)]
 
 
 def _match(
@@ -187,7 +210,7 @@ def _match(
         pipe.hmget(wire.JobKeys(job).meta, ["state", "tenant"])
     return [
         has is not None
-        and state in {None, has.decode()}
+        and state in {None, has.decode(errors="replace")}
         and tenant in {None, (whose or b"").decode(errors="replace")}
         for has, whose in pipe.execute()
     ]

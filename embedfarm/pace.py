@@ -5,10 +5,26 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from embedfarm.farm import Batch
-
 NOW_SECONDS: Final = 15.0  # "now": longer than the longest usual micro-batch
 AVERAGE_SECONDS: Final = (60.0, 300.0)  # beside now, what times are foretold by
+
+
+class Batch(NamedTuple):
+    """A micro-batch as a bar over time.
+
+    Attributes:
+        end: Unix seconds at which it was reported.
+        seconds: It took, with what of the time around it the pipeline could not hide.
+        job: The job its chunks came from.
+        chunks: Chunks in it.
+        tokens: Real tokens in it.
+    """
+
+    end: float
+    seconds: float
+    job: str
+    chunks: int
+    tokens: int
 
 
 class Pace(NamedTuple):

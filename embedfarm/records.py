@@ -1,14 +1,15 @@
 """The records that cross a process boundary, and their bytes.
 
 Every record is one byte, the version of its layout, and a msgpack array of its fields in the order
-below. A reader that meets another version refuses it by name instead of guessing (`RecordError`).
-A field may be added at the end of a record, with a default, without a new version.
+below. A reader that meets another version refuses it by name, without guessing: `ForeignVersion`.
+A field may be added at the end of a record, with a default, without a new version; but one that
+says what vectors are, in a `JobSpec` or a `TokenRecipe`, is refused by who does not know it.
 """
 
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,8 +27,29 @@ SPEC_WORDS: Final = {
 """What each of these fields of a `JobSpec` may say."""
 
 
+VERSIONS_MAX: Final = 31
+"""A first byte beyond it is no version: it would be text."""
+
+COUNT_MAX: Final = 1 << 53
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+"""A number that every language, and the server's scripts, keep exactly."""
+
+Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""A number of seconds, tokens or the like that one may reckon with: neither infinite nor NaN."""
+
+Speed: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
+"""Something in a second that one may divide by."""
+
+Fact: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+"""Any finite number: of what is only shown."""
+
+
 class RecordError(ValueError):
     """Bytes off the wire that are not a record of a version this program reads."""
+
+
+class ForeignVersion(RecordError):
+    """A record of another version: whole, it seems, and readable to another program."""
 
 
 class Rows(NamedTuple):
@@ -41,7 +63,7 @@ class Record(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """Base of all records on the wire."""
 
 
-class TokenRecipe(Record):
+class TokenRecipe(Record, forbid_unknown_fields=True):
     """How texts become token ids (`embedfarm.token_ids`).
 
     Attributes:
@@ -52,7 +74,7 @@ class TokenRecipe(Record):
 
     tokenizer: str
     prompt: str
-    tokens_max: int
+    tokens_max: Count
 
 
 class TokenIds(Record):
@@ -68,7 +90,7 @@ class TokenIds(Record):
 
     recipe: TokenRecipe
     ids: bytes
-    width: int
+    width: Count
     lengths: bytes
     checksums: bytes
 
@@ -115,10 +137,10 @@ class Block(Record):
         tokens: The chunks' token ids, None when there are `texts`.
     """
 
-    start: int
+    start: Count
     texts: list[str]
     ids: list[str] | None = None
-    token_count: int = 0
+    token_count: Count = 0
     tokens: TokenIds | None = None
 
     @property
@@ -158,11 +180,17 @@ class Block(Record):
 
 
 class ChunkError(Record):
-    """One chunk that was given up on."""
+    """One chunk that was given up on.
 
-    index: int
+    Attributes:
+        index: Of the chunk in the job.
+        reason: For people.
+        attempts: How often it was tried, by itself and among others.
+    """
+
+    index: Count
     reason: str
-    attempts: int = 1
+    attempts: Count = 1
 
 
 class Result(Record):
@@ -182,17 +210,17 @@ class Result(Record):
         seconds: The block's share of the device's time.
     """
 
-    start: int
-    count: int
-    dimensions: int
+    start: Count
+    count: Count
+    dimensions: Count
     dtype: str
     vectors: bytes
     checksums: bytes
     ids: list[str] | None = None
     errors: list[ChunkError] = msgspec.field(default_factory=list)
-    token_count: int = 0
+    token_count: Count = 0
     worker: str = ""
-    seconds: float = 0.0
+    seconds: Amount = 0.0
 
     def matrix(self) -> NDArray[Any]:
         """Vectors as an array of shape (count, dimensions), without a copy."""
@@ -235,13 +263,13 @@ class Completion(Record):
     worker: str
     model: str
     job: str
-    chunks: int
-    tokens: int
-    padded_tokens: int
-    real_tokens: int
-    seconds: float
-    overhead_seconds: float
-    pairs: int = 0
+    chunks: Count
+    tokens: Count
+    padded_tokens: Count
+    real_tokens: Count
+    seconds: Amount
+    overhead_seconds: Amount
+    pairs: Count = 0
 
 
 class Heartbeat(Record):
@@ -273,22 +301,22 @@ class Heartbeat(Record):
     worker: str
     incarnation: str
     host: str
-    pid: int
+    pid: Count
     device: str
     state: str
     model: str = ""
     job: str = ""
-    held_tokens: int = 0
-    held_seconds: float = 0.0
-    tokens_per_second: float = 0.0
-    tokens_done: int = 0
-    chunks_done: int = 0
-    load_seconds: float = 0.0
-    device_facts: dict[str, float] = msgspec.field(default_factory=dict)
-    where: dict[str, float] = msgspec.field(default_factory=dict)
-    lane: dict[str, float] = msgspec.field(default_factory=dict)
+    held_tokens: Count = 0
+    held_seconds: Amount = 0.0
+    tokens_per_second: Amount = 0.0
+    tokens_done: Count = 0
+    chunks_done: Count = 0
+    load_seconds: Amount = 0.0
+    device_facts: dict[str, Fact] = msgspec.field(default_factory=dict)
+    where: dict[str, Fact] = msgspec.field(default_factory=dict)
+    lane: dict[str, Fact] = msgspec.field(default_factory=dict)
     refused: list[str] = msgspec.field(default_factory=list)
-    model_bytes: int = 0
+    model_bytes: Count = 0
 
 
 class JobShare(Record):
@@ -303,8 +331,8 @@ class JobShare(Record):
     """
 
     job: str
-    tokens: int
-    blocks: int
+    tokens: Count
+    blocks: Count
     copies: list[str] = msgspec.field(default_factory=list)
     open: bool = False
 
@@ -313,7 +341,7 @@ class Plan(Record):
     """What the scheduler tells one worker: which jobs, in which order, how much at a time."""
 
     worker: str
-    fence: int
+    fence: Count
     shares: list[JobShare]
 
 
@@ -334,8 +362,8 @@ class Decision(Record):
             as everywhere.
     """
 
-    time: float
-    seconds: float
+    time: Fact
+    seconds: Fact
     passes: list[str]
     notes: list[tuple[str, str]]
 
@@ -362,18 +390,18 @@ class SchedulerStats(Record):
 
     passes: list[str]
     dropped: dict[str, str]
-    decisions: int
-    decision_seconds_mean: float
-    decision_seconds_p99: float
-    micro_batches: int
-    tokens: int
-    micro_batch_seconds_mean: float
-    micro_batch_seconds_p99: float
-    tokens_per_second: float
-    prediction_error: float
-    padding: float
-    efficiency: float
-    late: dict[str, float] = {}
+    decisions: Count
+    decision_seconds_mean: Fact
+    decision_seconds_p99: Fact
+    micro_batches: Count
+    tokens: Count
+    micro_batch_seconds_mean: Fact
+    micro_batch_seconds_p99: Fact
+    tokens_per_second: Fact
+    prediction_error: Fact
+    padding: Fact
+    efficiency: Fact
+    late: dict[str, Fact] = {}
 
 
 class Sample(Record):
@@ -387,11 +415,11 @@ class Sample(Record):
         workers_alive: How many workers there are.
     """
 
-    seconds: float
-    workers: dict[str, tuple[int, int]]
-    jobs: dict[str, tuple[int, int]]
-    backlog_tokens: int
-    workers_alive: int
+    seconds: Amount
+    workers: dict[str, tuple[Count, Count]]
+    jobs: dict[str, tuple[Count, Count]]
+    backlog_tokens: Count
+    workers_alive: Count
 
 
 class Rate(Record):
@@ -404,13 +432,13 @@ class Rate(Record):
         samples: Completions in it.
     """
 
-    tokens_per_second: float
-    overhead_seconds: float
-    updated: float
-    samples: int
+    tokens_per_second: Speed
+    overhead_seconds: Amount
+    updated: Amount
+    samples: Count
 
 
-class JobSpec(Record):
+class JobSpec(Record, forbid_unknown_fields=True):
     """What a job asks for; nothing in it changes once the job exists.
 
     Attributes:
@@ -454,8 +482,9 @@ class JobSpec(Record):
         for name, words in SPEC_WORDS.items():
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(words)}")
-        if min(self.max_length, self.dimensions, self.long_overlap) < 0:
-            raise ValueError("max_length, dimensions and long_overlap are 0 or more")
+        numbers = self.max_length, self.dimensions, self.long_overlap
+        if not 0 <= min(numbers) <= max(numbers) <= COUNT_MAX:
+            raise ValueError("max_length, dimensions and long_overlap are 0 to 2 to the 53rd")
         if self.lsh_bits % 8 or not BITS_MIN <= self.lsh_bits <= BITS_MAX:
             raise ValueError(f"lsh_bits is a multiple of 8 from {BITS_MIN} to {BITS_MAX}")
 
@@ -473,9 +502,9 @@ class LanePiece(Record):
 
     id: str
     spec: JobSpec
-    place: int
+    place: Count
     texts: list[str]
-    timeout_seconds: float
+    timeout_seconds: Amount
 
 
 class LaneAnswer(Record):
@@ -497,16 +526,16 @@ class LaneAnswer(Record):
         fingerprint: Of the model, as of a job.
     """
 
-    place: int = 0
-    dimensions: int = 0
+    place: Count = 0
+    dimensions: Count = 0
     vectors: bytes = b""
     errors: list[ChunkError] = msgspec.field(default_factory=list)
     reason: str = ""
     late: bool = False
     worker: str = ""
-    token_count: int = 0
-    seconds: float = 0.0
-    waited_seconds: float = 0.0
+    token_count: Count = 0
+    seconds: Fact = 0.0
+    waited_seconds: Fact = 0.0
     fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
 
     def matrix(self) -> NDArray[np.float32]:
@@ -529,14 +558,27 @@ def decode(kind: type[R], data: bytes) -> R:
     """The record in `data`.
 
     Raises:
-        RecordError: The bytes are damaged, of another kind, or of a version not read here.
+        ForeignVersion: It is of a version not read here.
+        RecordError: The bytes are damaged, or of another kind.
     """
     if data[:1] != _VERSION_BYTE:
-        raise RecordError(f"{kind.__name__} record of version {data[:1].hex()!r}, not {VERSION}")
+        raise _no_version(kind, data)
     try:
         return msgspec.msgpack.decode(memoryview(data)[1:], type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"not a {kind.__name__} record: {error}") from error
+
+
+def _no_version(kind: type[Record], data: bytes) -> RecordError:
+    """What is wrong with bytes that do not begin with our version, and what to do about it."""
+    if not data or data[0] > VERSIONS_MAX:
+        begins = f"begins with byte {data[:1].hex()}" if data else "is empty"
+        return RecordError(f"not a {kind.__name__} record: it {begins}, not with its version")
+    older = "this program" if data[0] > VERSION else "the program that wrote it"
+    return ForeignVersion(
+        f"{kind.__name__} record of version {data[0]}, but this program reads version {VERSION}: "
+        f"update {older}"
+    )
 
 
 def text_checksums(texts: Sequence[str]) -> bytes:

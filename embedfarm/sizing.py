@@ -12,5 +12,9 @@ def blocks_for(tokens: float, status: JobStatus, settings: Settings) -> int:
 
 
 def has_room(status: JobStatus, settings: Settings) -> bool:
-    """Whether results are collected fast enough for more work to be leased."""
-    return status.result_bytes < settings.results_bytes_max
+    """Whether results are collected fast enough for more work to be leased.
+
+    What was lost and sent again is leased in any case: it may be what the collector waits for.
+    """
+    refilled = status.drained_upto < status.refilled_upto
+    return refilled or status.result_bytes < settings.results_bytes_max

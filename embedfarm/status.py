@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from embedfarm.records import COUNT_MAX
 from embedfarm.terms import USUAL
 
 TEXT_FIELDS: Final = frozenset(
@@ -17,6 +18,18 @@ class JobGone(LookupError):
     """The job was deleted, or never was."""
 
 
+class JobUnreadable(JobGone):
+    """What is there under its name, no program of ours wrote."""
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether an error says that the job was deleted under us.
+
+    redis-py puts words of its own before an error that comes out of a pipeline.
+    """
+    return isinstance(error, JobGone) or "NOGROUP" in str(error)
+
+
 @dataclass(frozen=True)
 class JobStatus:
     """A job's state and counters, as the server has them.
@@ -24,11 +37,11 @@ class JobStatus:
     `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), unless
     somebody makes it "paused" or "cancelled"; at last it is "finished" or "failed". It was begun at
     `first_chunk` (an earlier run did those before), has got the chunks below `pushed_upto`, and has
-    those below `drained_upto` on disk. `chunk_count` is N, -1 while it is not known. Bytes are of
-    encoded blocks and results, but `vector_bytes` is of one vector. Times are the server's, but
-    `created_ms` is the producer's.
+    those below `drained_upto` on disk; below `refilled_upto` some were lost and sent again.
+    `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
+    `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
     `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`. `out` is the directory
-    that it fills, on its collector's host, and `reason` says why it failed.
+    that it fills, on its collector's host, and `reason` says why it failed, or what it waits for.
     """
 
     state: str = ""
@@ -49,6 +62,7 @@ class JobStatus:
     result_bytes: int = 0
     vector_bytes: int = 0
     drained_upto: int = 0
+    refilled_upto: int = 0
     first_read_ms: int = 0
     last_commit_ms: int = 0
     ended_ms: int = 0
@@ -95,17 +109,26 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
     """A status out of hash fields.
 
     Raises:
-        JobGone: The hash has no state, or values that no program of ours wrote.
+        JobGone: The hash has no state.
+        JobUnreadable: It has values that no program of ours wrote.
     """
     known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
     if "state" not in known:
         raise JobGone("the job is not on the server")
     try:
         converted: dict[str, Any] = {
-            name: value.decode(errors="replace") if name in TEXT_FIELDS else int(value)
+            name: value.decode(errors="replace") if name in TEXT_FIELDS else _number(name, value)
             for name, value in known.items()
         }
         converted["weight"] = max(1, converted.get("weight", USUAL.weight))  # it divides
     except ValueError as error:
-        raise JobGone(f"the job cannot be read: {error}") from error
+        raise JobUnreadable(f"the job cannot be read: {error}") from error
     return JobStatus(**converted)
+
+
+def _number(name: str, value: bytes) -> int:
+    """A counter; whoever reckons with it may make a float of it."""
+    number = int(value)
+    if abs(number) > COUNT_MAX:
+        raise ValueError(f"{name} is beyond all counting")
+    return number

@@ -3,17 +3,18 @@
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from embedfarm import wire
 from embedfarm.backlog import read_backlogs
 from embedfarm.bottlenecks import Bottleneck, Situation, find_bottlenecks
-from embedfarm.farm import Batch, Farm, readable
+from embedfarm.farm import Farm
 from embedfarm.overview import JobFacts, read_jobs
 from embedfarm.pace import (
     AVERAGE_SECONDS,
     NOW_SECONDS,
+    Batch,
     Done,
     Pace,
     Range,
@@ -24,6 +25,7 @@ from embedfarm.pace import (
 )
 from embedfarm.records import Heartbeat, Sample
 from embedfarm.settings import Settings
+from embedfarm.unreadable import names_of, readable
 
 JOBS_MAX: Final = 1000
 ENDED_MAX: Final = 5
@@ -304,13 +306,18 @@ class FarmReader:
         now = seconds + microseconds / 1e6
         if rows:
             self._after = f"({rows[-1][0].decode()}"
-        self._course = self._course.follow(list(readable(Sample, b"sample", rows)), now)
-        names = dict.fromkeys(each.decode() for each in (*reversed(newest), *ended))
-        found = read_jobs(self.farm, list(names))
+        self._course = self._course.follow(
+            list(readable(Sample, b"sample", rows, wire.SAMPLES)), now
+        )
+        names = dict.fromkeys(names_of([*reversed(newest), *ended]))
+        unreadable: dict[str, str] = {}
+        farm = replace(self.farm, on_unreadable=unreadable.__setitem__)
+        found = read_jobs(farm, list(names))
         jobs = [each for each in found if not each.ended]
         in_work = [each.job for each in jobs if each.blocks_in > each.blocks_done]
-        backlogs = read_backlogs(self.farm.client, in_work) if in_work else []
-        workers, lost_seconds = self.farm.call_roll()
+        backlogs = read_backlogs(farm.client, in_work, farm.on_unreadable) if in_work else []
+        workers, lost_seconds = farm.call_roll()
+        batches = farm.recent_batches(NOW_SECONDS)
         situation = Situation(
             jobs=jobs,
             jobs_total=jobs_total - len(newest) + len(jobs),
@@ -321,8 +328,8 @@ class FarmReader:
             memory_used_bytes=memory["used_memory"],
             memory_bytes_max=memory["maxmemory"],
             settings=self.settings,
+            unreadable=unreadable,
         )
-        batches = self.farm.recent_batches(NOW_SECONDS)
         ended_jobs = [each for each in found if each.ended]
         return compose(now, situation, ended_jobs, batches, self._course)
 

@@ -7,7 +7,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
 
     key                      type    what                             writer    -> reader     lives
     ef:{J}:in                stream  blocks, ID `<start + 1>-<count>` producer  -> worker     job
-    ef:{J}:retry             stream  pieces of blocks that failed     worker    -> worker     job
+    ef:{J}:retry             stream  blocks that failed or were lost  worker    -> worker     job
     ef:{J}:res               hash    start index -> Result            worker    -> collector  drain
     ef:{J}:meta              hash    spec, `JobStatus`, what is noted all       -> all        7 d
     ef:{J}:failed            stream  newest 10,000 failed chunks      worker    -> people     7 d

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import redis
@@ -27,6 +27,7 @@ from rq.utils import now
 from rq.worker_registration import clean_worker_registry
 
 from embedfarm.broker import host_name
+from embedfarm.server_url import make_pool
 from embedfarm.settings import Settings
 from producer.command import Interrupted, stop_when_asked
 from producer.notices import tell
@@ -44,6 +45,18 @@ OVER: Final = frozenset(
 )
 
 log = logging.getLogger(__name__)
+
+
+def worker_name(pid: int) -> str:
+    """What a process of this host is called among RQ's workers."""
+    return f"{host_name()}-ingest-{pid}"
+
+
+def are_registered(client: redis.Redis, pids: Collection[int]) -> bool:
+    """Whether RQ knows all these processes of this host as workers."""
+    prefix = Worker.redis_worker_namespace_prefix
+    keys = [f"{prefix}{worker_name(pid)}" for pid in pids]
+    return bool(keys) and client.exists(*keys) == len(keys)
 
 
 class TaskRefused(RuntimeError):
@@ -135,13 +148,13 @@ class TaskWorker(Worker):
     asked = False
 
     def __init__(self, settings: Settings) -> None:
-        connection = redis.Redis.from_url(settings.redis_url)
+        connection = redis.Redis.from_pool(make_pool(settings.redis_url))
         self._settings = settings
         self._lease_seconds = settings.ingest_lease_seconds
         tick = self._lease_seconds // 3
         super().__init__(
             [Queue(QUEUE, connection, serializer="json", job_class=TaskJob)],
-            name=f"{host_name()}-ingest-{os.getpid()}",
+            name=worker_name(os.getpid()),
             connection=connection,
             job_class=TaskJob,
             serializer="json",
@@ -230,7 +243,7 @@ class TaskWorker(Worker):
 
     def _repeat_lost(self, queue: Queue) -> None:
         """Repeat the jobs of dead workers, but not for ever."""
-        for lost in find_lost(queue):
+        for lost in find_lost(queue, self._lease_seconds):
             try:
                 job = TaskJob.fetch(lost.job, self.connection, "json")
             except NoSuchJobError:

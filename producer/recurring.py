@@ -19,6 +19,7 @@ from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 
 from embedfarm import wire
+from embedfarm.server_url import make_pool
 from embedfarm.settings import Recurring, Settings
 from producer.ingest import FAILURE_SECONDS, RESULT_SECONDS
 from producer.requests import ReadableJob
@@ -51,7 +52,7 @@ class Timetable:
                 raise RecurringError(f"recurring: {entry.cron!r} is no cron expression")
             if f"producer.tasks.{entry.task}" not in TASKS:
                 raise RecurringError(f"recurring: there is no task {entry.task!r}")
-        connection = redis.Redis.from_url(settings.redis_url)
+        connection = redis.Redis.from_pool(make_pool(settings.redis_url))
         self._client = client
         self._settings = settings
         self._token = secrets.token_hex(8)

@@ -6,14 +6,12 @@ those that were stranded on the way.
 """
 
 import time
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from redis.client import Pipeline
 from rq import Queue
 from rq.job import Job, JobStatus
 from rq.utils import now
-
-STRANDED_SECONDS: Final = 60  # from the queue to the start takes milliseconds
 
 
 class Lost(NamedTuple):
@@ -28,8 +26,11 @@ class Lost(NamedTuple):
     entry: bytes
 
 
-def find_lost(queue: Queue) -> list[Lost]:
-    """The jobs whose workers were silent for too long, and those that are stranded."""
+def find_lost(queue: Queue, seconds: float) -> list[Lost]:
+    """The jobs whose workers were silent for too long, and those stranded for more than `seconds`.
+
+    From the queue to the start takes milliseconds, unless a reply is lost or a worker dies.
+    """
     connection, stranded = queue.connection, queue.intermediate_queue
     entries = cast(
         "list[bytes]", connection.zrangebyscore(queue.started_job_registry.key, 0, time.time())
@@ -39,7 +40,7 @@ def find_lost(queue: Queue) -> list[Lost]:
         if job in queue.started_job_registry or stranded.set_first_seen(job):
             continue
         seen = stranded.get_first_seen(job)
-        if seen is not None and (now() - seen).total_seconds() > STRANDED_SECONDS:
+        if seen is not None and (now() - seen).total_seconds() > seconds:
             lost.append(Lost(job, b""))
     return lost
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from embedfarm.broker import persist
 from embedfarm.farm import Farm, model_key
+from embedfarm.jobs import BlocksLost
 from embedfarm.records import Block, JobSpec, Rows, decode, encode
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone, JobStatus
@@ -92,6 +93,7 @@ class Submitter:
     _vector_bytes: int = VECTOR_BYTES_GUESSED
     _look_at: float = 0.0
     _speed: float = 0.0
+    _server: str = ""
 
     def __post_init__(self) -> None:
         self._handle: Job = self.farm.job(self.job)
@@ -186,13 +188,17 @@ class Submitter:
 
     def _close(self, chunk_count: int) -> None:
         """Say that all chunks are in, unless the server knows it."""
+
+        def close() -> None:
+            self._check(self._handle.close(chunk_count), {"closed", "paused"})
+
         if self._status().chunk_count != chunk_count:
-            state = self._persist(partial(self._handle.close, chunk_count))
-            self._check(state, {"closed", "paused"})
+            self._persist(close)
 
     def _check(self, state: str, allowed: set[str]) -> None:
         """Give up unless the job is in a state that lets us go on."""
         if state == "gone":
+            self._check_server()
             raise JobGone(self.job)
         if state not in allowed:
             raise JobRefused(f"job {self.job} takes no more chunks: it is {state}")
@@ -201,7 +207,17 @@ class Submitter:
         """Make the job unless it is there; its status."""
         self.farm.admit(self.job, self.settings.jobs_max)
         self._handle.create(self.spec, self._wanted, self.terms, self.notes)
+        self._server = self.farm.server_id()
         return self._handle.status()
+
+    def _check_server(self) -> None:
+        """Tell a job that was lost from one that was deleted.
+
+        Raises:
+            BlocksLost: The server has started again since the job was made, or is another one.
+        """
+        if self.farm.server_id() != self._server:
+            raise BlocksLost(f"the server has lost job {self.job}")
 
     # After an outage.
 
@@ -216,9 +232,9 @@ class Submitter:
             Rewind: It has lost blocks that are not kept.
         """
         status = self._create()
-        if status.pushed_upto < self._kept_from:
-            raise Rewind(f"the server has lost the chunks from {status.pushed_upto} on")
         missing = [sent for sent in self._kept if sent.start >= status.pushed_upto]
+        if status.pushed_upto < (missing[0].start if missing else self.start):
+            raise Rewind(f"the server has lost the chunks from {status.pushed_upto} on")
         log.warning("the server was away; it has lost %d blocks", len(missing))
         for group in self._groups(decode(Block, sent.data) for sent in missing):
             self._push(group)
@@ -230,13 +246,20 @@ class Submitter:
         an error.
 
         Raises:
-            JobGone: The job was deleted.
+            JobGone: The job was deleted. (One that an outage has lost is made again.)
         """
-        while (status := self._persist(self._handle.status)).pushed_upto < self.start:
+        while (status := self._persist(self._look_at_job)).pushed_upto < self.start:
             self._persist(self._resend)
         self._vector_bytes = status.vector_bytes or VECTOR_BYTES_GUESSED
         self._forget(status.drained_upto)
         return status
+
+    def _look_at_job(self) -> JobStatus:
+        try:
+            return self._handle.status()
+        except JobGone:
+            self._check_server()
+            raise
 
     # What is kept.
 

@@ -29,7 +29,7 @@ from producer.downloads import fetch, place_of
 from producer.files import BATCH_INPUT, complete_batch
 from producer.notices import Event, deliver
 from producer.outbound import RequestFailed, Url, parse_url
-from producer.requests import ReadableJob, Watch, begin, look, note
+from producer.requests import ReadableJob, Watch, begin, farm_jobs, look, note
 from producer.roots import PathRefused, allow, allow_source, allow_url, is_url
 
 QUEUE: Final = "embedfarm"
@@ -124,16 +124,22 @@ def export(out: str, to: str, format: str = "npy") -> Report:  # noqa: A002 -- a
 
 
 def reconcile(out: str, corpus: str | list[str]) -> Report:
-    """Compare a finished output with its manifest and its corpus.
+    """Compare an output with its corpus: a finished one by its manifest, another one on the farm.
+
+    What the server has lost of an unfinished output is sent again out of the corpus.
 
     Returns:
-        "problems": of each the "file" and a sentence, the "problem"; none when all is well.
+        Of a finished output "problems": of each the "file" and a sentence, the "problem"; none when
+        all is well. Otherwise what `embedfarm reconcile --json` prints.
 
     Raises:
         As `embed_corpus`.
     """
     settings = Settings()
     directory = allow(out, settings.task_roots)
+    if (job := next(farm_jobs(directory), None)) is not None:
+        begin(f"look for lost chunks of {directory}")
+        return _run(["reconcile", "--json", "--", job], settings, 1)
     sources = _sources(corpus, settings)
     begin(f"compare {directory} with {_names(sources)}")
     against = [f"--against={source}" for source in _fetch(sources, directory, settings)]

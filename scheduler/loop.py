@@ -5,13 +5,14 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
 from embedfarm.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
 from embedfarm.farm import Farm
+from embedfarm.notify import Notifier
 from embedfarm.records import Decision, JobShare, Plan
 from embedfarm.settings import Settings
 from scheduler.history import History
@@ -33,11 +34,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Scheduler:
-    """One scheduler process; the holder of the lock plans, any number of others stand by."""
+    """One scheduler process; the holder of the lock plans, any number of others stand by.
+
+    Attributes:
+        tick: Told what it is each time that its loop has gone round.
+    """
 
     url: str
     settings: Settings
     stop: threading.Event
+    tick: Callable[[str], object] = lambda _status: None
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     fence: int = 0
     passes: Sequence[Pass] = ()
@@ -69,6 +75,7 @@ class Scheduler:
                 log.warning("server away, trying again: %s", error)
                 self.fence = 0
                 self.stop.wait(PAUSE_SECONDS_MAX)
+            self.tick("active" if self.fence else "standing by")
         try:
             self._hand_over()
         except UNAVAILABLE as error:
@@ -198,7 +205,9 @@ class Scheduler:
 def run_alone(url: str, settings: Settings, stop: threading.Event) -> None:
     """Run a scheduler that has its process to itself: garbage is collected between decisions."""
     gc.disable()
-    Scheduler(url, settings, stop).run()
+    notifier = Notifier()
+    Scheduler(url, settings, stop, notifier.tick).run()
+    notifier.stop()
 
 
 def plans_of(draft: Draft, fence: int) -> list[Plan]:

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import redis
+
 from embedfarm.backlog import Backlog, read_backlogs
+from embedfarm.entries import Pending
 from embedfarm.farm import Farm, length_class, model_key
-from embedfarm.jobs import Pending
 from embedfarm.records import Completion, Heartbeat, RecordError
-from embedfarm.status import JobGone
+from embedfarm.status import JobGone, is_gone
 from scheduler.history import History
 from scheduler.ledger import Demand, Ledger
 from scheduler.state import FarmState, JobState, WorkerState
@@ -108,7 +110,12 @@ class Observer:
         if not 0 < sum(backlog.held_blocks.values()) <= TAIL_LEASES_MAX:
             return ()
         job = self.farm.job(backlog.job)
-        return tuple(job.pending(job.keys.blocks, None, TAIL_LEASES_MAX))
+        try:
+            return tuple(job.pending(job.keys.blocks, None, TAIL_LEASES_MAX))
+        except redis.ResponseError as error:
+            if not is_gone(error):
+                raise
+            return ()  # it has ended since its backlog was read
 
     def _workers(self) -> tuple[WorkerState, ...]:
         """Live workers; what heartbeats say about the current micro-batch is brought up to date."""

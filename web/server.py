@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from embedfarm.notify import Notifier
 from embedfarm.settings import Settings
 from web.gate import HEAD_BYTES_MAX
 
@@ -72,15 +73,30 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Ends streams before it waits for its connections, which would not end by themselves."""
+    """Ends streams before it waits for its connections, which would not end by themselves.
+
+    Args:
+        config: uvicorn's.
+        notifier: Told each time that the loop goes round, from when it listens.
+    """
+
+    def __init__(self, config: uvicorn.Config, notifier: Notifier) -> None:
+        super().__init__(config)
+        self._notifier = notifier
+
+    async def on_tick(self, counter: int) -> bool:
+        """As its base."""
+        self._notifier.tick("serving")
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As its base."""
+        self._notifier.stop()
         await self.config.app.state.watch.close()  # type: ignore[union-attr] # an application
         await super().shutdown(sockets)
 
 
-def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
+def make_server(app: FastAPI, settings: Settings, notifier: Notifier) -> uvicorn.Server:
     """A server that on SIGTERM and SIGINT answers what is in work, for half of the drain time."""
     return Server(
         uvicorn.Config(
@@ -93,5 +109,6 @@ def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
             limit_concurrency=settings.http_connections_max,
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             timeout_graceful_shutdown=int(settings.drain_seconds / 2),
-        )
+        ),
+        notifier,
     )

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from embedfarm import tracing
 from embedfarm.accounts import Account
-from embedfarm.broker import persist
+from embedfarm.broker import UNAVAILABLE, persist
 from embedfarm.farm import Farm, model_key
 from embedfarm.records import Completion, Result
 from embedfarm.settings import Settings
-from workers.leases import Holdings, Lease, MicroBatch, is_gone
+from embedfarm.status import is_gone
+from workers.leases import Holdings, Lease, MicroBatch
 from workers.results import results_of
 
 ACCOUNTS_MAX: Final = 64  # jobs that this worker may come back to
@@ -140,7 +141,10 @@ class Committer:
             overhead_seconds=max(0.0, seconds - batch.forward_seconds),
             pairs=int(part * (lengths @ lengths)),
         )
-        self._persist(lambda: self.farm.report(completion, self.settings.events_max))
+        try:
+            self.farm.report(completion, self.settings.events_max)
+        except UNAVAILABLE as error:  # statistics are not waited for: the next results go on
+            log.warning("micro-batch not reported, server away: %s", error)
 
 
 def _groups(results: Iterable[tuple[Lease, Result]]) -> Iterator[list[tuple[Lease, Result]]]:

@@ -4,17 +4,17 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.costs import Costs
-from embedfarm.farm import model_key
 from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
 from workers.budgets import Budgets
 from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory
 from workers.engines.windows import pool_windows
@@ -23,10 +23,11 @@ from workers.packing import batch_tokens, pack
 from workers.parity import check_parity
 from workers.quantisation import quantise
 from workers.texts import copy_repeated, first_texts, live_texts
+from workers.timings import Timings
+from workers.watchdog import Watchdog
 
 JOBS_CHECKED_MAX: Final = 64
 STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
-SHORT_TOKENS: Final = 16  # of a text that people ask about, and such texts in a device batch
 ROUNDING: Final = 0.1  # a device batch this much too long is better than two
 
 OpenReference = Callable[[Engine, JobSpec], Engine | None]
@@ -94,7 +95,8 @@ class Embedder:
     Attributes:
         budgets: Tokens of a device batch.
         open_reference: Gives the same model in float32 on the CPU, None where there is none.
-        slowdown: Makes the device this many times slower, for tests.
+        timings: What device batches take, and how much slower they are made.
+        watchdog: Watches over device batches.
         requests: What goes before the rest of a micro-batch, None for nothing.
         progress: Told before each device batch which part of a micro-batch is left to do.
         lane_seconds: Time that went to requests so far.
@@ -102,29 +104,15 @@ class Embedder:
 
     budgets: Budgets = field(default_factory=Budgets)
     open_reference: OpenReference = lambda _engine, _spec: None
-    slowdown: float = 1.0
+    timings: Timings = field(default_factory=Timings)
+    watchdog: Watchdog = field(default_factory=lambda: Watchdog(Settings()))
     requests: Requests | None = None
     progress: Callable[[MicroBatch, float], None] = lambda _batch, _left: None
     lane_seconds: float = 0.0
     _reference: Engine | None = None
     _referred: Engine | None = None
-    _costs: dict[str, Costs] = field(default_factory=lambda: defaultdict(Costs))
     _finished: float = 0.0
     _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
-
-    def tokens_within(self, seconds: float, model: str, engine: Engine) -> int:
-        """Tokens of short texts that the device does in that time, at most its engine's own budget.
-
-        Few while its speed is not known: too many would be kept from faster devices.
-
-        Args:
-            seconds: The time.
-            model: `embedfarm.farm.model_key` of the engine's spec.
-            engine: The engine.
-        """
-        taken = self._costs[f"{model}|{engine.name}"].estimate(SHORT_TOKENS**2, SHORT_TOKENS**3)
-        known = int(SHORT_TOKENS**2 * seconds / taken) if taken else SHORT_TOKENS**2
-        return min(engine.batch_tokens, known)
 
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
         """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.
@@ -144,7 +132,7 @@ class Embedder:
             run.rows = run.rows[:0]
         stored = self._close(run)
         lane_seconds = self.lane_seconds - lane_seconds_before
-        cost = self._costs[_cost_key(batch)].cost()
+        cost = self.timings.cost(batch.spec, batch.engine)
         batch.account.cost_seconds = {} if cost is None else cost._asdict()
         batch.account.budget_tokens = self.budgets.tokens(batch.spec, batch.engine)
         batch.account.spend("forward", time.monotonic() - began - lane_seconds)
@@ -241,11 +229,12 @@ class Embedder:
             run, rows, finish, began = started.popleft()
             run.started -= 1
         try:
-            if begins:
-                started.append(Started(run, rows, self._start(run.batch, rows), began))
-                run.started += 1
-            else:
-                run.vectors[rows] = finish()
+            with self._watch(run.batch, rows):
+                if begins:
+                    started.append(Started(run, rows, self._start(run.batch, rows), began))
+                    run.started += 1
+                else:
+                    run.vectors[rows] = finish()
         except DeviceFailed:
             raise
         except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
@@ -268,10 +257,7 @@ class Embedder:
         limit = 0.0 if self.requests is None or run.asked else self.requests.batch_seconds()
         if not limit:
             return rows
-        longest = int(run.batch.tokenised.lengths[rows].max())
-        seconds = self._costs[_cost_key(run.batch)].estimate(
-            len(rows) * longest, len(rows) * longest**2
-        )
+        seconds = self._predict(run.batch, rows)
         # Two in the queue of a device that works by itself are together in front of a request.
         seconds *= STARTED_MAX if run.batch.engine.asynchronous else 1
         count = min(len(rows), math.ceil(seconds / limit - ROUNDING))
@@ -319,12 +305,13 @@ class Embedder:
         if not len(bad):
             return
         try:
-            reference = self._keep_reference(batch)
-            if reference is not None and reference is not batch.engine:
-                log.warning("%d vectors are not usable; run again in float32", len(bad))
-                batch.account.rows_repeated += len(bad)
-                for at, row in enumerate(bad):
-                    vectors[row] = reference.forward(batch.tokenised, bad[[at]])[0]
+            with self._watch_reference(batch):
+                reference = self._keep_reference(batch)
+                if reference is not None and reference is not batch.engine:
+                    log.warning("%d vectors are not usable; run again in float32", len(bad))
+                    batch.account.rows_repeated += len(bad)
+                    for at, row in enumerate(bad):
+                        vectors[row] = reference.forward(batch.tokenised, bad[[at]])[0]
         except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
             log.warning("not run again in float32: %s", error)
         _fail(batch, bad[~vectors[bad].any(axis=1)], "the model gave the zero vector")
@@ -345,22 +332,38 @@ class Embedder:
             return
         began = time.monotonic()
         self._checked.append(batch.job)
-        batch.account.parity = check_parity(
-            batch.engine,
-            lambda: self.open_reference(batch.engine, batch.spec),
-            batch.tokenised,
-            rows,
-            vectors,
-        )
+        with self._watch_reference(batch):
+            batch.account.parity = check_parity(
+                batch.engine,
+                lambda: self.open_reference(batch.engine, batch.spec),
+                batch.tokenised,
+                rows,
+                vectors,
+            )
         if batch.account.parity is not None:
             batch.account.spend("check", time.monotonic() - began)
+
+    def _watch(self, batch: MicroBatch, rows: NDArray[np.intp]) -> AbstractContextManager[None]:
+        """Watch over a device batch."""
+        bound = self.watchdog.bound
+        return self.watchdog.watch(
+            "the device", lambda: bound(self._predict(batch, rows)), batch.leases
+        )
+
+    def _watch_reference(self, batch: MicroBatch) -> AbstractContextManager[None]:
+        """Watch over a reference, which may have to be loaded first."""
+        return self.watchdog.watch("the reference", self.watchdog.load_limit, batch.leases)
+
+    def _predict(self, batch: MicroBatch, rows: NDArray[np.intp]) -> float:
+        """Seconds that a device batch will take; 0 when nothing is known."""
+        return self.timings.predict(batch.spec, batch.engine, batch.tokenised.lengths[rows])
 
     def _start(self, batch: MicroBatch, rows: NDArray[np.intp]) -> Finish:
         """Begin a device batch."""
         began = time.monotonic()
         finish = batch.engine.start(batch.tokenised, rows)
-        if self.slowdown > 1:
-            threading.Event().wait((self.slowdown - 1) * (time.monotonic() - began))
+        if self.timings.slowdown > 1:
+            threading.Event().wait((self.timings.slowdown - 1) * (time.monotonic() - began))
         return finish
 
     def _time(
@@ -369,10 +372,9 @@ class Embedder:
         """Learn what a device batch took: since its start, or since the one before it was done."""
         now = time.monotonic()
         if begins != batch.engine.asynchronous:
-            longest = int(batch.tokenised.lengths[rows].max())
             seconds = now - max(began, self._finished)
-            tokens = len(rows) * longest
-            self._costs[_cost_key(batch)].observe(tokens, tokens * longest, seconds)
+            lengths = batch.tokenised.lengths[rows]
+            self.timings.observe(batch.spec, batch.engine, lengths, seconds)
             self._finished = now
 
     def _count(self, batch: MicroBatch, rows: NDArray[np.intp]) -> None:
@@ -382,11 +384,6 @@ class Embedder:
         batch.account.real_tokens += int(lengths.sum())
         batch.account.padded_tokens += batch_tokens(lengths, padded=batch.engine.padded)
         batch.account.flops += batch.engine.flops(lengths)
-
-
-def _cost_key(batch: MicroBatch) -> str:
-    """All that changes what a device batch takes."""
-    return f"{model_key(batch.spec)}|{batch.engine.name}"
 
 
 def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:

@@ -4,8 +4,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
@@ -13,14 +13,15 @@ import redis
 
 from embedfarm import sizing, wire
 from embedfarm.broker import BLOCK_SECONDS_MAX
+from embedfarm.entries import Entry, Pending
 from embedfarm.farm import Farm
-from embedfarm.jobs import Entry, Job, Pending
-from embedfarm.records import Block, JobShare, RecordError, decode
+from embedfarm.jobs import Job
+from embedfarm.records import Block, ForeignVersion, JobShare, RecordError, decode
 from embedfarm.settings import Settings
-from embedfarm.status import JobGone
+from embedfarm.status import JobGone, is_gone
 from workers.engines import Chunk, Engine, Tokenised
-from workers.leases import Holdings, Lease, MicroBatch, is_gone
-from workers.models import Models
+from workers.leases import Holdings, Lease, MicroBatch
+from workers.models import JOBS_MAX, Models
 from workers.results import failure
 
 PIECES: Final = 8  # a block that failed is split into this many
@@ -94,6 +95,8 @@ class Fetcher:
             return None
         if job.id not in self._begun:
             job.begin()
+            if len(self._begun) >= JOBS_MAX:
+                self._begun.clear()  # to begin once more changes nothing
             self._begun.add(job.id)
         # Not sooner: what an error above leaves behind must look stranded, or nobody rescues it.
         self.holdings.add(leases)
@@ -192,18 +195,16 @@ class Fetcher:
             rows += job.expired(stream, self.settings.lease_seconds, PENDING_MAX)
             found = {row.id: row for row in rows if not self.holdings.holds(stream, row.id)}
             if found:
-                return self._claim(job, stream, list(found.values())[:count])
+                return self._claim(job, stream, dict(islice(found.items(), count)))
+        if len(self._rescue_at) >= JOBS_MAX:
+            self._rescue_at.clear()  # to look too early costs a round trip
         self._rescue_at[job.id] = time.monotonic() + self.settings.lease_seconds / 3
         return []
 
-    def _claim(self, job: Job, stream: str, rows: Sequence[Pending]) -> list[Lease]:
-        """Lease pending entries, each unless somebody else was quicker."""
-        leases = []
-        for stranded in (True, False):
-            chosen = {row.id: row for row in rows if (row.worker == self.worker) is stranded}
-            idle = 0.0 if stranded else self.settings.lease_seconds
-            entries = job.claim(stream, self.worker, list(chosen), idle)
-            leases += self._open(job.id, entries, {e.id: chosen[e.id].deliveries for e in entries})
+    def _claim(self, job: Job, stream: str, found: Mapping[str, Pending]) -> list[Lease]:
+        """Lease pending entries by ID, each unless somebody else was quicker."""
+        entries = job.claim(stream, self.worker, list(found), self.settings.lease_seconds)
+        leases = self._open(job.id, entries, {e.id: found[e.id].deliveries for e in entries})
         if leases:
             log.info("rescued %d blocks of job %s", len(leases), job.id)
         return leases
@@ -221,36 +222,75 @@ class Fetcher:
         *,
         copied: bool = False,
     ) -> list[Lease]:
-        """Decode entries; those that may not be tried again are dealt with here."""
+        """Decode entries; those that may not be tried again are dealt with here.
+
+        One of another version is handed back, with all others, for a worker that reads it.
+        """
         leases = []
         for entry in entries:
             tries = deliveries.get(entry.id, 0) + 1
             try:
                 lease = Lease(job, entry, _read(job, entry), tries, copied)
+            except ForeignVersion as error:
+                self.models.refuse(job, str(error))
+                for each in entries:
+                    self.farm.job(job).release(each.stream, self.worker, [each.id])
+                return []
             except RecordError as error:
-                self._give_up(_unreadable(job, entry, tries), str(error))
+                self._put_aside(job, entry, tries, str(error))
                 continue
             if self._may_try(lease):
                 leases.append(lease)
         return leases
+
+    def _put_aside(self, job: str, entry: Entry, tries: int, reason: str) -> None:
+        """Fail the chunks of an entry that cannot be read; what is none of the job's just goes."""
+        chunks = _place(job, entry)
+        handle = self.farm.job(job)
+        if chunks and chunks.stop <= handle.status().pushed_upto:
+            block = Block(start=chunks.start, texts=[""] * len(chunks))
+            self._give_up(Lease(job, entry, block, tries), reason)
+        else:
+            log.error("entry %s of %s is no block of the job: %s", entry.id, entry.stream, reason)
+            handle.discard(entry)
 
     def _may_try(self, lease: Lease) -> bool:
         """Whether a block gets another try; if not it is split, or has failed."""
         if not self._can_read(lease):
             self._give_up(lease, "its token ids were made for another model, or in another way")
             return False
-        piece = lease.entry.stream == wire.JobKeys(lease.job).retry
-        chunks = lease.block.count
-        allowed = 1 if piece and chunks > 1 else self.settings.deliveries_max
-        if lease.deliveries <= allowed:
+        if lease.deliveries <= self._tries_max(lease):
             return True
-        if chunks == 1:
-            tries = lease.deliveries - 1
-            self._give_up(lease, f"the worker died or hung {tries} times while embedding it")
+        tried = replace(lease, deliveries=lease.deliveries - 1)  # this one is none
+        times = f"{tried.deliveries} times"
+        self._end_tries(tried, f"the worker died or hung {times} while embedding it")
+        return False
+
+    def _tries_max(self, lease: Lease) -> int:
+        """How often a block is tried."""
+        piece = lease.entry.stream == wire.JobKeys(lease.job).retry
+        return 1 if piece and lease.block.count > 1 else self.settings.deliveries_max
+
+    def conclude(self, leases: Sequence[Lease], reason: str) -> None:
+        """Count a try that has just failed; where it was the last one, split the block or fail it.
+
+        Otherwise the next worker would have to, and would not know why. Requests in the lane are
+        left to it.
+        """
+        for lease in leases:
+            lease.tried = True
+            ours = self.holdings.holds(lease.entry.stream, lease.entry.id) and not lease.copied
+            if ours and lease.deliveries >= self._tries_max(lease):
+                self._end_tries(lease, f"{reason}, {lease.deliveries} times")
+
+    def _end_tries(self, lease: Lease, reason: str) -> None:
+        """Split a block that was tried as often as may be; a single chunk has failed."""
+        if lease.block.count == 1:
+            self._give_up(lease, reason)
         else:
             log.warning("block %d of job %s failed; split", lease.block.start, lease.job)
-            self.farm.job(lease.job).split(lease.entry, pieces(lease.block, PIECES))
-        return False
+            parts = pieces(lease.block, PIECES)
+            self.farm.job(lease.job).split(lease.entry, parts, lease.attempts)
 
     def _can_read(self, lease: Lease) -> bool:
         """Whether the block has texts, or token ids of this job's recipe."""
@@ -271,7 +311,9 @@ class Fetcher:
     def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
         chunks = list(chain.from_iterable(lease.block.chunks() for lease in leases))
         started = time.monotonic()
-        tokenised, reasons = tokenise(engine, chunks)
+        watchdog = self.models.watchdog
+        with watchdog.watch("the tokenizer", lambda: watchdog.bound(0.0), leases):
+            tokenised, reasons = tokenise(engine, chunks)
         spec = self.models.spec(job)
         batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
         batch.fetched = time.monotonic()
@@ -317,15 +359,20 @@ def _read(job: str, entry: Entry) -> Block:
         RecordError: There is none, or not the one that the entry's ID names.
     """
     block = decode(Block, entry.data)
-    named = wire.entry_id(block.start, block.count)
-    if entry.id != named and entry.stream == wire.JobKeys(job).blocks:
+    place = _place(job, entry)
+    if block.count < 1:
+        raise RecordError("a block of no chunks")
+    if place is not None and place != range(block.start, block.end):
+        named = wire.entry_id(block.start, block.count)
         raise RecordError(f"entry {entry.id} holds the block of {named}")
     if block.ids is not None and len(block.ids) != block.count:
         raise RecordError(f"{len(block.ids)} ids for {block.count} chunks")
     return block
 
 
-def _unreadable(job: str, entry: Entry, deliveries: int) -> Lease:
-    """A lease on a block that cannot be decoded; its place is known from the stream ID."""
-    start = int(entry.id.split("-")[0]) - 1
-    return Lease(job, entry, Block(start=start, texts=[""] * entry.chunks), deliveries)
+def _place(job: str, entry: Entry) -> range | None:
+    """Chunks that an entry is about, by what is beside its block; None where nothing says."""
+    if entry.stream == wire.JobKeys(job).blocks:
+        after, count = map(int, entry.id.split("-"))
+        return range(after - 1, after - 1 + count)
+    return None if entry.start < 0 else range(entry.start, entry.start + entry.chunks)

@@ -18,9 +18,9 @@ import redis
 from numpy.typing import NDArray
 
 from embedfarm import wire
-from embedfarm.broker import FIRST_PAUSE_SECONDS, UNAVAILABLE
+from embedfarm.broker import FIRST_PAUSE_SECONDS, PAUSE_SECONDS_MAX, UNAVAILABLE
+from embedfarm.entries import Entry
 from embedfarm.farm import Farm, engine_key
-from embedfarm.jobs import Entry
 from embedfarm.lane import Lane, Taken
 from embedfarm.model_files import ModelError
 from embedfarm.records import (
@@ -33,9 +33,10 @@ from embedfarm.records import (
     decode,
 )
 from embedfarm.settings import Settings
+from embedfarm.status import is_gone
 from workers.engines import Engine
 from workers.fetch import tokenise
-from workers.leases import Holdings, Lease, MicroBatch, is_gone
+from workers.leases import Holdings, Lease, MicroBatch
 from workers.models import REFUSAL_SECONDS, Models
 
 LISTEN_SECONDS: Final = 0.5  # a stop, or a request that a dead worker left, waits at most so long
@@ -138,7 +139,9 @@ class LaneServer:
         leases = [_lease(key, each, piece) for each, piece in self._round]
         self._held.add(leases)
         texts = list(chain.from_iterable(piece.texts for _, piece in self._round))
-        tokenised, reasons = tokenise(engine, texts)
+        watchdog = self.models.watchdog
+        with watchdog.watch("the tokenizer", lambda: watchdog.bound(0.0)):
+            tokenised, reasons = tokenise(engine, texts)
         plain = self._round[0][1].spec
         spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
         return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
@@ -214,11 +217,12 @@ class LaneServer:
 
     def listen(self) -> None:
         """Ring when somebody asks for the loaded engine, and when a request was left behind."""
-        after, look_at = "", 0.0
+        after, look_at, pause = "", 0.0, FIRST_PAUSE_SECONDS
         while not self.stop.is_set():
             try:
                 after = after or self.lane.now()
                 after, engines = self.lane.bells(after, LISTEN_SECONDS)
+                pause = FIRST_PAUSE_SECONDS
                 key = self.models.engine_key
                 if key in engines:
                     self._heard_at = time.monotonic()
@@ -229,7 +233,8 @@ class LaneServer:
                         self.ring()
             except UNAVAILABLE as error:
                 log.warning("not listening for requests, server away: %s", error)
-                self.stop.wait(FIRST_PAUSE_SECONDS)
+                self.stop.wait(pause)
+                pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
     def ring(self) -> None:
         """Have the device look, at once if it is idle."""

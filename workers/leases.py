@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from embedfarm.accounts import Account
-from embedfarm.jobs import Entry
+from embedfarm.entries import Entry
 from embedfarm.records import Block, JobSpec
-from embedfarm.status import JobGone
 from workers.engines import Engine, Tokenised
 
 
@@ -34,6 +33,11 @@ class Lease:
     copied: bool = False
     tried: bool = False
     lost: bool = False
+
+    @property
+    def attempts(self) -> int:
+        """How often its chunks were tried, this time included, also in the block of which it is."""
+        return self.entry.attempts + self.deliveries
 
 
 @dataclass(eq=False)
@@ -134,11 +138,3 @@ class Holdings:
         """Tokens leased and not committed."""
         with self._lock:
             return sum(lease.entry.tokens for lease in self._leases.values())
-
-
-def is_gone(error: Exception) -> bool:
-    """Whether an error says that the job was deleted under us.
-
-    redis-py puts words of its own before an error that comes out of a pipeline.
-    """
-    return isinstance(error, JobGone) or "NOGROUP" in str(error)

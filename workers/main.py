@@ -9,9 +9,11 @@ import logging
 import sys
 
 from embedfarm import tracing
+from embedfarm.notify import Notifier
 from embedfarm.processes import stop_when_asked
 from embedfarm.settings import Settings
 from workers import devices
+from workers.watchdog import show_what_held_the_lock
 from workers.worker import Worker
 
 
@@ -24,8 +26,10 @@ def main() -> int:
     settings = Settings()
     stop = stop_when_asked()
     tracing.start(settings.traces, "worker")
+    show_what_held_the_lock()
     device = devices.pinned(arguments.device)
     torch_device = "cpu" if device.kind == "cpu" else "cuda:0"
+    notifier = Notifier()
     Worker(
         settings.redis_url,
         device.label,
@@ -34,6 +38,7 @@ def main() -> int:
         settings,
         stop,
         lambda: _facts(device),
+        lambda state: notifier.stop() if stop.is_set() else notifier.tick(state),
     ).run()
     return 0
 

@@ -4,7 +4,9 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from embedfarm.farm import Farm, ModelRefused, engine_key, model_key
 from embedfarm.model_files import ModelError, is_null, resolve
@@ -13,7 +15,9 @@ from embedfarm.settings import Settings
 from workers.engines import Engine, open_engine, open_reference
 from workers.engines.memory import limit_batches, model_bytes
 from workers.quantisation import check_ranges
+from workers.watchdog import Watchdog
 
+JOBS_MAX: Final = 1000  # that something is known about
 REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
 
 log = logging.getLogger(__name__)
@@ -24,6 +28,7 @@ class Models:
     """Loads the model that a job needs, in place of the one before.
 
     Attributes:
+        warm_up: Runs an engine that was just loaded for the first time.
         loading: Whether a model is being loaded now.
         load_seconds: What the last loading took.
         loaded: Key of the loaded model, "" when there is none.
@@ -36,6 +41,8 @@ class Models:
     worker: str
     torch_device: str
     settings: Settings
+    watchdog: Watchdog
+    warm_up: Callable[[JobSpec, Engine], None] = lambda _spec, _engine: None
     loading: bool = False
     load_seconds: float = 0.0
     loaded: str = ""
@@ -43,6 +50,7 @@ class Models:
     engine_key: str = ""
     serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
+    _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
     _specs: dict[str, JobSpec] = field(default_factory=dict)
     _accepted: set[str] = field(default_factory=set)
     _refused_until: dict[str, float] = field(default_factory=dict)
@@ -67,10 +75,12 @@ class Models:
         """
         if job not in self._specs:
             self._specs[job] = self.farm.job(job).spec()
+            self._remember(job)
         return self._specs[job]
 
     def forget(self, job: str) -> None:
         """Drop what is known about a job that was deleted: its id may come back as another one."""
+        self._known.pop(job, None)
         self._specs.pop(job, None)
         self._accepted.discard(job)
         self._refused_until.pop(job, None)
@@ -102,13 +112,24 @@ class Models:
             self.farm.agree(job, engine.fingerprint)
             self.farm.agree_on_tokens(job, engine.recipe)
         except (ModelError, ModelRefused, RecordError) as error:
-            log.warning("job %s refused: %s", job, error)
-            self._refused_until[job] = time.monotonic() + REFUSAL_SECONDS
-            self.farm.refuse(job, self.worker, str(error))
+            self.refuse(job, str(error))
             return None
         self._refused_until.pop(job, None)
         self._accepted.add(job)
         return engine
+
+    def refuse(self, job: str, reason: str) -> None:
+        """Leave a job to others for a while, and say why."""
+        log.warning("job %s refused: %s", job, reason)
+        self._refused_until[job] = time.monotonic() + REFUSAL_SECONDS
+        self._remember(job)
+        self.farm.refuse(job, self.worker, reason)
+
+    def _remember(self, job: str) -> None:
+        """Know something about a job, at the cost of what is known about the oldest one."""
+        self._known[job] = None
+        while len(self._known) > JOBS_MAX:
+            self.forget(next(iter(self._known)))
 
     def open_reference(self, engine: Engine, spec: JobSpec) -> Engine | None:
         """The same model in float32 on the CPU; None where there is none.
@@ -146,7 +167,10 @@ class Models:
             self.loading = True
             limit_batches(self.torch_device, 0)  # the model is no part of what is limited
             try:
-                engine = self._engine = open_engine(spec, self.torch_device, self.settings)
+                with self.watchdog.watch(f"the loading of {spec.model}", self.watchdog.load_limit):
+                    engine = open_engine(spec, self.torch_device, self.settings)
+                    self.warm_up(spec, engine)
+                self._engine = engine
             finally:
                 self.loading = False
             limit_batches(self.torch_device, self.settings.batch_bytes_max)

@@ -33,7 +33,7 @@ def results_of(
             ChunkError(
                 index=lease.block.start + row - rows.start,
                 reason=batch.reasons[row],
-                attempts=lease.deliveries,
+                attempts=lease.attempts,
             )
             for row in failed[first:end]
         ]
@@ -68,7 +68,7 @@ def failure(lease: Lease, spec: JobSpec, dimensions: int, worker: str, reason: s
         checksums=block.checksums(),
         ids=block.ids,
         errors=[
-            ChunkError(index=block.start + row, reason=reason, attempts=lease.deliveries)
+            ChunkError(index=block.start + row, reason=reason, attempts=lease.attempts)
             for row in range(count)
         ],
         worker=worker,

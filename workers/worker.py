@@ -1,4 +1,4 @@
-"""One worker: three stages in three threads, and a fourth that renews leases and beats.
+"""One worker: three stages in three threads; a fourth renews leases and beats, a fifth watches.
 
     fetch + tokenise -> forward (main thread) -> commit
                        listen ─┘ └─ answer
@@ -15,11 +15,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-import redis
 from numpy.typing import NDArray
 
 from embedfarm.broker import (
@@ -30,7 +29,6 @@ from embedfarm.broker import (
     host_name,
 )
 from embedfarm.farm import Farm
-from embedfarm.jobs import Job
 from embedfarm.records import Heartbeat
 from embedfarm.settings import Settings
 from workers.budgets import Budgets
@@ -38,8 +36,11 @@ from workers.commit import Committer
 from workers.embed import Embedder
 from workers.fetch import Fetcher
 from workers.lane import LaneServer
-from workers.leases import Holdings, MicroBatch, is_gone
+from workers.leases import Holdings, MicroBatch
 from workers.models import Models
+from workers.renewal import hand_back, lose_ended, renew
+from workers.timings import Timings
+from workers.watchdog import HUNG_STATUS, Watchdog, Watched
 
 LEAD_SECONDS: Final = 0.15  # before a micro-batch ends, the next one is wanted; or sooner,
 LEADS: Final = 2.0  # if it takes long to make one ready: this times what the last one took
@@ -67,6 +68,7 @@ class Worker:
         settings: The farm's limits.
         stop: Set by a signal, a lost parent or a failed stage.
         facts: Measures the device for heartbeats.
+        tick: Told its state after each heartbeat, from the first one that the server got.
     """
 
     url: str
@@ -76,6 +78,7 @@ class Worker:
     settings: Settings
     stop: threading.Event
     facts: Facts
+    tick: Callable[[str], object] = lambda _state: None
     name: str = field(init=False)
     failure: BaseException | None = field(init=False, default=None)
     superseded: bool = field(init=False, default=False)
@@ -87,14 +90,16 @@ class Worker:
         self.client = connect(self.url)  # its pool gives each thread a connection of its own
         farm = Farm(self.client)
         self.holdings = Holdings()
-        self.models = Models(farm, self.name, self.torch_device, self.settings)
+        self.watchdog = Watchdog(self.settings)
+        self.models = Models(farm, self.name, self.torch_device, self.settings, self.watchdog)
         self.fetcher = Fetcher(
             farm, self.name, self.holdings, self.models, self.settings, self.stop
         )
         self.embedder = Embedder(
             Budgets(farm, self.device_kind, self.settings.batch_tokens_max),
             self.models.open_reference,
-            self.settings.slowdown.get(self.device, 1.0),
+            Timings(self.settings.slowdown.get(self.device, 1.0)),
+            self.watchdog,
         )
         self.lane = LaneServer(
             farm,
@@ -103,8 +108,9 @@ class Worker:
             self.settings,
             self.stop,
             self._wake,
-            self.embedder.tokens_within,
+            self.embedder.timings.tokens_within,
         )
+        self.models.warm_up = self.embedder.timings.warm_up
         self.embedder.requests = self.lane
         self.embedder.progress = self._progress
         self.fetcher.when_idle = self.lane.load_wanted
@@ -138,6 +144,7 @@ class Worker:
         listening = self._start("listen", self.lane.listen)
         answering = self._start("answer", self.lane.send)
         beating = self._start("beat", self._beat)
+        watching = self._start("watch", lambda: self.watchdog.run(self._ended, self._give_up))
         self._guard(lambda: self._forward(committing))
         self.stop.set()
         self._offer(self.done, None, committing.is_alive)
@@ -147,6 +154,7 @@ class Worker:
         fetching.join(FETCH_SECONDS_MAX)
         self._ended.set()
         beating.join()
+        watching.join()
         self._guard(self._leave)
         self.client.close()
         if self.failure is not None:
@@ -290,39 +298,39 @@ class Worker:
     def _beat(self) -> None:
         """Renew leases and say that we live, until the stages have ended."""
         farm = Farm(self.client)
-        renew_at = 0.0
+        renew_at, beaten = 0.0, False
         while not self._ended.is_set():
             try:
-                if self._lose_ended(farm) or time.monotonic() >= renew_at:
-                    self._renew(farm)
+                if lose_ended(farm, self.holdings) or time.monotonic() >= renew_at:
+                    renew(farm, self.name, self.holdings)
                     renew_at = time.monotonic() + self.settings.lease_seconds / 3
                 if not farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds):
                     log.warning("another process has taken the name %s; stopping", self.name)
                     self.superseded = True
                     self.stop.set()
+                beaten = True
             except UNAVAILABLE as error:
                 log.warning("no heartbeat, server away: %s", error)
+            if beaten:
+                self.tick(self._state())
             known = self.committer.tokens_per_second > 0
             self._ended.wait(self.settings.heartbeat_seconds if known else FIRST_BEATS_SECONDS)
 
-    def _lose_ended(self, farm: Farm) -> bool:
-        """Whether a job that we hold blocks of was cancelled or deleted; the device drops those."""
-        jobs = self.holdings.jobs()
-        ended = farm.ended(jobs) if jobs else set()
-        self.holdings.lose(ended)
-        return bool(ended)
+    def _give_up(self, hung: Watched) -> None:
+        """End this process, in which something hangs: another one can go on.
 
-    def _renew(self, farm: Farm) -> None:
-        """Keep our leases; mark those that are lost, so that the device skips them."""
-        for (job, stream), leases in self.holdings.by_stream().items():
-            try:
-                lost = farm.job(job).renew(stream, self.name, [lease.entry.id for lease in leases])
-            except redis.ResponseError as error:
-                if not is_gone(error):
-                    raise
-                lost = {lease.entry.id for lease in leases}
-            for lease in leases:
-                lease.lost = lease.lost or lease.entry.id in lost
+        What hangs was tried; if it cannot be tried again, that is settled while it is known why.
+        """
+        reason = f"{hung.what} did not finish within {hung.limit():.0f} s"
+        try:
+            log.critical("%s; giving up %d blocks with this process", reason, len(hung.leases))
+            self.stop.set()
+            self.fetcher.conclude(hung.leases, reason)
+            hand_back(Farm(self.client), self.name, self.holdings)
+        except Exception:
+            log.exception("leases not handed back")
+        finally:
+            os._exit(HUNG_STATUS)
 
     def _heartbeat(self) -> Heartbeat:
         current, total = self._current, self.committer.total
@@ -342,12 +350,17 @@ class Worker:
             tokens_done=total.real_tokens,
             chunks_done=total.chunks,
             load_seconds=self.models.load_seconds,
-            device_facts=self.facts(),
+            device_facts=self._facts(),
             where=total.seconds | ({"lane": lane_seconds} if lane_seconds else {}),
             lane=self.lane.tally | {"seconds": lane_seconds},
             refused=self.models.refusals(),
             model_bytes=self.models.model_bytes,
         )
+
+    def _facts(self) -> dict[str, float]:
+        """What the device's driver says; one that says nothing any more is not waited for."""
+        with self.watchdog.watch("the device's driver", lambda: self.settings.hang_seconds):
+            return self.facts()
 
     def _state(self) -> str:
         if self.stop.is_set():
@@ -357,26 +370,12 @@ class Worker:
         return "idle" if self._current is None else "busy"
 
     def _leave(self) -> None:
-        """Hand back what was leased and not begun; a server that is away finds out by itself.
-
-        What was begun and not committed is left to expire: that delivery was a try.
-        """
+        """Hand back what was leased and not begun; a server that is away finds out by itself."""
         if self.superseded:
             return  # name and leases are the other process's
         farm = Farm(self.client)
         try:
             farm.leave(self.name)
-            for (job, stream), leases in self.holdings.by_stream().items():
-                ids = [lease.entry.id for lease in leases if not lease.tried]
-                _release(farm.job(job), stream, self.name, ids)
+            hand_back(farm, self.name, self.holdings)
         except UNAVAILABLE as error:
             log.warning("leases not handed back: %s", error)
-
-
-def _release(job: Job, stream: str, worker: str, ids: Sequence[str]) -> None:
-    """Hand leases back, unless the job is gone."""
-    try:
-        job.release(stream, worker, ids)
-    except redis.ResponseError as error:
-        if not is_gone(error):
-            raise

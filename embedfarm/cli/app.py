@@ -11,6 +11,7 @@ from embedfarm.cli import (
     jobs,
     keys,
     outputs,
+    reconcile,
     roles,
     scheduler,
     simulate,
@@ -29,6 +30,7 @@ app.command()(batch.batch)
 app.command()(outputs.verify)
 app.command()(outputs.search)
 app.command()(outputs.export)
+app.command()(reconcile.reconcile)
 app.command()(bench.bench)
 app.command()(simulate.simulate)
 app.command()(roles.up)

@@ -199,6 +199,7 @@ def run_to_end(
     request: "Request", place: "Place", terms: Terms, *, retry: bool, as_json: bool
 ) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
+    from embedfarm.cli.ending import tidy
     from embedfarm.cli.progress import View
     from embedfarm.cli.request import check_finished
     from embedfarm.cli.retry import retry_failed
@@ -206,6 +207,8 @@ def run_to_end(
 
     stop = stop_on_signals()
     before = check_finished(request, place.out)
+    if before is not None:
+        tidy(place.out, before, place.settings)
     if before is not None and not (before.failed and retry):
         manifest = before
     else:

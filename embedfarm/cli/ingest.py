@@ -3,12 +3,14 @@
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Final
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from embedfarm.broker import UNAVAILABLE, closing_client, hide_password, wait_until_ready
+from embedfarm.cli.keeping import keep
 from embedfarm.cli.options import (
     USAGE,
     RedisUrl,
@@ -18,13 +20,14 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
+from embedfarm.notify import Notifier
 from embedfarm.processes import Child, Supervisor, watch_lifeline
 from embedfarm.settings import Settings
 
 if TYPE_CHECKING:
-    from producer.recurring import Timetable
+    from redis import Redis
 
-TICK_SECONDS: Final = 0.5
+    from producer.recurring import Timetable
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
     url = need_server(settings)
     stop = stop_on_signals()
     watch_lifeline(stop.set)
+    notifier = Notifier()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with plain_errors(), closing_client(url) as client:
         from producer.recurring import RecurringError, Timetable
@@ -50,10 +54,18 @@ def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
         with Supervisor(_children(workers, settings), logs, settings.drain_seconds) as supervisor:
             console = Console(highlight=False, soft_wrap=True)
             console.print(f"{workers} at a time for {hide_password(url)}; logs in {logs}")
-            while not stop.wait(TICK_SECONDS):
-                if supervisor.failed is not None:
-                    fail(str(supervisor.failed))
-                _tick(timetable)
+            ready = partial(_all_wait, client, supervisor, workers)
+            tick = partial(notifier.tick, f"{workers} at a time")
+            keep(stop, lambda: supervisor.failed, ready, tick, lambda: _tick(timetable))
+            notifier.stop()
+
+
+def _all_wait(client: "Redis", supervisor: Supervisor, count: int) -> bool:
+    """Whether all RQ workers run, and are known to RQ."""
+    from producer.ingest import are_registered
+
+    pids = supervisor.pids.values()
+    return len(pids) == count and are_registered(client, pids)
 
 
 def _children(count: int, settings: Settings) -> list[Child]:

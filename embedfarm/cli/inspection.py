@@ -4,7 +4,7 @@ import importlib.metadata
 import platform
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -29,10 +29,13 @@ from embedfarm.cli.options import (
     read_settings,
 )
 from embedfarm.cli.progress import worker_table
-from embedfarm.farm import Farm
+from embedfarm.farm import DECISIONS_MAX, Farm
+from embedfarm.overview import read_jobs
 from embedfarm.settings import DEFAULT_MODEL, Settings
 
 DISK_BYTES_MIN = 4 << 30
+HOUR_SECONDS = 3600
+JOBS_MAX = 1000  # of those that have ended
 LIBRARIES = ("torch", "sentence-transformers", "transformers", "redis", "pyarrow", "numpy")
 
 
@@ -40,7 +43,10 @@ def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT
     """The workers that are alive."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        beats = Farm(client).workers()
+        unreadable: dict[str, str] = {}
+        beats = Farm(client, unreadable.__setitem__).workers()
+    for place, reason in unreadable.items():
+        typer.echo(f"{place} is left out: {reason}", err=True)
     if as_json:
         print_json([msgspec.structs.asdict(beat) for beat in beats])
     else:
@@ -113,7 +119,7 @@ def _examine_server(settings: Settings) -> Iterator[tuple[str, bool, str]]:
     try:
         with closing_client(settings.redis_url) as client:
             facts = client.info()
-            policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "unknown")
+            unreadable = examine_records(Farm(client))
     except redis_client.RedisError as error:
         yield "server", False, f"{hide_password(settings.redis_url)}: {error}"
         return
@@ -121,7 +127,26 @@ def _examine_server(settings: Settings) -> Iterator[tuple[str, bool, str]]:
     yield "server", True, f"{version} at {hide_password(settings.redis_url)}"
     persistent = bool(facts["aof_enabled"])
     yield "persistence", persistent, "append-only file" if persistent else "no append-only file"
+    policy = facts["maxmemory_policy"]
     yield "eviction", policy == "noeviction", f"maxmemory-policy {policy}"
+    for place, reason in unreadable.items():
+        yield "record", False, f"{place} is left out: {reason}"
+
+
+def examine_records(farm: Farm) -> dict[str, str]:
+    """Why what lies at some places on the server cannot be read, by place."""
+    unreadable: dict[str, str] = {}
+    reader = replace(farm, on_unreadable=unreadable.__setitem__)
+    for beat in reader.workers():
+        reader.plan(beat.worker)
+    reader.policy()
+    reader.scheduler_stats()
+    reader.decisions(DECISIONS_MAX)
+    reader.history()
+    reader.recent_batches(HOUR_SECONDS)
+    reader.samples(HOUR_SECONDS)
+    read_jobs(reader, [*reader.job_ids(), *reader.ended_ids(JOBS_MAX)])
+    return unreadable
 
 
 def _examine_devices() -> tuple[str, bool, str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -66,7 +67,7 @@ def list_jobs(
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """All jobs on the server, oldest first; those that have ended, newest first."""
-    with _farm(redis) as farm:
+    with on_farm(redis) as farm:
         jobs = read_jobs(farm, farm.ended_ids(ENDED_MAX) if ended else farm.job_ids())
     if as_json:
         print_json([_describe_job(each) for each in jobs])
@@ -77,8 +78,8 @@ def list_jobs(
 @jobs_app.command("show")
 def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """One job: what it asks for, how far it is, and who refused it."""
-    with _farm(redis) as farm:
-        handle = _find(farm, job)
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
         facts = _describe_job(read_job(farm, handle.id))
     if as_json:
         print_json(facts)
@@ -118,8 +119,8 @@ def remove_job(
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Delete a job that was cancelled or collected from the server; its output can be resumed."""
-    with _farm(redis) as farm:
-        handle = _find(farm, job)
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
         status = handle.status()
         if not (status.removable or force):
             fail(f"job {handle.id} is {status.state}: cancel it first, or give --force")
@@ -168,8 +169,8 @@ def show_errors(
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """The chunks of a job that failed so far, with the reason, in the order of their failing."""
-    with _farm(redis) as farm:
-        handle = _find(farm, job)
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
         failed = handle.status().chunks_failed
         _, failures = handle.failures(limit)
     if as_json:
@@ -190,16 +191,31 @@ def show_errors(
         console.print(f"and {failed - len(failures):,} more")
 
 
+@jobs_app.command("retry")
+def retry_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Embed what failed of a finished job once more, and put it into its output."""
+    from embedfarm.cli.retry import retry_output
+
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
+        status = handle.status()
+        command = handle.noted("command")
+    if status.state != "finished":
+        again = f"; to go on with it: {command}" if status.state == "failed" and command else ""
+        fail(f"job {handle.id} is {status.state}: there is nothing to retry{again}")
+    retry_output(Path(status.out), read_settings(redis), as_json=as_json)
+
+
 @jobs_app.command("watch")
 def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """See how a job goes until it ends; --json: a line for each change; status 1: not finished."""
     stop = stop_on_signals()
     last = JobStatus()
     with (
-        _farm(redis) as farm,
+        on_farm(redis) as farm,
         View(Console(), lines=as_json or not sys.stdout.isatty()) as view,
     ):
-        handle = _find(farm, job)
+        handle = find_job(farm, job)
         for status in _follow(handle, stop):
             if not as_json:
                 view.show(status, farm.workers())
@@ -233,14 +249,14 @@ def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
 
 
 @contextmanager
-def _farm(redis: str) -> Iterator[Farm]:
+def on_farm(redis: str) -> Iterator[Farm]:
     """The farm on the server that is meant; what goes wrong becomes a sentence and a status."""
     url = need_server(read_settings(redis))
     with plain_errors(), closing_client(url) as client:
         yield Farm(client)
 
 
-def _find(farm: Farm, name: str) -> Job:
+def find_job(farm: Farm, name: str) -> Job:
     """The job of that id, or the only one whose id begins so.
 
     Raises:
@@ -259,8 +275,8 @@ def _find(farm: Farm, name: str) -> Job:
 
 def _change(job: str, redis: str, change: Callable[[Job], object], *, as_json: bool) -> None:
     """Change a job, and say how it is now."""
-    with _farm(redis) as farm:
-        handle = _find(farm, job)
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
         change(handle)
         status = handle.status()
     if as_json:

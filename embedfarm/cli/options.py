@@ -18,6 +18,7 @@ from embedfarm import tracing
 from embedfarm.broker import ServerError, hide_password
 from embedfarm.model_files import ModelError
 from embedfarm.processes import ChildError
+from embedfarm.server_url import UrlError, make_pool
 from embedfarm.settings import Settings
 
 FAILED, USAGE, FAILED_CHUNKS, FULL, INTERRUPTED = 1, 2, 3, 75, 130
@@ -42,7 +43,12 @@ def read_settings(redis_url: str = "") -> Settings:
         fail(f"settings: {error}", USAGE)
     if settings.traces and not tracing.is_installed():
         fail("settings: traces need the packages of embedfarm[traces], which are missing", USAGE)
-    return settings.model_copy(update={"redis_url": redis_url or settings.redis_url})
+    if url := redis_url or settings.redis_url:
+        try:
+            make_pool(url)
+        except UrlError as error:
+            fail(f"the server's URL: {error}", USAGE)
+    return settings.model_copy(update={"redis_url": url})
 
 
 def need_server(settings: Settings) -> str:

@@ -29,7 +29,7 @@ def verify(
     with plain_errors():
         source = None
         if against:
-            source = read_again(read_manifest(directory), against, read_settings())
+            source = read_again(read_manifest(directory).settings, against, read_settings())
         problems = verification.verify(directory, source)
     if as_json:
         print_json({"problems": [{"file": p.file, "problem": p.sentence} for p in problems]})

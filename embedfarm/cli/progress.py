@@ -71,7 +71,7 @@ class View:
     pace: Pace = field(default_factory=Pace)
     _live: Live | None = None
     _line_at: float = 0.0
-    _state: str = ""
+    _said: tuple[str, str] = ("", "")
 
     def __enter__(self) -> Self:
         if not self.lines:
@@ -84,13 +84,13 @@ class View:
             self._live.stop()
 
     def show(self, status: JobStatus, workers: Sequence[Heartbeat]) -> None:
-        """Draw the newest state; as a line now and then, and when the job's state has changed."""
+        """Draw the newest state; as a line now and then, and when state or reason change."""
         now = time.monotonic()
         self.pace.update(status, now)
         if self._live is not None:
             self._live.update(self._panel(status, workers))
-        elif now >= self._line_at or status.state != self._state:
-            self._line_at, self._state = now + LINE_SECONDS, status.state
+        elif now >= self._line_at or (status.state, status.reason) != self._said:
+            self._line_at, self._said = now + LINE_SECONDS, (status.state, status.reason)
             self.console.print(self._summary(status, workers), highlight=False, soft_wrap=True)
 
     def _summary(self, status: JobStatus, workers: Sequence[Heartbeat]) -> str:
@@ -104,6 +104,8 @@ class View:
     def _remaining(self, status: JobStatus) -> str:
         if status.state in {"paused", "cancelled"}:
             return status.state
+        if status.reason:
+            return status.reason
         if status.chunk_count < 0:
             return "still reading"
         left = self.pace.seconds_left(status.chunk_count - status.first_chunk - status.chunks_done)

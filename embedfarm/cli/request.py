@@ -1,13 +1,13 @@
 """What is asked of `embedfarm embed`, and how its corpus is found and read again later."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from collector.manifest import Manifest, PrefixCheck, SourceChanged, read_manifest
+from collector.manifest import Manifest, Part, PrefixCheck, SourceChanged, read_manifest
 from collector.output import State, compare_requests, read_state
 from embedfarm import model_files
 from embedfarm.records import JobSpec, Rows, text_checksums
@@ -59,17 +59,55 @@ class Request:
         return {k: v for k, v in asdict(self.options).items() if k != "tokenizer_file"}
 
 
-def read_again(manifest: Manifest, sources: Sequence[str], settings: Settings) -> Iterator[Rows]:
-    """The rows of a corpus, read as they were for a finished output."""
+def read_again(
+    identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
+) -> Iterator[Rows]:
+    """The rows of a corpus, read as they are for an output whose `Request.identity` this is."""
+    options = _options_of(identity, sources, settings)
+    return read_corpus(
+        sources, options, (lambda _: None) if identity["skip_bad_rows"] else fail_on_bad_row
+    )
+
+
+def request_of(manifest: Manifest, settings: Settings) -> Request:
+    """The request that a finished output was made for; the fastest engine does it again.
+
+    Raises:
+        ModelError: The model has no tokenizer, by which its sources must be cut.
+    """
+    said = manifest.settings
+    same = {name: said[name] for name in JobSpec.__struct_fields__ if name in said}
+    same |= {"ranges": np.asarray(said["ranges"], "<f4").tobytes()}
+    if not said["lsh_bits"]:
+        del same["lsh_bits"]
+    options = _options_of(said, said["sources"], settings)
+    spec = JobSpec(**same)
+    return Request(tuple(said["sources"]), options, said["skip_bad_rows"], spec, said["format"])
+
+
+def _options_of(
+    identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
+) -> CorpusOptions:
+    """How the sources of an output are read."""
     reading = {
         name.removeprefix("read_"): value
-        for name, value in manifest.settings.items()
+        for name, value in identity.items()
         if name.startswith("read_")
     }
-    tokenizer = tokenizer_file(sources, manifest.model, settings)
-    options = CorpusOptions(**reading, tokenizer_file=tokenizer)
-    skip = manifest.settings["skip_bad_rows"]
-    return read_corpus(sources, options, (lambda _: None) if skip else fail_on_bad_row)
+    tokenizer = tokenizer_file(sources, identity["model"], settings)
+    return CorpusOptions(**reading, tokenizer_file=tokenizer)
+
+
+def same_rows(rows: Iterable[Rows], parts: Iterable[Part]) -> Iterator[Rows]:
+    """The rows of a source from its first one on, as long as the parts were made of them.
+
+    Raises:
+        SourceChanged: One was made from other texts.
+    """
+    check = PrefixCheck(parts)
+    for each in rows:
+        check.feed(text_checksums(each.texts))
+        yield each
 
 
 def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -> dict[int, str]:
@@ -79,7 +117,7 @@ def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -
         return {}
     texts: dict[int, str] = {}
     first = 0
-    for rows in read_again(manifest, sources, settings):
+    for rows in read_again(manifest.settings, sources, settings):
         end = first + len(rows.texts)
         texts |= {index: rows.texts[index - first] for index in indices if first <= index < end}
         first = end

@@ -1,13 +1,16 @@
 """`embedfarm up | schedule | work | serve`: the long-running roles."""
 
 import logging
+import socket
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from embedfarm import tracing
-from embedfarm.broker import hide_password, wait_until_ready
+from embedfarm.broker import closing_client, hide_password, wait_until_ready
+from embedfarm.cli.keeping import all_beat, keep
 from embedfarm.cli.options import (
     USAGE,
     CpuWorkers,
@@ -19,14 +22,16 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
+from embedfarm.farm import Farm
+from embedfarm.notify import Notifier
 from embedfarm.processes import Supervisor, watch_lifeline
 from embedfarm.settings import Settings
 
 if TYPE_CHECKING:
+    from embedfarm.cli.local import LocalFarm
     from web.keys import Key
     from web.services import Passes
 
-WATCH_SECONDS = 0.5
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 
@@ -43,6 +48,7 @@ def up(
 
     settings = read_settings()
     stop = stop_on_signals()
+    notifier = Notifier()
     place = settings.state_directory.expanduser()
     with plain_errors(), run_local_farm(place, settings, devices, workers, port) as farm:
         console = Console(highlight=False, soft_wrap=True)
@@ -50,9 +56,23 @@ def up(
         console.print(f"embed with --redis {farm.url}")
         if port:
             console.print(f"serving http://{LOOPBACK}:{port}")
-        while not stop.wait(WATCH_SECONDS):
-            if farm.failed is not None:
-                raise farm.failed
+        with closing_client(farm.url) as client:
+            ready = partial(_is_up, farm, Farm(client), port)
+            keep(stop, lambda: farm.failed, ready, partial(notifier.tick, "up"))
+        notifier.stop()
+
+
+def _is_up(local: "LocalFarm", farm: Farm, port: int) -> bool:
+    """Whether all processes of a farm on this machine have begun to work."""
+    pids = local.stations.pids
+    workers = [pid for name, pid in pids.items() if name.startswith("worker-")]
+    return farm.has_scheduler() and all_beat(farm, workers) and (not port or _listens(port))
+
+
+def _listens(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    with socket.socket() as asker:
+        return asker.connect_ex((LOOPBACK, port)) == 0
 
 
 def schedule(redis: RedisUrl = "") -> None:
@@ -76,7 +96,8 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
     settings = read_settings(redis)
     url = need_server(settings)
     stop = stop_on_signals()
-    with plain_errors():
+    notifier = Notifier()
+    with plain_errors(), closing_client(url) as client:
         chosen = discover(devices, workers)
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         console = Console(highlight=False, soft_wrap=True)
@@ -84,9 +105,16 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
         with Supervisor(children(chosen, settings), logs, settings.drain_seconds) as supervisor:
             labels = ", ".join(device.label for device in chosen)
             console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")
-            while not stop.wait(WATCH_SECONDS):
-                if supervisor.failed is not None:
-                    fail(str(supervisor.failed))
+            ready = partial(_all_work, supervisor, Farm(client), len(chosen))
+            tick = partial(notifier.tick, f"working on {labels}")
+            keep(stop, lambda: supervisor.failed, ready, tick)
+            notifier.stop()
+
+
+def _all_work(supervisor: Supervisor, farm: Farm, count: int) -> bool:
+    """Whether all workers of this host run, and have said so."""
+    pids = supervisor.pids.values()
+    return len(pids) == count and all_beat(farm, pids)
 
 
 def serve(
@@ -110,7 +138,8 @@ def serve(
         listener = listen(host, port)
     except OSError as error:
         fail(f"cannot listen at {host}, port {port}: {error}", USAGE)
-    server = make_server(create_app(settings, keys, _passes(settings)), settings)
+    app = create_app(settings, keys, _passes(settings))
+    server = make_server(app, settings, Notifier())
     watch_lifeline(lambda: setattr(server, "should_exit", True))
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"serving http://{shown}:{listener.getsockname()[1]} for {hide_password(url)}")

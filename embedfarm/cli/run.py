@@ -5,15 +5,14 @@ it can be told whether it still is the corpus that the finished parts were made 
 """
 
 import contextlib
-import json
-import shutil
+import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from collector.collect import Collector
 from collector.manifest import (
@@ -27,17 +26,20 @@ from collector.manifest import (
 from collector.output import Output
 from embedfarm import model_files, tracing
 from embedfarm.accounts import describe
-from embedfarm.broker import UNAVAILABLE, PrivateServer, connect
-from embedfarm.cli.local import SERVER_DIRECTORY, LocalFarm, run_local_farm
+from embedfarm.broker import UNAVAILABLE, connect, persist
+from embedfarm.cli.ending import end_job, remove_state
+from embedfarm.cli.fingerprint import Fingerprint
+from embedfarm.cli.holes import Reconciler
+from embedfarm.cli.local import LocalFarm, run_local_farm
 from embedfarm.cli.progress import View
 from embedfarm.cli.request import Request, file_facts
+from embedfarm.cli.skipped import SKIPPED_FILE, SkippedFile
 from embedfarm.farm import Farm, FarmFull, ModelRefused
 from embedfarm.records import Rows, text_checksums
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import USUAL, Terms
 from producer.readers import (
-    BadRow,
     CorpusError,
     fail_on_bad_row,
     read_corpus,
@@ -49,8 +51,11 @@ from workers.devices import DeviceError
 STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
-SKIPPED_FILE: Final = "skipped.jsonl"
+T = TypeVar("T")
+
 FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused)  # the same command would fail again
+
+log = logging.getLogger(__name__)
 
 
 class Interrupted(RuntimeError):
@@ -92,8 +97,14 @@ class Run:
     _skipped: int = 0
     _source_sha256: str = ""
     _source_read: threading.Event = field(default_factory=threading.Event)
+    _ended: bool = False
+    _outage: threading.Event = field(default_factory=threading.Event)
+    _fingerprint: Fingerprint = field(init=False)
     _failure: BaseException | None = None
     _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._fingerprint = Fingerprint(self.place.out)
 
     def embed(self) -> Manifest:
         """Embed what is not embedded yet, and write the manifest.
@@ -115,9 +126,10 @@ class Run:
         except (*FOR_GOOD, FarmFull):
             # Nothing is lost, and a corrected command must not be taken for another request.
             if not begun:
-                _remove_state(place.out)
+                remove_state(place.out)
             raise
-        _remove_state(place.out)
+        if self._ended:
+            remove_state(place.out)
         return manifest
 
     def _output(self) -> Output:
@@ -145,8 +157,14 @@ class Run:
         submitter = self._submitter(Farm(connect(url)), job, output.next_index)
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
-        self._agree(Farm(connect(url)), job)
+        farm = Farm(connect(url))
+        self._persist(lambda: self._fingerprint.recall(farm, job))
         self._start("producer", lambda: self._produce(submitter, output))
+        reconciler = Reconciler(
+            Farm(connect(url)).job(job), output, self.request.identity(), self.place.settings,
+            self.stop, self._outage,
+        )  # fmt: skip
+        self._start("reconciler", reconciler.watch)
         self._start("watcher", lambda: self._watch(Farm(connect(url)), job, local))
         manifest = None
         try:
@@ -159,11 +177,13 @@ class Run:
         if self._failure is not None:
             if isinstance(self._failure, (*FOR_GOOD, OutputError)):
                 reason = str(self._failure)
-                with contextlib.suppress(JobGone):
+                with contextlib.suppress(JobGone, *UNAVAILABLE):
                     Farm(connect(url)).end(job, "failed", reason, self.place.settings)
             raise self._failure
         if manifest is None:
             raise Interrupted
+        # Not sooner: until it has stopped, the producer makes a job again that is not there.
+        self._ended = end_job(Farm(connect(url)), manifest, self.place.settings)
         return manifest
 
     def _submitter(self, farm: Farm, job: str, start: int) -> Submitter:
@@ -180,7 +200,7 @@ class Run:
         """Collect all results and write the manifest; None when `stop` came first."""
 
         def on_part() -> None:
-            self._note(farm, job)
+            self._persist(lambda: self._note(farm, job))
             self._trace_part(output)
 
         self._part_began = time.monotonic()
@@ -188,7 +208,7 @@ class Run:
         count = collector.collect()
         if count is None or not self._source_read.wait(self.place.settings.drain_seconds):
             return None
-        return self._finish(output, farm, job, count)
+        return self._finish(collector, farm, job, count)
 
     def _trace_part(self, output: Output) -> None:
         """Tell of a part that is on the disk, with the time since the one before."""
@@ -198,6 +218,10 @@ class Run:
                 "collect part", self._trace, self._part_began, now, upto=output.next_index
             )
             self._part_began = now
+
+    def _persist(self, attempt: Callable[[], T]) -> T:
+        """`attempt`, over outages of the server."""
+        return persist(attempt, self.stop, self.place.settings.reconnect_seconds_max)
 
     def _start(self, name: str, work: Callable[[], None]) -> None:
         """A thread whose failure stops the run."""
@@ -228,7 +252,7 @@ class Run:
 
     def _send(self, submitter: Submitter, output: Output) -> int:
         """Read the corpus, check the part of it that is done, and send the rest."""
-        with _skipped_file(self.place.out) as record:
+        with contextlib.closing(SkippedFile(self.place.out / SKIPPED_FILE)) as record:
             check = PrefixCheck(list(output.parts))
             rows = _rest(self._rows(record), submitter.start, check, self.stop)
             with tracing.span("submit", self._trace, first_chunk=submitter.start):
@@ -238,7 +262,7 @@ class Run:
                 self._source_read.set()
             return count
 
-    def _rows(self, record: "SkippedFile") -> Iterator[Rows]:
+    def _rows(self, record: SkippedFile) -> Iterator[Rows]:
         request = self.request
         on_bad_row = record.add if request.skip_bad_rows else fail_on_bad_row
         for rows in read_corpus(request.sources, request.options, on_bad_row):
@@ -259,35 +283,31 @@ class Run:
                 workers = farm.workers()
                 self.view.show(handle.status(), workers)
                 if time.monotonic() >= look_at:
+                    self._fingerprint.learn(farm, job)
                     _check_refusals(farm.refusals(job), [beat.worker for beat in workers])
                     look_at = time.monotonic() + REFUSAL_SECONDS
             except (*UNAVAILABLE, JobGone):
+                self._outage.set()
                 continue  # the producer and the collector wait for the server, and give up in time
 
     # The end, and what the next run must know.
 
-    def _agree(self, farm: Farm, job: str) -> None:
-        """Hold the workers to the model that earlier runs of this output used."""
-        path = self._fingerprint_file()
-        if path.exists():
-            farm.agree(job, json.loads(path.read_text(encoding="utf-8")))
-
     def _note(self, farm: Farm, job: str) -> None:
-        """Keep the model's fingerprint with the first part, for runs that find another server."""
-        path = self._fingerprint_file()
-        if not path.exists():
-            path.write_text(json.dumps(farm.fingerprint(job)), encoding="utf-8")
+        """Keep the model's fingerprint with the first part."""
+        if not self._fingerprint.known:
+            self._persist(lambda: self._fingerprint.learn(farm, job))
+        self._fingerprint.keep()
 
-    def _fingerprint_file(self) -> Path:
-        return self.place.out / STATE_DIRECTORY / "fingerprint.json"
-
-    def _finish(self, output: Output, farm: Farm, job: str, count: int) -> Manifest:
-        status = farm.job(job).status()
-        fingerprint = farm.fingerprint(job)
+    def _finish(self, collector: Collector, farm: Farm, job: str, count: int) -> Manifest | None:
+        """Write the manifest; None when `stop` came first."""
+        self._persist(lambda: self._fingerprint.learn(farm, job))
+        status = self._last_status(farm, job)
+        accounts = self._persist(lambda: farm.accounts(job))
+        workers = self._persist(farm.workers)
         about = About(
             job=job,
             model=self.request.spec.model,
-            fingerprint=fingerprint,
+            fingerprint=dict(self._fingerprint.known),
             source={
                 "sources": list(self.request.sources),
                 "files": file_facts(self.request.sources),
@@ -295,46 +315,20 @@ class Run:
             },
             skipped=self._skipped,
             settings=self.request.identity(),
-            load_seconds=max((beat.load_seconds for beat in farm.workers()), default=0.0),
+            load_seconds=max((beat.load_seconds for beat in workers), default=0.0),
             embed_seconds=_embed_seconds(status),
-            accounts={name: describe(each) for name, each in farm.accounts(job).items()},
+            accounts={name: describe(each) for name, each in accounts.items()},
         )
-        manifest = output.finish(count, about)
-        self._trace_part(output)
-        with contextlib.suppress(JobGone):
-            farm.end(
-                job, "finished", "", self.place.settings,
-                first_chunk=0, chunks_in=count, chunks_done=count, chunks_failed=manifest.failed,
-                real_tokens_done=manifest.tokens, drained_upto=count,
-            )  # fmt: skip
+        manifest = collector.finish(count, about)
+        self._trace_part(collector.output)
         return manifest
 
-
-class SkippedFile:
-    """skipped.jsonl: the rows that became no chunk, in the order they were met."""
-
-    def __init__(self, path: Path) -> None:
-        self.count = 0
-        self._path = path
-        self._file = path.with_suffix(".partial").open("w", encoding="utf-8")
-
-    def add(self, bad_row: BadRow) -> None:
-        """List a row."""
-        self.count += 1
-        self._file.write(json.dumps(asdict(bad_row)) + "\n")
-
-    def close(self) -> None:
-        """Put the file in its place, if there is anything in it."""
-        self._file.close()
-        partial = self._path.with_suffix(".partial")
-        if self.count:
-            partial.replace(self._path)
-        else:
-            partial.unlink()
-
-
-def _skipped_file(out: Path) -> contextlib.closing[SkippedFile]:
-    return contextlib.closing(SkippedFile(out / SKIPPED_FILE))
+    def _last_status(self, farm: Farm, job: str) -> JobStatus:
+        """What the server has counted; nothing, if it has lost the job now that all is here."""
+        try:
+            return self._persist(farm.job(job).status)
+        except JobGone:
+            return JobStatus()
 
 
 def _rest(
@@ -372,11 +366,3 @@ def _job_id(place: Place) -> str:
 def _embed_seconds(status: JobStatus) -> float:
     """From the first block read to the last commit."""
     return max(0, status.last_commit_ms - status.first_read_ms) / 1000
-
-
-def _remove_state(out: Path) -> None:
-    """Remove what only an unfinished output needs."""
-    private = out / STATE_DIRECTORY
-    if (private / SERVER_DIRECTORY).exists():
-        PrivateServer.at(private / SERVER_DIRECTORY).remove()
-    shutil.rmtree(private)

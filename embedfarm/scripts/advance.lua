@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Note the newest run of a recurring job; only the holder of the lock may, and only forwards.
 -- KEYS: lock, newest run   ARGV: fence, unix seconds of the run, ttl in s
 if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end

@@ -5,7 +5,7 @@ local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not entry then return 'duplicate' end
 redis.call('XACK', KEYS[1], 'farm', ARGV[1])
 redis.call('XDEL', KEYS[1], ARGV[1])
-redis.call('HINCRBY', KEYS[3], ARGV[2], -#entry[2][4])
+redis.call('HINCRBY', KEYS[3], ARGV[2], -#(entry[2][4] or ''))
 redis.call('RPUSH', KEYS[2], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 return 'answered'

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Announce a worker. The newest incarnation owns the name; an older one is told to stop.
 -- KEYS: worker, workers   ARGV: name, incarnation, heartbeat, ttl in ms
 local owner = redis.call('HGET', KEYS[1], 'incarnation')

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Say that all chunks are in. What was paused or ended meanwhile stays so.
 -- KEYS: meta   ARGV: chunk count
 if string.find(ARGV[1], '%D') then return redis.error_reply('ERR not a number: ' .. ARGV[1]) end

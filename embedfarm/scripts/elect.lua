@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take or keep the scheduler's lock. Each new holder gets a higher fence.
 -- KEYS: scheduler, fence   ARGV: token, ttl in ms
 local holder = redis.call('HGET', KEYS[1], 'token')

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Keep of a job that has ended only what people look at: its meta, and the newest of its failures.
 -- KEYS: meta, failed, and all other keys of the job
 -- ARGV: state, reason, seconds to keep it, failures to keep, then field and value of each counter

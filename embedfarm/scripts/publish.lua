@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Write plans, if the fence still belongs to the active scheduler, and wake workers that wait.
 -- KEYS: scheduler, plan keys, wake keys   ARGV: fence, ttl in ms, plans
 if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 'fenced' end

@@ -12,7 +12,13 @@ if state ~= 'open' and state ~= 'paused' then return state end
 local upto = tonumber(redis.call('HGET', KEYS[2], 'pushed_upto'))
 if tonumber(ARGV[5]) <= upto then return 'exists' end
 if ARGV[5] - ARGV[3] ~= upto then return 'gap' end
-redis.call('XADD', KEYS[1], ARGV[1], 'block', ARGV[2], 'count', ARGV[3], 'tokens', ARGV[4])
+local added = redis.pcall('XADD', KEYS[1], ARGV[1], 'block', ARGV[2], 'count', ARGV[3],
+  'tokens', ARGV[4])
+if added.err then
+  if not string.find(added.err, 'equal or smaller') then return added end
+  return redis.error_reply('ERR another program has put an entry into ' .. KEYS[1]
+    .. ', beyond which no block can be added; cancel the job')
+end
 redis.call('HSET', KEYS[2], 'pushed_upto', ARGV[5])
 redis.call('HINCRBY', KEYS[2], 'blocks_in', 1)
 redis.call('HINCRBY', KEYS[2], 'chunks_in', ARGV[3])

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Hand leases that are still mine back at once: any worker's next rescue finds them expired.
 -- The delivery is taken back too, since nobody tried.
 -- KEYS: in|retry   ARGV: worker, entry ids

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Keep leases that are still mine; return those that are not.
 -- JUSTID resets the idle time without counting a delivery. Without the owner check a slow worker
 -- would steal back what a rescuer already works on. Of a cancelled job nothing is kept: its worker

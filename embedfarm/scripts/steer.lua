@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Pause, resume or cancel a job. What was cancelled stays so, and of a job whose blocks are all done
 -- nothing is left to pause.
 -- KEYS: meta   ARGV: pause, resume or cancel

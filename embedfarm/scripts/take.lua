@@ -15,6 +15,6 @@ while bytes < tonumber(ARGV[3]) do
   if not read then break end
   local entry = read[1][2][1]
   entries[#entries + 1] = entry
-  bytes = bytes + #entry[2][4]
+  bytes = bytes + #(entry[2][4] or '')
 end
 return {now, 1, entries}

@@ -24,7 +24,13 @@ class FarmSettings(BaseModel):
             description="Other defaults for some limits below; what is set by name still counts."
         ),
     ] = ""
-    redis_url: Annotated[str, Field(description="Server to use; empty: a private one.")] = ""
+    redis_url: Annotated[
+        str,
+        Field(
+            description="Server to use: redis://, rediss://, unix:// or redis+sentinel:// "
+            "(docs/security.md); empty: a private one."
+        ),
+    ] = ""
     state_directory: Annotated[
         Path, Field(description="Logs of `work`; logs and the private server of `up`.")
     ] = Path("~/.local/state/embedfarm")
@@ -50,12 +56,31 @@ class FarmSettings(BaseModel):
     scheduler_ttl_seconds: Annotated[
         PositiveFloat, Field(description="A standby takes over when the lock is this old.")
     ] = 5.0
+    hang_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A device batch that takes no longer than this is never given up."),
+    ] = 30.0
+    hang_factor: Annotated[
+        PositiveInt,
+        Field(description="Times its predicted time, after which it is taken for a hang."),
+    ] = 10
+    load_seconds_max: Annotated[
+        PositiveFloat,
+        Field(description="Longest that a model may take to load, a download included."),
+    ] = 3600.0
     drain_seconds: Annotated[
         PositiveFloat, Field(description="Time between SIGTERM and SIGKILL.")
     ] = 30.0
     reconnect_seconds_max: Annotated[
         PositiveFloat, Field(description="How long a command waits for a server that is away.")
     ] = 120.0
+    reconcile_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Waiting for one result, after which lost chunks are looked for."),
+    ] = 10.0
+    full_disk_seconds: Annotated[
+        PositiveFloat, Field(description="Time between looks at an output's disk that is full.")
+    ] = 5.0
 
     jobs_max: Annotated[
         PositiveInt, Field(description="Unfinished jobs on the farm; one more is refused.")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.entries import Pending
 from embedfarm.farm import length_class
-from embedfarm.jobs import Pending
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus
 from scheduler.ledger import Service

@@ -9,10 +9,11 @@ from typing import cast
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from collector import collect
 from collector.collect import Collector, JobEnded
-from collector.manifest import About
+from collector.manifest import About, OutputError
 from collector.output import Output
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
@@ -268,6 +269,51 @@ def test_cut_in_another_way(desk: Desk) -> None:
 
 
 # Ends.
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "it is empty"),
+        (b"\x01\x93\x00\x01", "not a Result record"),
+        (encode(result_of(block(0, 10))), "result 0 is where"),
+        (encode(replace(result_of(block(150, 160)), vectors=b"")), "has not the sizes"),
+    ],
+)
+def test_a_damaged_result_is_made_anew(
+    desk: Desk, data: bytes, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for it for ever: what is not on disk is sent and embedded once more."""
+    desk.bench.run(desk.worker.run, desk.bench.stop)
+    desk.produce(3_000)
+    wait_until(lambda: max(desk.job.result_starts(), default=0) > 150)
+    start = min(each for each in desk.job.result_starts() if each >= 150)
+    desk.job.client.hset(desk.job.keys.results, str(start), data)
+    assert desk.collect() == 3_000
+    desk.check(3_000)
+    assert f"result {start} of job j is made anew: " in caplog.text
+    assert says in caplog.text
+
+
+def test_a_result_that_stays_damaged_ends_the_run(desk: Desk) -> None:
+    """Where the next one is damaged as well, somebody has to look: the error names it and why."""
+    desk.push(0, 10)
+    desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
+    collecting = desk.bench.run(desk.collect)
+    wait_until(lambda: not desk.job.result_starts())
+    desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
+    with pytest.raises(OutputError, match="result 0 of job j, once more: not a Result"):
+        collecting.result(20)
+
+
+def test_a_result_of_another_version_ends_the_run(desk: Desk) -> None:
+    """To embed it once more would not help; it stays for a program that reads it."""
+    desk.push(0, 10)
+    newer = b"\x02" + encode(result_of(block(0, 10)))[1:]
+    desk.job.client.hset(desk.job.keys.results, "0", newer)
+    with pytest.raises(OutputError, match="result 0 of job j: Result record of version 2"):
+        desk.collect()
+    assert desk.job.result_starts() == [0]
 
 
 def test_cancelled(desk: Desk) -> None:

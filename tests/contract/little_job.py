@@ -5,8 +5,10 @@ import redis
 
 from embedfarm import wire
 from embedfarm.accounts import Account
+from embedfarm.coverage import reconcile
+from embedfarm.entries import Entry
 from embedfarm.farm import Farm, engine_key
-from embedfarm.jobs import Entry, Job
+from embedfarm.jobs import Job
 from embedfarm.lane import Lane
 from embedfarm.records import (
     Block,
@@ -42,6 +44,7 @@ COMPLETION = Completion(
     overhead_seconds=0.1,
 )
 
+RATE = Rate(tokens_per_second=1.0, overhead_seconds=0.0, updated=1.0, samples=1)
 DECISION = Decision(time=1.0, seconds=0.1, passes=["size"], notes=[("size", "nothing")])
 STATS = SchedulerStats(
     passes=["size"],
@@ -143,8 +146,7 @@ def run_everything(client: redis.Redis) -> Job:
     assert farm.publish([plan], fence, 60, wake=["one"])
     farm.set_policy(["size"])
     farm.tell(DECISION, STATS)
-    rate = Rate(tokens_per_second=1.0, overhead_seconds=0.0, updated=1.0, samples=1)
-    farm.remember({"one|null:2|3": rate}, ["two|null:2|3"])
+    farm.remember({"one|null:2|3": RATE}, ["two|null:2|3"])
     farm.report(COMPLETION, 100)
     farm.sample(SAMPLE)
     farm.learn_budget("cpu", "null:2", 16_384)
@@ -177,4 +179,5 @@ def run_everything(client: redis.Redis) -> Job:
     assert job.close(4 * CHUNKS) == "closed"
     assert job.wait(job.keys.bell, 0)
     assert job.commit([embed(job.claim(stream, "two", [entries[2].id], 60)[0])]) == ["committed"]
+    assert not reconcile(job, [block(0)]).added
     return job

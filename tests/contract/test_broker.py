@@ -70,6 +70,48 @@ def test_persist_repeats_while_the_server_is_away() -> None:
     assert flaky.calls == ["attempt", "recover", *again, *again, *again]
 
 
+REFUSALS = (
+    "MISCONF Errors writing to the AOF file: No space left on device",
+    "OOM command not allowed when used memory > 'maxmemory'.",
+    "READONLY You can't write against a read only replica.",
+    "NOREPLICAS Not enough good replicas to write.",
+    "UNBLOCKED force unblock from blocking operation",
+    "LOADING Redis is loading the dataset in memory",
+    "MASTERDOWN Link with MASTER is down",
+    "CLUSTERDOWN The cluster is down",
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+    "BUSY Redis is busy running a script.",
+)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_refusals_that_pass_are_waited_out(client: redis.Redis, refusal: str) -> None:
+    """What a full server says, or one that changes its role, is no defect; also in a pipeline."""
+    script = f'return redis.error_reply("{refusal}")'
+    with pytest.raises(UNAVAILABLE):
+        client.eval(script, 0)
+    pipe = client.pipeline(transaction=False)
+    pipe.eval("return 1", 0)
+    pipe.eval(script, 0)
+    with pytest.raises(UNAVAILABLE):
+        pipe.execute()
+    assert client.ping()
+
+
+@pytest.mark.parametrize("refusal", ["WRONGTYPE no", "NOGROUP no", "BUSYGROUP no", "ERR no"])
+def test_other_refusals_are_defects(client: redis.Redis, refusal: str) -> None:
+    """They are raised at once."""
+    with pytest.raises(redis.ResponseError) as caught:
+        client.eval(f'return redis.error_reply("{refusal}")', 0)
+    assert not isinstance(caught.value, UNAVAILABLE)
+
+
+def test_a_full_server_is_there() -> None:
+    """It is waited for longer than one that is away, until somebody has made room."""
+    flaky = Flaky(*[redis.OutOfMemoryError("OOM")] * 6)
+    assert persist(flaky.attempt, threading.Event(), 0.1) == "answer"
+
+
 @pytest.mark.parametrize(
     "error", [redis.ResponseError("WRONGTYPE"), redis.AuthenticationError("no"), ValueError("bug")]
 )

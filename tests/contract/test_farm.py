@@ -8,8 +8,9 @@ import redis
 
 from embedfarm import wire
 from embedfarm.broker import closing_client
-from embedfarm.farm import Farm, FarmFull, ModelRefused, differences, length_class, model_key
+from embedfarm.farm import Farm, FarmFull, ModelRefused, length_class, model_key
 from embedfarm.jobs import Job
+from embedfarm.model_files import differences
 from embedfarm.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
 from embedfarm.status import JobGone
 from tests.contract.little_job import COMPLETION, embed, heartbeat, make_job, snapshot
@@ -150,7 +151,7 @@ def test_history(client: redis.Redis) -> None:
     farm = Farm(client)
     rates = {
         f"w{number}|m|3": Rate(
-            tokens_per_second=0.1 * number, overhead_seconds=0.01, updated=1e9, samples=number
+            tokens_per_second=0.1 + number, overhead_seconds=0.01, updated=1e9, samples=number
         )
         for number in range(3)
     }

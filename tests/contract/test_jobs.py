@@ -406,7 +406,7 @@ def test_release(client: redis.Redis) -> None:
     job.release(job.keys.blocks, "one", [ours.id, theirs.id])
     assert deliveries(job) == {ours.id: 0, theirs.id: 2}
     assert [lease.id for lease in job.expired(job.keys.blocks, 3600, 10)] == [ours.id]
-    claimed = job.claim(job.keys.blocks, "two", [ours.id, theirs.id], 3600)
+    claimed = job.claim(job.keys.blocks, "three", [ours.id, theirs.id], 3600)
     assert claimed == [ours]
     assert deliveries(job) == {ours.id: 1, theirs.id: 2}
 
@@ -450,6 +450,17 @@ def test_leases(client: redis.Redis) -> None:
     assert owners(job) == {first.id: "two", second.id: "one", third.id: "two"}
     assert job.copies([third.id, "99-0"]) == [third]
     assert deliveries(job) == {first.id: 2, second.id: 1, third.id: 1}
+
+
+def test_claim_of_ones_own(client: redis.Redis) -> None:
+    """One's own lease is had at once, unless somebody else took it since one looked."""
+    job = make_job(client, 2)
+    stream = job.keys.blocks
+    kept, lost = job.read("one", 2)
+    seen = [lease.id for lease in job.pending(stream, "one", 10)]
+    job.claim(stream, "two", [lost.id], 0)
+    assert job.claim(stream, "one", seen, 3600) == [kept]
+    assert owners(job) == {kept.id: "one", lost.id: "two"}
 
 
 def test_entry_deleted_under_its_lease(client: redis.Redis) -> None:
@@ -672,7 +683,8 @@ def test_scripts_declare_their_keys(path: Path) -> None:
     source = path.read_text()
     calls = re.findall(r"redis\.p?call\((.*)", source)
     key = re.compile(
-        r"('TIME'\)|('XGROUP', 'CREATE'|'\w+'|ARGV\[1\]|'XREADGROUP'.* 'STREAMS'), KEYS\[)"
+        r"('TIME'\)|('XGROUP', 'CREATE'|'XINFO', 'GROUPS'|'\w+'|ARGV\[1\]|"
+        r"'XREADGROUP'.* 'STREAMS'), KEYS\[)"
     )
     assert calls
     assert [call for call in calls if not key.match(call)] == []

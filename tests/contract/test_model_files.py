@@ -9,8 +9,15 @@ import pytest
 from huggingface_hub import constants
 
 from embedfarm import model_files
-from embedfarm.farm import differences
-from embedfarm.model_files import ModelError, find_local, fingerprint, is_null, resolve, sha256
+from embedfarm.model_files import (
+    ModelError,
+    differences,
+    find_local,
+    fingerprint,
+    is_null,
+    resolve,
+    sha256,
+)
 from embedfarm.records import JobSpec
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.farm import Batch
-from embedfarm.pace import NOW_SECONDS, Done, Pace, averages, foretell, paces_now
+from embedfarm.pace import NOW_SECONDS, Batch, Done, Pace, averages, foretell, paces_now
 
 NOW = 1000.0
 

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from embedfarm.records import (
     SPEC_WORDS,
+    VERSION,
+    Amount,
     Block,
     ChunkError,
     Completion,
+    Count,
     Decision,
+    Fact,
+    ForeignVersion,
     Heartbeat,
     JobShare,
     JobSpec,
@@ -27,6 +32,7 @@ from embedfarm.records import (
     Result,
     Sample,
     SchedulerStats,
+    Speed,
     TokenIds,
     TokenRecipe,
     decode,
@@ -54,16 +60,21 @@ KINDS: list[type[Record]] = [
     LaneAnswer,
 ]
 TEXTS = st.text(max_size=20)
+COUNTS = st.integers(0, 2**53)
+AMOUNTS = st.floats(0, 1e15)
+FACTS = st.floats(-1e300, 1e300)
 VALUES: dict[object, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     bytes: st.binary(max_size=50),
-    dict[str, float]: st.dictionaries(TEXTS, st.floats(allow_nan=False), max_size=3),
+    dict[str, Fact]: st.dictionaries(TEXTS, FACTS, max_size=3),
+    dict[str, Amount]: st.dictionaries(TEXTS, AMOUNTS, max_size=3),
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
-    dict[str, tuple[int, int]]: st.dictionaries(
-        TEXTS, st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), max_size=3
-    ),
-    float: st.floats(allow_nan=False),  # NaN equals nothing
-    int: st.integers(-(2**63), 2**64 - 1),
+    dict[str, tuple[Count, Count]]: st.dictionaries(TEXTS, st.tuples(COUNTS, COUNTS), max_size=3),
+    Amount: AMOUNTS,
+    Fact: FACTS,
+    Speed: st.floats(1e-9, 1e15),
+    Count: COUNTS,
+    int: COUNTS,
     list[str]: st.lists(TEXTS, max_size=3),
     list[tuple[str, str]]: st.lists(st.tuples(TEXTS, TEXTS), max_size=3),
     list[str] | None: st.none() | st.lists(TEXTS, max_size=3),
@@ -75,13 +86,13 @@ def records(kind: type[Record]) -> st.SearchStrategy[Record]:
     """Any record of a kind."""
     if kind is TokenIds:
         return TOKEN_IDS
-    fields = {name: VALUES[of] for name, of in get_type_hints(kind).items()}
+    fields = {name: VALUES[of] for name, of in get_type_hints(kind, include_extras=True).items()}
     return st.builds(kind, **(fields | (SPEC_VALUES if kind is JobSpec else {})))
 
 
 SPEC_VALUES: dict[str, st.SearchStrategy[Any]] = {
     **{name: st.sampled_from(words) for name, words in SPEC_WORDS.items()},
-    **dict.fromkeys(("max_length", "dimensions", "long_overlap"), st.integers(0, 2**64 - 1)),
+    **dict.fromkeys(("max_length", "dimensions", "long_overlap"), COUNTS),
     "lsh_bits": st.integers(8, 1024).map(lambda count: 8 * count),
 }
 TOKEN_IDS = st.builds(
@@ -170,12 +181,37 @@ def test_damage_is_refused(kind: type[Record], data: st.DataObject) -> None:
             decode(kind, damaged)
 
 
-def test_another_version_is_refused() -> None:
-    """A record of a layout from the future is refused, and both versions are named."""
-    with pytest.raises(RecordError, match="Rate record of version '02', not 1"):
-        decode(Rate, b"\x02\x90")
-    with pytest.raises(RecordError, match="Rate record of version '', not 1"):
-        decode(Rate, b"")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("version", "update"), [(VERSION + 1, "this program"), (VERSION - 1, "the program that wrote")]
+)
+def test_another_version_is_refused(kind: type[Record], version: int, update: str) -> None:
+    """A record of another layout is refused: both versions are named, and what to update."""
+    says = (
+        f"{kind.__name__} record of version {version}, .*reads version {VERSION}: update {update}"
+    )
+    with pytest.raises(ForeignVersion, match=says):
+        decode(kind, bytes([version]) + b"\x90")
+
+
+@pytest.mark.parametrize(("data", "begins"), [(b"", "is empty"), (b'{"a": 1}', "byte 7b")])
+def test_what_is_no_record_at_all_has_no_version(data: bytes, begins: str) -> None:
+    """Nothing, or text, is not taken for the record of a version to come."""
+    with pytest.raises(RecordError, match=f"not a Rate record: .*{begins}") as refused:
+        decode(Rate, data)
+    assert not isinstance(refused.value, ForeignVersion)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 1e16])
+@pytest.mark.parametrize("field", ["seconds", "overhead_seconds"])
+def test_what_cannot_be_reckoned_with_is_refused(field: str, wrong: float) -> None:
+    """A time that is none is refused by the place of its field, before it is in an average."""
+    done = dict.fromkeys(Completion.__struct_fields__, 1) | {
+        "worker": "w", "model": "m", "job": "j", field: wrong
+    }  # fmt: skip
+    place = Completion.__struct_fields__.index(field)
+    with pytest.raises(RecordError, match=rf"at `\$\[{place}\]`"):
+        decode(Completion, bytes([VERSION]) + msgspec.msgpack.encode(list(done.values())))
 
 
 @pytest.mark.parametrize(
@@ -233,6 +269,31 @@ def test_a_field_added_at_the_end_needs_no_new_version() -> None:
     old, new = Block(start=1, texts=["a"]), Grown(start=1, texts=["a"], language="fr")
     assert decode(Grown, encode(old)) == Grown(start=1, texts=["a"])
     assert decode(Block, encode(new)) == old
+
+
+@pytest.mark.parametrize("kind", [JobSpec, TokenRecipe])
+def test_a_demand_that_is_not_known_is_refused(kind: type[Record]) -> None:
+    """What says how vectors are made is followed to the letter: who cannot, must not try."""
+    record = (
+        JobSpec(model="m")
+        if kind is JobSpec
+        else TokenRecipe(tokenizer="0", prompt="", tokens_max=1)
+    )
+    grown = [*msgspec.structs.astuple(record), "a field of a later program"]
+    with pytest.raises(RecordError, match="at most length"):
+        decode(kind, bytes([VERSION]) + msgspec.msgpack.encode(grown))
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each not in {JobSpec, TokenRecipe}])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_later_program_s_further_field_is_skipped(
+    kind: type[Record], data: st.DataObject
+) -> None:
+    """What is added at the end of any other record does not keep older programs from reading it."""
+    record = data.draw(records(kind))
+    grown = [*msgspec.structs.astuple(record), {"more": [1, None]}]
+    assert decode(kind, bytes([VERSION]) + msgspec.msgpack.encode(grown)) == record
 
 
 @given(count=st.integers(1, 5), dimensions=st.integers(1, 4), data=st.data())

@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from embedfarm import wire
-from embedfarm.farm import Batch, Farm
+from embedfarm.farm import Farm
+from embedfarm.pace import Batch
 from embedfarm.records import encode
 from embedfarm.view import ENDED_MAX, JOBS_MAX, FarmReader
 from tests.contract.little_job import CHUNKS, COMPLETION, SAMPLE, embed, heartbeat, make_job

@@ -22,7 +22,7 @@ from embedfarm.broker import UNAVAILABLE, closing_client
 from embedfarm.farm import Farm
 from embedfarm.records import JobSpec
 from embedfarm.status import JobGone
-from tests.support import LiveServer, wait_until
+from tests.support import Reachable, wait_until
 from workers.engines.null import NullEngine
 
 COMMAND = [sys.executable, "-c", "from embedfarm.cli import main; main()"]
@@ -50,7 +50,7 @@ def run(
 
 
 @contextlib.contextmanager
-def role(server: LiveServer, home: Path, *words: str, **settings: str) -> Iterator[int]:
+def role(server: Reachable, home: Path, *words: str, **settings: str) -> Iterator[int]:
     """A long-running role; SIGTERM must end it with status 0. Gives its process id."""
     environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url, "HOME": str(home)}
     environment |= {f"EMBEDFARM_{name.upper()}": value for name, value in settings.items()}

@@ -9,6 +9,7 @@ from rq import Retry
 from embedfarm.broker import closing_client
 from embedfarm.farm import Farm
 from embedfarm.records import JobSpec
+from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, manifest, texts_of, write_corpus
 from tests.ingest.door import SLOW, Door, failure, returned, wait_for
 from tests.support import wait_until
@@ -62,6 +63,22 @@ def test_a_failure_says_why_and_is_tried_again(door: Door, tmp_path: Path) -> No
         write_corpus(corpus, ["a river"])
         wait_for(job, "finished")
     assert "corpus.jsonl" in door.log()
+
+
+def test_an_unfinished_output_is_reconciled(door: Door, tmp_path: Path) -> None:
+    """What the farm has lost of it is reported; here, where its output is not, it stays lost."""
+    out = tmp_path / "out"
+    (out / ".embedfarm").mkdir(parents=True)
+    (out / ".embedfarm" / "job-id").write_text("j")
+    job = make_job(door.connection, 3, "j")
+    door.connection.hdel(job.keys.meta, "out")
+    door.connection.xdel(job.keys.blocks, "3-2")
+    corpus = str(write_corpus(tmp_path / "corpus.jsonl", ["a river"]))
+    with door.ingest():
+        asked = door.enqueue("reconcile", str(out), corpus)
+        wait_for(asked, "finished")
+    found = returned(asked)
+    assert (found["job"], found["missing"], found["waiting"]) == ("j", [[2, 4]], 4)
 
 
 def test_options_that_are_none(door: Door, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from embedfarm.jobs import Pending
+from embedfarm.entries import Pending
 from embedfarm.records import Rate
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus

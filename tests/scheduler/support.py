@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from embedfarm.jobs import Pending
+from embedfarm.entries import Pending
 from embedfarm.records import JobShare, Rate
 from embedfarm.settings import Settings
 from embedfarm.status import JobStatus

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedfarm.jobs import Pending
+from embedfarm.entries import Pending
 from embedfarm.records import Rate
 from embedfarm.status import JobStatus
 from scheduler.ledger import Service

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import redis
@@ -17,17 +18,20 @@ from fastapi.testclient import TestClient
 from embedfarm import wire
 from embedfarm.lane import Lane
 from tests.farm.harness import run
-from tests.support import LiveServer, wait_until
+from tests.support import LiveServer, Reachable, wait_until
 from tests.web.conftest import client_of
 from web.keys import Key, KeysError, Scope, find_key, make_key, read_keys
 from web.rates import Buckets
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 SECONDS = 30.0
 
 
 @contextlib.contextmanager
 def served(
-    server: LiveServer, **settings: object
+    server: Reachable, **settings: object
 ) -> Iterator[tuple[tuple[str, int], subprocess.Popen[str]]]:
     """`embedfarm serve` with some settings: its address, and the process."""
     environment = {f"EMBEDFARM_{name.upper()}": str(value) for name, value in settings.items()}
@@ -162,7 +166,14 @@ def test_pages_of_other_sites(web: TestClient, server: LiveServer) -> None:
 def test_every_answer_has_security_headers(web: TestClient, client: redis.Redis) -> None:
     """Errors and defects too; a defect shows neither a traceback nor data."""
     client.set(wire.JobKeys("bad").meta, "secret")
-    for path, status in (("/livez", 200), ("/nowhere", 404), ("/v1/jobs/bad", 500)):
+
+    def fail() -> None:
+        raise RuntimeError("secret")
+
+    cast("FastAPI", web.app).add_api_route("/defect", fail)
+    for path, status in (
+        ("/livez", 200), ("/nowhere", 404), ("/v1/jobs/bad", 404), ("/defect", 500),
+    ):  # fmt: skip
         answer = web.get(path)
         assert answer.status_code == status
         assert "default-src 'self'" in answer.headers["content-security-policy"]

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from itertools import product
 
+import msgspec
 import pytest
 import redis
 from fastapi.testclient import TestClient
@@ -18,7 +19,14 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import JobSpec, encode
 from embedfarm.status import JobStatus
-from tests.contract.little_job import CHUNKS, heartbeat, make_job, run_everything
+from tests.contract.little_job import (
+    CHUNKS,
+    COMPLETION,
+    RATE,
+    heartbeat,
+    make_job,
+    run_everything,
+)
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 from web.keys import Key, Scope
@@ -79,6 +87,34 @@ def test_pages_of_a_farm_at_work(web: TestClient, client: redis.Redis) -> None:
         for name in ("speed", "lanes"):
             answer = web.get(f"/charts/jobs/{job.id}/{name}.svg", params=look._asdict())
             ET.fromstring(answer.content)  # noqa: S314 -- our own
+
+
+def test_a_micro_batch_of_no_tokens_is_shown(web: TestClient, client: redis.Redis) -> None:
+    """Producers may leave token counts out: nothing is divided by them."""
+    farm = Farm(client)
+    farm.remember({"one|null:2|0": RATE}, [])
+    farm.report(msgspec.structs.replace(COMPLETION, tokens=0), 100)
+    assert web.get("/workers", headers=BROWSER).status_code == 200
+
+
+def test_pages_go_on_among_records_of_another_version(web: TestClient, client: redis.Redis) -> None:
+    """They show what they can read, and name what they leave out."""
+    run_everything(client)
+    newer = b"\x02\x90"
+    for key in (wire.POLICY, wire.STATS, wire.plan_key("one")):
+        client.set(key, newer)
+    client.lpush(wire.DECISIONS, newer)
+    client.hset(wire.HISTORY, "one|null:2|4", newer)
+    client.hset(wire.worker_key("two"), "heartbeat", newer)
+    client.zadd(wire.WORKERS, {"two": time.time()})
+    client.xadd(wire.EVENTS, {"done": newer})
+    client.xadd(wire.SAMPLES, {"sample": newer})
+    client.hset(wire.JobKeys("other").meta, "spec", newer)
+    client.hset(wire.JobKeys("little").meta, "account:two#1", newer)
+    for page in (*PAGES, "/jobs/little", "/jobs/other", "/metrics", "/v1/jobs", "/v1/workers"):
+        assert web.get(page, headers=BROWSER).status_code == 200, page
+    page = web.get("/", headers=BROWSER).text
+    assert "ef:{farm}:worker:two is left out: Heartbeat record of version 2" in page
 
 
 def test_what_others_wrote_stays_text(web: TestClient, client: redis.Redis) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.entries import Entry
 from embedfarm.farm import Farm
-from embedfarm.jobs import Entry, Job
+from embedfarm.jobs import Job
 from embedfarm.records import Block, JobSpec, Result, encode
 from embedfarm.wire import entry_id
 from workers.engines import Chunk, Engine, Finish, Tokenised

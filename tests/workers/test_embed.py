@@ -18,6 +18,7 @@ from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
 from workers.parity import sample_rows
 from workers.results import failure, results_of
+from workers.timings import Timings
 
 
 def run(batch: MicroBatch, embedder: Embedder | None = None) -> list[Result]:
@@ -470,7 +471,7 @@ def test_slowdown_makes_the_device_slower() -> None:
     batch = micro_batch([block_of(0, 20)], NullEngine.open(spec), spec)
     alone = int(batch.tokenised.lengths.sum()) / 1000
     began = time.monotonic()
-    run(batch, Embedder(slowdown=3))
+    run(batch, Embedder(timings=Timings(slowdown=3)))
     assert time.monotonic() - began >= 3 * alone
     assert batch.forward_seconds >= 3 * alone
 

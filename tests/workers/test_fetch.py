@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 import redis
@@ -33,12 +34,15 @@ from tests.workers.support import (
     null_vectors,
     results,
 )
+from workers import fetch as first_stage
+from workers import models
 from workers.embed import Embedder
 from workers.engines import Chunk, Tokenised
 from workers.fetch import Fetcher, pieces
 from workers.leases import Holdings, MicroBatch
 from workers.models import Models
 from workers.results import results_of
+from workers.watchdog import Watchdog
 
 SHORT = Settings(lease_seconds=0.3, heartbeat_seconds=0.05)
 LONG = Settings(lease_seconds=3600)
@@ -47,7 +51,7 @@ BLOCKS = "ef:{j}:in"
 
 def fetcher_on(farm: Farm, worker: str = "w", settings: Settings = LONG) -> Fetcher:
     """A first stage; another one of the same name is the same worker after a crash."""
-    models = Models(farm, worker, "cpu", settings)
+    models = Models(farm, worker, "cpu", settings, Watchdog(settings))
     return Fetcher(farm, worker, Holdings(), models, settings, threading.Event())
 
 
@@ -315,6 +319,22 @@ def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
     assert starts(fetch(fetcher)) == [20]
 
 
+def test_try_that_failed_knowingly_is_settled_at_once(farm: Farm) -> None:
+    """Who knows why a last try failed splits the block, or names the chunk with that reason."""
+    job = create_job(farm, [block_of(0, 2)])
+    give_plan(farm, share(8))
+    fetcher = fetcher_on(farm, settings=LONG.model_copy(update={"deliveries_max": 1}))
+    (whole,) = fetch(fetcher).leases
+    fetcher.conclude([whole], "it did not end")
+    assert whole.tried
+    fetcher.holdings.remove([whole])
+    (piece,) = fetch(fetcher).leases
+    assert (piece.block.count, piece.deliveries, piece.attempts) == (1, 1, 2)
+    fetcher.conclude([piece], "it did not end")
+    (error,) = results(job)[0].errors
+    assert (error.index, error.reason, error.attempts) == (0, "it did not end, 1 times", 2)
+
+
 def test_poison_costs_only_its_chunk(farm: Farm) -> None:
     """A chunk that kills every worker fails alone, with the reason; all others are embedded.
 
@@ -339,7 +359,7 @@ def test_poison_costs_only_its_chunk(farm: Farm) -> None:
             commit(fetcher, batch)
     assert sizes == [100] * 3 + [13] + [2] + [1] * 3
     (error,) = [error for result in results(job) for error in result.errors]
-    assert (error.index, error.attempts) == (poison, 4)
+    assert (error.index, error.attempts) == (poison, len(sizes))
     assert error.reason == "the worker died or hung 3 times while embedding it"
     expected = null_vectors(block.texts)
     expected[poison] = 0
@@ -365,17 +385,16 @@ def test_pieces_make_up_the_block(count: int, number: int, with_ids: bool) -> No
 
 
 def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
-    """A block of another version, or damaged, costs its own chunks and stops nobody."""
-    job = create_job(farm, [block_of(0, 3)])
-    farm.client.xadd(
-        BLOCKS, {"block": b"\x09junk", "count": 4, "tokens": 9}, id=wire.entry_id(3, 4)
-    )
+    """A damaged block costs its own chunks and stops nobody."""
+    job = farm.job("j")
+    job.create(JobSpec(model="null:8"), 0)
+    job.push([(block_of(0, 3), encode(block_of(0, 3))), (block_of(3, 4), b"\x01junk")])
     give_plan(farm, share(2))
     fetcher = fetcher_on(farm)
     commit(fetcher, fetch(fetcher))
     assert [result.start for result in results(job)] == [0, 3]
     assert [(e.index, e.reason) for e in results(job)[1].errors] == [
-        (index, "Block record of version '09', not 1") for index in range(3, 7)
+        (index, "not a Block record: Expected `array`, got `int`") for index in range(3, 7)
     ]
     assert fetcher.holdings.tokens == 0
 
@@ -385,10 +404,9 @@ def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
 )
 def test_a_block_that_is_not_its_entry_s_fails(farm: Farm, block: Block) -> None:
     """Another program's mistake costs the chunks that the entry names, and no others."""
-    job = create_job(farm, [block_of(0, 3)])
-    farm.client.xadd(
-        BLOCKS, {"block": encode(block), "count": 4, "tokens": 9}, id=wire.entry_id(3, 4)
-    )
+    job = farm.job("j")
+    job.create(JobSpec(model="null:8"), 0)
+    job.push([(block_of(0, 3), encode(block_of(0, 3))), (block_of(3, 4), encode(block))])
     give_plan(farm, share(2))
     fetcher = fetcher_on(farm)
     commit(fetcher, fetch(fetcher))
@@ -451,7 +469,93 @@ def test_spec_that_cannot_be_read_is_refused(farm: Farm) -> None:
     farm.client.hset(job.keys.meta, "spec", b"\x07what")
     fetcher = fetcher_on(farm)
     assert fetcher.fetch() is None
-    assert "version '07'" in farm.refusals("j")["w"]
+    assert "version 7, but this program reads version 1" in farm.refusals("j")["w"]
+
+
+FOREIGN: list[tuple[str, dict[str, Any]]] = [
+    ("*", {"block": encode(block_of(3, 2)), "count": 2, "tokens": 9}),
+    ("*", {"task": "something else"}),
+    ("4-2", {"text": "no block"}),
+    ("4-0", {"block": encode(Block(start=3, texts=[]))}),
+    ("9-999999999999", {"block": b"", "count": "many", "tokens": "-1"}),
+]
+
+
+@pytest.mark.parametrize(("entry", "fields"), FOREIGN)
+@pytest.mark.parametrize("stream", [BLOCKS, "ef:{j}:retry"])
+def test_an_entry_that_is_none_of_the_job_s_goes(
+    farm: Farm, entry: str, fields: dict[str, Any], stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What another program has put into a stream is named, taken off, and counted nowhere."""
+    job = create_job(farm, [block_of(0, 3)])
+    give_plan(farm, share(9))
+    farm.client.xadd(stream, cast("Any", fields), id=entry)
+    fetcher = fetcher_on(farm)
+    while any(job.backlog()):
+        batch = fetcher.fetch()
+        if batch is not None:
+            commit(fetcher, batch)
+    status = job.status()
+    assert "block" not in fields or "is no block" in caplog.text or stream != BLOCKS
+    assert job.result(0) is not None
+    assert (status.blocks_in, status.chunks_failed) == (1, 0)
+
+
+def test_a_damaged_piece_fails_by_what_is_beside_it(farm: Farm) -> None:
+    """Of a piece of a block that failed, the server notes which chunks it has."""
+    job = create_job(farm, [block_of(0, 4)])
+    (entry,) = job.read("w", 1)
+    job.split(entry, [block_of(0, 2), block_of(2, 2)])
+    _, (damaged, fields) = cast("Any", farm.client.xrange("ef:{j}:retry"))
+    farm.client.xdel("ef:{j}:retry", damaged)
+    farm.client.xadd("ef:{j}:retry", fields | {b"block": b"\x01damaged"})
+    give_plan(farm, share(9))
+    fetcher = fetcher_on(farm)
+    while any(job.backlog()):
+        batch = fetcher.fetch()
+        if batch is not None:
+            commit(fetcher, batch)
+    good, bad = results(job)
+    assert (good.start, good.count, good.errors) == (0, 2, [])
+    assert [error.index for error in bad.errors] == [2, 3]
+
+
+def test_a_block_of_another_version_waits_for_who_reads_it(farm: Farm) -> None:
+    """An older worker meets a newer producer: it says so, hands the block back, and does others."""
+    job = farm.job("j")
+    job.create(JobSpec(model="null:8"), 0)
+    newer = b"\x02" + encode(block_of(0, 3))[1:]
+    job.push([(block_of(0, 3), newer), (block_of(3, 3), encode(block_of(3, 3)))])
+    create_job(farm, [block_of(0, 3)], "other")
+    give_plan(farm, share(9), share(9, "other"))
+    fetcher = fetcher_on(farm)
+    batch = fetch(fetcher)
+    assert batch.job == "other"
+    assert farm.refusals("j")["w"] == (
+        "Block record of version 2, but this program reads version 1: update this program"
+    )
+    assert fetcher.models.refusals() == ["j"]
+    assert job.status().chunks_failed == 0
+    assert {lease.deliveries for lease in job.pending(BLOCKS, None, 9)} == {0}, "nobody tried"
+
+
+def test_what_is_known_of_jobs_is_bounded(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has done very many jobs remembers the last ones only."""
+    monkeypatch.setattr(models, "JOBS_MAX", 3)
+    monkeypatch.setattr(first_stage, "JOBS_MAX", 3)
+    fetcher = fetcher_on(farm)
+    for number in range(8):
+        job = create_job(farm, [block_of(0, 3)], f"j{number}", "null:8" if number % 2 else "null:?")
+        give_plan(farm, share(1, job.id))
+        batch = fetcher.fetch()
+        if batch is not None:
+            commit(fetcher, batch)
+            assert fetcher.fetch() is None
+    known = fetcher.models
+    for held in (known._specs, known._accepted, known._refused_until, known._known):
+        assert len(held) <= 3
+    assert len(fetcher._begun) <= 3
+    assert len(fetcher._rescue_at) <= 3
 
 
 def test_foreign_token_ids_fail_by_name(farm: Farm) -> None:

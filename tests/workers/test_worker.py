@@ -26,6 +26,7 @@ from workers import models
 from workers.engines import Engine
 from workers.engines.null import NullEngine
 from workers.leases import MicroBatch
+from workers.renewal import renew
 
 SLOW = "null:8:40"  # tokens per second
 
@@ -248,12 +249,12 @@ def test_lost_leases_are_marked(server: LiveServer, farm: Farm) -> None:
     batch = worker.fetcher.fetch()
     assert batch is not None
     job.claim(job.keys.blocks, "thief", [batch.leases[0].entry.id], 0)
-    worker._renew(farm)
+    renew(farm, worker.name, worker.holdings)
     assert batch.leases[0].lost
     assert job.pending(job.keys.blocks, "thief", 9)
     job.delete()
     worker.holdings.add(batch.leases)
-    worker._renew(farm)
+    renew(farm, worker.name, worker.holdings)
     worker.client.close()
 
 

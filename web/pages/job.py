@@ -9,10 +9,10 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from embedfarm.accounts import describe
-from embedfarm.farm import Batch, Farm
+from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.overview import read_job
-from embedfarm.pace import Range
+from embedfarm.pace import Batch, Range
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.status import JobStatus
 from embedfarm.view import FarmReader

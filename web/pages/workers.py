@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple, cast
 from fastapi import APIRouter, Request, Response
 
 from embedfarm import wire
-from embedfarm.farm import Farm, length_class, readable
+from embedfarm.farm import Farm, length_class
 from embedfarm.records import Completion, Heartbeat, Rate
+from embedfarm.unreadable import readable
 from embedfarm.view import FarmReader
 from web.keys import Scope
 from web.pages.live import LIVE, answer_live
@@ -87,8 +88,7 @@ def read_learned(farm: Farm) -> dict[str, list[Learned]]:
     for name, rate in sorted(farm.history().items()):
         worker, _, rest = name.partition("|")
         model, _, size = rest.rpartition("|")
-        if size.isdecimal():
-            found[worker].append(Learned(model.partition("|")[0], 1 << int(size), rate))
+        found[worker].append(Learned(model.partition("|")[0], 1 << int(size), rate))
     for rates in found.values():
         rates.sort(key=lambda each: (each.model, each.tokens_least))
     return dict(found)
@@ -99,10 +99,10 @@ def read_pairs(farm: Farm) -> list[Pair]:
     rates = farm.history()
     rows = cast("list[Any]", farm.client.xrevrange(wire.EVENTS, count=PAIRS_MAX))
     found = []
-    for _, done in readable(Completion, b"done", rows):
+    for _, done in readable(Completion, b"done", rows, wire.EVENTS):
         size = length_class(done.tokens / max(1, done.chunks))
         rate = rates.get(f"{done.worker}|{done.model}|{size}")
-        if rate is not None and rate.tokens_per_second > 0:
+        if rate is not None and done.tokens:
             found.append(Pair(done.worker, done.tokens / rate.tokens_per_second, done.seconds))
     return found
 

@@ -1,0 +1,59 @@
+"""The end of a job: a record of it on the server, and nothing beside its output."""
+
+import contextlib
+import logging
+import shutil
+import threading
+from functools import partial
+from pathlib import Path
+
+from collector.manifest import STATE_DIRECTORY, Manifest
+from collector.output import OutputBusy, locked
+from embedfarm.broker import UNAVAILABLE, PrivateServer, closing_client, persist
+from embedfarm.cli.local import SERVER_DIRECTORY
+from embedfarm.farm import Farm
+from embedfarm.settings import Settings
+from embedfarm.status import JobGone
+from producer.requests import JOB_ID_FILE
+
+log = logging.getLogger(__name__)
+
+
+def end_job(farm: Farm, manifest: Manifest, settings: Settings) -> bool:
+    """Leave no more than a record of a finished job on the server; whether that is done.
+
+    A server that stays away must not spoil what is on disk; the next run of the command ends it.
+    """
+    count = manifest.count
+    end = partial(
+        farm.end, manifest.job, "finished", "", settings,
+        first_chunk=0, chunks_in=count, chunks_done=count, chunks_failed=manifest.failed,
+        real_tokens_done=manifest.tokens, drained_upto=count,
+    )  # fmt: skip
+    try:
+        with contextlib.suppress(JobGone):
+            persist(end, threading.Event(), settings.reconnect_seconds_max)
+    except UNAVAILABLE as error:
+        log.warning("the server keeps no record of job %s: %s", manifest.job, error)
+        return False
+    return True
+
+
+def tidy(out: Path, manifest: Manifest, settings: Settings) -> None:
+    """Do what a run left undone that died when it had written its manifest; or that is about to."""
+    if not (out / JOB_ID_FILE).exists():
+        return
+    with contextlib.suppress(OutputBusy), locked(out / STATE_DIRECTORY):
+        if settings.redis_url:
+            with closing_client(settings.redis_url) as client:
+                if not end_job(Farm(client), manifest, settings):
+                    return
+        remove_state(out)
+
+
+def remove_state(out: Path) -> None:
+    """Remove what only an unfinished output needs."""
+    private = out / STATE_DIRECTORY
+    if (private / SERVER_DIRECTORY).exists():
+        PrivateServer.at(private / SERVER_DIRECTORY).remove()
+    shutil.rmtree(private)

@@ -1,0 +1,58 @@
+"""The model that an output is made with: kept with it, and known to every server it meets."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from collector.files import replacing
+from collector.manifest import STATE_DIRECTORY
+from embedfarm.farm import Farm
+from embedfarm.status import JobGone
+
+FINGERPRINT_FILE: Final = "fingerprint.json"
+
+
+@dataclass
+class Fingerprint:
+    """Of one output's model.
+
+    Attributes:
+        out: The output directory.
+        known: Empty while the workers have not agreed.
+    """
+
+    out: Path
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def _path(self) -> Path:
+        return self.out / STATE_DIRECTORY / FINGERPRINT_FILE
+
+    def recall(self, farm: Farm, job: str) -> None:
+        """Hold the workers to the model that earlier runs of this output used.
+
+        Raises:
+            ModelRefused: They use another one.
+            JobGone: There is no such job.
+        """
+        if self._path.exists():
+            self.known = json.loads(self._path.read_text(encoding="utf-8"))
+            farm.agree(job, self.known)
+
+    def learn(self, farm: Farm, job: str) -> None:
+        """See which model the workers agreed on; remind a server that has lost it."""
+        agreed = farm.fingerprint(job)
+        if agreed:
+            self.known = agreed
+        elif self.known:
+            with contextlib.suppress(JobGone):
+                farm.agree(job, self.known)
+
+    def keep(self) -> None:
+        """Keep it, once, for runs that find another server."""
+        if self.known and not self._path.exists():
+            with replacing(self._path) as file:
+                file.write(json.dumps(dict(self.known)).encode())

@@ -1,0 +1,104 @@
+"""Chunks that a server has lost in the midst of a job: found while it runs, and sent again."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from collector.manifest import OutputError, Part
+from collector.output import Output
+from embedfarm.broker import UNAVAILABLE
+from embedfarm.cli.request import read_again, same_rows
+from embedfarm.coverage import describe_ranges, is_waiting, reconcile
+from embedfarm.jobs import Job
+from embedfarm.settings import Settings
+from embedfarm.status import JobGone
+from producer.refill import refill
+
+LOOK_SECONDS: Final = 1.0
+PATIENCE_SECONDS_MAX: Final = 600.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Reconciler:
+    """Looks for lost chunks after an outage, and when the next result does not come for long.
+
+    Attributes:
+        job: On a connection that nobody else uses.
+        output: That it fills.
+        identity: `Request.identity` of the output.
+        stop: Ends the watch.
+        outage: Set it when the server was away.
+    """
+
+    job: Job
+    output: Output
+    identity: Mapping[str, Any]
+    settings: Settings
+    stop: threading.Event
+    outage: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Until `stop`, send again what was lost.
+
+        Raises:
+            OutputError, CorpusError: As for `send_again`.
+        """
+        upto, since = -1, 0.0
+        patience = patience_least = self.settings.reconcile_seconds
+        while not self.stop.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            if self.output.buffered.stop != upto:
+                upto, since, patience = self.output.buffered.stop, now, patience_least
+            if self.outage.is_set() or now - since >= patience:
+                # Most wait for a worker, and for that there may be many jobs.
+                since, patience = now, min(2 * patience, PATIENCE_SECONDS_MAX)
+                with contextlib.suppress(*UNAVAILABLE, JobGone):  # as in the watcher
+                    self._look(upto)
+
+    def _look(self, upto: int) -> None:
+        """Look for lost chunks, if the chunk `upto` may be one or the server was away."""
+        if not self.outage.is_set() and is_waiting(self.job, upto):
+            return
+        missing = reconcile(self.job).missing(self.output.next_index)
+        self.outage.clear()
+        if missing:
+            log.warning("the server has lost chunks: %s", describe_ranges(missing))
+            parts = list(self.output.parts)
+            count = send_again(self.job, missing, self.identity, parts, self.settings, self.stop)
+            log.warning("%d chunks were sent again", count)
+
+
+def send_again(  # noqa: PLR0913, PLR0917 -- two callers, who have each of them in hand
+    job: Job,
+    missing: Sequence[range],
+    identity: Mapping[str, Any],
+    parts: Iterable[Part],
+    settings: Settings,
+    stop: threading.Event,
+) -> int:
+    """Send lost chunks again out of the source, as `refill`; how many the server took.
+
+    Args:
+        job: As for `refill`.
+        missing: The same.
+        identity: `Request.identity` of the output.
+        parts: What of the output is on disk.
+        settings: As for `refill`.
+        stop: The same.
+
+    Raises:
+        OutputError: The source has changed, or cannot be read again.
+        CorpusError: It cannot be read.
+        JobGone, redis.ConnectionError: As for `refill`.
+    """
+    sources = identity["sources"]
+    if "-" in sources:
+        raise OutputError("standard input cannot be read again for the chunks that were lost")
+    rows = same_rows(read_again(identity, sources, settings), parts)
+    return refill(job, missing, rows, settings, stop)

@@ -1,0 +1,50 @@
+"""What `up`, `work` and `ingest` do while their child processes do the work."""
+
+import threading
+from collections.abc import Callable, Collection
+
+from embedfarm.broker import UNAVAILABLE, host_name
+from embedfarm.farm import Farm
+from embedfarm.processes import ChildError
+
+WATCH_SECONDS = 0.5
+
+
+def keep(
+    stop: threading.Event,
+    failed: Callable[[], ChildError | None],
+    is_ready: Callable[[], bool],
+    tick: Callable[[], object],
+    each: Callable[[], object] = lambda: None,
+) -> None:
+    """Watch over children until `stop`.
+
+    Args:
+        stop: Set by a signal.
+        failed: Why they cannot go on, if so.
+        is_ready: Whether they have begun to work; asked until they have, and may raise what a
+            server raises that is away.
+        tick: Called in each round from then on.
+        each: Called in each round.
+
+    Raises:
+        ChildError: What `failed` gave.
+    """
+    ready = False
+    while not stop.wait(WATCH_SECONDS):
+        error = failed()
+        if error is not None:
+            raise error
+        each()
+        try:
+            ready = ready or is_ready()
+        except UNAVAILABLE:
+            continue  # so that it cannot be ready
+        if ready:
+            tick()
+
+
+def all_beat(farm: Farm, pids: Collection[int]) -> bool:
+    """Whether all these processes of this host are workers that have said that they live."""
+    alive = {beat.pid for beat in farm.workers() if beat.host == host_name()}
+    return bool(pids) and alive.issuperset(pids)

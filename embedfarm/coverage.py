@@ -1,0 +1,112 @@
+"""Which chunks of a job the server has, and which it should have and has not.
+
+Nothing is lost between the stations: a server that forgets the end of its log forgets it
+everywhere, and the producer sends it again. A hole in the midst is what somebody makes by hand, a
+server that evicts keys, or an old backup. Only the source can fill it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, cast
+
+from embedfarm import wire
+from embedfarm.jobs import Job
+from embedfarm.records import Block, encode
+from embedfarm.status import JobGone
+
+SEQUENCE_MAX: Final = (1 << 64) - 1  # in an entry's ID
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the server has of a job, at one moment.
+
+    Attributes:
+        drained_upto: As of `JobStatus`.
+        pushed_upto: The same.
+        results: Chunks that are embedded and not on disk.
+        waiting: Chunks that nobody has leased.
+        leased: Chunks that a worker holds.
+        added: Chunks that it was given again just now.
+    """
+
+    drained_upto: int
+    pushed_upto: int
+    results: Sequence[range]
+    waiting: Sequence[range]
+    leased: Sequence[range]
+    added: Sequence[range]
+
+    def missing(self, first: int = 0) -> list[range]:
+        """What of the chunks from `first` on, of those not on disk, is nowhere on the server."""
+        there = chain(self.results, self.waiting, self.leased, self.added)
+        upto = max(first, self.drained_upto)
+        holes = []
+        for each in sorted(there, key=lambda each: each.start):
+            if each.start > upto:
+                holes.append(range(upto, min(each.start, self.pushed_upto)))
+            upto = max(upto, each.stop)
+        if upto < self.pushed_upto:
+            holes.append(range(upto, self.pushed_upto))
+        return [each for each in holes if each]
+
+
+def reconcile(job: Job, blocks: Iterable[Block] = ()) -> Coverage:
+    """What the server has of a job, once it has those of the blocks of which it had nothing.
+
+    Blocks that it has, in whole or in part, are left out, so that this may be repeated, and done
+    beside others who do the same, and beside the job's producer. Counters follow what is there.
+
+    Args:
+        job: On a connection of the caller's.
+        blocks: Of chunks that `Coverage.missing` named.
+
+    Raises:
+        JobGone: There is no such job.
+    """
+    keys = job.keys
+    words = [word for b in blocks for word in (encode(b), b.start, b.count, b.token_count)]
+    answer = job.client.register_script(wire.script("reconcile"))(
+        keys=[keys.blocks, keys.retry, keys.results, keys.meta], args=words
+    )
+    if answer is None:
+        raise JobGone(job.id)
+    (drained, pushed), *lists = cast("list[list[Any]]", answer)
+    coverage = Coverage(drained, pushed, *map(_ranges, lists))
+    if coverage.added:
+        job.announce()
+    return coverage
+
+
+def is_waiting(job: Job, index: int) -> bool:
+    """Whether chunk `index` is in a block that nobody has begun, or that a worker holds.
+
+    A quick look: False may also mean that it is in a piece of a block, or embedded.
+    """
+    client, stream = job.client, job.keys.blocks
+    found = client.xrevrange(stream, f"{index + 1}-{SEQUENCE_MAX}", count=1)
+    for name, _ in cast("list[tuple[bytes, Any]]", found):
+        start, count = _numbers(name)
+        held = job.client.xpending_range(stream, wire.GROUP, name, name, 1)
+        groups = client.xinfo_groups(stream)
+        waits = any(_numbers(each["last-delivered-id"]) < (start, count) for each in groups)
+        return start - 1 <= index < start - 1 + count and (bool(held) or waits)
+    return False
+
+
+def _numbers(name: bytes) -> tuple[int, int]:
+    """Both numbers of an entry's ID."""
+    first, _, second = name.partition(b"-")
+    return int(first), int(second)
+
+
+def _ranges(flat: Sequence[int]) -> list[range]:
+    """Ranges of which the start and the count come in turn, in order."""
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return sorted((range(start, start + count) for start, count in pairs), key=lambda r: r.start)
+
+
+def describe_ranges(ranges: Sequence[range]) -> str:
+    """Some ranges for people, both ends as indices of chunks: "4 to 9, 12 to 12"."""
+    return ", ".join(f"{each.start} to {each.stop - 1}" for each in ranges)

@@ -1,0 +1,112 @@
+"""The URL of the server: one that is named, with TLS or without, or whichever sentinels name.
+
+    redis://user:password@host:6379/0
+    rediss://user:password@host:6380?ssl_ca_certs=/etc/embedfarm/ca.pem
+    unix:///run/valkey/valkey.sock
+    redis+sentinel://user:password@host1:26379,host2:26379/name/0?sentinel_password=…
+
+`sentinel` is short for `redis+sentinel`; with `rediss+sentinel` TLS is spoken to sentinels and
+servers. What stands behind `?` are arguments of redis-py's connections; those that begin with
+`sentinel_` are for the connections to sentinels, which otherwise need no password.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+import redis
+import redis.backoff
+import redis.connection
+import redis.retry
+import redis.sentinel
+
+SENTINEL_SCHEMES: Final = {
+    "sentinel": "redis",
+    "redis+sentinel": "redis",
+    "rediss+sentinel": "rediss",
+}
+SENTINEL_PORT: Final = 26379
+SENTINEL_SECONDS: Final = 1.0  # for a sentinel's answer, before the next one is asked
+PLAIN_SCHEMES: Final = ("redis", "rediss", "unix")
+FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+ENCODE: Final = "write / ? # [ ] @ of a password as %2F %3F %23 %5B %5D %40"
+
+
+class UrlError(ValueError):
+    """No URL of a server; the message has no value of it, which might be a password."""
+
+
+def make_pool(url: str, **arguments: Any) -> redis.ConnectionPool:  # noqa: ANN401 -- as redis-py
+    """Connections to the server of `url`, none of which is made yet.
+
+    Args:
+        url: See above.
+        arguments: Of the pool and of its connections, whatever the URL says.
+
+    Raises:
+        UrlError: There is no such server.
+    """
+    parts = _split(url)
+    arguments["driver_info"] = None  # CLIENT SETINFO is in no ACL file that Redis 7.0 can read
+    try:
+        if parts.scheme in SENTINEL_SCHEMES:
+            pool = _sentinel_pool(parts, arguments)
+        else:
+            pool = redis.ConnectionPool(**(redis.connection.parse_url(url) | arguments))
+        pool.make_connection()  # which is not connected, but refuses arguments that are none
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise UrlError(str(error)) from None
+    for name in FILES:
+        path = pool.connection_kwargs.get(name)
+        if path and not Path(path).is_file():
+            raise UrlError(f"{name}: there is no file {path}")
+    return pool
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL, one that a password has torn excepted: urllib quotes what it stumbles on.
+
+    Only the first of several hosts is looked at.
+    """
+    try:
+        parts = urlsplit(url)
+        _address(parts.netloc.partition(",")[0])
+    except ValueError:
+        raise UrlError(f"its port is no number, or its host no name; {ENCODE}") from None
+    if parts.scheme not in {*PLAIN_SCHEMES, *SENTINEL_SCHEMES}:
+        raise UrlError(f"it begins with none of {', '.join([*PLAIN_SCHEMES, *SENTINEL_SCHEMES])}")
+    if "@" in url and "@" not in parts.netloc and parts.scheme != "unix":
+        raise UrlError(f"its user and password end before the @; {ENCODE}")
+    return parts
+
+
+def _address(netloc: str) -> tuple[str, int]:
+    """Host and port of a sentinel; a user before them is passed over."""
+    parts = urlsplit(f"//{netloc}")
+    return parts.hostname or "localhost", parts.port or SENTINEL_PORT
+
+
+def _sentinel_pool(parts: SplitResult, arguments: Mapping[str, Any]) -> redis.ConnectionPool:
+    """Connections to the primary of a service, looked up each time that one is made."""
+    user, at, hosts = parts.netloc.rpartition("@")
+    name, _, database = parts.path.strip("/").partition("/")
+    if not name:
+        raise UrlError("it has no name of a service behind the sentinels")
+    server = f"{SENTINEL_SCHEMES[parts.scheme]}://{user}{at}/{database}?{parts.query}"
+    given = redis.connection.parse_url(server)
+    tls = given.pop("connection_class", None) is not None
+    asking = {key: given.pop(key) for key in list(given) if key.startswith("sentinel_")}
+    asking = {key.removeprefix("sentinel_"): value for key, value in asking.items()}
+    if tls:
+        asking |= {"ssl": True} | {k: v for k, v in given.items() if k.startswith("ssl_")}
+    manager = redis.sentinel.Sentinel(
+        [_address(host) for host in hosts.split(",")],
+        sentinel_kwargs={
+            "socket_timeout": SENTINEL_SECONDS,
+            "socket_connect_timeout": SENTINEL_SECONDS,
+            "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        }
+        | asking,
+    )
+    return redis.sentinel.SentinelConnectionPool(name, manager, ssl=tls, **(given | arguments))

@@ -1,0 +1,97 @@
+"""Chunks that the server has lost in the midst of a job, sent again out of the source."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from embedfarm.broker import persist
+from embedfarm.coverage import reconcile
+from embedfarm.jobs import Job
+from embedfarm.records import Block, Rows
+from embedfarm.settings import Settings
+from producer.blocks import Blocker
+from producer.submit import RESULT_BYTES_MAX, VECTOR_BYTES_GUESSED
+
+GROUP_BYTES: Final = 4 << 20  # text sent at a time
+
+T = TypeVar("T")
+
+
+def refill(
+    job: Job,
+    missing: Sequence[range],
+    source: Iterable[Rows],
+    settings: Settings,
+    stop: threading.Event,
+) -> int:
+    """Send chunks again, those of them that are still missing.
+
+    Args:
+        job: On a connection that nobody else uses.
+        missing: Which, in order.
+        source: All rows of the job, from chunk 0 on; it is read as far as is needed.
+        settings: Sizes of blocks.
+        stop: Ends the reading, and waiting for the server.
+
+    Returns:
+        The number of chunks that the server took.
+
+    Raises:
+        JobGone: Somebody deleted the job.
+        redis.ConnectionError: The server stayed away, or `stop` was set while it was.
+    """
+
+    def again(attempt: Callable[[], T]) -> T:
+        return persist(attempt, stop, settings.reconnect_seconds_max)
+
+    vector_bytes = again(job.status).vector_bytes or VECTOR_BYTES_GUESSED
+    chunks_max = max(1, min(RESULT_BYTES_MAX // vector_bytes, settings.block_chunks_max))
+    count = 0
+    for group in _groups(_blocks(missing, source, settings, chunks_max)):
+        if stop.is_set():
+            break
+        coverage = again(lambda group=group: reconcile(job, group))  # type: ignore[misc] # mypy#6
+        count += sum(map(len, coverage.added))
+    return count
+
+
+def _blocks(
+    missing: Sequence[range], source: Iterable[Rows], settings: Settings, chunks_max: int
+) -> Iterator[Block]:
+    """The missing chunks as blocks that are as large as may be: each is a lease of its own."""
+    wanted = iter(missing)
+    hole = next(wanted, None)
+    blocker: Blocker | None = None
+    first = 0
+    for rows in source:
+        end = first + len(rows.texts)
+        while hole is not None and hole.start < end:
+            if blocker is None:
+                blocker = Blocker(hole.start, settings)
+                blocker.chunks_max = chunks_max
+                blocker.tokens_target = float("inf")
+            part = slice(max(hole.start, first) - first, min(hole.stop, end) - first)
+            yield from blocker.add(
+                Rows(rows.texts[part], None if rows.ids is None else rows.ids[part])
+            )
+            if hole.stop > end:
+                break
+            yield from blocker.flush()
+            hole, blocker = next(wanted, None), None
+        if hole is None:
+            return
+        first = end
+
+
+def _groups(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """Blocks of about `GROUP_BYTES` of text together."""
+    group: list[Block] = []
+    size = 0
+    for block in blocks:
+        group.append(block)
+        size += sum(map(len, block.texts))
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

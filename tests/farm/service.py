@@ -1,0 +1,89 @@
+"""A role as a service manager runs it: started, told to stop, and listened to."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Self
+
+from tests.support import LiveServer
+
+
+class Service:
+    """One process, with a socket on which it says how it is.
+
+    Args:
+        command: Program and arguments.
+        server: Its server.
+        settings: Its settings by name.
+    """
+
+    def __init__(self, command: Sequence[str], server: LiveServer, **settings: object) -> None:
+        name = f"embedfarm-{uuid.uuid4().hex}"
+        self.said: list[str] = []
+        self._command = list(command)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"\0{name}")
+        environment = {f"EMBEDFARM_{key.upper()}": str(each) for key, each in settings.items()}
+        environment["EMBEDFARM_REDIS_URL"] = server.url
+        self.environment = os.environ | environment | {"NOTIFY_SOCKET": f"@{name}"}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        self.said = []
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, env=self.environment
+        )
+
+    def watch(self, seconds: float) -> None:
+        """Ask it, from its next start on, to say that it lives at least so often."""
+        self.environment["WATCHDOG_USEC"] = str(int(seconds * 1e6))
+
+    def hears(self, word: str, seconds: float) -> bool:
+        """Whether the process says a word, such as "READY=1", within that time."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            try:
+                words = self._socket.recv(4096).decode().split("\n")
+            except TimeoutError:
+                break
+            self.said += words
+            if word in words:
+                return True
+        return False
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self, seconds: float = 40.0) -> int:
+        """Exit status."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    def restart(self, status: int = 0) -> None:
+        """End it, with that exit status, and start it again."""
+        self.ask_to_stop()
+        assert self.wait() == status
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._socket.close()

@@ -1,0 +1,58 @@
+"""What an output knows of its model, on servers that know it, have lost it, or never knew it."""
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from collector.manifest import STATE_DIRECTORY
+from embedfarm.cli.fingerprint import FINGERPRINT_FILE, Fingerprint
+from embedfarm.farm import Farm, ModelRefused
+from embedfarm.jobs import Job
+from embedfarm.records import JobSpec
+
+OURS = {"weights": "1", "revision": "a"}
+
+
+@pytest.fixture
+def job(client: redis.Redis) -> Job:
+    """One that no worker has looked at."""
+    job = Job(client, "j")
+    job.create(JobSpec(model="m"), 0)
+    return job
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """An unfinished output."""
+    (tmp_path / STATE_DIRECTORY).mkdir()
+    return tmp_path
+
+
+def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
+    """Its workers will not say it again, and the manifest and later runs need it."""
+    farm, fingerprint = Farm(job.client), Fingerprint(out)
+    fingerprint.learn(farm, "j")
+    fingerprint.keep()
+    assert not (out / STATE_DIRECTORY / FINGERPRINT_FILE).exists()
+    farm.agree("j", OURS)
+    fingerprint.learn(farm, "j")
+    job.client.hdel(job.keys.meta, "fingerprint")
+    fingerprint.learn(farm, "j")
+    assert farm.fingerprint("j") == fingerprint.known == OURS
+    job.delete()
+    fingerprint.learn(farm, "j")
+    assert fingerprint.known == OURS
+
+
+def test_another_server_learns_it(job: Job, out: Path) -> None:
+    """What was kept with the output holds for workers of all later runs."""
+    farm, first = Farm(job.client), Fingerprint(out)
+    farm.agree("j", OURS)
+    first.learn(farm, "j")
+    first.keep()
+    job.client.hdel(job.keys.meta, "fingerprint")
+    Fingerprint(out).recall(farm, "j")
+    assert farm.fingerprint("j") == OURS
+    with pytest.raises(ModelRefused, match="weights"):
+        farm.agree("j", OURS | {"weights": "2"})

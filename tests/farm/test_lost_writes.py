@@ -1,0 +1,193 @@
+"""A server that comes back without the last seconds of its writes: the job ends complete."""
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+import redis
+
+from embedfarm.broker import UNAVAILABLE, closing_client, connect
+from embedfarm.farm import Farm
+from embedfarm.settings import Settings
+from embedfarm.status import JobGone, JobStatus
+from tests.farm.harness import Embedding, check_output, role, texts_of, write_corpus
+from tests.hash_worker import crash
+from tests.support import SERVERS, LiveServer, wait_until
+
+CHUNKS = 6_000
+DIMENSIONS = 16
+MODEL = f"null:{DIMENSIONS}:15000"  # about ten seconds of work for two
+LOST_SECONDS = 2.0  # what `appendfsync everysec` may lose
+SMALL = {"EMBEDFARM_WINDOW_BYTES_MAX": str(1 << 20), "EMBEDFARM_PART_BYTES_MAX": str(1 << 15)}
+
+
+class Scene:
+    """A scheduler, two workers, and a job that is under way on a server."""
+
+    def __init__(self, server: LiveServer, folder: Path, seed: int) -> None:
+        self.server = server
+        self.random = random.Random(seed)
+        self.client = connect(server.url)
+        self.texts = list(texts_of(CHUNKS, seed))
+        corpus = write_corpus(folder / "corpus.jsonl", self.texts)
+        self.out = folder / "out"
+        words = [corpus, "--model", MODEL, "--redis", server.url, "--job-id", "j"]
+        self.embedding = Embedding(words, self.out, SMALL)
+
+    def status(self) -> JobStatus:
+        """Of the job, as long as there is none an empty one."""
+        try:
+            return Farm(self.client).job("j").status()
+        except (*UNAVAILABLE, JobGone):
+            return JobStatus()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended."""
+        return self.embedding.process.poll() is not None
+
+    def wait_for(self, share: float) -> None:
+        """Until about so much is embedded."""
+        target = (share + self.random.uniform(-0.1, 0.1)) * CHUNKS
+        wait_until(lambda: self.ended or self.status().chunks_done >= target, 90)
+
+    def check(self) -> None:
+        """The command ends well, and every vector is that of its text."""
+        assert self.embedding.wait() == 0, self.embedding.log()
+        check_output(self.out, self.texts, DIMENSIONS)
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.embedding.kill()
+        self.client.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    """Where the job is; of the first kind only, since each run takes long."""
+    server = LiveServer(tmp_path / "server", SERVERS[0], Settings())
+    server.start()
+    yield server
+    server.stop()
+
+
+@contextlib.contextmanager
+def farm(server: LiveServer, folder: Path, seed: int = 0) -> Iterator[Scene]:
+    """All but the server."""
+    with (
+        role(server, folder, "schedule"),
+        role(server, folder, "work", "--devices", "cpu", "--workers", "2"),
+        contextlib.closing(Scene(server, folder, seed)) as scene,
+    ):
+        yield scene
+
+
+class Log:
+    """Notes, in a thread, how long a server's append-only file was when."""
+
+    def __init__(self, server: LiveServer) -> None:
+        self._directory = server.private.directory / "appendonlydir"
+        self._sizes = deque[tuple[float, int]](maxlen=1000)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.02):
+            size = sum(path.stat().st_size for path in self._directory.glob("*.incr.aof"))
+            self._sizes.append((time.monotonic(), size))
+
+    def bytes_before(self, seconds: float) -> int:
+        """How long it was so long ago."""
+        before = time.monotonic() - seconds
+        sizes = [size for at, size in self._sizes if at <= before]
+        return sizes[-1] if sizes else 0
+
+
+def survive_crashes(scene: Scene, shares: tuple[float, ...]) -> None:
+    """Crash the server at some shares of the work; each time the last writes are lost.
+
+    The log ends anywhere, as a rule within a command.
+    """
+    with Log(scene.server) as log:
+        for share in shares:
+            scene.wait_for(share)
+            crash(scene.server, log.bytes_before(LOST_SECONDS))
+    scene.check()
+
+
+def test_end_of_the_log_is_lost(server: LiveServer, tmp_path: Path) -> None:
+    """The server crashes early, and while the job is finishing."""
+    with farm(server, tmp_path) as scene:
+        survive_crashes(scene, (0.3, 0.95))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_runs(server: LiveServer, tmp_path: Path, seed: int) -> None:
+    """At random times, up to five times a run."""
+    pick = random.Random(seed)
+    shares = tuple(sorted(pick.random() for _ in range(pick.randint(1, 5))))
+    with farm(server, tmp_path, seed) as scene:
+        survive_crashes(scene, shares)
+
+
+@contextlib.contextmanager
+def replica_of(server: LiveServer, directory: Path) -> Iterator[LiveServer]:
+    """A second server that follows a first one."""
+    replica = LiveServer(directory, SERVERS[0], Settings())
+    replica.start()
+    try:
+        with closing_client(server.url) as primary, closing_client(replica.url) as second:
+            port = free_port()
+            primary.config_set("port", port)
+            second.replicaof("127.0.0.1", str(port))
+            wait_until(lambda: second.info("replication")["master_link_status"] == "up")
+        yield replica
+    finally:
+        replica.stop()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_replica_without_the_last_writes_takes_over(server: LiveServer, tmp_path: Path) -> None:
+    """It fell behind, then has the address of the first, refuses writes, and is promoted."""
+    with (
+        replica_of(server, tmp_path / "replica") as replica,
+        farm(server, tmp_path) as scene,
+        closing_client(replica.url) as second,
+    ):
+        scene.wait_for(0.4)
+        second.replicaof("127.0.0.1", "1")
+        cut = scene.status().chunks_done
+        behind = time.monotonic() + LOST_SECONDS
+        wait_until(lambda: time.monotonic() > behind and scene.status().chunks_done > cut)
+        server.kill()
+        server.private.socket.unlink()
+        server.private.socket.symlink_to(replica.private.socket)
+        with pytest.raises(redis.ReadOnlyError):
+            scene.client.set("more", "1")
+        refused = second.info("errorstats")
+        wait_until(lambda: second.info("errorstats") != refused)
+        second.replicaof("NO", "ONE")
+        assert Farm(second).job("j").status().chunks_done < CHUNKS
+        scene.check()

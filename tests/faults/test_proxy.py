@@ -1,0 +1,140 @@
+"""The proxy itself: what each fault does, and to what."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from embedfarm.broker import connect
+from embedfarm.jobs import Job
+from embedfarm.records import JobSpec
+from tests.faults.proxy import Fault, Proxy, Rain
+from tests.faults.resp import frame_end, take_frames
+from tests.support import LiveServer, wait_until
+
+
+@pytest.fixture
+def proxy(server: LiveServer) -> Iterator[Proxy]:
+    """A proxy in front of the server of this test."""
+    with Proxy(server.private.socket) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(proxy: Proxy) -> Iterator[redis.Redis]:
+    """A client that loses patience after a second."""
+    client = connect(proxy.url)
+    client.connection_pool.connection_kwargs["socket_timeout"] = 1.0
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("where", ["request", "reply"])
+@pytest.mark.parametrize("what", ["drop", "reset", "stall"])
+def test_what_is_lost(
+    proxy: Proxy, behind: redis.Redis, client: redis.Redis, what: str, where: str
+) -> None:
+    """The caller sees an error; the server has done it if the reply was lost, else not."""
+    proxy.aim("INCRBY", Fault(what, where))  # type: ignore[arg-type] # of the lists above
+    expected = redis.TimeoutError if what == "stall" else redis.ConnectionError
+    behind.ping()
+    with pytest.raises(expected):
+        behind.incr("n")
+    assert int(client.get("n") or 0) == (where == "reply")
+    assert behind.incr("n") == 1 + (where == "reply")
+    assert proxy.requests["INCRBY"] == 2
+    assert proxy.replies["INCRBY"] == 1
+
+
+def test_what_is_late(proxy: Proxy, behind: redis.Redis) -> None:
+    """A delay and a trickle change nothing but the time."""
+    value = bytes(range(256)) * 2000
+    proxy.aim("GET", Fault("trickle"), Fault("delay", seconds=0.5))
+    behind.set("k", value)
+    assert behind.get("k") == value
+    began = time.monotonic()
+    assert behind.get("k") == value
+    assert time.monotonic() - began >= 0.5
+    proxy.aim("SET", Fault("trickle", "request"))
+    behind.set("k", value[:100])
+    assert behind.get("k") == value[:100]
+
+
+def test_nothing_passes(proxy: Proxy, behind: redis.Redis, client: redis.Redis) -> None:
+    """All that is frozen looks half-open, and arrives late."""
+    behind.ping()
+    proxy.freeze()
+    with pytest.raises(redis.TimeoutError):
+        behind.incr("n")
+    assert client.get("n") is None
+    proxy.thaw()
+    wait_until(lambda: client.get("n") == b"1")
+
+
+def test_scripts_and_pipelines(proxy: Proxy, behind: redis.Redis, client: redis.Redis) -> None:
+    """A farm's script is aimed at by its name; of a pipeline, only what stands behind is lost."""
+    job = Job(behind, "j")
+    job.create(JobSpec(model="null:4"), 0)
+    proxy.aim("close", Fault("drop"))
+    with pytest.raises(redis.ConnectionError):
+        job.close(7)
+    assert job.status().chunk_count == 7
+    pipe = behind.pipeline(transaction=False)
+    for place in range(9):
+        pipe.rpush("list", place)
+    pipe.lpop("list")
+    proxy.aim("LPOP", Fault("drop", "request"))
+    with pytest.raises(redis.ConnectionError):
+        pipe.execute()
+    assert client.llen("list") == 9
+
+
+def test_a_seed_is_a_plan(proxy: Proxy, behind: redis.Redis) -> None:
+    """The same seed hits the same requests."""
+    behind.ping()
+    places = []
+    for seed in (7, 7, 8):
+        proxy.rain = Rain(seed, 0.3, (Fault("delay", seconds=0), Fault("trickle")))
+        proxy.hits.clear()
+        for place in range(30):
+            behind.lrange(str(place), 0, len(proxy.hits))
+        places.append(list(proxy.hits))
+    assert 2 < len(places[0]) < 20
+    assert places[0] == places[1] != places[2]
+
+
+def test_a_unix_socket_in_front(server: LiveServer, tmp_path: Path) -> None:
+    """It can listen at a unix socket, too; a server that is down closes its connections."""
+    with Proxy(server.private.socket, tmp_path / "s") as proxy:
+        client = connect(proxy.url)
+        assert client.ping()
+        server.kill()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"+OK\r\n",
+        b"$-1\r\n",
+        b"$0\r\n\r\n",
+        b"$4\r\na\r\nb\r\n",
+        b"*2\r\n$1\r\na\r\n*0\r\n",
+        b"*-1\r\n",
+        b"%1\r\n+a\r\n:1\r\n",
+        b">2\r\n+a\r\n_\r\n",
+    ],
+)
+def test_frames_end_where_they_end(frame: bytes) -> None:
+    """A frame is whole at its last byte and not before; a second one does not change that."""
+    assert [frame_end(frame[:cut]) for cut in range(len(frame))] == [-1] * len(frame)
+    assert frame_end(frame + frame) == len(frame)
+    buffer = bytearray(frame + frame + frame[:-1])
+    assert take_frames(buffer) == [frame, frame]
+    assert buffer == frame[:-1]

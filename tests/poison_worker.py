@@ -1,0 +1,80 @@
+"""A worker process whose engine comes to harm by some texts: `python -m tests.poison_worker`.
+
+It is `workers.main` with another engine. While the file that `EMBEDFARM_TEST_HEALED` names exists,
+every text is harmless; while that of `EMBEDFARM_TEST_STUCK` does, the device's driver says nothing.
+"""
+
+import os
+import re
+import signal
+import sys
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.records import JobSpec
+from workers import main, models
+from workers.engines import Chunk, Tokenised, only_texts
+from workers.engines.null import NullEngine
+
+HEALED: Final = "EMBEDFARM_TEST_HEALED"
+STUCK: Final = "EMBEDFARM_TEST_STUCK"
+MARKER: Final = "poison that "
+DEEDS: Final = ("raises", "kills", "hangs", "locks")
+
+
+def hold_lock() -> None:
+    """Let no other thread of this process run, for ages."""
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+class PoisonEngine(NullEngine):
+    """The null engine, until it meets a text with a marker."""
+
+    poisons: Final[dict[int, str]] = {}
+
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
+        """As its base; remembers the poisons, and comes to harm by one of them already."""
+        for text in only_texts(chunks):
+            deed = text.partition(MARKER)[2]
+            if deed and not Path(os.environ[HEALED]).exists():
+                self.poisons[zlib.crc32(text.encode())] = deed
+                if deed == "locks":
+                    hold_lock()
+        return super().tokenise(chunks)
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """As its base, without a poison among the rows."""
+        deeds = {self.poisons.get(int(checksum)) for checksum in batch.features[rows]}
+        if "raises" in deeds:
+            raise RuntimeError("poison")
+        if "kills" in deeds:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hangs" in deeds:
+            threading.Event().wait()
+        return super().forward(batch, rows)
+
+
+def open_poison_engine(spec: JobSpec, *_: Any) -> PoisonEngine:  # noqa: ANN401 # as open_engine
+    """In the place of `workers.engines.open_engine`."""
+    engine = PoisonEngine.open(spec)
+    assert isinstance(engine, PoisonEngine)
+    return engine
+
+
+def read_facts(_: object) -> dict[str, float]:
+    """In the place of what asks the device's driver."""
+    if Path(os.environ.get(STUCK, "/nowhere")).exists():
+        threading.Event().wait()
+    return {}
+
+
+if __name__ == "__main__":
+    vars(models)["open_engine"] = open_poison_engine  # where it is looked up
+    vars(main)["_facts"] = read_facts
+    sys.exit(main.main())

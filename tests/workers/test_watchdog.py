@@ -1,0 +1,87 @@
+"""What hangs is found, and only that."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import redis
+
+from embedfarm.farm import Farm
+from embedfarm.settings import Settings
+from tests.support import LiveServer, wait_until
+from tests.workers.support import block_of, create_job
+from workers.watchdog import LOOK_SECONDS_MAX, Watchdog, Watched
+
+SETTINGS = Settings(hang_seconds=1.0, hang_factor=4)
+TTL_SECONDS = 4.0
+
+
+def nothing() -> float:
+    """A limit that is over at once."""
+    return 0.0
+
+
+def look_after(watchdog: Watchdog, watched: Watched, seconds: float) -> Watched | None:
+    """What a look finds that comes so much later than the one before."""
+    watched._seen -= seconds  # time is passing for it
+    return watchdog.look()
+
+
+def test_limits_follow_the_prediction() -> None:
+    """Never less than the least; what cannot be predicted may take the factor times that."""
+    watchdog = Watchdog(SETTINGS)
+    assert [watchdog.bound(seconds) for seconds in (0.01, 0.25, 2.0, 0.0)] == [1.0, 1.0, 8.0, 4.0]
+
+
+def test_what_takes_too_long_is_found() -> None:
+    """At its own limit, not at that of something beside it; and not once it has ended."""
+    watchdog = Watchdog(SETTINGS)
+    with watchdog.watch("other", lambda: 100.0), watchdog.watch("this", lambda: 3.0):
+        other, this = watchdog._watched  # to let time pass
+        looks = [look_after(watchdog, this, 0.9) for _ in range(4)]
+        assert looks == [None, None, None, this]
+        assert other.spent < 1.0
+    assert watchdog.look() is None
+
+
+def test_time_in_which_nothing_ran_does_not_count() -> None:
+    """A look an hour later adds a second: process or machine were stopped in between."""
+    watchdog = Watchdog(SETTINGS)
+    with watchdog.watch("this", nothing):
+        (watched,) = watchdog._watched  # to let time pass
+        assert look_after(watchdog, watched, 3600.0) is None
+        assert watched.spent <= LOOK_SECONDS_MAX
+
+
+def test_it_looks_until_it_is_over() -> None:
+    """A hang is handed over, once; without one it ends when everything has."""
+    ended, found = threading.Event(), list[str]()
+    watchdog = Watchdog(SETTINGS.model_copy(update={"hang_seconds": 0.1}))
+    with watchdog.watch("this", nothing):
+        watchdog.run(ended, lambda hung: found.append(hung.what))
+    assert found == ["this"]
+    ended.set()
+    watchdog.run(ended, lambda hung: found.append(hung.what))
+    assert found == ["this"]
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0.0
+
+
+def test_a_stopped_process_does_not_hang(server: LiveServer, client: redis.Redis) -> None:
+    """SIGSTOP in mid-batch for longer than any limit, then SIGCONT: it goes on and ends well."""
+    farm = Farm(client)
+    job = create_job(farm, [block_of(0, 300)], model="null:8:300")
+    limits = {"HANG_SECONDS": 3, "HANG_FACTOR": 1, "HEARTBEAT_TTL_SECONDS": TTL_SECONDS}
+    environment = os.environ | {f"EMBEDFARM_{name}": str(v) for name, v in limits.items()}
+    environment["EMBEDFARM_REDIS_URL"] = server.url
+    command = [sys.executable, "-m", "workers.main", "--device", "cpu-0"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: [beat.state for beat in farm.workers()] == ["busy"], 30)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not farm.workers(), 30)
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: job.status().embedded, 30)
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, job.status().chunks_done) == (0, 300), errors

@@ -1,0 +1,39 @@
+"""Leases on the server: kept, found to be lost, and handed back."""
+
+import redis
+
+from embedfarm.farm import Farm
+from embedfarm.status import is_gone
+from workers.leases import Holdings
+
+
+def lose_ended(farm: Farm, holdings: Holdings) -> bool:
+    """Whether a job that we hold blocks of was cancelled or deleted; the device drops those."""
+    jobs = holdings.jobs()
+    ended = farm.ended(jobs) if jobs else set()
+    holdings.lose(ended)
+    return bool(ended)
+
+
+def renew(farm: Farm, worker: str, holdings: Holdings) -> None:
+    """Keep our leases; mark those that are lost, so that the device skips them."""
+    for (job, stream), leases in holdings.by_stream().items():
+        try:
+            lost = farm.job(job).renew(stream, worker, [lease.entry.id for lease in leases])
+        except redis.ResponseError as error:
+            if not is_gone(error):
+                raise
+            lost = {lease.entry.id for lease in leases}
+        for lease in leases:
+            lease.lost = lease.lost or lease.entry.id in lost
+
+
+def hand_back(farm: Farm, worker: str, holdings: Holdings) -> None:
+    """Give up what was leased and not begun; what was begun is left to expire: it was a try."""
+    for (job, stream), leases in holdings.by_stream().items():
+        ids = [lease.entry.id for lease in leases if not lease.tried]
+        try:
+            farm.job(job).release(stream, worker, ids)
+        except redis.ResponseError as error:
+            if not is_gone(error):
+                raise

@@ -1,0 +1,91 @@
+"""What device batches take on this device, learned from those that ran."""
+
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.costs import Cost, Costs
+from embedfarm.farm import model_key
+from embedfarm.records import JobSpec
+from workers.engines import Engine, OutOfMemory
+
+SHORT_TOKENS: Final = 16  # of a text that people ask about, and such texts in a device batch
+WARM_UP: Final = "as short as a text that people ask about, sixteen tokens or so"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Timings:
+    """Times of device batches by model and engine; a batch is given by the tokens of its rows.
+
+    Attributes:
+        slowdown: The device is made this many times slower, for tests.
+    """
+
+    slowdown: float = 1.0
+    _costs: dict[str, Costs] = field(default_factory=lambda: defaultdict(Costs))
+
+    def observe(
+        self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64], seconds: float
+    ) -> None:
+        """Take in what a device batch took."""
+        self._costs[_key(model_key(spec), engine)].observe(*_size(lengths), seconds)
+
+    def predict(self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64]) -> float:
+        """Seconds that a device batch will take; 0 when none has run yet."""
+        return self._costs[_key(model_key(spec), engine)].estimate(*_size(lengths))
+
+    def cost(self, spec: JobSpec, engine: Engine) -> Cost | None:
+        """What was learned, None as long as that is too little."""
+        return self._costs[_key(model_key(spec), engine)].cost()
+
+    def tokens_within(self, seconds: float, model: str, engine: Engine) -> int:
+        """Tokens of short texts that the device does in that time, at most its engine's own budget.
+
+        At least one, or a very slow device would never take a request. Few while its speed is not
+        known: too many would be kept from faster devices.
+
+        Args:
+            seconds: The time.
+            model: `embedfarm.farm.model_key` of the engine's spec.
+            engine: The engine.
+        """
+        taken = self._costs[_key(model, engine)].estimate(SHORT_TOKENS**2, SHORT_TOKENS**3)
+        known = int(SHORT_TOKENS**2 * seconds / taken) if taken else SHORT_TOKENS**2
+        return max(1, min(engine.batch_tokens, known))
+
+    def warm_up(self, spec: JobSpec, engine: Engine) -> None:
+        """Run an engine that was just loaded on a harmless text.
+
+        So its first device batch of a job, which may hang, is no longer the first one, and what it
+        may take is known.
+
+        Raises:
+            DeviceFailed: Nothing works on this device any more.
+        """
+        batch = engine.tokenise([WARM_UP])
+        began = time.monotonic()
+        try:
+            engine.forward(batch, np.arange(len(batch.lengths)))
+        except OutOfMemory as error:
+            log.warning("not warmed up: %s", error)
+        else:
+            seconds = self.slowdown * (time.monotonic() - began)
+            self.observe(spec, engine, batch.lengths, seconds)
+
+
+def _key(model: str, engine: Engine) -> str:
+    """All that changes what a device batch takes."""
+    return f"{model}|{engine.name}"
+
+
+def _size(lengths: NDArray[np.int64]) -> tuple[int, int]:
+    """Tokens, and pairs of tokens of one text, of a device batch with its padding."""
+    longest = int(lengths.max())
+    return len(lengths) * longest, len(lengths) * longest**2

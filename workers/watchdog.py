@@ -1,0 +1,106 @@
+"""Notices what does not end: a text that hangs the device, a driver that does not answer.
+
+What may hang is watched while it runs. A thread of its own looks at it, and adds up the time for
+which this process really ran: one that was stopped, or a machine that slept, has missed nothing.
+Where not even that thread gets to run, because whatever hangs holds the interpreter's lock, the
+kernel's timer of processor time ends the process.
+"""
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from embedfarm.settings import Settings
+from workers.leases import Lease
+
+HUNG_STATUS: Final = 70  # of a process that gave itself up; its supervisor starts it again
+LOOK_SECONDS: Final = 0.5
+# What a look adds at most: whoever comes much later than that was not running in between.
+LOOK_SECONDS_MAX: Final = 2 * LOOK_SECONDS
+
+
+@dataclass(eq=False)
+class Watched:
+    """Something that has begun and must end.
+
+    Attributes:
+        what: For people, as the one who "did not finish".
+        limit: The longest that it may take, in seconds; asked once it has taken the least one.
+        leases: What it is done for.
+        spent: Seconds that it has had so far.
+    """
+
+    what: str
+    limit: Callable[[], float]
+    leases: Sequence[Lease]
+    spent: float = 0.0
+    _seen: float = field(default_factory=time.monotonic)
+
+    def count(self) -> None:
+        """Add the time since it was last looked at."""
+        now = time.monotonic()
+        self.spent += min(now - self._seen, LOOK_SECONDS_MAX)
+        self._seen = now
+
+
+@dataclass
+class Watchdog:
+    """Watches over the threads of one worker."""
+
+    settings: Settings
+    _watched: list[Watched] = field(default_factory=list)
+
+    @contextmanager
+    def watch(
+        self, what: str, limit: Callable[[], float], leases: Sequence[Lease] = ()
+    ) -> Iterator[None]:
+        """Watch over the body, which may take `limit()` seconds; see `Watched`."""
+        watched = Watched(what, limit, leases)
+        self._watched.append(watched)
+        try:
+            yield
+        finally:
+            self._watched.remove(watched)
+
+    def bound(self, predicted_seconds: float) -> float:
+        """The longest that something may take of which so much was expected, 0 for unknown."""
+        settings = self.settings
+        predicted = predicted_seconds or settings.hang_seconds
+        return max(settings.hang_seconds, settings.hang_factor * predicted)
+
+    def load_limit(self) -> float:
+        """The longest that the loading of a model may take."""
+        return self.settings.load_seconds_max
+
+    def look(self) -> Watched | None:
+        """Count time; the first one that has taken too long."""
+        watched = list(self._watched)
+        for each in watched:
+            each.count()
+        late = (each for each in watched if each.spent > self.settings.hang_seconds)
+        return next((each for each in late if each.spent > each.limit()), None)
+
+    def run(self, ended: threading.Event, give_up: Callable[[Watched], object]) -> None:
+        """Look until `ended` is set, or until something has taken too long."""
+        processor_seconds = self.settings.hang_seconds * (os.cpu_count() or 1)
+        try:
+            while not ended.is_set():
+                signal.setitimer(signal.ITIMER_PROF, processor_seconds)
+                late = self.look()
+                if late is not None:
+                    give_up(late)
+                    return
+                ended.wait(LOOK_SECONDS)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def show_what_held_the_lock() -> None:
+    """Have the kernel's timer, when it ends this process, leave the stacks of all threads."""
+    faulthandler.register(signal.SIGPROF, chain=True)
