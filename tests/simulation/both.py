@@ -1,0 +1,370 @@
+"""A real server and its model, given the same commands and compared after each of them.
+
+Nothing is compared with tolerance: a command that the real server ran between two readings of the
+clock is run on the model at each millisecond in between, until answer and state are the same.
+"""
+
+import contextlib
+import copy
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool
+from redis.retry import Retry
+
+from embedfarm.broker import closing_client, connect
+from tests.simulation.server import ModelServer, Wait
+from tests.simulation.server.keyspace import Keyspace
+from tests.support import LiveServer, force_log, wait_until
+
+# All that a server holds, at one moment: its clock, and for each key type, expiry and content.
+DUMP: Final = b"""
+local readers = {
+  string = function(key) return redis.call('GET', key) end,
+  hash = function(key) return redis.call('HGETALL', key) end,
+  list = function(key) return redis.call('LRANGE', key, 0, -1) end,
+  zset = function(key) return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end,
+  stream = function(key) return redis.call('XINFO', 'STREAM', key, 'FULL', 'COUNT', 0) end,
+}
+local time = redis.call('TIME')
+local rows = {time[1] .. string.format('%06d', time[2])}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local kind = redis.call('TYPE', key).ok
+  rows[#rows + 1] = {key, kind, redis.call('PEXPIRETIME', key), readers[kind](key)}
+end
+return rows
+"""
+SHOW: Final = [b"EVAL", DUMP, b"0"]
+READS_MAX: Final = 60  # of the clock, in a script
+UNORDERED: Final = {b"HKEYS", b"HVALS", b"HSCAN", b"HGETALL"}
+ENDS: Final = {b"EXEC", b"DISCARD"}
+
+State: TypeAlias = dict[bytes, tuple[object, int | None]]
+
+
+class BothServers:
+    """A real server and the model of one.
+
+    Args:
+        live: The real one; all that is on it goes.
+    """
+
+    def __init__(self, live: LiveServer) -> None:
+        self._live = live
+        self.model = ModelServer()
+        self._ticked = False
+        self._open()
+        self.fill(full=False)
+        self._ask([b"FLUSHALL"], [b"SCRIPT", b"FLUSH"])
+
+    def close(self) -> None:
+        """Let go of the real one."""
+        self._client.close()
+
+    def client(self) -> redis.Redis:
+        """A client that asks both."""
+        pool = ConnectionPool(connection_class=Conversation, max_connections=8)
+        pool.connection_kwargs |= {"both": self, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis.from_pool(pool)
+
+    def execute(self, words: Sequence[bytes]) -> Any:  # noqa: ANN401 # whatever they answer
+        """The answer of both, an error included.
+
+        Raises:
+            AssertionError: They differ.
+        """
+        if words[0] == b"MULTI" or (self.model._transactions and words[0] not in ENDS):
+            refused = None in self.model._transactions.values()  # only old ones refuse the rest too
+            (answer,) = self._ask(words)
+            found = attempt(self.model, words, _now_ms())
+            assert refused or comparable(words, found) == comparable(words, answer), words
+            return answer
+        first_ms = _now_ms()
+        if not self.model._transactions:
+            (seconds, microseconds), answer, state = self._ask([b"TIME"], words, SHOW)
+            first_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        else:
+            answer, state = self._ask(words, SHOW)
+        self._follow(words, answer, first_ms, *read_state(state))
+        return answer
+
+    def fill(self, *, full: bool) -> None:
+        """Have the memory of both be full, or not."""
+        self._ask([b"CONFIG", b"SET", b"maxmemory", b"1" if full else b"0"])
+        self.model.full = full
+
+    def restart(self) -> None:
+        """Kill both, and start them again on their logs.
+
+        Not once a script saw the clock move on: the model's log has one time for each command.
+        """
+        if self._ticked:
+            return
+        full = self.model.full
+        self.fill(full=False)
+        force_log(self._client)
+        self._client.close()
+        self._live.kill()
+        self._live.start()
+        self._open()
+        self.model = ModelServer.replayed(self.model.log)
+        self.fill(full=full)
+        self.compare()
+
+    def wake(self, sleeper: Sequence[bytes], waker: Sequence[bytes]) -> None:
+        """Have a second client wait with one command, and then send another one."""
+        now_ms = _now_ms()
+        wait = fork(self.model).execute(sleeper, now_ms)
+        if not isinstance(wait, Wait):
+            self.execute(sleeper)
+            return
+        with closing_client(self._live.url) as client:
+            connection: Any = client.connection_pool.get_connection()
+            connection.send_packed_command(connection.pack_commands([sleeper]))
+            wait_until(lambda: self._blocked() == 1)
+            (answer,) = self._ask(waker)
+            found = attempt(self.model, waker, now_ms)
+            assert comparable(waker, found) == comparable(waker, answer)
+            found = self.model.execute(wait.words, now_ms)
+            assert isinstance(found, Wait) == (self._blocked() == 1)
+            if not isinstance(found, Wait):
+                assert connection.read_response() == found
+        wait_until(lambda: self._blocked() == 0)
+        self.compare()
+
+    def _blocked(self) -> int:
+        (facts,) = self._ask([b"INFO", b"clients"])
+        return int(facts.split(b"blocked_clients:")[1].split()[0])
+
+    def compare(self) -> None:
+        """Compare all that they hold."""
+        now_ms, state = read_state(*self._ask(SHOW))
+        found = self.model.dump(now_ms)
+        assert found == state
+
+    def _open(self) -> None:
+        self._client = connect(self._live.url)
+        self._connection: Any = self._client.connection_pool.get_connection()
+
+    def _ask(self, *commands: Sequence[bytes]) -> list[Any]:
+        """The real server's answers to commands that are sent together."""
+        self._connection.send_packed_command(self._connection.pack_commands(commands))
+        return [self._read() for _ in commands]
+
+    def _read(self) -> Any:  # noqa: ANN401 # whatever it answers
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as error:
+            return error
+
+    def _follow(
+        self, words: Sequence[bytes], answer: object, first_ms: int, last_ms: int, state: State
+    ) -> None:
+        """Run a command on the model, at the moment at which the real server did.
+
+        The clock may even have moved on while a script ran: Redis 7.0 does not hold it still.
+        """
+        wanted = comparable(words, answer), state
+        before = self.model
+        moments = range(first_ms, last_ms + 1)
+        clocks = itertools.chain(
+            ((moment, moment, 0) for moment in moments),
+            (
+                (one, other, read)
+                for one, other in itertools.combinations(moments, 2)
+                for read in range(1, READS_MAX)
+            ),
+        )
+        for early, late, reads in clocks:
+            self.model = fork(before) if first_ms < last_ms else before
+            with ticking(self.model, late, reads):
+                answered = comparable(words, attempt(self.model, words, early))
+            found = answered, self.model.dump(last_ms)
+            if found == wanted:
+                self._ticked = self._ticked or bool(reads)
+                return
+        assert found == wanted, (words, first_ms, last_ms)
+
+
+class Ticking(Keyspace):
+    """The same data, with a clock that moves on after so many looks at it."""
+
+    def __init__(self, keys: Keyspace, late_ms: int, reads: int) -> None:
+        self.__dict__.update(keys.__dict__)
+        self._late_ms = late_ms
+        self._reads = reads
+
+    @property
+    def now_ms(self) -> int:
+        """The time."""
+        self._reads -= 1
+        return self._late_ms if self._reads < 0 else self._early_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self._early_ms = now_ms
+
+
+@contextlib.contextmanager
+def ticking(model: ModelServer, late_ms: int, reads: int) -> Iterator[None]:
+    """The model's clock moves on to `late_ms` after so many looks at it; with 0 it stands still."""
+    still = model._keys
+    if reads:
+        model._keys = Ticking(still, late_ms, reads)
+    yield
+    still.changes = model._keys.changes
+    model._keys = still
+
+
+class Conversation:
+    """What redis-py takes for a connection; each command goes to both servers."""
+
+    def __init__(self, both: BothServers, retry: Retry, **_: object) -> None:
+        self.both, self.retry = both, retry
+        self.host, self.port, self.db, self.pid = "both", 0, 0, os.getpid()
+        self._encode = redis.Redis().get_encoder().encode
+        self.is_connected = True
+        self._answers: list[Any] = []
+
+    def repr_pieces(self) -> list[tuple[str, Any]]:
+        """Where it leads."""
+        return [("host", self.host)]
+
+    def should_reconnect(self) -> bool:
+        """Never."""
+        return False
+
+    def get_protocol(self) -> int:
+        """RESP3."""
+        return 3
+
+    def connect(self) -> None:
+        """Nothing to do."""
+
+    def re_auth(self) -> None:
+        """Nothing to do."""
+
+    def disconnect(self, *_: object, **__: object) -> None:
+        """Forget what nobody read."""
+        self._answers.clear()
+
+    def pack_command(self, *words: Any) -> list[list[bytes]]:  # noqa: ANN401 # as redis-py has it
+        """The words as bytes."""
+        name, *rest = words
+        return [[*name.encode().split(b" "), *map(self._encode, rest)]]
+
+    def pack_commands(self, commands: Sequence[Sequence[Any]]) -> list[list[bytes]]:
+        """The same, of several."""
+        return [packed for words in commands for packed in self.pack_command(*words)]
+
+    def send_command(self, *words: Any, **_: object) -> None:  # noqa: ANN401 # as redis-py has it
+        """Send one command."""
+        self.send_packed_command(self.pack_command(*words))
+
+    def send_packed_command(self, commands: list[list[bytes]], **_: object) -> None:
+        """Send commands, which are answered at once."""
+        self._answers += map(self.both.execute, commands)
+
+    def can_read(self, timeout: float = 0) -> bool:  # noqa: ARG002 # as redis-py has it
+        """Whether there is an answer."""
+        return bool(self._answers)
+
+    def read_response(self, *_: object, **__: object) -> Any:  # noqa: ANN401 # as redis-py has it
+        """The next answer."""
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def attempt(model: ModelServer, words: Sequence[bytes], now_ms: int) -> object:
+    """The model's answer, an error included; who waits has waited in vain."""
+    try:
+        answer = model.execute(words, now_ms)
+    except redis.ResponseError as error:
+        return error
+    return None if isinstance(answer, Wait) else answer
+
+
+def fork(model: ModelServer) -> ModelServer:
+    """A model that goes its own way from here."""
+    twin = ModelServer()
+    twin.full = model.full
+    twin.log = model.log.copy()
+    twin._keys = copy.deepcopy(model._keys)
+    twin._scripts = model._scripts.copy()
+    twin._transactions = copy.deepcopy(model._transactions)
+    return twin
+
+
+def comparable(words: Sequence[bytes], answer: object) -> object:
+    """An answer without what servers are free to choose: messages of errors, orders of hashes."""
+    if isinstance(answer, Exception):
+        code = getattr(answer, "status_code", None) or str(answer).split(" ", 1)[0]
+        return type(answer), code
+    if words[0] in UNORDERED and isinstance(answer, list):
+        return sorted(map(repr, answer))
+    if words[0] == b"TIME" and isinstance(answer, list):
+        return answer[0], int(answer[1]) // 1000
+    if words[0] == b"EXEC" and isinstance(answer, list):
+        return [comparable([b""], each) for each in answer]
+    if isinstance(answer, list) and any(isinstance(row, dict) for row in answer):
+        return [{k: v for k, v in row.items() if k not in LAG} for row in answer]
+    return answer
+
+
+LAG: Final = {b"entries-read", b"lag", b"consumers"}
+
+
+def pairs(flat: Sequence[Any]) -> dict[Any, Any]:
+    """Names and values in turn."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def entry(word: bytes) -> tuple[int, int]:
+    """An ID."""
+    first, _, second = word.partition(b"-")
+    return int(first), int(second)
+
+
+def stream(flat: Sequence[Any]) -> object:
+    """What XINFO STREAM FULL says, as the model shows it."""
+    facts = pairs(flat)
+    groups = {
+        group[b"name"]: (
+            entry(group[b"last-delivered-id"]),
+            {entry(each): tuple(lease) for each, *lease in group[b"pending"]},
+        )
+        for group in map(pairs, facts[b"groups"])
+    }
+    entries = {entry(each): fields for each, fields in facts[b"entries"]}
+    return entries, entry(facts[b"last-generated-id"]), groups
+
+
+SHOWN: Final = {
+    b"string": lambda value: value,
+    b"hash": pairs,
+    b"list": lambda value: value,
+    b"zset": lambda flat: {member: float(score) for member, score in pairs(flat).items()},
+    b"stream": stream,
+}
+
+
+def read_state(answer: Sequence[Any]) -> tuple[int, State]:
+    """A real server's clock in ms, and all that it holds, as the model shows it."""
+    clock, *rows = answer
+    now_ms = int(clock) // 1000
+    return now_ms, {
+        key: (SHOWN[kind](value), None if expiry == -1 else expiry)
+        for key, kind, expiry, value in sorted(rows)
+        if expiry == -1 or now_ms <= expiry
+    }

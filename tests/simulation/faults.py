@@ -1,0 +1,222 @@
+"""What goes wrong in a run: drawn by its seed, each with a line in its log."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from tests.simulation.farm import Role
+from tests.simulation.link import LATENCY_SECONDS, TOLD_SHARE, Host, Session
+from tests.simulation.world import Process, World
+
+FAULTS_MIN: Final = 10
+FAULTS_MAX: Final = 20
+SLOW: Final = 100.0
+LOG_SECONDS_LOST_MAX: Final = 2.0  # what `appendfsync everysec` may lose
+LOST_LATELY_SECONDS: Final = 1.0
+DRAIN_SECONDS: Final = 5.0
+AGAIN_SECONDS: Final = 0.1
+
+Fault = Callable[[], float | None]
+"""Makes something go wrong; seconds until it is over, None if nothing can go wrong so now."""
+
+
+@dataclass
+class Faults:
+    """Makes things go wrong.
+
+    Attributes:
+        horizon: Seconds in which it all happens.
+        lost_lately: Whether the server has lost something, which people may not have noticed yet.
+        ends_at: When the last of it is over.
+        counts: How often each kind was done.
+    """
+
+    world: World
+    host: Host
+    roles: Sequence[Role]
+    lease_seconds: float
+    trace: Callable[[str], None]
+    ends_at: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    lost_lately: bool = False
+    _away: dict[Process, float] = field(default_factory=dict)
+    _slow: dict[Process, float] = field(default_factory=dict)
+    _break_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.host.latency = self._latency
+        self.host.break_before = self._breaks
+        self.host.break_after = self._breaks
+
+    def plan(self, horizon: float) -> None:
+        """Draw all faults of a run."""
+        kinds: list[Fault] = [
+            self.kill, self.terminate, self.freeze, self.crash, self.cut, self.lose, self.part,
+            self.slow, self.jump, self.jump_server, self.fill,
+        ]  # fmt: skip
+        for _ in range(self.world.random.randint(FAULTS_MIN, FAULTS_MAX)):
+            moment = self.world.random.uniform(0.0, horizon)
+            kind = self.world.random.choice(kinds)
+            self.world.call_at(moment, partial(self._do, kind))
+            self.ends_at = max(self.ends_at, moment)
+
+    def _do(self, kind: Fault) -> None:
+        """Make one thing go wrong, as soon as there is something that can."""
+        seconds = kind()
+        if seconds is None:
+            self.ends_at = max(self.ends_at, self.world.now + AGAIN_SECONDS)
+            self._later(AGAIN_SECONDS, partial(self._do, kind))
+            return
+        name = kind.__name__
+        self.counts[name] = self.counts.get(name, 0) + 1
+        self.ends_at = max(self.ends_at, self.world.now + seconds)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> float:
+        self.world.call_at(self.world.now + seconds, action)
+        return seconds
+
+    def _victim(self) -> tuple[Role, Process] | None:
+        running = [(role, role.process) for role in self.roles if role.process is not None]
+        return self.world.random.choice(running) if running else None
+
+    # Processes.
+
+    def kill(self) -> float | None:
+        """SIGKILL."""
+        if not (victim := self._victim()):
+            return None
+        role, process = victim
+        self.trace(f"kill {process.name}")
+        role.kill(process)
+        return 0.0
+
+    def terminate(self) -> float | None:
+        """SIGTERM."""
+        if not (victim := self._victim()):
+            return None
+        role, process = victim
+        self.trace(f"terminate {process.name}")
+        role.stop.set()
+        # Whoever does not drain in time is killed.
+        self._later(DRAIN_SECONDS, lambda: role.kill(process))
+        return 0.0
+
+    def freeze(self) -> float | None:
+        """SIGSTOP, and SIGCONT some time later."""
+        if not (victim := self._victim()):
+            return None
+        _, process = victim
+        seconds = self.world.random.choice([0.2, 1.0, 2.0]) * self.lease_seconds
+        self.trace(f"freeze {process.name} for {seconds:.2f} s")
+        self.world.freeze(process)
+        return self._later(seconds, lambda: self.world.thaw(process))
+
+    def jump(self) -> float | None:
+        """A wall clock that is set."""
+        if not (victim := self._victim()):
+            return None
+        _, process = victim
+        process.clock_seconds += self.world.random.choice([-3600.0, -5.0, 5.0, 3600.0])
+        self.trace(f"clock of {process.name} is {process.clock_seconds:+.0f} s off")
+        return 0.0
+
+    # The server.
+
+    def crash(self) -> float | None:
+        """Kill -9 of the server, which may lose the end of its log; it starts again."""
+        random = self.world.random
+        if self.host.server is None:
+            return None
+        lost = random.choice([0.0, random.uniform(0.0, LOG_SECONDS_LOST_MAX)])
+        down = random.uniform(0.05, 1.5)
+        self.trace(f"server down for {down:.2f} s, loses {lost:.2f} s")
+        self.host.crash(lost)
+        self.lost_lately = lost > 0
+        return self._later(down, self._restart)
+
+    def _restart(self) -> None:
+        self.host.start()
+        self.host.loading = True
+        self._later(self.world.random.uniform(0.0, 0.3), self._loaded)
+
+    def _loaded(self) -> None:
+        self.trace("server is back")
+        self._later(LOST_LATELY_SECONDS, self._recovered)
+        self.host.loading = False
+
+    def _recovered(self) -> None:
+        self.lost_lately = False
+
+    def jump_server(self) -> float:
+        """A server's clock that is set; not far back, since leases would not end till then."""
+        self.host.clock_seconds += self.world.random.choice([-2.0, 1.0, 30.0])
+        self.trace(f"clock of the server is {self.host.clock_seconds:+.0f} s off")
+        return 0.0
+
+    def fill(self) -> float | None:
+        """The server's memory is full for some time."""
+        if self.host.server is None:
+            return None
+        server, seconds = self.host.server, self.world.random.uniform(0.1, 1.0)
+        self.trace(f"server is full for {seconds:.2f} s")
+        server.full = True
+
+        def empty() -> None:
+            server.full = False
+
+        return self._later(seconds, empty)
+
+    # The network.
+
+    def cut(self) -> float | None:
+        """All connections of a process break; it is told of some."""
+        if not (victim := self._victim()):
+            return None
+        _, process = victim
+        self.trace(f"connections of {process.name} break")
+        for session in [each for each in self.host.sessions if each.process is process]:
+            session.cut(told=self.world.random.random() < TOLD_SHARE)
+        return 0.0
+
+    def lose(self) -> float:
+        """Connections break before or after requests are executed, for some time."""
+        seconds = self.world.random.uniform(0.05, 1.0)
+        self._break_share = self.world.random.choice([0.01, 0.05, 0.2])
+        self.trace(f"{self._break_share:.0%} of requests lost for {seconds:.2f} s")
+
+        def mend() -> None:
+            self._break_share = 0.0
+
+        return self._later(seconds, mend)
+
+    def part(self) -> float | None:
+        """Nothing passes between a process and the server for some time."""
+        if not (victim := self._victim()):
+            return None
+        _, process = victim
+        seconds = self.world.random.uniform(0.1, 2.0) * self.lease_seconds
+        self.trace(f"{process.name} is cut off for {seconds:.2f} s")
+        self._away[process] = self.world.now + seconds
+        return seconds
+
+    def slow(self) -> float | None:
+        """The network of a process is slow for some time."""
+        if not (victim := self._victim()):
+            return None
+        _, process = victim
+        seconds = self.world.random.uniform(0.1, 3.0)
+        self.trace(f"network of {process.name} is slow for {seconds:.2f} s")
+        self._slow[process] = self.world.now + seconds
+        return seconds
+
+    def _latency(self, process: Process) -> float:
+        """Seconds that something takes one way."""
+        seconds = self.world.random.expovariate(1 / LATENCY_SECONDS)
+        if self._slow.get(process, 0.0) > self.world.now:
+            seconds *= SLOW
+        # TCP sends again what did not pass.
+        return seconds + max(0.0, self._away.get(process, 0.0) - self.world.now)
+
+    def _breaks(self, session: Session) -> bool:  # noqa: ARG002 # all alike
+        return self.world.random.random() < self._break_share

@@ -1,0 +1,315 @@
+"""Connections to the simulated server: they take time, break, and lose what is on its way.
+
+A connection carries requests and replies in order. When it breaks, what was on its way is lost,
+in one direction or both; its client learns of that at once, or only by waiting in vain.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import redis
+from redis._parsers import Encoder
+
+from tests.simulation.server import ModelServer, Wait
+from tests.simulation.world import EPOCH_SECONDS, Process, Task, World, current
+
+if TYPE_CHECKING:
+    from redis.retry import Retry
+
+LATENCY_SECONDS: Final = 0.0005
+IN_ORDER_SECONDS: Final = 1e-9  # between two that follow one another on a connection
+
+TOLD_SHARE: Final = 0.5  # of those whose connections break
+
+Words = list[bytes]
+
+
+@dataclass
+class Host:
+    """The machine that the server runs on.
+
+    Attributes:
+        server: None while it is down.
+        loading: It is up, and reads its log.
+        clock_seconds: By how much its clock is wrong.
+        break_before: Whether the connection breaks on which a request has arrived.
+        break_after: Whether it breaks when the request is executed.
+        latency: Seconds from or to a process.
+        on_change: Told of each command that has changed something, and of its reply.
+    """
+
+    world: World
+    server: ModelServer | None = field(default_factory=ModelServer)
+    loading: bool = False
+    clock_seconds: float = 0.0
+    connections: int = 0
+    starts: int = 0
+    sessions: "dict[Session, None]" = field(default_factory=dict)
+    blocked: "dict[Session, None]" = field(default_factory=dict)
+    break_before: Callable[["Session"], bool] = lambda _session: False
+    break_after: Callable[["Session"], bool] = lambda _session: False
+    latency: Callable[[Process], float] = lambda _process: LATENCY_SECONDS
+    on_change: Callable[[ModelServer, Words, object], None] = lambda _server, _words, _reply: None
+
+    def now_ms(self) -> int:
+        """Unix milliseconds by its clock."""
+        return int(1000 * (EPOCH_SECONDS + self.world.now + self.clock_seconds))
+
+    def crash(self, lost_seconds: float) -> None:
+        """End the server; what it was told in the last seconds is not in its log."""
+        if self.server is None:
+            return
+        upto = self.now_ms() - 1000 * lost_seconds
+        log = [entry for entry in self.server.log if entry[0] <= upto or lost_seconds == 0]
+        self.server = None
+        for session in list(self.sessions):
+            session.cut(told=True)
+        self._log = log
+
+    def start(self) -> None:
+        """Start the server again on its log."""
+        if self.server is None:
+            self.server = ModelServer.replayed(self._log)
+            self.starts += 1
+            self.server.run_id = str(self.starts)
+            self.loading = False
+
+    def retry_blocked(self, writes: Iterable[tuple[int, tuple[bytes, ...]]]) -> None:
+        """See whether those that wait find something after some commands that changed something."""
+        words = {word for _, command in writes for word in command}
+        for session in list(self.blocked):
+            if session.waits is not None and not words.isdisjoint(session.waits.words[1:]):
+                session.try_again()
+
+
+@dataclass(eq=False)
+class Session:
+    """The server's end of a connection."""
+
+    host: Host
+    process: Process
+    number: int
+    requests: deque[Words] = field(default_factory=deque)
+    replies: deque[object] = field(default_factory=deque)
+    reader: Task | None = None
+    arrives_at: float = 0.0
+    returns_at: float = 0.0
+    broken: bool = False  # nothing passes any more
+    left: bool = False  # its client is gone; what it has sent still arrives
+    closed: bool = False  # and its client knows
+    waits: Wait | None = None
+
+    def send(self, commands: Sequence[Words]) -> None:
+        """Put requests on their way."""
+        if self.broken:
+            return
+        world = self.host.world
+        self.arrives_at = max(
+            self.arrives_at + IN_ORDER_SECONDS, world.now + self.host.latency(self.process)
+        )
+        world.call_at(self.arrives_at, lambda: self._arrive(list(commands)))
+
+    def _arrive(self, commands: Sequence[Words]) -> None:
+        self.requests.extend(commands)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Execute what has arrived, one command after the other, until one must wait."""
+        while self.requests and self.waits is None and not self.broken:
+            if self.host.break_before(self):
+                self.cut(told=self.host.world.random.random() < TOLD_SHARE)
+                return
+            self._execute(self.requests.popleft())
+
+    def try_again(self) -> None:
+        """See whether what is waited for has come."""
+        if self.waits is None or self.host.server is None:
+            return
+        reply = self.host.server.execute(self.waits.words, self.host.now_ms(), self.number)
+        if not isinstance(reply, Wait):
+            self._end_wait(reply)
+
+    def _execute(self, words: Words) -> None:
+        server = self.host.server
+        if server is None:
+            return
+        if self.host.loading:
+            self._answer(redis.BusyLoadingError("LOADING"))
+            return
+        writes = len(server.log)
+        try:
+            reply = server.execute(words, self.host.now_ms(), self.number)
+        except redis.ResponseError as error:
+            reply = error
+        if isinstance(reply, Wait):
+            self._wait(reply)
+        elif self.host.break_after(self):
+            self.cut(told=self.host.world.random.random() < TOLD_SHARE)
+        else:
+            self._answer(reply)
+        if len(server.log) > writes:
+            self.host.on_change(server, words, reply)
+            self.host.retry_blocked(server.log[writes:])
+
+    def _wait(self, wait: Wait) -> None:
+        if self.left:
+            return
+        self.waits = wait
+        self.host.blocked[self] = None
+
+        def give_up() -> None:
+            if self.waits is wait:
+                self._end_wait(None)
+
+        self.host.world.call_at(self.host.world.now + wait.seconds, give_up)
+
+    def _end_wait(self, reply: object) -> None:
+        self.waits = None
+        self.host.blocked.pop(self, None)
+        self._answer(reply)
+        self.go_on()
+
+    def _answer(self, reply: object) -> None:
+        world = self.host.world
+        self.returns_at = max(
+            self.returns_at + IN_ORDER_SECONDS, world.now + self.host.latency(self.process)
+        )
+        world.call_at(self.returns_at, lambda: self._return(reply))
+
+    def _return(self, reply: object) -> None:
+        if not self.broken and not self.left:
+            self.replies.append(reply)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.reader is not None:
+            self.host.world.wake(self.reader)
+
+    def leave(self) -> None:
+        """Have its client go; a command that waits for something ends."""
+        self.left = True
+        self._end()
+
+    def _end(self) -> None:
+        self.waits = None
+        self.host.sessions.pop(self, None)
+        self.host.blocked.pop(self, None)
+        if self.host.server is not None:
+            self.host.server.leave(self.number)
+
+    def cut(self, *, told: bool) -> None:
+        """Break the connection; its client learns of it now, or not at all."""
+        self.broken = True
+        self.closed = self.closed or told
+        self._end()
+        if told:
+            self._tell()
+
+
+hosts: list[Host] = []
+
+
+class SimulatedConnection:
+    """What redis-py takes for a connection."""
+
+    def __init__(self, *, retry: "Retry", socket_timeout: float, **_options: object) -> None:
+        self.retry = retry
+        self.timeout = socket_timeout
+        self.host, self.port, self.db, self.pid = "simulated", 0, 0, os.getpid()
+        self.encoder = Encoder("utf-8", "strict", decode_responses=False)
+        self._session: Session | None = None
+
+    def repr_pieces(self) -> list[tuple[str, object]]:
+        """Nothing that changes."""
+        return [("host", self.host)]
+
+    def should_reconnect(self) -> bool:
+        """Never."""
+        return False
+
+    def re_auth(self) -> None:
+        """Nothing to do."""
+
+    def get_protocol(self) -> int:
+        """RESP3."""
+        return 3
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a session, as far as this side knows."""
+        return self._session is not None
+
+    def connect(self) -> None:
+        """Open a session, if there is none."""
+        if self._session is not None:
+            return
+        world, host = current(), hosts[-1]
+        world.park(2 * host.latency(world.process))
+        if host.server is None:
+            raise redis.ConnectionError("connection refused")
+        host.connections += 1
+        session = Session(host, world.process, host.connections)
+        host.sessions[session] = None
+        world.process.at_death.append(session.leave)
+        self._session = session
+
+    def disconnect(self, *_args: object, **_options: object) -> None:
+        """Drop the session."""
+        if self._session is not None:
+            self._session.leave()
+            self._session = None
+
+    def pack_command(self, first: str, *rest: object) -> list[Words]:
+        """The words as bytes; nothing is on a wire."""
+        return [[*first.encode().split(b" "), *map(self.encoder.encode, rest)]]
+
+    def pack_commands(self, commands: Iterable[tuple[str]]) -> list[Words]:
+        """The same, of several."""
+        return [packed for words in commands for packed in self.pack_command(*words)]
+
+    def send_command(self, *words: str, **_options: object) -> None:
+        """Send one command."""
+        self.send_packed_command(self.pack_command(*words))
+
+    def send_packed_command(self, command: list[Words], check_health: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002 # the library's
+        """Send commands."""
+        self.connect()
+        if self._session is None or self._session.closed:
+            self.disconnect()
+            raise redis.ConnectionError("connection reset")
+        self._session.send(command)
+
+    def can_read(self, timeout: float = 0) -> bool:  # noqa: ARG002 # the library's
+        """Whether there is an answer; the end of a connection is found out here."""
+        if self._session is None:
+            return False
+        if self._session.closed:
+            raise redis.ConnectionError("connection closed by server")
+        return bool(self._session.replies)
+
+    def read_response(self, *_args: object, **_options: object) -> object:
+        """The next answer, waited for as long as the socket may."""
+        session = self._session
+        if session is None:
+            raise redis.ConnectionError("not connected")
+        world = current()
+        session.reader = world.task
+        deadline = world.now + self.timeout
+        while not session.replies:
+            if session.closed:
+                self.disconnect()
+                raise redis.ConnectionError("connection reset")
+            world.park(deadline - world.now)
+            if not session.replies and world.now >= deadline:
+                self.disconnect()
+                raise redis.TimeoutError("timeout reading from socket")
+        session.reader = None
+        reply = session.replies.popleft()
+        if isinstance(reply, Exception):
+            if isinstance(reply, redis.ConnectionError):
+                self.disconnect()
+            raise reply
+        return reply

@@ -1,0 +1,42 @@
+"""The simulation finds defects: each patch in `mutants` puts one into the protocol."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+MUTANTS: Final = sorted((Path(__file__).parent / "mutants").glob("*.patch"))
+COPIED: Final = ("embedfarm", "producer", "scheduler", "workers", "collector", "tests/simulation")
+SEEDS: Final = os.environ.get("EMBEDFARM_MUTANT_SEEDS", "10000")  # of which far fewer are needed
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the production code and the simulation."""
+    for name in COPIED:
+        ignored = shutil.ignore_patterns("__pycache__", "mutants")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "tests" / "__init__.py", tmp_path / "tests")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patch", MUTANTS, ids=lambda path: path.stem)
+def test_it_is_found(patch: Path, tree: Path) -> None:
+    """A run of the simulation fails over the defect."""
+    subprocess.run(["git", "apply", str(patch)], cwd=tree, check=True)  # noqa: S607 # whichever is there
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--first", "--seeds", SEEDS],
+        check=False,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "again: python -m tests.simulation --seed" in done.stdout, done.stdout + done.stderr
