@@ -1,0 +1,1 @@
+"""A farm of real processes, and one fault after the other: `make chaos`."""

@@ -1,0 +1,46 @@
+"""What a run of chaos came to, in words and figures."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from tests.chaos.run import Orders, Outcome
+
+
+def to_markdown(orders: Orders, outcome: Outcome) -> str:
+    """The figures of a run, and a row for each kind of fault."""
+    all_seconds = [seconds for _, seconds in outcome.recoveries]
+    p50, p99 = np.percentile(all_seconds or [0.0], [50, 99])
+    by_name = defaultdict[str, list[float]](list)
+    for name, seconds in outcome.recoveries:
+        by_name[name].append(seconds)
+    facts = {
+        "minutes under faults": f"{orders.seconds / 60:.0f}",
+        "seed": str(orders.seed),
+        "model": f"`{orders.model}`, 2 CPU workers",
+        "jobs that ended complete": f"{outcome.runs}, of {outcome.chunks:,} chunks each",
+        "faults": str(len(all_seconds)),
+        "chunks lost": str(outcome.lost),
+        "chunks doubled": str(outcome.doubled),
+        "least cosine with the quiet run": f"{outcome.cosine_min:.5f}",
+        "recovery": f"P50 {p50:.1f} s, P99 {p99:.1f} s, most {max(all_seconds, default=0):.1f} s",
+        "throughput": f"{outcome.rate:.0f} chunks/s, {_share(outcome):.0%} of the quiet "
+        f"{outcome.quiet_rate:.0f}",
+        "commits by those who had lost the lease, refused": str(outcome.duplicates),
+        "most deliveries of a block": str(outcome.deliveries_max),
+        "longest time that a lease was not renewed": f"{outcome.idle_seconds_max:.0f} s",
+        "vectors by HTTP": f"{outcome.answered} right, 0 wrong, {outcome.refused} asked again",
+        "jobs through RQ": f"{outcome.small_jobs} complete",
+        "other findings": "; ".join(outcome.problems) or "none",
+    }
+    lines = ["| what | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]
+    lines += ["", "| fault | times | recovered after, median | most |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {len(each)} | {np.median(each):.1f} s | {max(each):.1f} s |"
+        for name, each in sorted(by_name.items())
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _share(outcome: Outcome) -> float:
+    return outcome.rate / outcome.quiet_rate if outcome.quiet_rate else 0.0

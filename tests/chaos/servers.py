@@ -1,0 +1,111 @@
+"""The farm's server at one address, whichever process it is."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Final
+
+import redis
+
+from embedfarm.broker import PrivateServer, carried_server, closing_client, wait_until_ready
+from embedfarm.processes import Child, Exit, Supervisor
+from embedfarm.settings import Settings
+from tests.support import wait_until
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 5.0
+
+
+class Node:
+    """One server process with its data, kept alive; it takes replicas at a port of loopback."""
+
+    def __init__(self, directory: Path, settings: Settings, exits: list[Exit]) -> None:
+        self.private = PrivateServer.at(directory)
+        self.port = free_port()
+        command = self.private.command(settings, carried_server())
+        command += ["--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--enable-debug-command", "local"]
+        child = Child("server", command, {}, die_with_parent=True)
+        self._supervisor = Supervisor([child], directory, STOP_SECONDS, on_exit=exits.append)
+        self._supervisor.start()
+        wait_until_ready(self.private.url, threading.Event(), START_SECONDS)
+
+    def kill(self) -> None:
+        """End it as a crash would; it is started again."""
+        os.kill(self._supervisor.pids["server"], signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it for good, as a crash would, with all its data."""
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            self.kill()
+        self._supervisor.stop()
+        self.private.remove()
+
+
+class Servers:
+    """The server, and those that take its place.
+
+    Args:
+        directory: Where their data lies, which may be a disk of its own.
+        address: The unix socket of whichever process is the server.
+        settings: Its limits.
+
+    Attributes:
+        exits: How server processes ended.
+    """
+
+    def __init__(self, directory: Path, address: Path, settings: Settings) -> None:
+        self.url = f"unix://{address}"
+        self.exits: list[Exit] = []
+        self._directory = directory
+        self._address = address
+        self._settings = settings
+        self._count = 0
+        self._node = self._launch()
+        self._point()
+
+    def _launch(self) -> Node:
+        self._count += 1
+        return Node(self._directory / f"server-{self._count}", self._settings, self.exits)
+
+    def _point(self) -> None:
+        """Let the address be that of the present node, at once for all that connect from now on."""
+        fresh = self._address.with_suffix(".new")
+        fresh.symlink_to(self._node.private.socket)
+        fresh.replace(self._address)
+
+    def kill(self) -> None:
+        """`kill -9` of the server, which comes back on its log."""
+        self._node.kill()
+
+    def fail_over(self, lost_seconds: float) -> None:
+        """Put a replica in the server's place that has not heard of its last writes."""
+        replica = self._launch()
+        with closing_client(replica.private.url) as client:
+            client.replicaof("127.0.0.1", self._node.port)
+            wait_until(lambda: _follows(client), START_SECONDS)
+            client.replicaof("NO", "ONE")
+        threading.Event().wait(lost_seconds)
+        lost, self._node = self._node, replica
+        lost.close()
+        self._point()
+
+    def close(self) -> None:
+        """End the server."""
+        self._node.close()
+        self._address.unlink()
+
+
+def _follows(client: redis.Redis) -> bool:
+    return bool(client.info("replication").get("master_link_status") == "up")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,28 @@
+"""The short form of `make chaos`: a model that costs nothing, and each cheap fault once."""
+
+from pathlib import Path
+
+from tests.chaos.faults import CHEAP, SHORT
+from tests.chaos.run import Chaos, Orders
+from tests.farm.harness import texts_of
+
+RECOVERY_SECONDS_MAX = 20.0
+
+
+def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    """Every job ends complete with the vectors of a quiet run, soon after each fault."""
+    orders = Orders(
+        model="null:16:10000",
+        texts=list(texts_of(5_000)),
+        seconds=40,
+        every_seconds=1.0,
+        faults=CHEAP,
+        stretch=SHORT,
+        disks=False,
+    )
+    said: list[str] = []
+    outcome = Chaos(orders, tmp_path, said.append).run()
+    assert not outcome.problems, said
+    assert outcome.lost == outcome.doubled == 0
+    assert len(outcome.recoveries) >= len(CHEAP) / 2, said
+    assert max(seconds for _, seconds in outcome.recoveries) <= RECOVERY_SECONDS_MAX, said

@@ -1,0 +1,66 @@
+"""A worker process whose model fails on demand: `python -m tests.chaos.worker --device cpu-0`.
+
+The files `memory` and `nan` in the directory `CHAOS_SWITCHES` switch it while they exist.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.records import JobSpec
+from embedfarm.settings import Settings
+from workers import main, models
+from workers.engines import Engine, Finish, OutOfMemory, Tokenised, open_engine
+
+SWITCHES: Final = "CHAOS_SWITCHES"
+TOKENS_MAX: Final = 1024  # padded tokens of a device batch, while memory is short
+SPOILED: Final = slice(0, None, 7)  # rows that become NaN
+
+
+class FailingEngine:
+    """An engine that runs out of memory, or gives NaN, while a file says so."""
+
+    def __init__(self, engine: Engine, switches: Path) -> None:
+        self._engine = engine
+        self._switches = switches
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 # whatever the engine has
+        return getattr(self._engine, name)
+
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """As the engine's."""
+        self._use_memory(batch, rows)
+        finish = self._engine.start(batch, rows)
+        return lambda: self._spoil(finish())
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """As the engine's."""
+        self._use_memory(batch, rows)
+        return self._spoil(self._engine.forward(batch, rows))
+
+    def _use_memory(self, batch: Tokenised, rows: NDArray[np.intp]) -> None:
+        large = len(rows) > 1 and len(rows) * int(batch.lengths[rows].max()) > TOKENS_MAX
+        if large and (self._switches / "memory").exists():
+            raise OutOfMemory(f"{len(rows)} rows are too much now")
+
+    def _spoil(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not (self._switches / "nan").exists():
+            return vectors
+        spoiled = vectors.copy()
+        spoiled[SPOILED] = np.nan
+        return spoiled
+
+
+def open_failing(spec: JobSpec, device: str, settings: Settings) -> Engine:
+    """The engine of a spec, which may fail."""
+    engine = open_engine(spec, device, settings)
+    return cast("Engine", FailingEngine(engine, Path(os.environ[SWITCHES])))
+
+
+if __name__ == "__main__":
+    vars(models)["open_engine"] = open_failing
+    sys.exit(main.main())
