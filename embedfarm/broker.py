@@ -60,6 +60,7 @@ UNAVAILABLE: Final = (
     redis.ReadOnlyError,
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,
+    redis.exceptions.NoScriptError,  # it restarted between a script's upload and its call
     NotNow,
     *FULL,
 )

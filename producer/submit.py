@@ -206,9 +206,10 @@ class Submitter:
     def _create(self) -> JobStatus:
         """Make the job unless it is there; its status."""
         self.farm.admit(self.job, self.settings.jobs_max)
-        self._handle.create(self.spec, self._wanted, self.terms, self.notes)
         self._server = self.farm.server_id()
-        return self._handle.status()
+        self._handle.create(self.spec, self._wanted, self.terms, self.notes)
+        self._check_server()  # not a job of one server, and the name of the next
+        return self._look_at_job()
 
     def _check_server(self) -> None:
         """Tell a job that was lost from one that was deleted.

@@ -74,6 +74,7 @@ REFUSALS = (
     "MISCONF Errors writing to the AOF file: No space left on device",
     "OOM command not allowed when used memory > 'maxmemory'.",
     "READONLY You can't write against a read only replica.",
+    "NOSCRIPT No matching script.",
     "NOREPLICAS Not enough good replicas to write.",
     "UNBLOCKED force unblock from blocking operation",
     "LOADING Redis is loading the dataset in memory",

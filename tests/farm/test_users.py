@@ -111,6 +111,7 @@ def evidence(
             farm.ask()
             said += [*feed(farm), *read_pages(farm, job), *command(farm)]
             enqueue(server)
+            wait_until(lambda: "xadd" in server.used["scheduler"], 30)  # one of its rare samples
         yield Evidence(home, server, said)
 
 

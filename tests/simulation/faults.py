@@ -16,6 +16,10 @@ LOG_SECONDS_LOST_MAX: Final = 2.0  # what `appendfsync everysec` may lose
 LOST_LATELY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.1
+DOWN_SECONDS_MAX: Final = 1.5
+LOADING_SECONDS_MAX: Final = 0.3
+BEFORE_SECONDS_MAX: Final = 0.3
+DYING_SHARE: Final = 0.5
 
 Fault = Callable[[], float | None]
 """Makes something go wrong; seconds until it is over, None if nothing can go wrong so now."""
@@ -53,7 +57,8 @@ class Faults:
         """Draw all faults of a run."""
         kinds: list[Fault] = [
             self.kill, self.terminate, self.freeze, self.crash, self.cut, self.lose, self.part,
-            self.slow, self.jump, self.jump_server, self.fill,
+            self.slow, self.jump, self.jump_server, self.fill, self.black_out, self.sleep_through,
+            self.stop_frozen,
         ]  # fmt: skip
         for _ in range(self.world.random.randint(FAULTS_MIN, FAULTS_MAX)):
             moment = self.world.random.uniform(0.0, horizon)
@@ -112,6 +117,18 @@ class Faults:
         self.world.freeze(process)
         return self._later(seconds, lambda: self.world.thaw(process))
 
+    def stop_frozen(self) -> float | None:
+        """SIGSTOP, and SIGTERM before SIGCONT: it ends over leases that it may have lost."""
+        if not (victim := self._victim()):
+            return None
+        role, process = victim
+        seconds = self.world.random.uniform(0.5, 2.0) * self.lease_seconds
+        self.trace(f"freeze {process.name} for {seconds:.2f} s, and terminate it")
+        self.world.freeze(process)
+        role.stop.set()
+        self._later(DRAIN_SECONDS, lambda: role.kill(process))
+        return self._later(seconds, lambda: self.world.thaw(process))
+
     def jump(self) -> float | None:
         """A wall clock that is set."""
         if not (victim := self._victim()):
@@ -129,16 +146,43 @@ class Faults:
         if self.host.server is None:
             return None
         lost = random.choice([0.0, random.uniform(0.0, LOG_SECONDS_LOST_MAX)])
-        down = random.uniform(0.05, 1.5)
+        down = random.uniform(0.05, DOWN_SECONDS_MAX)
         self.trace(f"server down for {down:.2f} s, loses {lost:.2f} s")
         self.host.crash(lost)
         self.lost_lately = lost > 0
         return self._later(down, self._restart)
 
+    def black_out(self) -> float | None:
+        """Kill -9 of the server and of some of the processes with it, as of one machine."""
+        seconds = self.crash()
+        if seconds is None:
+            return None
+        for role in self.roles:
+            if role.process is not None and self.world.random.random() < DYING_SHARE:
+                self.trace(f"{role.process.name} dies with it")
+                role.kill(role.process)
+        return seconds
+
+    def sleep_through(self) -> float | None:
+        """A process is stopped while the server crashes and comes back; it finds out later."""
+        if self.host.server is None or not (victim := self._victim()):
+            return None
+        _, process = victim
+        before = self.world.random.uniform(0.0, BEFORE_SECONDS_MAX)
+        self.trace(f"{process.name} is frozen; the server goes {before:.2f} s later")
+        self.world.freeze(process)
+
+        def crash() -> None:
+            seconds = self.crash() or 0.0
+            self._later(seconds + LOADING_SECONDS_MAX, lambda: self.world.thaw(process))
+
+        self._later(before, crash)
+        return before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
+
     def _restart(self) -> None:
         self.host.start()
         self.host.loading = True
-        self._later(self.world.random.uniform(0.0, 0.3), self._loaded)
+        self._later(self.world.random.uniform(0.0, LOADING_SECONDS_MAX), self._loaded)
 
     def _loaded(self) -> None:
         self.trace("server is back")

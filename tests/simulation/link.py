@@ -63,7 +63,9 @@ class Host:
         if self.server is None:
             return
         upto = self.now_ms() - 1000 * lost_seconds
-        log = [entry for entry in self.server.log if entry[0] <= upto or lost_seconds == 0]
+        log = self.server.log
+        if lost_seconds:  # all after the last entry of then: the clock may have been set back since
+            log = log[: max((n for n, (at, _) in enumerate(log, 1) if at <= upto), default=0)]
         self.server = None
         for session in list(self.sessions):
             session.cut(told=True)

@@ -206,7 +206,7 @@ class Simulation:
             heartbeat_ttl_seconds=1.0,
             plan_ttl_seconds=0.8,
             scheduler_ttl_seconds=0.8,
-            reconnect_seconds_max=60.0,
+            reconnect_seconds_max=2 * SECONDS_AFTER_MAX,  # whoever tries in vain is found out
             drain_seconds=5.0,
             deliveries_max=DELIVERIES_MAX,
             hang_seconds=1.0,

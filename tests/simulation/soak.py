@@ -4,8 +4,8 @@ import argparse
 import logging
 import multiprocessing
 import os
+import resource
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.simulation.run import Failure, Outcome, Simulation
 
 SEEDS_AT_A_TIME: Final = 20
 FAILURES_SHOWN: Final = 20
+SEEDS_PER_LINE: Final = 5000  # of progress
 # A disk that syncs would take most of the time.
 MEMORY: Final = Path("/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir())  # noqa: S108 # each run makes its own below
 
@@ -107,6 +108,8 @@ def soak(seeds: range, processes: int, *, first: bool = False) -> Tally:
             if verdict.outcome is None and len(tally.failures) <= FAILURES_SHOWN:
                 typer.echo(f"seed {verdict.seed}: {verdict.reason}")
                 typer.echo(f"  again: python -m tests.simulation --seed {verdict.seed}")
+            if tally.runs % SEEDS_PER_LINE == 0:
+                typer.echo(f"{tally.runs:,} seeds, {len(tally.failures):,} failed", err=True)
             if first and tally.failures:
                 break
     return tally
@@ -117,6 +120,7 @@ def to_markdown(tally: Tally, seeds: range, seconds: float) -> str:
     faults = sum(tally.faults.values())
     after = np.percentile(tally.seconds_after or [0.0], [50, 99, 100])
     fewest = min(tally.fault_counts, default=0)
+    each = seconds / max(1, tally.runs)
     facts = {
         "seeds": f"{seeds.start:,} to {seeds.stop - 1:,}",
         "failed": f"{len(tally.failures):,}",
@@ -125,7 +129,7 @@ def to_markdown(tally: Tally, seeds: range, seconds: float) -> str:
         "events": f"{tally.requests:,} in {tally.seconds / 3600:,.0f} hours of virtual time",
         "from the last fault to the end of the job": f"P50 {after[0]:.1f} s, P99 {after[1]:.1f} s, "
         f"most {after[2]:.1f} s, with leases of 1 s",
-        "this took": f"{seconds / 60:,.0f} min",
+        "processor time": f"{seconds / 3600:,.1f} hours, {each:.2f} s a run",
     }
     lines = ["| what | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]
     lines += ["", "| fault | times |", "|---|---|"]
@@ -145,10 +149,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return show_seed(arguments.seed)
-    began = time.monotonic()
     seeds = range(arguments.seed0, arguments.seed0 + arguments.seeds)
     tally = soak(seeds, arguments.processes, first=arguments.first)
-    text = to_markdown(tally, seeds, time.monotonic() - began)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    text = to_markdown(tally, seeds, used.ru_utime + used.ru_stime)
     typer.echo(text)
     if arguments.report is not None:
         write_marked(arguments.report, "simulation", text)

@@ -11,7 +11,9 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 MUTANTS: Final = sorted((Path(__file__).parent / "mutants").glob("*.patch"))
-COPIED: Final = ("embedfarm", "producer", "scheduler", "workers", "collector", "tests/simulation")
+COPIED: Final = (
+    "embedfarm", "producer", "scheduler", "workers", "collector", "benchmarks", "tests/simulation",
+)  # fmt: skip
 SEEDS: Final = os.environ.get("EMBEDFARM_MUTANT_SEEDS", "10000")  # of which far fewer are needed
 
 
