@@ -265,9 +265,10 @@ class Farm:
         )
         return bool(answer == b"published")
 
-    def wait_for_plan(self, worker: str, seconds: float) -> None:
-        """Return when a worker is woken, or after `seconds` (as `block_ms`)."""
-        self.client.blpop([wire.wake_key(worker)], timeout=block_ms(seconds) / 1000)
+    def wait_for_plan(self, worker: str, seconds: float) -> bool:
+        """Whether a worker is woken within `seconds` (as `block_ms`)."""
+        key = wire.wake_key(worker)
+        return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
 
     def policy(self) -> list[str]:
         """Names of the passes that somebody chose, in order; empty for the scheduler's own."""

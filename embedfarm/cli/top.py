@@ -3,8 +3,8 @@
 import contextlib
 import os
 import select
-import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,6 +25,7 @@ from embedfarm.cli.options import (
     plain_errors,
     print_json,
     read_settings,
+    stop_on_signals,
 )
 from embedfarm.farm import Farm
 from embedfarm.overview import JobFacts
@@ -34,6 +35,7 @@ from embedfarm.words import format_bytes, format_count, format_range, one_line
 T = TypeVar("T")
 
 REFRESH_SECONDS: Final = 1.0
+SIGNAL_SECONDS: Final = 0.1  # between looks whether one has come
 BOTTLENECKS_MAX: Final = 5  # on a screen
 WORD_CHARACTERS: Final = 16  # what a line may lack where a sentence is broken
 FRAME_LINES: Final = 6  # the headline, and a blank one and a head for each table
@@ -63,16 +65,15 @@ def top(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 
 
 def _watch(reader: FarmReader, view: FarmView, console: Console) -> None:
     """Show the farm, once a second, until q or Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the screen is put back, too
+    stop = stop_on_signals()  # an exception could be lost in whatever the signal comes upon
     trouble = ""
     with (
-        contextlib.suppress(KeyboardInterrupt),
         Live(console=console, screen=True, auto_refresh=False) as live,
         _keys() as keyboard,
     ):
         while True:
             live.update(draw(view, console.width, console.height, trouble), refresh=True)
-            if _quits(keyboard):
+            if _quits(keyboard, stop):
                 return
             try:
                 view, trouble = reader.read(), ""
@@ -97,14 +98,15 @@ def _keys() -> Iterator[bool]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _quits(keyboard: bool) -> bool:  # noqa: FBT001 -- what `_keys` gives
-    """Wait for the next look; whether somebody pressed q before it."""
+def _quits(keyboard: bool, stop: threading.Event) -> bool:  # noqa: FBT001 -- what `_keys` gives
+    """Wait for the next look; whether somebody pressed q or Ctrl-C before it."""
     until = time.monotonic() + REFRESH_SECONDS
-    while (left := until - time.monotonic()) > 0:
-        ready, _, _ = select.select([sys.stdin] if keyboard else [], [], [], left)
+    while (left := until - time.monotonic()) > 0 and not stop.is_set():
+        keys = [sys.stdin] if keyboard else []
+        ready, _, _ = select.select(keys, [], [], min(left, SIGNAL_SECONDS))
         if ready and os.read(sys.stdin.fileno(), 1) in {b"q", b"Q", b""}:
             return True
-    return False
+    return stop.is_set()
 
 
 # Drawing it.

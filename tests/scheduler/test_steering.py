@@ -78,18 +78,18 @@ def test_a_deadline_that_will_be_missed_is_told_once(
     farm: Farm, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A warning, and what the figures say, until somebody gives the job more time."""
-    deadline = int(1000 * time.time()) + 10_000
-    job = fill(farm, 64)  # 51.2 s
+    deadline = int(1000 * time.time()) + 60_000
+    job = fill(farm, 256)  # 204.8 s
     job.set_terms(deadline_ms=deadline)
     beat(farm, "one")
     remember(farm, "one", 1000.0)
     start()
     wait_until(lambda: stats(farm).late)
-    assert 35 < stats(farm).late["job"] < 50
+    assert 130 < stats(farm).late["job"] < 150
     [row] = json.loads(run("jobs", "ls", "--json", environment=at(farm)).stdout)
     assert row["late_seconds"] == pytest.approx(stats(farm).late["job"], abs=5)
     assert "too little" in run("jobs", "ls", environment=at(farm)).stdout
-    job.set_terms(deadline_ms=deadline + 100_000)
+    job.set_terms(deadline_ms=deadline + 300_000)
     wait_until(lambda: not stats(farm).late)
     warned = [record for record in caplog.records if "will miss its deadline" in record.message]
     assert len(warned) == 1
@@ -240,11 +240,13 @@ def test_nobody_schedules_nobody_says_so(farm: Farm) -> None:
 
 
 def wait_in_thread(server: LiveServer, worker: str) -> threading.Thread:
-    """A worker that waits for its plan, far longer than the test may take."""
+    """A worker that waits until it is woken."""
 
     def wait() -> None:
         with closing_client(server.url) as client:
-            Farm(client).wait_for_plan(worker, 60)
+            farm, until = Farm(client), time.monotonic() + 60
+            while not farm.wait_for_plan(worker, 60) and time.monotonic() < until:
+                pass
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
@@ -260,7 +262,7 @@ def test_an_idle_worker_wakes_when_its_plan_changes(
     wait_until(lambda: farm.plan("idle"))
     waiting = wait_in_thread(server, "idle")
     fill(farm, 4)
-    waiting.join(3)
+    waiting.join(30)
     assert not waiting.is_alive()
     assert share(farm, "idle")
 
@@ -278,7 +280,7 @@ def test_an_idle_worker_wakes_for_copies(server: LiveServer, farm: Farm, start: 
     farm.client.delete(wire.wake_key("idle"))
     waiting = wait_in_thread(server, "idle")
     report(farm, "slow", 100, 10.0)
-    waiting.join(8)
+    waiting.join(30)
     assert not waiting.is_alive()
     assert (now := share(farm, "idle")) is not None
     assert now.copies
