@@ -50,7 +50,8 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[st
     home = {"state_directory": str(tmp_path / "state"), "models": json.dumps([MODEL])}
     with (
         role(server, tmp_path, "schedule", **home),
-        role(server, tmp_path, "ingest", **home),
+        # So small blocks that the workers leave some to `fail_one`.
+        role(server, tmp_path, "ingest", block_chunks_max="8", **home),
         worker(server, "cpu-0"),
         served(server, **home) as ((host, port), _),
     ):
