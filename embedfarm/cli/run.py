@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from collector.collect import Collector
+from collector.collect import NO_ROOM, Collector
 from collector.manifest import (
     STATE_DIRECTORY,
     About,
@@ -133,12 +133,24 @@ class Run:
         return manifest
 
     def _output(self) -> Output:
-        return Output(
-            self.place.out,
-            self.request.identity(),
-            sink=self.request.sink,
-            part_bytes_max=self.place.settings.part_bytes_max,
-        )
+        """The output; a disk without room to begin one is waited for, as one that fills up."""
+        place, said = self.place, False
+        while True:
+            try:
+                return Output(
+                    place.out,
+                    self.request.identity(),
+                    sink=self.request.sink,
+                    part_bytes_max=place.settings.part_bytes_max,
+                )
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if not said:
+                    log.warning("waits for room below %s: %s", place.out, error.strerror)
+                    said = True
+                if self.stop.wait(place.settings.full_disk_seconds):
+                    raise Interrupted from error
 
     @contextlib.contextmanager
     def _farm(self) -> Iterator[tuple[str, LocalFarm | None]]:

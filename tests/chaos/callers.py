@@ -4,18 +4,18 @@ import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import httpx
 import numpy as np
-import redis
 from numpy.typing import NDArray
 from rq import Queue
 from rq.exceptions import NoSuchJobError
 
-from embedfarm.broker import UNAVAILABLE
+from embedfarm.broker import UNAVAILABLE, closing_client
 from tests.chaos.roles import write_texts
 from tests.farm.harness import read_parquet
 
@@ -70,7 +70,9 @@ class Callers:
 
     def start(self) -> None:
         """Begin to ask."""
-        self._threads = [threading.Thread(target=each) for each in (self._ask, self._enqueue)]
+        self._threads = [
+            threading.Thread(target=self._guard, args=[each]) for each in (self._ask, self._enqueue)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -79,6 +81,13 @@ class Callers:
         self._ended.set()
         for thread in self._threads:
             thread.join()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Do it; who gives up early is a finding."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 # whatever it is, it is reported
+            self.wrong.append(f"{work.__name__} ended: {error!r}")
 
     def _ask(self) -> None:
         url = f"http://127.0.0.1:{self.port}/v1/embeddings"
@@ -106,7 +115,7 @@ class Callers:
             self.wrong.append(f"{what}: cosine {least}")
 
     def _enqueue(self) -> None:
-        with redis.Redis.from_url(self.url) as connection:
+        with closing_client(self.url) as connection:
             queue = Queue("embedfarm", connection, serializer="json")
             for number in itertools.count():
                 if self._ended.wait(ENQUEUE_SECONDS):

@@ -23,6 +23,7 @@ FREEZE_SECONDS: Final = (2.0, 20.0)  # of a process, within and beyond its lease
 FULL_SECONDS: Final = (2.0, 6.0)
 SWITCHED_SECONDS: Final = (3.0, 8.0)
 LOST_SECONDS: Final = (0.2, 2.0)
+FAILOVER: Final = "failover with loss"
 SHORT: Final = 0.25  # of these times in the short form
 
 
@@ -178,7 +179,7 @@ CHEAP: Final[Mapping[str, Fault]] = {
     "DEBUG SLEEP": block_server,
     "maxmemory": fill_memory,
     "model out of memory": partial(switch, name="memory"),
-    "failover with loss": fail_over,
+    FAILOVER: fail_over,
 }
 ALL: Final[Mapping[str, Fault]] = {
     **CHEAP,

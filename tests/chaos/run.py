@@ -1,6 +1,7 @@
 """A quiet run, then the same again and again under faults; what came of it."""
 
 import itertools
+import math
 import random
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from tests.chaos.callers import COSINE_MIN, Callers, cosines
 from tests.chaos.disks import mounted
-from tests.chaos.faults import Fault, Scene
+from tests.chaos.faults import FAILOVER, Fault, Scene
 from tests.chaos.roles import WORKERS, Deaths, Job, start_roles, write_texts
 from tests.chaos.servers import Servers, free_port
 from tests.chaos.watch import Watch
@@ -115,6 +116,7 @@ class Chaos:
         self.outcome = Outcome(chunks=len(orders.texts))
         self.deaths = Deaths()
         self._ended = threading.Event()
+        self._failover = math.inf, -math.inf  # since when, until when writes of then were lost
         self._vectors: NDArray[np.float32] = np.empty((0, 0), np.float32)
         self._random = random.Random(orders.seed)
 
@@ -219,7 +221,11 @@ class Chaos:
             if time.monotonic() > deadline or not embedding.is_alive():
                 return
             began = time.monotonic()
+            if name == FAILOVER:
+                self._failover = began, math.inf
             self.orders.faults[name](scene)
+            if name == FAILOVER:
+                self._failover = began, time.monotonic()
             ended = began if name.startswith("SIGKILL") else time.monotonic()
             try:
                 seconds = self._watch.recovery_seconds(ended, RECOVERY_SECONDS_MAX)
@@ -240,27 +246,27 @@ class Chaos:
         """One job after the other, each checked while the next one runs."""
         try:
             with ThreadPoolExecutor(1) as checks:
-                checked = [checks.submit(self._check, name) for name in self._embed(scene)]
+                checked = [checks.submit(self._check, *each) for each in self._embed(scene)]
             for check in checked:
                 check.result()
         except Exception as error:  # noqa: BLE001 # it belongs to what is reported
             self.outcome.problems.append(repr(error))
 
-    def _embed(self, scene: Scene) -> Iterator[str]:
-        """Names of jobs that have ended well."""
+    def _embed(self, scene: Scene) -> Iterator[tuple[str, float]]:
+        """Names of jobs that have ended well, and when."""
         for number in itertools.count():
             name = f"run-{number}"
             scene.job = self._job(self._corpus, name)
             self._watch.job = name
             scene.job.run(self.deaths)
             self.outcome.runs += 1
-            yield name
+            yield name, time.monotonic()
             if self._ended.is_set():
                 return
 
     # Invariants.
 
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, ended: float) -> None:
         """Each index once, with the vector of the quiet run; nothing is left on the server."""
         out, outcome = self._sink / name, self.outcome
         indices, vectors, _ = read_parquet(out)
@@ -278,7 +284,9 @@ class Chaos:
         verified = run("verify", out, "--against", self._corpus)
         if facts["failed"] or verified.returncode:
             outcome.problems.append(f"{name}: {facts['failed']} failed; {verified.stdout}")
-        self._check_server(name)
+        began, over = self._failover
+        if not began <= ended <= over:  # else the replica may not know that the job has ended
+            self._check_server(name)
         shutil.rmtree(out)
 
     def _check_server(self, name: str) -> None:

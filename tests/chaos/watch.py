@@ -5,9 +5,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+import redis
+
 from embedfarm.broker import UNAVAILABLE, connect
 from embedfarm.farm import Farm
-from embedfarm.status import JobGone
+from embedfarm.status import JobGone, is_gone
 from tests.support import wait_until
 
 LOOK_SECONDS: Final = 0.1
@@ -73,6 +75,9 @@ class Watch:
                     self._leases_at = time.monotonic() + LEASES_SECONDS
             except (*UNAVAILABLE, JobGone):
                 continue
+            except redis.ResponseError as error:
+                if not is_gone(error):  # it ended between two of our commands
+                    raise
 
     def _look(self, farm: Farm) -> None:
         name = self.job

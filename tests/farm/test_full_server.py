@@ -58,7 +58,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """Once some of the job is done."""
+    """Once some of the job is done, whose command was begun on a full disk."""
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(small_disk(tmp_path / "disk", DISK_BYTES))
         outputs = stack.enter_context(small_disk(tmp_path / "outputs", DISK_BYTES))
@@ -67,9 +67,13 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         stack.callback(server.stop)
         stack.enter_context(role(server, tmp_path, "schedule"))
         stack.enter_context(role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"))
+        (outputs.path / "embed.log").write_text("there is room for a few lines\n")
+        outputs.fill()
         scene = Scene(server, disk, outputs, tmp_path)
         stack.callback(scene.embedding.kill)
         stack.callback(scene.client.close)
+        wait_until(lambda: f"waits for room below {scene.out}" in scene.embedding.log())
+        outputs.clear()
         wait_until(lambda: scene.status().chunks_done > CHUNKS / 10)
         yield scene
 
