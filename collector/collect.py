@@ -90,10 +90,7 @@ class Collector:
         Raises:
             TilingError, OSError: As for `Output.finish`.
         """
-
-        def finish() -> Manifest:
-            return self.output.finish(count, about)
-
+        finish = partial(self.output.finish, count, about)
         try:
             return self._store(finish, finish)
         except (*UNAVAILABLE, OSError):
