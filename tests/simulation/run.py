@@ -55,8 +55,8 @@ class Outcome(NamedTuple):
         seconds: Virtual time it took.
         seconds_after: Of these, after the last fault was over.
         chunks: In the job.
-        duplicates: Chunks that were embedded more than once.
         failed: Chunks that were given up on.
+        steps: As of `World`.
     """
 
     faults: dict[str, int]
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     seconds_after: float
     chunks: int
     failed: int
-    requests: int
+    steps: int
 
 
 @dataclass

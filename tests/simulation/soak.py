@@ -37,7 +37,7 @@ class Tally:
     """What came of all of them."""
 
     runs: int = 0
-    requests: int = 0
+    steps: int = 0
     chunks: int = 0
     failed: int = 0
     seconds: float = 0.0
@@ -53,7 +53,7 @@ class Tally:
             self.failures.append(verdict)
             return
         outcome = verdict.outcome
-        self.requests += outcome.requests
+        self.steps += outcome.steps
         self.chunks += outcome.chunks
         self.failed += outcome.failed
         self.seconds += outcome.seconds
@@ -126,7 +126,7 @@ def to_markdown(tally: Tally, seeds: range, seconds: float) -> str:
         "failed": f"{len(tally.failures):,}",
         "faults": f"{faults:,}; {faults / max(1, tally.runs):.1f} in a run, at least {fewest}",
         "chunks embedded": f"{tally.chunks:,}, of which {tally.failed:,} were given up on",
-        "events": f"{tally.requests:,} in {tally.seconds / 3600:,.0f} hours of virtual time",
+        "events": f"{tally.steps:,} in {tally.seconds / 3600:,.0f} hours of virtual time",
         "from the last fault to the end of the job": f"P50 {after[0]:.1f} s, P99 {after[1]:.1f} s, "
         f"most {after[2]:.1f} s, with leases of 1 s",
         "processor time": f"{seconds / 3600:,.1f} hours, {each:.2f} s a run",
