@@ -19,6 +19,8 @@ AGAIN_SECONDS: Final = 0.1
 DOWN_SECONDS_MAX: Final = 1.5
 LOADING_SECONDS_MAX: Final = 0.3
 BEFORE_SECONDS_MAX: Final = 0.3
+ASKING_SHARE: Final = 0.5
+ASKING_SECONDS_MAX: Final = 0.5
 DYING_SHARE: Final = 0.5
 
 Fault = Callable[[], float | None]
@@ -47,11 +49,12 @@ class Faults:
     _away: dict[Process, float] = field(default_factory=dict)
     _slow: dict[Process, float] = field(default_factory=dict)
     _break_share: float = 0.0
+    _at_answer: dict[Process, Callable[[], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.host.latency = self._latency
         self.host.break_before = self._breaks
-        self.host.break_after = self._breaks
+        self.host.break_after = self._answered
 
     def plan(self, horizon: float) -> None:
         """Draw all faults of a run."""
@@ -164,11 +167,27 @@ class Faults:
         return seconds
 
     def sleep_through(self) -> float | None:
-        """A process is stopped while the server crashes and comes back; it finds out later."""
+        """A process is stopped while the server crashes and comes back; it finds out later.
+
+        Now, or with the next answer on its way: then what it does first goes by what it has read.
+        """
         if self.host.server is None or not (victim := self._victim()):
             return None
         _, process = victim
         before = self.world.random.uniform(0.0, BEFORE_SECONDS_MAX)
+        asking = 0.0
+        if self.world.random.random() < ASKING_SHARE:
+            asking = ASKING_SECONDS_MAX
+            self._at_answer[process] = partial(self._sleep_through, process, before)
+            self._later(asking, partial(self._forget_answer, process))
+        else:
+            self._sleep_through(process, before)
+        return asking + before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
+
+    def _forget_answer(self, process: Process) -> None:
+        self._at_answer.pop(process, None)
+
+    def _sleep_through(self, process: Process, before: float) -> None:
         self.trace(f"{process.name} is frozen; the server goes {before:.2f} s later")
         self.world.freeze(process)
 
@@ -177,7 +196,6 @@ class Faults:
             self._later(seconds + LOADING_SECONDS_MAX, lambda: self.world.thaw(process))
 
         self._later(before, crash)
-        return before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
 
     def _restart(self) -> None:
         self.host.start()
@@ -261,6 +279,11 @@ class Faults:
             seconds *= SLOW
         # TCP sends again what did not pass.
         return seconds + max(0.0, self._away.get(process, 0.0) - self.world.now)
+
+    def _answered(self, session: Session) -> bool:
+        if sleep := self._at_answer.pop(session.process, None):
+            sleep()
+        return self._breaks(session)
 
     def _breaks(self, session: Session) -> bool:  # noqa: ARG002 # all alike
         return self.world.random.random() < self._break_share

@@ -38,6 +38,7 @@ class Host:
         break_before: Whether the connection breaks on which a request has arrived.
         break_after: Whether it breaks when the request is executed.
         latency: Seconds from or to a process.
+        on_start: Told of a server that has started again.
         on_change: Told of each command that has changed something, and of its reply.
     """
 
@@ -52,6 +53,7 @@ class Host:
     break_before: Callable[["Session"], bool] = lambda _session: False
     break_after: Callable[["Session"], bool] = lambda _session: False
     latency: Callable[[Process], float] = lambda _process: LATENCY_SECONDS
+    on_start: Callable[[ModelServer], None] = lambda _server: None
     on_change: Callable[[ModelServer, Words, object], None] = lambda _server, _words, _reply: None
 
     def now_ms(self) -> int:
@@ -78,6 +80,7 @@ class Host:
             self.starts += 1
             self.server.run_id = str(self.starts)
             self.loading = False
+            self.on_start(self.server)
 
     def retry_blocked(self, writes: Iterable[tuple[int, tuple[bytes, ...]]]) -> None:
         """See whether those that wait find something after some commands that changed something."""

@@ -117,6 +117,7 @@ class Simulation:
         connect_to(self.host)
         self.settings = self._settings()
         self.monitor = Monitor(int(1000 * self.settings.lease_seconds))
+        self.host.on_start = lambda server: self.monitor.begin(server, self.host.now_ms())
         self.host.on_change = self._watch
         self.speed = random.choice([30, 100, 1000])
         embed = self._role("embed", self._embed)
@@ -198,7 +199,8 @@ class Simulation:
 
     def _settings(self) -> Settings:
         random = self.world.random
-        window = random.choice([4000, 100_000])
+        part = random.choice([64, 400, 1500])
+        window = random.choice([3 * part, 4000, 100_000])
         return Settings(
             redis_url=URL,
             lease_seconds=1.0,
@@ -215,7 +217,7 @@ class Simulation:
             reconcile_seconds=random.choice([0.5, 3.0]),
             block_chunks_min=random.choice([1, 4]),
             block_chunks_max=random.choice([4, 16]),
-            part_bytes_max=random.choice([64, 400, 1500]),
+            part_bytes_max=part,
             window_bytes_max=window,
             results_bytes_max=random.choice([2, 10]) * window,
             micro_batch_seconds_max=0.5,
