@@ -238,8 +238,13 @@ class Collector:
     # Waiting.
 
     def _wait(self) -> None:
-        """Wait for a result; when none comes, see whether what is next is there in another one."""
+        """Wait for a result; when none comes, see what a server may have lost meanwhile.
+
+        The client renews an idle connection without a word, so that an outage is not always met as
+        an error. Results that came back with it are on disk, and in the way of new ones.
+        """
         if not self._persist(lambda: self.job.wait(self.job.keys.bell, WAIT_SECONDS)):
+            self._persist(self._forget_durable)
             self._persist(self._take_straddling)
 
     def _persist(self, attempt: Callable[[], T]) -> T:

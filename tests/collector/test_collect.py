@@ -215,6 +215,22 @@ def test_stale_results(desk: Desk) -> None:
     assert min(desk.job.result_starts()) == PART_CHUNKS - 10
 
 
+def test_stale_results_that_nobody_noticed(desk: Desk) -> None:
+    """So are those that come back while the collector waits, for they count as no room for more."""
+    blocks = [block(start, start + 10) for start in range(0, 200, 10)]
+    desk.job.push([(each, encode(each)) for each in blocks])
+    done = desk.bench.run(desk.collect)
+    desk.work()
+    wait_until(lambda: desk.job.result_starts() == [190])
+    stale = {start: encode(result_of(block(start, start + 10))) for start in range(0, 190, 10)}
+    desk.job.client.hset(desk.job.keys.results, mapping=stale)  # as the end of a log brings back
+    wait_until(lambda: desk.job.result_starts() == [190])
+    desk.push(*range(200, 251, 10))
+    desk.work()
+    assert done.result() == 250
+    desk.check(250)
+
+
 def test_disorder(desk: Desk) -> None:
     """Results are taken in order, however they come."""
     desk.push(*range(0, 301, 10))

@@ -4,7 +4,7 @@ import os
 import threading
 import types
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, Final
@@ -16,11 +16,14 @@ from rich.console import Console
 
 from collector.manifest import Manifest
 from embedfarm import broker
+from embedfarm.cli import run
 from embedfarm.cli.ending import tidy
 from embedfarm.cli.progress import View
 from embedfarm.cli.request import Request, check_finished
 from embedfarm.cli.run import Interrupted, Place, Run
+from embedfarm.records import Rows
 from embedfarm.settings import Settings
+from producer.readers import corpus, read_corpus
 from scheduler.loop import Scheduler
 from tests.simulation import library, link
 from tests.simulation.link import Host, SimulatedConnection
@@ -144,6 +147,18 @@ def run_embed(request: Request, place: Place, stop: threading.Event) -> Manifest
 
 
 _forward: Final = NullEngine.forward
+
+
+def read_slowly(rows: int, seconds: float) -> None:
+    """Have corpora be read so many rows at a time, each of which takes so long."""
+    setattr(corpus, "BATCH_ROWS_MAX", rows)  # noqa: B010 # in this process alone
+
+    def read(*arguments: Any) -> Iterator[Rows]:  # noqa: ANN401 # the function's
+        for batch in read_corpus(*arguments):
+            library.sleep(seconds)
+            yield batch
+
+    setattr(run, "read_corpus", read)  # noqa: B010 # in this process alone
 
 
 def deadly_texts(texts: Collection[str], harm: Callable[[], None]) -> None:

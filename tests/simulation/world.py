@@ -174,9 +174,10 @@ class World:
         while not until():
             if not self._events:
                 raise Deadlock
-            moment, _, _, what, ticket = heapq.heappop(self._events)
-            if moment > seconds_max:
+            if self._events[0][0] > seconds_max:
+                self.now = seconds_max
                 return False
+            moment, _, _, what, ticket = heapq.heappop(self._events)
             self.now = max(self.now, moment)
             self.steps += 1
             if isinstance(what, Task):
