@@ -36,13 +36,23 @@ def places(run_path: Path) -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(trylast=True)  # after they are shuffled
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that run beside no other come last, so that the others need not wait for them."""
+    items.sort(key=_is_alone)
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
 @pytest.fixture(autouse=True)
 def room(request: pytest.FixtureRequest, run_path: Path) -> Iterator[None]:
     """A test that measures time and is marked `alone` runs beside no other of this run.
 
     Who waits for the room stands in the door, so that others do not keep taking turns inside.
     """
-    alone = request.node.get_closest_marker("alone") is not None
+    alone = _is_alone(request.node)
     with (run_path / "door").open("w") as door, (run_path / "room").open("w") as inside:
         fcntl.flock(door, fcntl.LOCK_EX)
         fcntl.flock(inside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

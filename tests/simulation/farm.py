@@ -27,7 +27,7 @@ from producer.readers import corpus, read_corpus
 from scheduler.loop import Scheduler
 from tests.simulation import library, link
 from tests.simulation.link import Host, SimulatedConnection
-from tests.simulation.world import Killed, Process, World
+from tests.simulation.world import Killed, Process, World, current
 from workers import worker
 from workers.engines import Tokenised
 from workers.engines.null import NullEngine
@@ -155,7 +155,7 @@ def read_slowly(rows: int, seconds: float) -> None:
 
     def read(*arguments: Any) -> Iterator[Rows]:  # noqa: ANN401 # the function's
         for batch in read_corpus(*arguments):
-            library.sleep(seconds)
+            current().park(seconds)
             yield batch
 
     setattr(run, "read_corpus", read)  # noqa: B010 # in this process alone

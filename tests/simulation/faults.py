@@ -281,8 +281,8 @@ class Faults:
         return seconds + max(0.0, self._away.get(process, 0.0) - self.world.now)
 
     def _answered(self, session: Session) -> bool:
-        if sleep := self._at_answer.pop(session.process, None):
-            sleep()
+        if happens := self._at_answer.pop(session.process, None):
+            happens()
         return self._breaks(session)
 
     def _breaks(self, session: Session) -> bool:  # noqa: ARG002 # all alike
