@@ -6,6 +6,13 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return 'gone' end
 local now = redis.call('TIME')
 redis.call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2],
   'ended_ms', now[1] * 1000 + math.floor(now[2] / 1000), unpack(ARGV, 5))
+redis.call('HDEL', KEYS[1], 'result_bytes')
+if ARGV[1] == 'finished' then
+  -- A server that came back without its last writes may not know what was done: its results were taken.
+  for _, unit in ipairs({'blocks', 'chunks', 'tokens', 'bytes'}) do
+    redis.call('HSET', KEYS[1], unit .. '_done', redis.call('HGET', KEYS[1], unit .. '_in') or 0)
+  end
+end
 redis.call('XTRIM', KEYS[2], 'MAXLEN', ARGV[4])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 redis.call('EXPIRE', KEYS[2], ARGV[3])

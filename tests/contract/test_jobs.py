@@ -599,6 +599,26 @@ def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
     assert push(job, 4) == ["finished"]
 
 
+def test_a_finished_job_is_done(client: redis.Redis) -> None:
+    """Also if the server does not know it: a replica in its place may not have heard of results."""
+    farm, job = Farm(client), make_job(client, 2)
+    job.commit([embed(job.read("one", 1)[0])])
+    bytes_in = job.status().bytes_in
+    farm.end(job.id, "finished", "", Settings(), first_chunk=0, chunks_in=6, chunks_done=6)
+    status = job.status()
+    assert (status.blocks_done, status.tokens_done, status.bytes_done) == (2, 40, bytes_in)
+    assert (status.chunks_in, status.chunks_done, status.result_bytes) == (6, 6, 0)
+
+
+def test_a_failed_job_is_as_it_was(client: redis.Redis) -> None:
+    """Of a job that failed it is known how far it came."""
+    farm, job = Farm(client), make_job(client, 2)
+    job.commit([embed(job.read("one", 1)[0])])
+    farm.end(job.id, "failed", "no such file", Settings())
+    status = job.status()
+    assert (status.blocks_done, status.chunks_done, status.result_bytes) == (1, 2, 0)
+
+
 def test_an_ended_job_begins_anew(client: redis.Redis) -> None:
     """Its id can be used again: for the same output, whose run failed and was put right."""
     farm, job = Farm(client), make_job(client, 1)
