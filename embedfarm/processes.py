@@ -6,6 +6,7 @@ supervisor itself is killed with -9: the write end of every child's stdin, the l
 it; a Python child notices through `watch_lifeline`, another one through `die_with_parent`.
 """
 
+import _thread
 import contextlib
 import logging
 import os
@@ -256,9 +257,19 @@ def stop_when_asked() -> threading.Event:
     """An event that SIGTERM, SIGINT or the end of the supervisor sets, for a process of its own."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: set_by_signal(stop))
     watch_lifeline(stop.set)
     return stop
+
+
+def set_by_signal(event: threading.Event) -> None:
+    """Set an event from a signal handler, a moment later and in a thread of its own.
+
+    The thread that was interrupted may be looking at the event, and so have the lock of it: a
+    handler that waited for that lock would wait for ever. (So it might for those that
+    `threading.Thread` takes.)
+    """
+    _thread.start_new_thread(event.set, ())
 
 
 def watch_lifeline(stop: Callable[[], object]) -> None:

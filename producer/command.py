@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import IO, Any, Final
 
+from embedfarm.processes import set_by_signal
 from embedfarm.settings import Settings
 
 LOOK_SECONDS: Final = 1.0
@@ -30,7 +31,7 @@ class CommandFailed(RuntimeError):
 
 def stop_when_asked(parent: int) -> None:
     """From now on commands are interrupted by SIGTERM, and by the death of the parent process."""
-    signal.signal(signal.SIGTERM, lambda *_: _STOP.set())
+    signal.signal(signal.SIGTERM, lambda *_: set_by_signal(_STOP))
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 

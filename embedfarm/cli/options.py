@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from embedfarm import tracing
 from embedfarm.broker import ServerError, hide_password
 from embedfarm.model_files import ModelError
-from embedfarm.processes import ChildError
+from embedfarm.processes import ChildError, set_by_signal
 from embedfarm.server_url import UrlError, make_pool
 from embedfarm.settings import Settings
 
@@ -118,11 +118,14 @@ def command_line() -> str:
 def stop_on_signals() -> threading.Event:
     """An event that SIGINT and SIGTERM set; a second signal ends the program at once."""
     stop = threading.Event()
+    asked = False
 
     def handle(number: int, _: object) -> None:
-        if stop.is_set():
+        nonlocal asked
+        if asked:
             sys.exit(128 + number)
-        stop.set()
+        asked = True
+        set_by_signal(stop)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
