@@ -228,8 +228,14 @@ class Job:
 
         Returns:
             "closed", or the state that stays ("cancelled", "paused"; "gone" after deletion).
+
+        Raises:
+            BlocksLost: They are not.
         """
-        return str(self._script("close")(keys=[self.keys.meta], args=[chunk_count]), "ascii")
+        answer = self._script("close")(keys=[self.keys.meta], args=[chunk_count])
+        if answer == b"gap":
+            raise BlocksLost(f"the server has lost the end of job {self.id}")
+        return str(answer, "ascii")
 
     def delete(self) -> None:
         """Remove the job and everything it left on the server."""

@@ -85,7 +85,10 @@ def close(job: Job, count: int) -> None:
     _check(status.state in {"open", "paused"} and status.chunk_count < 0, status.state)
     if status.pushed_upto != count:
         raise OutOfPlace(status.pushed_upto)
-    state = job.close(count)
+    try:
+        state = job.close(count)
+    except BlocksLost as error:
+        raise OutOfPlace(job.status().pushed_upto) from error
     _check(state in {"closed", "paused"}, state)
 
 

