@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -60,7 +60,8 @@ class BothServers:
         self._ticked = False
         self._open()
         self.fill(full=False)
-        self._ask([b"FLUSHALL"], [b"SCRIPT", b"FLUSH"])
+        keys = cast("list[bytes]", self._client.keys())
+        self._ask([b"SCRIPT", b"FLUSH"], *([b"UNLINK", key] for key in keys))
 
     def close(self) -> None:
         """Let go of the real one."""
@@ -127,7 +128,8 @@ class BothServers:
             connection: Any = client.connection_pool.get_connection()
             connection.send_packed_command(connection.pack_commands([sleeper]))
             wait_until(lambda: self._blocked() == 1)
-            (answer,) = self._ask(waker)
+            (seconds, microseconds), answer = self._ask([b"TIME"], waker)
+            now_ms = int(seconds) * 1000 + int(microseconds) // 1000
             found = attempt(self.model, waker, now_ms)
             assert comparable(waker, found) == comparable(waker, answer)
             found = self.model.execute(wait.words, now_ms)

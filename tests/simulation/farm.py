@@ -23,6 +23,7 @@ from embedfarm.cli.request import Request, check_finished
 from embedfarm.cli.run import Interrupted, Place, Run
 from embedfarm.records import Rows
 from embedfarm.settings import Settings
+from producer import submit
 from producer.readers import corpus, read_corpus
 from scheduler.loop import Scheduler
 from tests.simulation import library, link
@@ -147,6 +148,11 @@ def run_embed(request: Request, place: Place, stop: threading.Event) -> Manifest
 
 
 _forward: Final = NullEngine.forward
+
+
+def guess_vectors(dimensions: int) -> None:
+    """Have producers guess the size of vectors right: of guessed large ones, a block has one."""
+    setattr(submit, "VECTOR_BYTES_GUESSED", 4 * dimensions)  # noqa: B010 # in this process alone
 
 
 def read_slowly(rows: int, seconds: float) -> None:

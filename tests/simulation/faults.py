@@ -22,6 +22,7 @@ BEFORE_SECONDS_MAX: Final = 0.3
 ASKING_SHARE: Final = 0.5
 ASKING_SECONDS_MAX: Final = 0.5
 DYING_SHARE: Final = 0.5
+EMBEDDING_SHARE: Final = 0.5
 
 Fault = Callable[[], float | None]
 """Makes something go wrong; seconds until it is over, None if nothing can go wrong so now."""
@@ -32,7 +33,7 @@ class Faults:
     """Makes things go wrong.
 
     Attributes:
-        horizon: Seconds in which it all happens.
+        roles: Their victims; the first is the command that embeds.
         lost_lately: Whether the server has lost something, which people may not have noticed yet.
         ends_at: When the last of it is over.
         counts: How often each kind was done.
@@ -60,8 +61,8 @@ class Faults:
         """Draw all faults of a run."""
         kinds: list[Fault] = [
             self.kill, self.terminate, self.freeze, self.crash, self.cut, self.lose, self.part,
-            self.slow, self.jump, self.jump_server, self.fill, self.black_out, self.sleep_through,
-            self.stop_frozen,
+            self.slow, self.jump, self.jump_server, self.fill, self.black_out, self.stop_frozen,
+            self.sleep_through, self.sleep_through,
         ]  # fmt: skip
         for _ in range(self.world.random.randint(FAULTS_MIN, FAULTS_MAX)):
             moment = self.world.random.uniform(0.0, horizon)
@@ -84,8 +85,9 @@ class Faults:
         self.world.call_at(self.world.now + seconds, action)
         return seconds
 
-    def _victim(self) -> tuple[Role, Process] | None:
-        running = [(role, role.process) for role in self.roles if role.process is not None]
+    def _victim(self, among: Sequence[Role] = ()) -> tuple[Role, Process] | None:
+        roles = among or self.roles
+        running = [(role, role.process) for role in roles if role.process is not None]
         return self.world.random.choice(running) if running else None
 
     # Processes.
@@ -149,7 +151,11 @@ class Faults:
         if self.host.server is None:
             return None
         lost = random.choice([0.0, random.uniform(0.0, LOG_SECONDS_LOST_MAX)])
-        down = random.uniform(0.05, DOWN_SECONDS_MAX)
+        return self._crash(lost)
+
+    def _crash(self, lost: float) -> float:
+        """The server goes, without the last seconds of its log."""
+        down = self.world.random.uniform(0.05, DOWN_SECONDS_MAX)
         self.trace(f"server down for {down:.2f} s, loses {lost:.2f} s")
         self.host.crash(lost)
         self.lost_lately = lost > 0
@@ -170,8 +176,10 @@ class Faults:
         """A process is stopped while the server crashes and comes back; it finds out later.
 
         Now, or with the next answer on its way: then what it does first goes by what it has read.
+        It is the command that embeds more often than others: it knows best what was lost.
         """
-        if self.host.server is None or not (victim := self._victim()):
+        among = self.roles[:1] if self.world.random.random() < EMBEDDING_SHARE else ()
+        if self.host.server is None or not (victim := self._victim(among)):
             return None
         _, process = victim
         before = self.world.random.uniform(0.0, BEFORE_SECONDS_MAX)
@@ -192,7 +200,9 @@ class Faults:
         self.world.freeze(process)
 
         def crash() -> None:
-            seconds = self.crash() or 0.0
+            seconds = 0.0
+            if self.host.server is not None:
+                seconds = self._crash(self.world.random.uniform(0.0, LOG_SECONDS_LOST_MAX))
             self._later(seconds + LOADING_SECONDS_MAX, lambda: self.world.thaw(process))
 
         self._later(before, crash)

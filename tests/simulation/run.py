@@ -27,6 +27,8 @@ from tests.simulation.farm import (
     connect_to,
     deadly_texts,
     end_by,
+    guess_vectors,
+    read_slowly,
     run_embed,
     run_scheduler,
     run_worker,
@@ -40,7 +42,6 @@ from tests.simulation.world import World, enter
 DIMENSIONS: Final = 4
 SECONDS_AFTER_MAX: Final = 90.0  # after the last fault; a lost connection may take a timeout each
 WORDS: Final = ("a", "vector", "for", "each", "text", "no", "index", "lost", "or", "doubled")
-DELIVERIES_MAX: Final = 3
 
 
 class Failure(AssertionError):
@@ -115,6 +116,7 @@ class Simulation:
         world, random = self.world, self.world.random
         self.host = Host(world)
         connect_to(self.host)
+        guess_vectors(DIMENSIONS)
         self.settings = self._settings()
         self.monitor = Monitor(int(1000 * self.settings.lease_seconds))
         self.host.on_start = lambda server: self.monitor.begin(server, self.host.now_ms())
@@ -182,6 +184,7 @@ class Simulation:
             spec=JobSpec(model=f"null:{DIMENSIONS}:{self.speed}"),
             sink=random.choice(["npy", "jsonl"]),
         )
+        read_slowly(random.choice([2, 7, 30]), random.choice([0.0, 0.01, 0.1]))
         harm = random.choice([self._kill_current, self._hang])
         deadly_texts({texts.texts[index] for index in texts.deadly}, harm)
         end_by(self._kill_current)
@@ -210,7 +213,7 @@ class Simulation:
             scheduler_ttl_seconds=0.8,
             reconnect_seconds_max=2 * SECONDS_AFTER_MAX,  # whoever tries in vain is found out
             drain_seconds=5.0,
-            deliveries_max=DELIVERIES_MAX,
+            deliveries_max=random.choice([1, 3]),  # at 1, many blocks are split
             hang_seconds=1.0,
             hang_factor=2,
             full_disk_seconds=0.3,
@@ -272,7 +275,8 @@ class Simulation:
             raise Failure(f"wrong vectors of chunks {wrong}")
         if missing := work.texts.deadly - failed.keys():
             raise Failure(f"deadly texts not named: {sorted(missing)}")
-        if hasty := {index for index, tries in failed.items() if tries < DELIVERIES_MAX}:
+        tries_min = self.settings.deliveries_max
+        if hasty := {index for index, tries in failed.items() if tries < tries_min}:
             raise Failure(f"given up on after too few tries: {sorted(hasty)}")
         self._check_server(work)
         self.chunks += manifest.count
