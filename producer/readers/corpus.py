@@ -159,7 +159,7 @@ def _read(
         read = FORMATS[_format_of(location, options)]
         with _open(location, stdin) as file:
             yield from read(file, location.name, options.text_field, options.id_field)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise CorpusError(f"{location.name}: {error}") from error
 
 

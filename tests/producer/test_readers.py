@@ -360,6 +360,15 @@ def test_bad_parquet_columns(
         read(tmp_path / "corpus.parquet", id_field="id")
 
 
+def test_parquet_column_that_is_not_utf8(tmp_path: Path) -> None:
+    """Damage in the name of a column is damage of the file."""
+    path = tmp_path / "corpus.parquet"
+    pq.write_table(pa.table({"text": ["a"], "other": ["b"]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"other", b"\xffther"))
+    with pytest.raises(CorpusError, match=r"corpus\.parquet: .*utf-8"):
+        read(path)
+
+
 def test_truncated_parquet(tmp_path: Path) -> None:
     """A truncated file is refused by name."""
     path = tmp_path / "corpus.parquet"

@@ -230,7 +230,7 @@ def test_probe(opened: Open, job: Job, bench: Bench, worker: HashWorker) -> None
     assert not pushed.done()
     assert all(block.token_count < 2 * submit.PROBE_TOKENS for block in blocks_of(job))
     worker.beat()
-    assert pushed.result(10) == 15_000
+    assert pushed.result(60) == 15_000
 
 
 def test_kept_is_bounded(
@@ -248,7 +248,7 @@ def test_kept_is_bounded(
     kept = sum(len(sent.data) for sent in list(submitter._kept))
     group = SMALL.window_bytes_max // GROUPS_PER_WINDOW + 50 * 1_020  # a block is 50 chunks at most
     assert kept <= SMALL.window_bytes_max + group
-    assert pushed.result(20) == 600
+    assert pushed.result(60) == 600
     wait_until(lambda: job.status().blocks_done == job.status().blocks_in)
     job.drain(600, job.result_starts())
     submitter._status()
@@ -269,7 +269,7 @@ def test_refused_while_waiting(opened: Open, job: Job, bench: Bench, end: str) -
     else:
         job.delete()
     with pytest.raises(JobRefused, match=end):
-        pushed.result(10)
+        pushed.result(60)
 
 
 @pytest.mark.parametrize("end", ["cancelled", "deleted"])
@@ -301,7 +301,7 @@ def test_stop_while_waiting(opened: Open, job: Job, bench: Bench) -> None:
     pushed = bench.run(opened(settings=SMALL).submit, corpus(0, 50_000))
     wait_until(lambda: stuck(job, pushed))
     bench.stop.set()
-    pushed.result(5)
+    pushed.result(60)
     assert (job.status().state, job.status().chunk_count) == ("open", -1)
 
 
@@ -323,7 +323,7 @@ def test_stop_without_server(opened: Open, server: LiveServer, bench: Bench) -> 
     pushed = bench.run(submitter.submit, corpus(0, 100))
     bench.stop.set()
     with pytest.raises(redis.ConnectionError):
-        pushed.result(5)
+        pushed.result(60)
 
 
 # A second run.
@@ -412,7 +412,7 @@ def test_outage_while_waiting(
         job.drain(0, job.result_starts())
         return pushed.done()
 
-    wait_until(drained, 20)
+    wait_until(drained, 60)
     assert pushed.result() == 20_000
     wait_until(lambda: job.status().chunks_done == 20_000)
 
@@ -452,7 +452,7 @@ def test_close_is_repeated(
     wait_until(lambda: job.client.exists(job.keys.meta) and job.status().chunk_count == 100)
     assert tiling(job) == 100
     bench.stop.set()
-    watched.result(5)
+    watched.result(60)
 
 
 def test_watch_outlives_the_job(opened: Open, job: Job, bench: Bench) -> None:
@@ -465,7 +465,7 @@ def test_watch_outlives_the_job(opened: Open, job: Job, bench: Bench) -> None:
     wait_until(lambda: not any(e["cmd"] == "blpop" for e in job.client.client_list()))
     assert not watched.done()
     bench.stop.set()
-    watched.result(5)
+    watched.result(60)
     assert not job.client.exists(*job.keys.all())
 
 
