@@ -4,9 +4,8 @@
 -- ARGV: state, reason, seconds to keep it, failures to keep, then field and value of each counter
 if redis.call('EXISTS', KEYS[1]) == 0 then return 'gone' end
 local now = redis.call('TIME')
-redis.call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2],
+redis.call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2], 'result_bytes', 0,
   'ended_ms', now[1] * 1000 + math.floor(now[2] / 1000), unpack(ARGV, 5))
-redis.call('HDEL', KEYS[1], 'result_bytes')
 if ARGV[1] == 'finished' then
   -- A server that came back without its last writes may not know what was done: its results were taken.
   for _, unit in ipairs({'blocks', 'chunks', 'tokens', 'bytes'}) do
