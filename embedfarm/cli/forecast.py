@@ -1,6 +1,7 @@
 """How long a job will take, before it is run: `embedfarm simulate --plan`."""
 
 import json
+import logging
 import statistics
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +24,19 @@ from embedfarm.farm import Farm, model_key
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 
+if TYPE_CHECKING:
+    from embedfarm.cli.local import LocalFarm
+
 SEEDS = 20
 SAMPLE = 1000  # chunks, to know how many tokens a byte is, and how fast they are embedded
 TOKENS_MAX = 512
+START_SECONDS_MAX = 120.0  # for all workers of a large host
 REMEMBERED_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.2
 FRAMING = 2  # tokens around a text
 BYTES_PER_TOKEN = 4.0  # without a tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class ForecastError(ValueError):
@@ -164,16 +172,20 @@ def _calibrate(
     """Tokens per second of the workers of this machine, by embedding a sample in a farm of its own.
 
     Raises:
-        ForecastError: The sample was not embedded.
+        ForecastError: The workers did not start, or the sample was not embedded.
+        embedfarm.processes.ChildError: One of them cannot start.
     """
     from embedfarm.cli.local import run_local_farm
+    from workers.devices import discover
 
+    workers = len(discover(devices, cpu_workers))
     with tempfile.TemporaryDirectory(prefix="embedfarm-plan-") as name:
         place = Path(name)
         with (place / "sample.jsonl").open("w", encoding="utf-8") as file:
             for text in islice(_texts(corpus, spec, settings), SAMPLE):
                 file.write(json.dumps({"text": text}) + "\n")
         with run_local_farm(place / "farm", settings, devices, cpu_workers) as farm:
+            _await_workers(farm, workers)
             words = ["embed", str(place / "sample.jsonl"), "--out", str(place / "out")]
             words += ["--redis", farm.url, "--model", spec.model]
             words += ["--max-length", str(spec.max_length)]
@@ -184,16 +196,45 @@ def _calibrate(
             if done.returncode:
                 raise ForecastError(f"the sample was not embedded: {done.stderr.strip()}")
             here = settings.model_copy(update={"redis_url": farm.url})
-            return _await_speeds(spec, here)
+            return await_speeds(spec, here, workers)
 
 
-def _await_speeds(spec: JobSpec, settings: Settings) -> list[float]:
-    """What is remembered, once the scheduler has stored it, which it does every other second."""
+def _await_workers(farm: "LocalFarm", workers: int) -> None:
+    """Returns once they and the scheduler are there: who came late would find the sample done."""
+    deadline = time.monotonic() + START_SECONDS_MAX
+    with closing_client(farm.url) as client:
+        here = Farm(client)
+        while (there := len(here.workers())) < workers or here.scheduler_stats() is None:
+            if farm.failed:
+                raise farm.failed
+            if time.monotonic() > deadline:
+                raise ForecastError(
+                    f"{there} of {workers} workers, or no scheduler, after {START_SECONDS_MAX:g} s"
+                )
+            threading.Event().wait(POLL_SECONDS)
+
+
+def await_speeds(spec: JobSpec, settings: Settings, workers: int) -> list[float]:
+    """What is remembered, once the scheduler has stored it, which it does every other second.
+
+    A worker without any share of the sample has no speed; it is left out in the end, which is said.
+
+    Raises:
+        ForecastError: It has stored nothing in time.
+    """
     deadline = time.monotonic() + REMEMBERED_SECONDS_MAX
     while True:
+        late = time.monotonic() > deadline
         try:
-            return remembered_speeds(spec, settings)
+            speeds = remembered_speeds(spec, settings)
         except ForecastError:
-            if time.monotonic() > deadline:
+            if late:
                 raise
+            speeds = []
+        if len(speeds) >= workers:
+            return speeds
+        if late:
+            there = f"{len(speeds)} of {workers} workers"
+            log.warning("only %s had a share of the sample: the forecast is for these", there)
+            return speeds
         threading.Event().wait(POLL_SECONDS)
