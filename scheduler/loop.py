@@ -181,7 +181,7 @@ class Scheduler:
         for job in draft.late.keys() - self._late:
             log.warning("job %s will miss its deadline by %.0f s", job, draft.late[job])
         self._late = draft.late.keys()
-        self._tell_at = now + TELL_SECONDS
+        self._tell_at = time.monotonic() + TELL_SECONDS
 
     # Learning.
 

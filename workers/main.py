@@ -5,7 +5,9 @@ The server's URL comes from `EMBEDFARM_REDIS_URL`, where no process list shows i
 """
 
 import argparse
+import atexit
 import logging
+import os
 import sys
 
 from embedfarm import tracing
@@ -30,7 +32,7 @@ def main() -> int:
     device = devices.pinned(arguments.device)
     torch_device = "cpu" if device.kind == "cpu" else "cuda:0"
     notifier = Notifier()
-    Worker(
+    worker = Worker(
         settings.redis_url,
         device.label,
         device.product,
@@ -39,7 +41,12 @@ def main() -> int:
         stop,
         lambda: _facts(device),
         lambda state: notifier.stop() if stop.is_set() else notifier.tick(state),
-    ).run()
+    )
+    worker.run()
+    if worker.left_loading:
+        # The interpreter's end would end that thread inside a library, which may abort the process.
+        atexit._run_exitfuncs()  # noqa: SLF001 # as always: they end logs and traces
+        os._exit(0)
     return 0
 
 

@@ -69,6 +69,7 @@ class Worker:
         stop: Set by a signal, a lost parent or a failed stage.
         facts: Measures the device for heartbeats.
         tick: Told its state after each heartbeat, from the first one that the server got.
+        left_loading: Whether `run` left a thread behind that may be loading a model.
     """
 
     url: str
@@ -82,6 +83,7 @@ class Worker:
     name: str = field(init=False)
     failure: BaseException | None = field(init=False, default=None)
     superseded: bool = field(init=False, default=False)
+    left_loading: bool = field(init=False, default=False)
     _current: MicroBatch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -156,6 +158,7 @@ class Worker:
         beating.join()
         watching.join()
         self._guard(self._leave)
+        self.left_loading = fetching.is_alive()
         self.client.close()
         if self.failure is not None:
             raise self.failure
@@ -231,10 +234,8 @@ class Worker:
                 continue
             batch.forward_began = time.monotonic()
             idle_since = ended if batch.job == job else batch.fetch_began
-            waited, served = (
-                batch.forward_began - idle_since,
-                self.embedder.lane_seconds - lane_before,
-            )
+            waited = batch.forward_began - idle_since
+            served = self.embedder.lane_seconds - lane_before
             batch.account.spend("queue", waited - min(waited, served))
             if served > 0:  # and if before it was fetched, it was not delayed
                 began = batch.fetch_began
@@ -312,7 +313,7 @@ class Worker:
             except UNAVAILABLE as error:
                 log.warning("no heartbeat, server away: %s", error)
             if beaten:
-                self.tick(self._state())
+                self.tick(self._state(self._current))
             known = self.committer.tokens_per_second > 0
             self._ended.wait(self.settings.heartbeat_seconds if known else FIRST_BEATS_SECONDS)
 
@@ -334,21 +335,22 @@ class Worker:
 
     def _heartbeat(self) -> Heartbeat:
         current, total = self._current, self.committer.total
-        lane_seconds = self.embedder.lane_seconds
+        # Chunks before what is held: what counts as done is held no more.
+        lane_seconds, chunks_done = self.embedder.lane_seconds, total.chunks
         return Heartbeat(
             worker=self.name,
             incarnation=self.incarnation,
             host=host_name(),
             pid=os.getpid(),
             device=self.device,
-            state=self._state(),
+            state=self._state(current),
             model=self.models.loaded,
             job="" if current is None else current.job,
             held_tokens=self.holdings.tokens,
             held_seconds=0.0 if current is None else time.monotonic() - current.forward_began,
             tokens_per_second=self.committer.tokens_per_second,
             tokens_done=total.real_tokens,
-            chunks_done=total.chunks,
+            chunks_done=chunks_done,
             load_seconds=self.models.load_seconds,
             device_facts=self._facts(),
             where=total.seconds | ({"lane": lane_seconds} if lane_seconds else {}),
@@ -362,12 +364,12 @@ class Worker:
         with self.watchdog.watch("the device's driver", lambda: self.settings.hang_seconds):
             return self.facts()
 
-    def _state(self) -> str:
+    def _state(self, current: MicroBatch | None) -> str:
         if self.stop.is_set():
             return "draining"
         if self.models.loading:
             return "loading"
-        return "idle" if self._current is None else "busy"
+        return "idle" if current is None else "busy"
 
     def _leave(self) -> None:
         """Hand back what was leased and not begun; a server that is away finds out by itself."""

@@ -83,11 +83,13 @@ def test_a_deadline_that_will_be_missed_is_told_once(
     job.set_terms(deadline_ms=deadline)
     beat(farm, "one")
     remember(farm, "one", 1000.0)
+    began = time.time()
     start()
     wait_until(lambda: stats(farm).late)
-    assert 130 < stats(farm).late["job"] < 150
+    late = stats(farm).late["job"]
+    assert began <= late + deadline / 1000 - 204.8 <= time.time()
     [row] = json.loads(run("jobs", "ls", "--json", environment=at(farm)).stdout)
-    assert row["late_seconds"] == pytest.approx(stats(farm).late["job"], abs=5)
+    assert late <= row["late_seconds"] <= stats(farm).late["job"], "it grows with time"
     assert "too little" in run("jobs", "ls", environment=at(farm)).stdout
     job.set_terms(deadline_ms=deadline + 300_000)
     wait_until(lambda: not stats(farm).late)

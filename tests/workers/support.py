@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from embedfarm.entries import Entry
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, Result, encode
+from embedfarm.records import Block, JobShare, JobSpec, Plan, Result, encode
 from embedfarm.wire import entry_id
 from workers.engines import Chunk, Engine, Finish, Tokenised
 from workers.engines.null import NullEngine
@@ -62,6 +62,13 @@ def create_job(farm: Farm, blocks: Sequence[Block], name: str = "j", model: str 
     job.push([(block, encode(block)) for block in blocks])
     job.close(sum(len(block.texts) for block in blocks))
     return job
+
+
+def plan_blocks(farm: Farm, worker: str, blocks: int, job: str = "j") -> None:
+    """A plan that allows so many blocks at a time."""
+    fence = farm.elect("test", 60)
+    share = JobShare(job=job, tokens=blocks, blocks=blocks)
+    assert farm.publish([Plan(worker=worker, fence=fence, shares=[share])], fence, 60)
 
 
 def results(job: Job) -> list[Result]:

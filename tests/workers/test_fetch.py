@@ -140,16 +140,17 @@ def test_nothing_to_do_is_no_error(farm: Farm) -> None:
     assert fetcher.fetch() is None
 
 
-def test_block_ends_the_waiting(farm: Farm) -> None:
+def test_block_ends_the_waiting(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for work has a new block long before the wait would end."""
+    monkeypatch.setattr("embedfarm.broker.BLOCK_SECONDS_MAX", 8.0)
     job = create_job(farm, [])
     job.set_state("open")
     fetcher = fetcher_on(farm)
-    waiting = threading.Thread(target=job.wait_for_block, args=[2.0])
+    waiting = threading.Thread(target=job.wait_for_block, args=[8.0])
     waiting.start()
     wait_until(lambda: farm.client.info("clients")["blocked_clients"])
     job.push([(block_of(0, 3), encode(block_of(0, 3)))])
-    waiting.join(1.5)
+    waiting.join(6)
     assert not waiting.is_alive()
     assert job.backlog() == (1, 0), "waiting leases nothing"
     assert starts(fetch(fetcher)) == [0]

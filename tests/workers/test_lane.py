@@ -39,6 +39,7 @@ from tests.workers.support import (
     embedded,
     micro_batch,
     null_vectors,
+    plan_blocks,
 )
 from workers import models
 from workers.budgets import Budgets
@@ -47,6 +48,7 @@ from workers.engines import DeviceFailed, Engine, Finish, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import MicroBatch
 from workers.parity import cosine
+from workers.timings import Timings
 from workers.worker import Worker
 
 SPEC = JobSpec(model=NULL)
@@ -123,12 +125,15 @@ def test_several_requests_share_a_run(server: LiveServer, farm: Farm, lane: Lane
     load(worker)
     with working(worker), ThreadPoolExecutor(8) as pool:
         wait_until(farm.workers)
+        began = time.monotonic()
         asked = {str(n): pool.submit(lane.embed, SPEC, [str(n)], SECONDS) for n in range(8)}
         for text, future in asked.items():
             assert np.array_equal(future.result(), null_vectors([text]))
+        wait_until(lambda: worker.embedder.lane_seconds)
+        served = worker.embedder.lane_seconds
+        assert served <= time.monotonic() - began - 1, "waiting for others is no work"
     assert worker.lane.tally["pieces"] == 8
     assert worker.lane.tally["rounds"] < 8
-    assert worker.embedder.lane_seconds < 1, "waiting for others is no work"
 
 
 # Beside a job.
@@ -136,9 +141,9 @@ def test_several_requests_share_a_run(server: LiveServer, farm: Farm, lane: Lane
 
 def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
     """A request is answered between device batches of a job of seconds, and both are right."""
-    blocks = [block_of(0, 1000)]
+    blocks = [block_of(0, 3000)]
     texts = blocks[0].texts
-    job = create_job(farm, blocks, model=SLOW)  # 1.2 s on the device
+    job = create_job(farm, blocks, model=SLOW)  # 3 s on the device
     spec = JobSpec(model=SLOW)
     with working(worker_on(server, batch_tokens_max=100)) as worker:
         wait_until(lambda: worker._current)
@@ -148,7 +153,7 @@ def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) ->
             assert found.token_count == 1
         assert not done(job)
         wait_until(lambda: done(job))
-        wait_until(lambda: farm.workers()[0].lane["pieces"] == 3)
+        wait_until(lambda: [beat.lane["pieces"] for beat in farm.workers()] == [3])
     assert np.array_equal(embedded(job), null_vectors(texts))
     account = farm.accounts("j")[worker.name]
     assert account.seconds["lane"] == pytest.approx(worker.embedder.lane_seconds)
@@ -181,10 +186,11 @@ def test_real_vectors_beside_a_job(server: LiveServer, farm: Farm, lane: Lane) -
 def test_a_jobs_rate_is_its_own(server: LiveServer, farm: Farm, lane: Lane) -> None:
     """Time that goes to requests makes a job's reported rate no lower: sizes rest on it."""
     blocks = [block_of(100 * index, 100) for index in range(40)]
-    job = create_job(farm, blocks, model=SLOW)  # 5 s
+    job = create_job(farm, blocks, model=SLOW)  # 4 s
+    plan_blocks(farm, worker_on(server).name, 10)  # micro-batches that dwarf what is around them
     texts = ["x" * 400] * 2  # 0.05 s, as a text that repeats is run once
     with working(worker_on(server, batch_tokens_max=100)) as worker:
-        wait_until(lambda: worker.committer.tokens_per_second)
+        wait_until(lambda: worker._current)
         while not done(job):
             lane.embed(JobSpec(model=SLOW), texts, SECONDS)
         rate = worker.committer.tokens_per_second
@@ -197,11 +203,12 @@ def test_a_jobs_rate_is_its_own(server: LiveServer, farm: Farm, lane: Lane) -> N
 
 def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: Farm, lane: Lane) -> None:
     """It does not swap for a request; the asker is told in time, and once idle it does."""
-    job = create_job(farm, [block_of(0, 1000)], model=SLOW)
+    job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
     with working(worker_on(server)) as worker:
         wait_until(lambda: worker._current)
         with pytest.raises(LaneLate):
-            lane.embed(SPEC, ["a"], 0.3)
+            lane.embed(SPEC, ["a"], 1.5)  # longer than it would wait for another worker
+        assert worker.models.engine_key == engine_key(JobSpec(model=SLOW))
         assert not done(job)
         wait_until(lambda: done(job))
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
@@ -244,7 +251,7 @@ def test_devices_share_a_request(server: LiveServer, lane: Lane) -> None:
     assert np.array_equal(answer.matrix(), null_vectors(texts))
     assert set(answer.worker.split(",")) == {worker.name for worker in workers}
     assert answer.token_count == 2500
-    assert seconds < 1.0
+    assert seconds < 0.8 * answer.seconds  # the sum of both
 
 
 # What goes wrong.
@@ -264,8 +271,10 @@ def test_a_killed_workers_request_is_answered(server: LiveServer, farm: Farm) ->
         other = worker_on(server, lane_lease_seconds=1.0)
         load(other)
         with working(other):
-            assert np.array_equal(asked.result(), null_vectors(["a"]))
-        assert time.monotonic() - began < 5
+            found = asked.result()
+            seconds = time.monotonic() - began
+    assert np.array_equal(found, null_vectors(["a"]))
+    assert seconds < 5
 
 
 def taken(lane: Lane) -> bool:
@@ -276,16 +285,16 @@ def taken(lane: Lane) -> bool:
 def test_a_request_in_hand_is_kept(server: LiveServer, lane: Lane) -> None:
     """A request that takes longer than its lease stays with its worker."""
     model = JobSpec(model="null:8:40")
-    slow, other = (worker_on(server, f"cpu-{n}", lane_lease_seconds=0.4) for n in range(2))
+    slow, other = (worker_on(server, f"cpu-{n}", lane_lease_seconds=1.2) for n in range(2))
     for worker in (slow, other):
         load(worker, model)
     with working(slow), ThreadPoolExecutor() as pool:
-        asked = pool.submit(lane.ask, model, ["x" * 200], SECONDS)
+        asked = pool.submit(lane.ask, model, ["x" * 600], SECONDS)
         wait_until(lambda: slow.lane._held.tokens)
         with working(other):
             answer = asked.result()
     assert answer.worker == slow.name
-    assert answer.seconds > 0.8
+    assert answer.seconds > 2.4
     assert other.lane.tally["pieces"] == 0
 
 
@@ -362,20 +371,21 @@ class Picky(FakeEngine):
 
 
 def test_a_bad_text_costs_only_itself(
-    server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that the model cannot take is named to its asker; who shared the run sees nothing."""
     monkeypatch.setattr(models, "open_engine", lambda *_: Picky())
     monkeypatch.setattr(models, "open_reference", lambda *_: None)
-    worker = worker_on(server, lane_wait_seconds=1.0)
+    worker = worker_on(server)
     load(worker)
-    with working(worker), ThreadPoolExecutor() as pool:
-        wait_until(farm.workers)
+    with ThreadPoolExecutor() as pool:
         bad = pool.submit(lane.embed, SPEC, ["fine", "bad", "nan", ""], SECONDS)
         good = pool.submit(lane.embed, SPEC, ["fine", "better"], SECONDS)
-        assert np.array_equal(good.result(), FakeEngine().vectors(["fine", "better"]))
-        with pytest.raises(TextsFailed) as caught:
-            bad.result()
+        wait_until(lambda: lane.client.xlen(wire.lane_key(engine_key(SPEC))) == 2)
+        with working(worker):
+            assert np.array_equal(good.result(), FakeEngine().vectors(["fine", "better"]))
+            with pytest.raises(TextsFailed) as caught:
+                bad.result()
     assert caught.value.reasons == {
         1: "the model raised ValueError: cannot be",
         2: "the model gave a vector that is not finite in float32",
@@ -569,6 +579,17 @@ def test_one_batch_at_most_is_before_a_request(*, asynchronous: bool) -> None:
     assert len(between) <= asynchronous, "the next one is started behind it, on a busy device"
 
 
+class Nominal(Timings):
+    """Learns what a device of 20,000 tokens in a second takes, whatever else the machine does."""
+
+    def observe(
+        self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64], seconds: float
+    ) -> None:
+        """Take in that a device batch took its time, and no more."""
+        del seconds
+        super().observe(spec, engine, lengths, int(lengths.sum()) / 20_000)
+
+
 @pytest.mark.parametrize("limit_seconds", [0.0, 0.02])
 def test_device_batches_are_short_while_requests_come(limit_seconds: float) -> None:
     """They take what the limit says, give or take; without requests they are as full as ever."""
@@ -580,9 +601,8 @@ def test_device_batches_are_short_while_requests_come(limit_seconds: float) -> N
             return super().forward(batch, rows)
 
     engine = Noting.open(JobSpec(model="null:8:20000"))  # 0.02 s are 400 tokens
-    embedder = Embedder(
-        Budgets(batch_tokens_max=2000), requests=Asked({}, limit_seconds=limit_seconds)
-    )
+    requests = Asked({}, limit_seconds=limit_seconds)
+    embedder = Embedder(Budgets(batch_tokens_max=2000), timings=Nominal(), requests=requests)
     texts = [f"{index:04}" + "x" * 36 for index in range(1000)]  # 10 tokens each
     batch = micro_batch([Block(start=0, texts=texts)], engine)
     embedder.embed(batch)

@@ -58,7 +58,7 @@ def test_time_in_which_nothing_ran_does_not_count() -> None:
 def test_it_looks_until_it_is_over() -> None:
     """A hang is handed over, once; without one it ends when everything has."""
     ended, found = threading.Event(), list[str]()
-    watchdog = Watchdog(SETTINGS.model_copy(update={"hang_seconds": 0.1}))
+    watchdog = Watchdog(SETTINGS)
     with watchdog.watch("this", nothing):
         watchdog.run(ended, lambda hung: found.append(hung.what))
     assert found == ["this"]

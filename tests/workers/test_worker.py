@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
-from embedfarm.records import Block, Heartbeat, JobShare, Plan, encode
+from embedfarm.records import Block, Heartbeat, encode
 from tests.support import LiveServer, force_log, wait_until
-from tests.workers.running import SETTINGS, Running, worker_on, working
-from tests.workers.support import block_of, create_job, embedded, null_vectors, results
+from tests.workers.running import Running, worker_on, working
+from tests.workers.support import block_of, create_job, embedded, null_vectors, plan_blocks, results
 from workers import models
 from workers.engines import Engine
 from workers.engines.null import NullEngine
@@ -109,8 +108,8 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
 
     A third is leased only for the moment in which its results are being stored.
     """
-    job = create_job(farm, blocks_of(6), model=SLOW)
-    plan_one_block(farm, worker_on(server).name)
+    job = create_job(farm, blocks_of(6, 20), model=SLOW)  # a second each, storing far less
+    plan_blocks(farm, worker_on(server).name, 1)
     leased: list[int] = []
     with working(worker_on(server)):
 
@@ -128,7 +127,7 @@ def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None
     """Most of the time a worker holds what is on the device alone: others may need the rest."""
     blocks = [block_of(10 * i, 10, "x" * 32) for i in range(10)]  # half a second each
     job = create_job(farm, blocks, model="null:8:160")
-    plan_one_block(farm, worker_on(server).name)
+    plan_blocks(farm, worker_on(server).name, 1)
     leased: list[int] = []
     with working(worker_on(server)):
         wait_until(lambda: job.status().blocks_done >= 2)  # its speed is known from then on
@@ -141,13 +140,6 @@ def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None
     assert 2 in leased
     assert leased.count(1) > len(leased) / 3
     assert leased.count(3) < len(leased) / 10
-
-
-def plan_one_block(farm: Farm, worker: str, job: str = "j") -> None:
-    """A plan that allows one block at a time."""
-    fence = farm.elect("test", 60)
-    share = JobShare(job=job, tokens=1, blocks=1)
-    assert farm.publish([Plan(worker=worker, fence=fence, shares=[share])], fence, 60)
 
 
 def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
@@ -176,7 +168,7 @@ def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
 
 def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
     """After a cancel nothing new is leased, and what was begun is not stored."""
-    job = create_job(farm, blocks_of(50), model=SLOW)
+    job = create_job(farm, blocks_of(50, 40), model=SLOW)  # the first one takes 1.75 s
     with working(worker_on(server)) as worker:
         wait_until(lambda: worker._current)
         job.set_state("cancelled")
@@ -194,16 +186,24 @@ def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, fa
     The two micro-batches that the worker holds would take five seconds each.
     """
     job = create_job(farm, [block_of(100 * i, 100) for i in range(4)], "a", SLOW)
-    plan_one_block(farm, worker_on(server).name, "a")
-    with working(worker_on(server, batch_tokens_max=8)) as worker:
+    plan_blocks(farm, worker_on(server).name, 1, "a")
+    worker, begun = worker_on(server, batch_tokens_max=8), list[str]()  # 0.2 s each
+    progress = worker.embedder.progress
+
+    def note(batch: MicroBatch, left: float) -> None:
+        begun.append(batch.job)
+        progress(batch, left)
+
+    worker.embedder.progress = note
+    with working(worker):
         wait_until(lambda: job.backlog()[1] == 2 and worker._current)
-        getattr(job, end)()
-        began = time.monotonic()
         other = create_job(farm, blocks_of(1), "b")
-        plan_one_block(farm, worker.name, "b")
+        plan_blocks(farm, worker.name, 1, "b")  # instead of a third block of the first job
+        getattr(job, end)()
+        ended = len(begun)
         wait_until(lambda: done(other))
-        assert time.monotonic() - began < 2.0
         wait_until(lambda: worker.holdings.wait_empty(0))
+    assert begun[ended:].count("a") <= 3
     assert worker.committer.total.chunks == 10
     if end == "cancel":
         assert (job.backlog(), job.result_starts()) == ((2, 0), [])
@@ -216,15 +216,15 @@ def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, fa
 
 def test_leases_are_renewed(server: LiveServer, farm: Farm) -> None:
     """A micro-batch that takes longer than a lease stays with its worker."""
-    job = create_job(farm, [block_of(0, 40)], model=SLOW)
-    with working(worker_on(server)) as worker:
+    job = create_job(farm, [block_of(0, 95)], model=SLOW)  # 4.5 s
+    with working(worker_on(server, lease_seconds=2.0)) as worker:
         wait_until(lambda: worker._current)
-        with working(worker_on(server, "cpu-1")) as other:
+        with working(worker_on(server, "cpu-1", lease_seconds=2.0)) as other:
             wait_until(lambda: done(job))
     assert other.committer.total.duplicates == 0, "it never got the block"
     (result,) = results(job)
     assert (result.worker, result.errors) == (worker.name, [])
-    assert result.seconds > SETTINGS.lease_seconds
+    assert result.seconds > 2.0
 
 
 def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: Farm) -> None:
@@ -280,7 +280,7 @@ def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
     The deliveries of what was handed back do not count, since nobody tried.
     """
     job = create_job(farm, blocks_of(200, 4), model=SLOW)
-    plan_one_block(farm, worker_on(server).name)
+    plan_blocks(farm, worker_on(server).name, 1)
     running = Running(worker_on(server))
     wait_until(lambda: job.status().blocks_done >= 1 and job.backlog()[1] == 2)
     running.stop()
@@ -291,7 +291,7 @@ def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
     committed = job.status().blocks_done
     with working(worker_on(server, "cpu-1", lease_seconds=3600.0)) as other:
         wait_until(lambda: job.status().blocks_done > committed + len(held))
-        assert other.committer.total.chunks
+    assert other.committer.total.chunks
     assert [r.start for r in results(job)][: committed + len(held)] == [
         4 * i for i in range(committed + len(held))
     ]
