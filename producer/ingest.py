@@ -193,11 +193,12 @@ class TaskWorker(Worker):
         started_job_registry: StartedJobRegistry | None = None,
         exc_string: str = "",
     ) -> None:
-        """Tell of a failure, and end the farm's job, if the job is not tried again."""
+        """End the farm's job, and tell of a failure, if the job is not tried again."""
+        reason = _last_sentence(exc_string) or "no reason is known"
+        if not job.should_retry and self._stopped_job_id != job.id:
+            end_farm_job(job, reason, self._settings)  # first: a failed job has a reason
         super().handle_job_failure(job, queue, started_job_registry, exc_string)
         if job.get_status() == JobStatus.FAILED:
-            reason = _last_sentence(exc_string) or "no reason is known"
-            end_farm_job(job, reason, self._settings)
             cancelled = job.get_meta().get("state") == "cancelled"
             tell(job, "cancelled" if cancelled else "failed", reason)
 

@@ -204,16 +204,17 @@ def _create(services: Services, batch: str, asked: BatchRequest, source: Path, m
     try:
         with contextlib.suppress(FileExistsError):
             os.link(source, directory / BATCH_INPUT)  # it stays when the file is deleted
-        with replacing(directory / ASKED) as file:
+        with replacing(directory / ASKED) as file:  # last: nobody sees half a batch
             facts = asked.model_dump() | {"model": model, "created_at": int(time.time())}
             file.write(json.dumps(facts).encode())
-        notes = {"out": str(directory / OUTPUT / "vectors")}
-        handle.create(JobSpec(model=model, name=batch), 0, USUAL, notes)
-        with contextlib.suppress(DuplicateJobError):
-            services.submissions.answer(batch, model)
+            notes = {"out": str(directory / OUTPUT / "vectors")}
+            handle.create(JobSpec(model=model, name=batch), 0, USUAL, notes)
+            with contextlib.suppress(DuplicateJobError):
+                services.submissions.answer(batch, model)
     except BaseException:
         remove_directory(directory)
         handle.delete()
+        services.submissions.remove(batch)
         raise
 
 

@@ -37,6 +37,7 @@ class Watch:
     watched: Counter[str] = field(default_factory=Counter)
     _places: int = 0
     _facts: dict[str, JobFacts | None] = field(default_factory=dict)
+    _new: set[str] = field(default_factory=set)  # watched since the last look began
     _looked: asyncio.Condition = field(default_factory=asyncio.Condition)
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
@@ -61,6 +62,8 @@ class Watch:
     @contextlib.contextmanager
     def watching(self, job: str) -> Iterator[None]:
         """Have a job looked at."""
+        if job not in self.watched:
+            self._new.add(job)
         self.watched[job] += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look())
@@ -108,12 +111,15 @@ class Watch:
     async def _look(self) -> None:
         while self.watched and not self._closing.is_set():
             jobs = list(self.watched)
+            self._new.clear()
             try:
                 found = {facts.job: facts for facts in await self._read(jobs)}
             except redis.RedisError as error:
                 LOGGER.warning("jobs cannot be watched: %s", type(error).__name__)
             else:
-                self._facts |= {job: found.get(job) for job in jobs if job in self.watched}
+                # Of a job that was left and is watched again, this may be older than the watch.
+                kept = [job for job in jobs if job in self.watched and job not in self._new]
+                self._facts |= {job: found.get(job) for job in kept}
                 async with self._looked:
                     self._looked.notify_all()
             await self.pause(LOOK_SECONDS)

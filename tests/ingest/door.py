@@ -21,7 +21,9 @@ from tests.farm.harness import COMMAND, role
 from tests.support import LiveServer, wait_until
 
 LEASE_SECONDS: Final = 3
-SLOW: Final = "null:16:50000"  # 4,000 chunks of `texts_of` take about four seconds
+START_SECONDS: Final = 180  # for what may have to wait for processes to begin
+SLOW: Final = "null:16:20000"  # 4,000 chunks of `texts_of` take about nine seconds
+ENDLESS: Final = "null:16:5000"  # and here forty: for a job that is to be ended
 
 
 class Door:
@@ -100,15 +102,15 @@ def kill_tree(process: psutil.Process) -> None:
             each.kill()
 
 
-def wait_for(job: Job, status: str, seconds: float = 60) -> None:
+def wait_for(job: Job, status: str, seconds: float = START_SECONDS) -> None:
     """Returns once an RQ job has a status."""
     wait_until(lambda: job.get_status() == status, seconds)
 
 
 def wait_for_parts(job: Job, out: Path, count: int = 1) -> None:
     """Returns once a running job has so many parts on the disk, and has said so."""
-    wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= count, 60)
-    wait_until(lambda: job.get_meta().get("done", 0) > 0, 30)
+    wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= count, START_SECONDS)
+    wait_until(lambda: job.get_meta().get("done", 0) > 0, START_SECONDS)
 
 
 def parts(out: Path) -> dict[str, int]:

@@ -10,17 +10,28 @@ from rq.command import send_stop_job_command
 from rq.job import Job
 
 from tests.farm.harness import check_output, run, texts_of, write_corpus
-from tests.ingest.door import SLOW, Door, failure, kill_tree, parts, wait_for, wait_for_parts
+from tests.ingest.door import (
+    ENDLESS,
+    SLOW,
+    START_SECONDS,
+    Door,
+    failure,
+    kill_tree,
+    parts,
+    wait_for,
+    wait_for_parts,
+)
 from tests.support import wait_until
 
 COUNT = 6_000
-PART_BYTES = 64_000  # a thousand chunks of 16 floats
+PART_BYTES = 16_000  # 250 chunks of 16 floats
 
 
 class Request:
     """A job of some seconds, and its output."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, model: str = SLOW) -> None:
+        self.model = model
         self.texts = list(texts_of(COUNT))
         self.corpus = write_corpus(door.home / "corpus.jsonl", self.texts)
         self.out = door.home / "out"
@@ -28,7 +39,7 @@ class Request:
 
     def enqueue(self, door: Door) -> Job:
         """Ask for it, once more."""
-        return door.enqueue("embed_corpus", str(self.corpus), str(self.out), model=SLOW)
+        return door.enqueue("embed_corpus", str(self.corpus), str(self.out), model=self.model)
 
     def check(self) -> None:
         """All is there, once and in order."""
@@ -36,10 +47,10 @@ class Request:
 
 
 @contextmanager
-def running(door: Door) -> Iterator[tuple[psutil.Process, Request]]:
+def running(door: Door, model: str = SLOW) -> Iterator[tuple[psutil.Process, Request]]:
     """An ingest role in the middle of a job."""
     with ExitStack() as stack:
-        request = Request(door)
+        request = Request(door, model)
         stack.enter_context(door.work())
         process = stack.enter_context(door.ingest(part_bytes_max=PART_BYTES))
         wait_for_parts(request.job, request.out)
@@ -72,7 +83,7 @@ def wait_for_another(process: psutil.Process, command: psutil.Process | None) ->
         found[:] = [] if each is None or each == command else [each]
         return bool(found)
 
-    wait_until(look, 40)
+    wait_until(look, START_SECONDS)
     return found[0]
 
 
@@ -117,7 +128,7 @@ def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
         refused = run(*remove)
         assert (refused.returncode, "cancel it first" in refused.stderr) == (1, True)
         with door.ingest(part_bytes_max=PART_BYTES):
-            wait_until(lambda: door.farm_states() == ["cancelled"], 30)
+            wait_until(lambda: door.farm_states() == ["cancelled"], START_SECONDS)
             assert run(*remove).returncode == 0
             assert not door.connection.keys(f"*{job}*")
             wait_for(request.enqueue(door), "finished")
@@ -146,20 +157,20 @@ def test_a_job_that_goes_wrong_ends(door: Door) -> None:
 
 def test_a_running_job_that_nobody_wants(door: Door) -> None:
     """RQ's stop, cancel and delete end it, and the farm's job; the worker takes the next one."""
-    with running(door) as (_, request):
+    with running(door, ENDLESS) as (_, request):
         job = request.job
         for way in ("stop", "cancel", "delete"):
             if way == "stop":
                 send_stop_job_command(door.connection, job.id, serializer="json")
             else:
                 job.cancel() if way == "cancel" else job.delete()
-            wait_until(lambda: door.farm_states() == ["cancelled"], 30)
+            wait_until(lambda: door.farm_states() == ["cancelled"], START_SECONDS)
             if way != "delete":
-                wait_for(job, "stopped", 20)
+                wait_for(job, "stopped")
             wait_for(door.enqueue("cleanup", 0), "finished")
             assert not door.farm_jobs()
             job = request.enqueue(door)
-            wait_until(door.farm_jobs, 30)
+            wait_until(door.farm_jobs, START_SECONDS)
 
 
 @pytest.mark.slow

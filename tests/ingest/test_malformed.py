@@ -4,7 +4,7 @@ from typing import Final
 
 import psutil
 
-from tests.ingest.door import Door, wait_for
+from tests.ingest.door import START_SECONDS, Door, wait_for
 from tests.support import wait_until
 
 GARBAGE: Final = (b"\xff", b"[5]")
@@ -20,7 +20,7 @@ FIELDS: Final = (
 
 def worker_of(door: Door, role: psutil.Process) -> int:
     """The RQ worker of a role, once it waits for jobs."""
-    wait_until(lambda: door.connection.scard("rq:workers") == 1, 40)
+    wait_until(lambda: door.connection.scard("rq:workers") == 1, START_SECONDS)
     [worker] = role.children()
     return int(worker.pid)
 
@@ -35,7 +35,7 @@ def test_one_that_cannot_be_read_costs_nobody(door: Door) -> None:
                 job = door.enqueue("cleanup", 9)
                 ids[field, garbage] = job.id
                 door.connection.hset(job.key, field, garbage)
-        wait_for(door.enqueue("cleanup", 9), "finished", 120)
+        wait_for(door.enqueue("cleanup", 9), "finished")
         assert worker_of(door, role) == worker
     assert door.queue.is_empty()
     assert f"{ids['status', GARBAGE[0]]} is refused" in door.log()
@@ -54,7 +54,7 @@ def test_one_that_is_found_elsewhere(door: Door) -> None:
             door.connection.zadd(f"rq:{key}:embedfarm", {member.format(job.id): 1})
     with door.ingest() as role:
         worker = worker_of(door, role)
-        wait_until(lambda: not door.connection.exists("rq:wip:embedfarm"), 20)
-        wait_until(lambda: not door.connection.exists("rq:scheduled:embedfarm"), 20)
-        wait_for(door.enqueue("cleanup", 0), "finished", 30)
+        keys = ("rq:wip:embedfarm", "rq:scheduled:embedfarm")
+        wait_until(lambda: not door.connection.exists(*keys), START_SECONDS)
+        wait_for(door.enqueue("cleanup", 0), "finished")
         assert worker_of(door, role) == worker

@@ -11,7 +11,15 @@ from rq.job import Job
 from standardwebhooks import Webhook
 
 from tests.farm.harness import check_output, texts_of, write_corpus
-from tests.ingest.door import SLOW, Door, failure, returned, wait_for, wait_for_parts
+from tests.ingest.door import (
+    ENDLESS,
+    START_SECONDS,
+    Door,
+    failure,
+    returned,
+    wait_for,
+    wait_for_parts,
+)
 from tests.outbound.neighbour import Neighbour, Reply, Request
 from tests.support import wait_until
 
@@ -46,7 +54,7 @@ def wait_for_notice(neighbour: Neighbour, job: Job) -> dict[str, Any]:
         documents = [json.loads(request.body) for request in notices(neighbour)]
         return [each for each in documents if each["data"]["request"] == job.id]
 
-    wait_until(found, 60)
+    wait_until(found, START_SECONDS)
     return found()[0]
 
 
@@ -98,7 +106,7 @@ def test_a_webhook_is_told(door: Door, neighbour: Neighbour, tmp_path: Path) -> 
     refused = door.enqueue("embed_corpus", corpus, out, webhook="http://me:secret@127.0.0.1/")
     with door.ingest(**outbound(neighbour)), door.work():
         finished, failed = wait_for_notice(neighbour, good), wait_for_notice(neighbour, bad)
-        wait_until(lambda: len(notices(neighbour)) == 3, 60)
+        wait_until(lambda: len(notices(neighbour)) == 3, START_SECONDS)
         wait_for(refused, "failed")
         wait_for(last := door.enqueue("cleanup"), "finished")
     assert last.id
@@ -121,11 +129,11 @@ def test_a_webhook_is_told_of_cancelling(door: Door, neighbour: Neighbour, tmp_p
     corpus = str(write_corpus(tmp_path / "corpus.jsonl", list(texts_of(6_000))))
     hook = f"{neighbour.url}/hook"
     jobs = [
-        door.enqueue("embed_corpus", corpus, str(tmp_path / name), model=SLOW, webhook=hook)
+        door.enqueue("embed_corpus", corpus, str(tmp_path / name), model=ENDLESS, webhook=hook)
         for name in ("early", "running", "farm")
     ]
     jobs[0].cancel()
-    with door.work(), door.ingest(part_bytes_max=64_000, **outbound(neighbour)):
+    with door.work(), door.ingest(part_bytes_max=16_000, **outbound(neighbour)):
         wait_for_parts(jobs[1], tmp_path / "running")
         jobs[1].cancel()
         wait_for_parts(jobs[2], tmp_path / "farm")

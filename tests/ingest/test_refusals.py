@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rq import Callback, Queue, Webhook
 
-from tests.ingest.door import Door, failure, wait_for
+from tests.ingest.door import START_SECONDS, Door, failure, wait_for
 from tests.support import wait_until
 
 
@@ -35,7 +35,7 @@ def test_nothing_runs_that_is_not_on_the_list(door: Door, tmp_path: Path) -> Non
     with door.ingest() as process:
         door.enqueue("embed_corpus", "a", "b", meta=["odd"]).cancel()
         last = door.enqueue("cleanup", meta=["odd"])
-        wait_for(last, "finished", 30)
+        wait_for(last, "finished")
         [worker] = process.children()
         assert last.worker_name is None or str(worker.pid) in last.worker_name
     for reason, job in jobs.items():
@@ -52,7 +52,10 @@ def test_it_is_seen_by_rq_info(door: Door) -> None:
     door.enqueue("cleanup")
     with door.ingest("--workers", "2"):
         words = [sys.executable, "-m", "rq.cli", "info", "--url", door.server.url, "--raw"]
-        wait_until(lambda: door.connection.scard("rq:workers") == 2, 30)
+        wait_until(
+            lambda: door.connection.scard("rq:workers") == 2 and door.queue.is_empty(),
+            START_SECONDS,
+        )
         done = subprocess.run(words, capture_output=True, check=True, text=True)
     assert done.stdout.startswith("queue embedfarm 0")
     assert "-ingest-" in done.stdout

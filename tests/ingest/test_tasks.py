@@ -11,7 +11,7 @@ from embedfarm.farm import Farm
 from embedfarm.records import JobSpec
 from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, manifest, texts_of, write_corpus
-from tests.ingest.door import SLOW, Door, failure, returned, wait_for
+from tests.ingest.door import SLOW, START_SECONDS, Door, failure, returned, wait_for
 from tests.support import wait_until
 
 
@@ -27,7 +27,7 @@ def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:
     then = door.enqueue("export", out, copy, format="npy", depends_on=first)
     last = door.enqueue("reconcile", copy, corpus, depends_on=then)
     with door.ingest(), door.work():
-        wait_until(lambda: 0 < first.get_meta().get("done", 0) < 4_000)
+        wait_until(lambda: 0 < first.get_meta().get("done", 0) < 4_000, START_SECONDS)
         assert [each.priority for each in door.farm_jobs().values()] == [1]
         wait_for(last, "finished")
         again = door.enqueue("retry_failed", corpus, out, model=SLOW)

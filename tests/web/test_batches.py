@@ -11,12 +11,15 @@ import openai
 import pytest
 import redis
 from fastapi.testclient import TestClient
+from rq import Worker
 from sentence_transformers import SentenceTransformer
 
 from embedfarm.farm import Farm
 from embedfarm.model_files import resolve
 from embedfarm.settings import DEFAULT_MODEL, Settings
 from producer.batches import Planner, find_model
+from producer.ingest import TaskJob, TaskWorker
+from producer.submissions import Submissions
 from tests.farm.harness import null_vectors, role
 from tests.ingest.door import Door
 from tests.support import LiveServer, wait_until
@@ -243,6 +246,43 @@ def test_a_batch_without_requests_fails(
     answer = web.get(f"/v1/batches/{batch}").json()
     assert "no request" in answer["errors"]["data"][0]["message"]
     assert answer["failed_at"] >= answer["created_at"]
+
+
+def test_a_failed_batch_has_its_reason(
+    web: TestClient, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the moment that its RQ job has failed."""
+    batch = create(web, upload(web, line("a", input="a")))["id"]
+    fail, seen = Worker.handle_job_failure, list[Any]()
+
+    def look(*words: Any) -> None:  # noqa: ANN401 -- as RQ has it
+        fail(*words)
+        seen.append(web.get(f"/v1/batches/{batch}").json()["errors"])
+
+    monkeypatch.setattr(Worker, "handle_job_failure", look)
+    worker = TaskWorker(Settings(redis_url=server.url))
+    job = TaskJob.fetch(f"http-{batch}", worker.connection, "json")
+    worker.handle_job_failure(job, worker.queues[0], exc_string="CommandFailed: no memory")
+    worker.connection.close()
+    assert [each["data"][0]["message"] for each in seen] == ["no memory"]
+
+
+def test_a_batch_that_is_being_made(web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who lists batches meanwhile does not find it failed."""
+    answer, seen = Submissions.answer, list[str]()
+
+    def look() -> None:
+        seen.extend(each["status"] for each in web.get("/v1/batches").json()["data"])
+
+    def answer_seen(self: Submissions, batch: str, model: str) -> None:
+        look()
+        answer(self, batch, model)
+        look()
+
+    monkeypatch.setattr(Submissions, "answer", answer_seen)
+    create(web, upload(web, line("a", input="a")))
+    look()
+    assert {*seen} == {"validating"}
 
 
 def test_batches_by_pages_and_once(web: TestClient) -> None:

@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 from embedfarm import wire
 from embedfarm.lane import Lane
 from tests.farm.harness import run
+from tests.ingest.door import START_SECONDS
 from tests.support import LiveServer, Reachable, wait_until
 from tests.web.conftest import client_of
 from web.keys import Key, KeysError, Scope, find_key, make_key, read_keys
@@ -200,37 +201,34 @@ def test_a_refusal_arrives(server: LiveServer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(make_key("ann", ["submit"])[1].line())
     head = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 400000\r\n\r\n"
-    with (
-        served(server, keys_file=keys) as (address, _),
-        socket.create_connection(address, timeout=SECONDS) as connection,
-    ):
-        connection.sendall(head)
-        answer = connection.recv(12)
-        for _ in range(8):
-            connection.sendall(bytes(50_000))
-        while data := connection.recv(65_536):
-            answer += data
+    with served(server, keys_file=keys) as (address, _):
+        assert say(address, head).startswith(b"HTTP/1.1 401")  # before there is a body
+        with socket.create_connection(address, timeout=SECONDS) as connection:
+            connection.sendall(head + bytes(400_000))  # at once: what comes late is not taken
+            answer = b""
+            while data := connection.recv(65_536):
+                answer += data
     assert answer.startswith(b"HTTP/1.1 401")
     assert b"no key: send one" in answer
 
 
 def test_bodies_are_bounded_in_size_and_time(server: LiveServer) -> None:
     """A claim of 10 GB is refused unread, a chunked body at the limit; slow ones in time."""
-    limits = {"http_body_bytes_max": 1000, "http_head_seconds": 0.5, "http_body_seconds": 0.5}
-    with served(server, **limits) as (address, _):
-        json = "content-type: application/json"
+    json = "content-type: application/json"
+    with served(server, http_body_bytes_max=1000) as (address, _):
         claim = say(address, head(json, "content-length: 10000000000"))
         assert claim.startswith(b"HTTP/1.1 413 ")
         assert b"at most 1000 bytes" in claim
         chunk = b"1f4\r\n" + b"x" * 500 + b"\r\n"
         chunked = head(json, "transfer-encoding: chunked")
         assert say(address, chunked, chunk, chunk, chunk).startswith(b"HTTP/1.1 413 ")
-        assert say(address, head(json, "content-length: 9"), b"[").startswith(b"HTTP/1.1 408 ")
-        assert say(address, b"GET /livez HT").startswith(b"HTTP/1.1 408 ")
-        assert say(address).startswith(b"HTTP/1.1 408 ")
         again = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
         # What came with requests that were answered is given uvicorn's time between requests.
         assert say(address, again + again + b"GET").count(b" 200 ") == 2
+    with served(server, http_head_seconds=0.5, http_body_seconds=0.5) as (address, _):
+        assert say(address, head(json, "content-length: 9"), b"[").startswith(b"HTTP/1.1 408 ")
+        assert say(address, b"GET /livez HT").startswith(b"HTTP/1.1 408 ")
+        assert say(address).startswith(b"HTTP/1.1 408 ")
 
 
 def test_serving_ends_in_good_order(server: LiveServer, client: redis.Redis) -> None:
@@ -259,19 +257,29 @@ def test_who_may_not_serve(server: LiveServer, tmp_path: Path) -> None:
     assert (busy.returncode, "cannot listen" in busy.stderr) == (2, True)
 
 
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port that is bound, but not listened at: only who asks for this one by number gets it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
 def test_up_serves_as_well(tmp_path: Path) -> None:
     """`up --port` brings HTTP with the farm, which says that it is ready; all end with status 0."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = ["up", "--devices", "cpu", "--workers", "1", "--port", str(port)]
     state = {"EMBEDFARM_STATE_DIRECTORY": str(tmp_path), "HOME": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-m", "embedfarm", *words],
-        stdout=subprocess.DEVNULL,
-        env=os.environ | state,
-    ) as process:
+    words = ["up", "--devices", "cpu", "--workers", "1", "--port"]
+    with (
+        held_port() as port,
+        subprocess.Popen(
+            [sys.executable, "-m", "embedfarm", *words, str(port)],
+            stdout=subprocess.DEVNULL,
+            env=os.environ | state,
+        ) as process,
+    ):
         try:
-            wait_until(lambda: ready(port), SECONDS)
+            wait_until(lambda: ready(port), START_SECONDS)
         finally:
             process.terminate()
         assert process.wait(SECONDS + 10) == 0

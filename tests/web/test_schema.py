@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from schemathesis.engine import events, from_schema
 from schemathesis.openapi import from_dict
 from schemathesis.schemas import BaseSchema
 
+from embedfarm.farm import Farm
 from embedfarm.settings import DEFAULT_MODEL
 from tests.contract.little_job import make_job, run_everything
 from tests.farm.harness import role
@@ -26,6 +28,7 @@ from web.operations import NO_INGEST
 CASES_MIN: Final = 5_000
 SEQUENCES: Final = 30  # of operations, each with what the one before answered
 JOBS: Final = 150
+REQUEST_SECONDS: Final = 60  # workers load a model for some of the jobs that are made
 NULL: Final = "null:16"
 TOKENIZE: Final = "/tokenize"  # a null model has no tokenizer
 JOBS_PATH: Final = "/v1/jobs"  # half of the operations are below it
@@ -56,12 +59,12 @@ def asked(server: LiveServer, model: str, home: Path) -> Iterator[tuple[str, Bas
     settings = {"keys_file": keys, "jobs_directory": home / "jobs", "models": f'["{model}"]'}
     with served(server, **settings, **QUICK) as ((host, port), _):
         url = f"http://{host}:{port}"
-        document = httpx.get(f"{url}/openapi.json").json()
+        document = httpx.get(f"{url}/openapi.json", timeout=REQUEST_SECONDS).json()
         operations = sum(map(len, document["paths"].values()))
         config = {
             "seed": random.getrandbits(32),  # which follows from the seed that pytest prints
             "base-url": url,
-            "request-timeout": 60,  # workers load a model for some of the jobs that are made
+            "request-timeout": REQUEST_SECONDS,
             "continue-on-failure": True,
             "auth": {"openapi": {"HTTPBearer": {"bearer": secret}}},
             "generation": {"max-examples": CASES_MIN // operations, "no-shrink": True},
@@ -111,6 +114,7 @@ def count(schema: BaseSchema) -> int:
 @pytest.fixture
 def busy(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[LiveServer]:
     """A farm that has everything that can be asked for."""
+    farm = Farm(client)
     run_everything(client)
     for number in range(JOBS):
         job = make_job(client, 1, f"job-{number}")
@@ -118,12 +122,14 @@ def busy(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Li
             job.cancel() if number % 2 else job.pause()
         elif not number % 5:
             job.end("failed", "no memory", 3600)
-    with (
-        role(server, tmp_path, "schedule"),
-        # Texts that may be cut and texts that may not have an engine each: so a worker for each.
-        working(worker_on(server, "cpu-0", **QUICK)),
-        working(worker_on(server, "cpu-1", **QUICK)),
-    ):
+    # Texts that may be cut and texts that may not have an engine each: so a worker for each. They
+    # beat in this process, which is busy with requests.
+    one, other = (
+        worker_on(server, f"cpu-{number}", heartbeat_ttl_seconds=60.0, **QUICK)
+        for number in range(2)
+    )
+    with role(server, tmp_path, "schedule"), working(one), working(other):
+        wait_until(lambda: {one.name, other.name} <= {beat.worker for beat in farm.workers()})
         yield server
 
 
@@ -142,7 +148,8 @@ def test_the_document_is_kept(
     method that is none, nothing there after it was deleted.
     """
     with asked(busy, NULL, tmp_path) as (url, schema):
-        wait_until(lambda: httpx.get(f"{url}/readyz").json()["reasons"] == [NO_INGEST])
+        ready = partial(httpx.get, f"{url}/readyz", timeout=REQUEST_SECONDS)
+        wait_until(lambda: ready().json()["reasons"] == [NO_INGEST])
         rest = schema.exclude(path=[TOKENIZE, EVENTS])
         half = rest.exclude(lambda each: each.operation.path.startswith(JOBS_PATH) is not jobs)
         assert try_all(half) >= CASES_MIN * count(half) / count(rest)

@@ -22,7 +22,7 @@ from embedfarm.farm import Farm
 from embedfarm.settings import Settings
 from producer.tasks import cleanup
 from tests.farm.harness import check_output, texts_of, write_corpus
-from tests.ingest.door import Door
+from tests.ingest.door import START_SECONDS, Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import bearer, say, served
@@ -31,7 +31,7 @@ from web.keys import Key
 from web.orders import name_corpus
 
 NULL: Final = "null:16"
-SLOW: Final = "null:16:20000"
+SLOW: Final = "null:16:5000"
 JSONL: Final = {"content-type": "application/x-ndjson"}
 
 
@@ -69,7 +69,7 @@ def facts(web: TestClient, job: str) -> dict[str, Any]:
 
 def wait_for(web: TestClient, job: str, state: str) -> dict[str, Any]:
     """The facts of a job once it is in a state."""
-    wait_until(lambda: facts(web, job)["state"] == state, 60)
+    wait_until(lambda: facts(web, job)["state"] == state, START_SECONDS)
     return facts(web, job)
 
 
@@ -230,10 +230,11 @@ def test_an_upload_that_breaks_off_is_removed(server: LiveServer, jobs: Path) ->
     """Whether the sender goes away or is too slow."""
     head = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
     head += b"content-length: 100\r\n\r\nbegun"
-    settings = {"jobs_directory": jobs, "http_body_seconds": 1, "models": json.dumps([NULL])}
-    with served(server, **settings) as (address, _):
+    settings = {"jobs_directory": jobs, "models": json.dumps([NULL])}
+    with served(server, http_body_seconds=1, **settings) as (address, _):
         assert b"408" in say(address, head).partition(b"\r\n")[0]
         assert not left(jobs)
+    with served(server, http_body_seconds=60, **settings) as (address, _):
         with socket.create_connection(address) as connection:
             connection.sendall(head)
             wait_until(lambda: left(jobs))
@@ -341,7 +342,7 @@ def test_cancelled_while_it_runs(web: TestClient, server: LiveServer, tmp_path: 
     order = {"texts": ["word " * 50] * 4000, "model": SLOW}
     job = web.post("/v1/jobs", json=order).json()["job"]
     with doing(server, tmp_path) as door:
-        wait_until(lambda: facts(web, job)["chunks_done"] > 0, 60)
+        wait_until(lambda: facts(web, job)["chunks_done"] > 0, START_SECONDS)
         assert web.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
         wait_until(lambda: not door.queue.started_job_registry.get_job_ids(cleanup=False), 60)
         assert web.delete(f"/v1/jobs/{job}").status_code == 204
