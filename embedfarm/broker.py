@@ -139,12 +139,13 @@ def persist(
         except UNAVAILABLE as error:
             failed = True
             stopped = _is_refusal(error) or stop.wait(pause)
+            now = time.monotonic()
             if isinstance(error, FULL):
-                deadline = time.monotonic() + seconds_max
-                if time.monotonic() >= warn_at:
+                deadline = now + seconds_max
+                if now >= warn_at:
                     log.warning("the server takes no writes now, waiting: %s", error)
-                    warn_at = time.monotonic() + WARNING_SECONDS
-            if stopped or time.monotonic() > deadline:
+                    warn_at = now + WARNING_SECONDS
+            if stopped or now > deadline:
                 raise
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
