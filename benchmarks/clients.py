@@ -153,8 +153,9 @@ def server_process(url: str) -> psutil.Process:
     """
     port = re.escape(url.rpartition(":")[2])
     for process in psutil.Process().children(recursive=True):
-        if re.search(rf" serve --port {port}$", " ".join(process.cmdline())):
-            return process
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if re.search(rf" serve --port {port}$", " ".join(process.cmdline())):
+                return process
     raise LookupError(f"nothing serves {url}")
 
 

@@ -33,6 +33,7 @@ import psutil
 import redis
 from rich.console import Console
 from rq import Queue
+from rq.results import Result
 
 from benchmarks.marked import write_marked
 from collector.feed import acknowledge, take
@@ -64,7 +65,6 @@ FILES_ALLOWED: Final = 8  # connections come and go
 SECONDS_MAX: Final = 120.0  # for one job, and for the farm to come to rest
 LOOK_SECONDS: Final = 0.02
 DRIVER: Final = "driver"  # no role of the farm: its memory is shown, not judged
-RESULT_SECONDS: Final = 1  # that RQ keeps what came of a task
 BYTES_MAX: Final = 1 << 20
 
 
@@ -282,10 +282,15 @@ class Driver:
     def task(self, name: str, *words: object, **options: object) -> Any:  # noqa: ANN401 -- its report
         """What a task reports."""
         queue = Queue("embedfarm", self.client, serializer="json")
-        task = queue.enqueue(f"producer.tasks.{name}", *words, **options, result_ttl=RESULT_SECONDS)
+        task = queue.enqueue(
+            f"producer.tasks.{name}", *words, **options, result_ttl=int(SECONDS_MAX)
+        )
         _wait(lambda: task.get_status() in {"finished", "failed"}, f"{name} ends")
         _check(task.get_status() == "finished", f"{name} failed")
-        return task.return_value()
+        report = task.return_value()
+        task.delete()
+        Result.delete_all(task)
+        return report
 
     def rest(self) -> None:
         """Returns when nothing is in work, and what has ended is gone.

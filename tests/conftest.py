@@ -64,9 +64,11 @@ def room(request: pytest.FixtureRequest, run_path: Path) -> Iterator[None]:
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServer]:
     """A server of our own, for one test, of each kind; it can be killed and started again."""
     live = LiveServer(tmp_path / "server", request.param, Settings())
-    live.start()
-    yield live
-    live.stop()
+    try:
+        live.start()
+        yield live
+    finally:
+        live.stop()
 
 
 @pytest.fixture

@@ -51,6 +51,8 @@ class PoisonEngine(NullEngine):
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         """As its base, without a poison among the rows."""
         deeds = {self.poisons.get(int(checksum)) for checksum in batch.features[rows]}
+        if Path(os.environ[HEALED]).exists():
+            deeds = set()
         if "raises" in deeds:
             raise RuntimeError("poison")
         if "kills" in deeds:

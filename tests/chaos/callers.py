@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 from rq import Queue
-from rq.exceptions import NoSuchJobError
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
 
 from embedfarm.broker import UNAVAILABLE, closing_client
 from tests.chaos.roles import write_texts
@@ -147,8 +147,8 @@ class Callers:
     def _look(self, queue: Queue, name: str, words: tuple[str, ...]) -> str:
         """Status of a job; it is enqueued if the server does not know it."""
         try:
-            job = queue.job_class.fetch(name, queue.connection, "json")
-        except NoSuchJobError:
+            return queue.job_class.fetch(name, queue.connection, "json").get_status().value
+        except (NoSuchJobError, InvalidJobOperation):  # the latter if it goes between the two
             self.enqueued += 1
             job = queue.enqueue(*words, model=self.model, job_id=name)
-        return job.get_status().value
+            return job.get_status().value

@@ -17,6 +17,7 @@ from embedfarm.processes import Child, Exit, Supervisor
 from embedfarm.settings import Settings
 from tests.chaos.worker import SWITCHES
 from tests.farm.harness import COMMAND
+from tests.support import wait_until
 from workers.devices import discover
 from workers.supervisor import children
 
@@ -79,13 +80,27 @@ class Role:
             os.kill(self._supervisor.pids[self.name], number)
 
     def restart(self) -> None:
-        """SIGTERM, a drain, and a new process, as an upgrade does it."""
+        """SIGTERM, a drain, and a new process, as an upgrade does it.
+
+        Not before it takes the signal: a process that is still starting dies of it, as by kill.
+        """
+        wait_until(lambda: _heeds(self._supervisor.pids.get(self.name), signal.SIGTERM), 60)
         self.close()
         self._supervisor = self._start()
 
     def close(self) -> None:
         """End it."""
         self._supervisor.stop()
+
+
+def _heeds(pid: int | None, number: signal.Signals) -> bool:
+    """Whether a process has a handler of a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+    caught = status.split("SigCgt:")[1].split()[0]
+    return bool(int(caught, 16) & 1 << number - 1)
 
 
 def start_roles(

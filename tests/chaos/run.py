@@ -24,10 +24,10 @@ from tests.chaos.callers import COSINE_MIN, Callers, cosines
 from tests.chaos.disks import mounted
 from tests.chaos.faults import FAILOVER, Fault, Scene
 from tests.chaos.roles import WORKERS, Deaths, Job, start_roles, write_texts
-from tests.chaos.servers import Servers, free_port
+from tests.chaos.servers import Servers
 from tests.chaos.watch import Watch
 from tests.farm.harness import manifest, read_parquet, run
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import threading
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ import redis
 from embedfarm.broker import PrivateServer, carried_server, closing_client, wait_until_ready
 from embedfarm.processes import Child, Exit, Supervisor
 from embedfarm.settings import Settings
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 5.0
@@ -101,11 +100,3 @@ class Servers:
 
 def _follows(client: redis.Redis) -> bool:
     return bool(client.info("replication").get("master_link_status") == "up")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

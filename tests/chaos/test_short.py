@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.faults import CHEAP, SHORT
 from tests.chaos.run import Chaos, Orders
 from tests.farm.harness import texts_of
@@ -9,6 +11,7 @@ from tests.farm.harness import texts_of
 RECOVERY_SECONDS_MAX = 20.0
 
 
+@pytest.mark.alone
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     """Every job ends complete with the vectors of a quiet run, soon after each fault."""
     orders = Orders(

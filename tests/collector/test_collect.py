@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -158,7 +159,7 @@ def test_crash_of_the_server(server: LiveServer, desk: Desk, lost: str) -> None:
     wait_until(lambda: len(desk.output.parts) > 15)
     assert not done.done()
     crash(server, size)
-    assert done.result(20) == 15_000
+    assert done.result(60) == 15_000
     assert desk.job.status().chunk_count == 15_000
     desk.check(15_000)
 
@@ -239,7 +240,7 @@ def test_disorder(desk: Desk) -> None:
     for entry in reversed(desk.worker.lease(100)):
         wait_until(desk.waits)
         desk.worker.job.commit([(entry, result_of(decode(Block, entry.data)))])
-    assert done.result(10) == 300
+    assert done.result(60) == 300
     desk.check(300)
 
 
@@ -261,7 +262,7 @@ def test_lost_split(server: LiveServer, desk: Desk, collector: str, pieces: int)
     wait_until(lambda: desk.output.buffered.stop == 10 * pieces and desk.waits())
     if collector == "starts anew":
         desk.bench.stop.set()
-        assert done.result(10) is None
+        assert done.result(60) is None
         desk.reopen()
         desk.bench.stop.clear()
     crash(server, size)
@@ -269,7 +270,7 @@ def test_lost_split(server: LiveServer, desk: Desk, collector: str, pieces: int)
     assert desk.job.result_starts() == [0]
     if collector == "starts anew":
         done = desk.bench.run(desk.collect)
-    assert done.result(10) == 200
+    assert done.result(60) == 200
     desk.check(200)
 
 
@@ -320,7 +321,7 @@ def test_a_result_that_stays_damaged_ends_the_run(desk: Desk) -> None:
     wait_until(lambda: not desk.job.result_starts())
     desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
     with pytest.raises(OutputError, match="result 0 of job j, once more: not a Result"):
-        collecting.result(20)
+        collecting.result(60)
 
 
 def test_a_result_of_another_version_ends_the_run(desk: Desk) -> None:
@@ -339,7 +340,7 @@ def test_cancelled(desk: Desk) -> None:
     wait_until(desk.waits)
     desk.job.set_state("cancelled")
     with pytest.raises(JobEnded, match="cancelled"):
-        done.result(10)
+        done.result(60)
 
 
 def test_paused_when_all_is_there(desk: Desk) -> None:
@@ -358,7 +359,7 @@ def test_stop(server: LiveServer, desk: Desk, server_is: str) -> None:
     if server_is == "away":
         server.kill()
     desk.bench.stop.set()
-    assert done.result(10) is None
+    assert done.result(60) is None
 
 
 def test_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,22 +369,21 @@ def test_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(desk.waits)
     desk.job.delete()
     with pytest.raises(JobGone):
-        done.result(10)
+        done.result(60)
 
 
 def test_grace_begins_when_the_job_is_missed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that a server forgot is waited for, however long ago it was seen."""
-    monkeypatch.setattr(collect, "GONE_SECONDS", 2)
     desk.job.delete()
     collector = desk.collector()
-    made = time.monotonic()
-    wait_until(lambda: time.monotonic() > made + 2)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+    monkeypatch.setattr(collect, "time", later)
     done = desk.bench.run(collector.collect)
     wait_until(desk.waits)
     desk.job.create(SPEC, 0)
     desk.push(0, 10)
     desk.work()
-    assert done.result(10) == 10
+    assert done.result(60) == 10
 
 
 def test_idle_is_quiet(desk: Desk) -> None:

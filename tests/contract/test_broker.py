@@ -7,7 +7,9 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -134,12 +136,14 @@ def test_persist_heeds_the_stop() -> None:
     assert flaky.errors
 
 
-def test_persist_heeds_the_deadline() -> None:
-    """A server that stays away is given up when the time is over."""
+def test_persist_heeds_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stays away is given up when the time is over, and not before."""
+    clock = count(0.0, 0.1)  # a tenth of a second passes from one look at it to the next
+    monkeypatch.setattr(broker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     flaky = Flaky(*[AWAY] * 99)
     with pytest.raises(redis.ConnectionError, match="away"):
-        persist(flaky.attempt, threading.Event(), 0.2)
-    assert len(flaky.calls) > 1
+        persist(flaky.attempt, threading.Event(), 0.25)
+    assert len(flaky.calls) == 3
 
 
 # The client.

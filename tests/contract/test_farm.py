@@ -6,8 +6,8 @@ import threading
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.broker import closing_client
+from embedfarm import broker, wire
+from embedfarm.broker import SOCKET_SECONDS, closing_client
 from embedfarm.farm import Farm, FarmFull, ModelRefused, length_class, model_key
 from embedfarm.jobs import Job
 from embedfarm.model_files import differences
@@ -71,8 +71,9 @@ def test_one_scheduler_is_active(client: redis.Redis) -> None:
 def test_standby_takes_over_with_a_higher_fence(client: redis.Redis) -> None:
     """When the holder is silent another one takes over, and the old one's plans are refused."""
     farm = Farm(client)
-    old = farm.elect("one", 0.2)
+    old = farm.elect("one", 60)
     assert farm.publish([plan("w", old), plan("x", old)], old, 60)
+    assert farm.elect("one", 0.2) == old
     wait_until(lambda: farm.elect("two", 60))
     new = farm.elect("two", 60)
     assert new > old
@@ -126,8 +127,11 @@ def test_events_go_on_where_they_ended(client: redis.Redis) -> None:
     assert farm.events(last, 0)[1] == [COMPLETION]
 
 
-def test_events_wait_for_the_next(client: redis.Redis, server: LiveServer) -> None:
+def test_events_wait_for_the_next(
+    client: redis.Redis, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Waiting for what is new ends with the first event, such as a new job."""
+    monkeypatch.setattr(broker, "BLOCK_SECONDS_MAX", SOCKET_SECONDS / 2)
     seen: list[str] = []
     with closing_client(server.url) as other:
         waiting = threading.Thread(target=lambda: seen.append(Farm(other).events("$", 99)[0]))

@@ -16,8 +16,7 @@ import redis
 
 from embedfarm.broker import closing_client
 from embedfarm.settings import Settings
-from tests.farm.whole import free_port
-from tests.support import LiveServer
+from tests.support import LiveServer, free_port
 
 ROOT: Final = Path(__file__).parents[2]
 USERS_FILE: Final = ROOT / "deploy" / "users.acl"
@@ -127,9 +126,11 @@ def _door(port: int, address: str) -> Iterator[int]:
     with Door(("127.0.0.1", 0), Passage) as door:
         thread = threading.Thread(target=door.serve_forever, args=(0.05,))
         thread.start()
-        yield door.server_address[1]
-        door.shutdown()
-        thread.join()
+        try:
+            yield door.server_address[1]
+        finally:
+            door.shutdown()
+            thread.join()
 
 
 def _pump(one: socket.socket, other: socket.socket) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import socket
 import threading
 import time
 from collections import deque
@@ -19,7 +18,7 @@ from embedfarm.settings import Settings
 from embedfarm.status import JobGone, JobStatus
 from tests.farm.harness import Embedding, check_output, role, texts_of, write_corpus
 from tests.hash_worker import crash
-from tests.support import SERVERS, LiveServer, wait_until
+from tests.support import SERVERS, LiveServer, free_port, wait_until
 
 CHUNKS = 6_000
 DIMENSIONS = 16
@@ -160,13 +159,6 @@ def replica_of(server: LiveServer, directory: Path) -> Iterator[LiveServer]:
         yield replica
     finally:
         replica.stop()
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_replica_without_the_last_writes_takes_over(server: LiveServer, tmp_path: Path) -> None:

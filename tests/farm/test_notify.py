@@ -17,7 +17,7 @@ from embedfarm.farm import Farm
 from embedfarm.notify import Notifier
 from tests.farm.harness import COMMAND
 from tests.farm.service import Service
-from tests.support import LiveServer
+from tests.support import LiveServer, free_port
 from workers.watchdog import HUNG_STATUS
 
 WATCHDOG_SECONDS = 2.0
@@ -82,12 +82,6 @@ def test_nobody_there_is_no_failure(
     assert len(caplog.messages) == 1
 
 
-def free_port() -> int:
-    """One at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def listens(port: int) -> bool:
     """Whether somebody does."""
     with socket.socket() as asker:
@@ -123,6 +117,8 @@ def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_
             assert roles[name][1](), name
         for name, service in services.items():
             assert all(service.hears("WATCHDOG=1", ALIVE_SECONDS) for _ in range(2)), name
+            while service.hears("WATCHDOG=1", 0.1):
+                pass  # the system drops what finds too much before it
             assert "STOPPING=1" not in service.said
             service.ask_to_stop()
         for name, service in services.items():

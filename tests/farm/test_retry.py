@@ -83,19 +83,19 @@ def test_what_failed_is_tried_again(tmp_path: Path, sink: str) -> None:
 
 def test_a_retry_that_goes_on_after_a_crash(tmp_path: Path) -> None:
     """It is killed in mid-work: the output is as before, and the same command does the rest."""
-    texts = list(texts_of(4_000))
+    texts = list(texts_of(8_000))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
     words = (corpus, "--model", "null:16:10000", "--devices", "cpu")
     assert run("embed", *words, "--out", out).returncode == 0
-    fail_chunks(out, texts, set(range(1, 4_000, 2)))
+    fail_chunks(out, texts, set(range(1, 8_000, 2)))
     retrying = Embedding([*words, "--retry-failed"], out, {})
-    wait_until(lambda: list(out.glob(".embedfarm/retry-*/.embedfarm/server/socket")), 30)
+    wait_until(lambda: list(out.glob(".embedfarm/retry-*/.embedfarm/server/socket")), 60)
     [retrying.out] = out.glob(".embedfarm/retry-*/")
     wait_until(lambda: retrying.chunks_done() > 0, 60)
     retrying.kill()
     assert run("verify", out, "--against", corpus).returncode == 0
-    assert manifest(out)["failed"] == 2_000
+    assert manifest(out)["failed"] == 4_000
     done = run("embed", *words, "--out", out, "--retry-failed")
     assert done.returncode == 0, done.stderr
     check_output(out, texts, 16)

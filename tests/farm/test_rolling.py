@@ -19,7 +19,7 @@ from tests.workers.support import block_of, create_job
 
 DIMENSIONS = 16
 TOKENS_PER_SECOND = 10_000  # of each of two workers
-CHUNKS = 5_000
+CHUNKS = 10_000
 NOISE = 1.25
 INTERRUPTED = 130
 
@@ -37,13 +37,16 @@ def test_what_a_stopped_worker_holds_goes_on_at_once(
     Leases last an hour here, so that nothing else could free them.
     """
     farm = Farm(client)
-    job = create_job(farm, [block_of(10 * n, 10) for n in range(24)], model="null:8:60")
+    # The first of each worker takes four seconds, in which it leases its next.
+    texts = ["x" * 96] * 2 + ["chunk"] * 22
+    blocks = [block_of(10 * n, 10, text) for n, text in enumerate(texts)]
     with ExitStack() as stack:
         first, _ = (
             stack.enter_context(Service(worker_command(device), server, lease_seconds=3600))
             for device in ("cpu-0", "cpu-1")
         )
-        wait_until(lambda: len(farm.workers()) == 2, 30)
+        wait_until(lambda: len(farm.workers()) == 2, 60)
+        job = create_job(farm, blocks, model="null:8:60")
         name = next(beat.worker for beat in farm.workers() if beat.pid == first.pid)
         wait_until(lambda: len(job.pending(job.keys.blocks, name, 9)) > 1, 30)
         first.ask_to_stop()

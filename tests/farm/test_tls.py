@@ -9,8 +9,8 @@ import trustme
 
 from embedfarm.settings import Settings
 from tests.farm.harness import run
-from tests.farm.whole import free_port, whole_farm
-from tests.support import LiveServer
+from tests.farm.whole import whole_farm
+from tests.support import LiveServer, free_port
 
 pytestmark = pytest.mark.system
 PASSWORD = "s3cret-of-the-server"  # noqa: S105 -- what is looked for

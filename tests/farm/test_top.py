@@ -21,7 +21,7 @@ from embedfarm.farm import Farm
 from embedfarm.view import FarmReader, FarmView
 from tests.contract.little_job import CHUNKS, COMPLETION, embed, heartbeat, make_job
 from tests.farm.harness import COMMAND, run
-from tests.support import LiveServer, wait_until
+from tests.support import LiveServer, force_log, wait_until
 
 HOME = b"\x1b[H"  # each screen begins there
 HARMFUL = "\x1b[2J\nnotes"
@@ -222,6 +222,7 @@ def test_it_follows_the_farm_over_an_outage(
     """A job that comes is seen at the next look; an outage is said until it is over."""
     make_job(client, 1, "newcomer")
     wait_until(lambda: b"newcomer" in terminal.screen())
+    force_log(client)
     server.kill()
     wait_until(lambda: b"the server is away" in terminal.screen())
     server.start()

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from embedfarm.tracing import is_installed
 from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus
 from tests.outbound.neighbour import Neighbour
-from tests.support import LiveServer, wait_until
+from tests.support import LiveServer, free_port, wait_until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -44,12 +44,6 @@ def facts(span: Span) -> dict[str, str | int | float]:
         each.key: getattr(each.value, each.value.WhichOneof("value") or "string_value")
         for each in span.attributes
     }
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def is_open(port: int) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Final
 import httpx
 
 from tests.farm.harness import COMMAND, check_output, run, texts_of, write_corpus
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 MODEL: Final = "null:16"
 ROLES: Final = {
@@ -119,9 +118,3 @@ def _is_ready(web: httpx.Client) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return web.get("/readyz").is_success
     return False
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -89,7 +89,7 @@ class Proxy:
         self._aims = defaultdict[str, deque[Fault]](deque)
         self._aimed = Counter[str]()
         self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop  # while it listens
         self._flowing = asyncio.Event()
         self._ended = asyncio.Event()
         self._links = set[asyncio.Task[None]]()
@@ -131,7 +131,8 @@ class Proxy:
         self._thread.join()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
             runner.run(self._serve())
 
     async def _serve(self) -> None:
@@ -159,7 +160,7 @@ class Proxy:
                 server = await asyncio.open_unix_connection(self._upstream)
             else:
                 server = await asyncio.open_connection(*self._upstream)
-        except OSError:  # it is down, and so are we
+        except (OSError, asyncio.CancelledError):  # it is down, or the proxy ends: so are we
             writer.transport.abort()
             return
         with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
@@ -210,12 +211,13 @@ class Link:
         finally:
             for way in ways:
                 way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            for _, writer in (self._client, self._server):
+                writer.close()  # before any waiting, which may be cancelled
             for command, fault in self._asked:
                 if fault is not None:  # it has hit nobody
                     self._proxy.spare(command, fault)
+            await asyncio.gather(*ways, return_exceptions=True)
             for _, writer in (self._client, self._server):
-                writer.close()
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.broker import connect
+from embedfarm.broker import closing_client
 from embedfarm.jobs import Job
 from embedfarm.records import JobSpec
 from tests.faults.proxy import Fault, Proxy, Rain
@@ -24,24 +24,36 @@ def proxy(server: LiveServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def behind(proxy: Proxy) -> Iterator[redis.Redis]:
-    """A client that loses patience after a second."""
-    client = connect(proxy.url)
-    client.connection_pool.connection_kwargs["socket_timeout"] = 1.0
-    yield client
-    client.close()
+    """A client."""
+    with closing_client(proxy.url) as client:
+        yield client
+
+
+@pytest.fixture
+def hasty(proxy: Proxy) -> Iterator[redis.Redis]:
+    """A client that loses patience after a second, for what never comes."""
+    with closing_client(proxy.url) as client:
+        client.connection_pool.connection_kwargs["socket_timeout"] = 1.0
+        yield client
 
 
 @pytest.mark.parametrize("where", ["request", "reply"])
 @pytest.mark.parametrize("what", ["drop", "reset", "stall"])
-def test_what_is_lost(
-    proxy: Proxy, behind: redis.Redis, client: redis.Redis, what: str, where: str
+def test_what_is_lost(  # noqa: PLR0913, PLR0917 -- two of them are parameters
+    proxy: Proxy,
+    behind: redis.Redis,
+    hasty: redis.Redis,
+    client: redis.Redis,
+    what: str,
+    where: str,
 ) -> None:
     """The caller sees an error; the server has done it if the reply was lost, else not."""
     proxy.aim("INCRBY", Fault(what, where))  # type: ignore[arg-type] # of the lists above
     expected = redis.TimeoutError if what == "stall" else redis.ConnectionError
-    behind.ping()
+    caller = hasty if what == "stall" else behind
+    caller.ping()
     with pytest.raises(expected):
-        behind.incr("n")
+        caller.incr("n")
     assert int(client.get("n") or 0) == (where == "reply")
     assert behind.incr("n") == 1 + (where == "reply")
     assert proxy.requests["INCRBY"] == 2
@@ -62,12 +74,12 @@ def test_what_is_late(proxy: Proxy, behind: redis.Redis) -> None:
     assert behind.get("k") == value[:100]
 
 
-def test_nothing_passes(proxy: Proxy, behind: redis.Redis, client: redis.Redis) -> None:
+def test_nothing_passes(proxy: Proxy, hasty: redis.Redis, client: redis.Redis) -> None:
     """All that is frozen looks half-open, and arrives late."""
-    behind.ping()
+    hasty.ping()
     proxy.freeze()
     with pytest.raises(redis.TimeoutError):
-        behind.incr("n")
+        hasty.incr("n")
     assert client.get("n") is None
     proxy.thaw()
     wait_until(lambda: client.get("n") == b"1")
@@ -107,15 +119,16 @@ def test_a_seed_is_a_plan(proxy: Proxy, behind: redis.Redis) -> None:
 
 def test_a_unix_socket_in_front(server: LiveServer, tmp_path: Path) -> None:
     """It can listen at a unix socket, too; a server that is down closes its connections."""
-    with Proxy(server.private.socket, tmp_path / "s") as proxy:
-        client = connect(proxy.url)
+    with (
+        Proxy(server.private.socket, tmp_path / "s") as proxy,
+        closing_client(proxy.url) as client,
+    ):
         assert client.ping()
         server.kill()
         with pytest.raises(redis.ConnectionError):
             client.ping()
         with pytest.raises(redis.ConnectionError):
             client.ping()
-        client.close()
 
 
 @pytest.mark.parametrize(
