@@ -1,5 +1,6 @@
 """What goes wrong in a run: drawn by its seed, each with a line in its log."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,6 @@ class Faults:
 
     Attributes:
         roles: Their victims; the first is the command that embeds.
-        lost_lately: Whether the server has lost something, which people may not have noticed yet.
         ends_at: When the last of it is over.
         counts: How often each kind was done.
     """
@@ -46,7 +46,7 @@ class Faults:
     trace: Callable[[str], None]
     ends_at: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
-    lost_lately: bool = False
+    _lost_until: float = 0.0
     _away: dict[Process, float] = field(default_factory=dict)
     _slow: dict[Process, float] = field(default_factory=dict)
     _break_share: float = 0.0
@@ -56,6 +56,11 @@ class Faults:
         self.host.latency = self._latency
         self.host.break_before = self._breaks
         self.host.break_after = self._answered
+
+    @property
+    def lost_lately(self) -> bool:
+        """Whether the server has lost something, which people may not have noticed yet."""
+        return self.world.now < self._lost_until
 
     def plan(self, horizon: float) -> None:
         """Draw all faults of a run."""
@@ -158,7 +163,8 @@ class Faults:
         down = self.world.random.uniform(0.05, DOWN_SECONDS_MAX)
         self.trace(f"server down for {down:.2f} s, loses {lost:.2f} s")
         self.host.crash(lost)
-        self.lost_lately = lost > 0
+        if lost > 0:
+            self._lost_until = math.inf
         return self._later(down, self._restart)
 
     def black_out(self) -> float | None:
@@ -214,11 +220,9 @@ class Faults:
 
     def _loaded(self) -> None:
         self.trace("server is back")
-        self._later(LOST_LATELY_SECONDS, self._recovered)
+        if self.lost_lately:
+            self._lost_until = self.world.now + LOST_LATELY_SECONDS
         self.host.loading = False
-
-    def _recovered(self) -> None:
-        self.lost_lately = False
 
     def jump_server(self) -> float:
         """A server's clock that is set; not far back, since leases would not end till then."""
