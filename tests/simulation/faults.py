@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from embedfarm import wire
 from tests.simulation.farm import Role
 from tests.simulation.link import LATENCY_SECONDS, TOLD_SHARE, Host, Session
 from tests.simulation.world import Process, World
@@ -24,6 +25,8 @@ ASKING_SHARE: Final = 0.5
 ASKING_SECONDS_MAX: Final = 0.5
 DYING_SHARE: Final = 0.5
 EMBEDDING_SHARE: Final = 0.5
+SPLIT_SHARE: Final = 0.5
+SPLIT: Final = wire.script("split").encode()
 
 Fault = Callable[[], float | None]
 """Makes something go wrong; seconds until it is over, None if nothing can go wrong so now."""
@@ -152,11 +155,26 @@ class Faults:
 
     def crash(self) -> float | None:
         """Kill -9 of the server, which may lose the end of its log; it starts again."""
-        random = self.world.random
         if self.host.server is None:
             return None
-        lost = random.choice([0.0, random.uniform(0.0, LOG_SECONDS_LOST_MAX)])
-        return self._crash(lost)
+        return self._crash(self.world.random.choice([0.0, self._loss()]))
+
+    def _loss(self) -> float:
+        """Seconds of its log that the server loses; often all from its last split on.
+
+        Splits are rare. When one is lost after its pieces were collected, the whole block is
+        embedded again, and its result begins before what is wanted next.
+        """
+        server, random = self.host.server, self.world.random
+        if server is not None and random.random() < SPLIT_SHARE:
+            now_ms = self.host.now_ms()
+            for at_ms, words in reversed(server.log):
+                seconds = (now_ms - at_ms + 1) / 1000
+                if not 0 < seconds < LOG_SECONDS_LOST_MAX:
+                    break
+                if SPLIT in words:
+                    return seconds
+        return random.uniform(0.0, LOG_SECONDS_LOST_MAX)
 
     def _crash(self, lost: float) -> float:
         """The server goes, without the last seconds of its log."""
@@ -208,7 +226,7 @@ class Faults:
         def crash() -> None:
             seconds = 0.0
             if self.host.server is not None:
-                seconds = self._crash(self.world.random.uniform(0.0, LOG_SECONDS_LOST_MAX))
+                seconds = self._crash(self._loss())
             self._later(seconds + LOADING_SECONDS_MAX, lambda: self.world.thaw(process))
 
         self._later(before, crash)

@@ -133,7 +133,7 @@ class Simulation:
         ]
         roles = [embed, *self.workers, *schedulers]
         self.faults = Faults(world, self.host, roles, self.settings.lease_seconds, self._say)
-        self.faults.plan(random.choice([1.0, 2.0, 4.0]))
+        self.faults.plan(random.choice([1.0, 2.0, 4.0, 8.0]))
         for role in roles:
             world.call_at(random.uniform(0.0, 0.2), role.start)
         while not world.run(lambda: bool(embed.done or self.errors), self._deadline()):
