@@ -252,7 +252,8 @@ class Job:
             state: How it ended.
             reason: Why it failed.
             seconds: How long the record is kept.
-            counters: Those of its status that are known better than the server has counted them.
+            counters: Those of its status that are known better than the server has counted them. Of
+                a job that is finished, all that came in counts as done.
 
         Raises:
             JobGone: There is no such job.

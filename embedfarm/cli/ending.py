@@ -27,7 +27,7 @@ def end_job(farm: Farm, manifest: Manifest, settings: Settings) -> bool:
     count = manifest.count
     end = partial(
         farm.end, manifest.job, "finished", "", settings,
-        first_chunk=0, chunks_in=count, chunks_done=count, chunks_failed=manifest.failed,
+        first_chunk=0, chunks_in=count, chunks_failed=manifest.failed,
         real_tokens_done=manifest.tokens, drained_upto=count,
     )  # fmt: skip
     try:

@@ -617,7 +617,7 @@ def test_a_finished_job_is_done(client: redis.Redis) -> None:
     farm, job = Farm(client), make_job(client, 2)
     job.commit([embed(job.read("one", 1)[0])])
     bytes_in = job.status().bytes_in
-    farm.end(job.id, "finished", "", Settings(), first_chunk=0, chunks_in=6, chunks_done=6)
+    farm.end(job.id, "finished", "", Settings(), first_chunk=0, chunks_in=6)
     status = job.status()
     assert (status.blocks_done, status.tokens_done, status.bytes_done) == (2, 40, bytes_in)
     assert (status.chunks_in, status.chunks_done, status.result_bytes) == (6, 6, 0)
