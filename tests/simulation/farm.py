@@ -4,7 +4,7 @@ import os
 import threading
 import types
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, Final
@@ -96,10 +96,12 @@ class Texts:
     Attributes:
         texts: All of them, in order.
         deadly: Those that kill or hang a worker that embeds them.
+        shaky: Those that may kill it.
     """
 
     texts: list[str]
     deadly: frozenset[int]
+    shaky: frozenset[int]
 
     def expected(self, dimensions: int) -> NDArray[np.float32]:
         """The vectors, shape (n, dimensions); zero for deadly ones."""
@@ -167,15 +169,16 @@ def read_slowly(rows: int, seconds: float) -> None:
     setattr(run, "read_corpus", read)  # noqa: B010 # in this process alone
 
 
-def deadly_texts(texts: Collection[str], harm: Callable[[], None]) -> None:
+def harmful_texts(harms: Mapping[str, Callable[[], None]]) -> None:
     """Have some texts do harm to the process that embeds them."""
-    deadly = [zlib.crc32(text.encode()) for text in texts]
+    harmful = {zlib.crc32(text.encode()): harm for text, harm in harms.items()}
 
     def forward(
         engine: NullEngine, batch: Tokenised, rows: NDArray[np.intp]
     ) -> NDArray[np.float32]:
-        if np.isin(batch.features[rows], deadly).any():
-            harm()
+        for feature in batch.features[rows].tolist():
+            if feature in harmful:
+                harmful[feature]()
         return _forward(engine, batch, rows)
 
     setattr(NullEngine, "forward", forward)  # noqa: B010 # in this process alone

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Final
 
 from embedfarm import wire
@@ -25,7 +26,7 @@ ASKING_SHARE: Final = 0.5
 ASKING_SECONDS_MAX: Final = 0.5
 DYING_SHARE: Final = 0.5
 EMBEDDING_SHARE: Final = 0.5
-SPLIT_SHARE: Final = 0.5
+DRAIN: Final = wire.script("drain").encode()
 SPLIT: Final = wire.script("split").encode()
 
 Fault = Callable[[], float | None]
@@ -157,24 +158,31 @@ class Faults:
         """Kill -9 of the server, which may lose the end of its log; it starts again."""
         if self.host.server is None:
             return None
-        return self._crash(self.world.random.choice([0.0, self._loss()]))
+        return self._crash(self.world.random.choice([0.0, self._some_loss()]))
 
-    def _loss(self) -> float:
-        """Seconds of its log that the server loses; often all from its last split on.
+    def _some_loss(self) -> float:
+        """Seconds of its log that the server loses."""
+        return self.world.random.uniform(0.0, LOG_SECONDS_LOST_MAX)
 
-        Splits are rare. When one is lost after its pieces were collected, the whole block is
-        embedded again, and its result begins before what is wanted next.
+    def undo_split(self, log: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+        """Told of a log that has just grown, have the server forget a split that it ends with.
+
+        Once in a run, when some of its pieces are on disk: the whole block is embedded again, and
+        its result begins before what is wanted next. That seldom comes about by chance.
         """
-        server, random = self.host.server, self.world.random
-        if server is not None and random.random() < SPLIT_SHARE:
-            now_ms = self.host.now_ms()
-            for at_ms, words in reversed(server.log):
-                seconds = (now_ms - at_ms + 1) / 1000
-                if not 0 < seconds < LOG_SECONDS_LOST_MAX:
-                    break
-                if SPLIT in words:
-                    return seconds
-        return random.uniform(0.0, LOG_SECONDS_LOST_MAX)
+        now_ms, words = log[-1]
+        if "undo" in self.counts or DRAIN not in words:
+            return
+        upto, since_ms = int(words[6]), now_ms - 1000 * LOG_SECONDS_LOST_MAX
+        recent = takewhile(lambda each: each[0] > since_ms, reversed(log))
+        splits = (words for _, words in recent if SPLIT in words)
+        # A split ends with chunks, tokens and first chunk of each piece.
+        if any(int(words[12]) < upto < int(words[-3]) + int(words[-1]) for words in splits):
+            self._later(0.0, partial(self._do, self.undo))
+
+    def undo(self) -> float | None:
+        """Kill -9 of the server, which loses all that it may."""
+        return None if self.host.server is None else self._crash(LOG_SECONDS_LOST_MAX)
 
     def _crash(self, lost: float) -> float:
         """The server goes, without the last seconds of its log."""
@@ -226,7 +234,7 @@ class Faults:
         def crash() -> None:
             seconds = 0.0
             if self.host.server is not None:
-                seconds = self._crash(self._loss())
+                seconds = self._crash(self._some_loss())
             self._later(seconds + LOADING_SECONDS_MAX, lambda: self.world.thaw(process))
 
         self._later(before, crash)

@@ -25,9 +25,9 @@ from tests.simulation.farm import (
     Role,
     Texts,
     connect_to,
-    deadly_texts,
     end_by,
     guess_vectors,
+    harmful_texts,
     read_slowly,
     run_embed,
     run_scheduler,
@@ -41,6 +41,7 @@ from tests.simulation.world import World, enter
 
 DIMENSIONS: Final = 4
 SECONDS_AFTER_MAX: Final = 90.0  # after the last fault; a lost connection may take a timeout each
+SHAKY_SHARE: Final = 0.5  # of the times that a shaky text is embedded
 WORDS: Final = ("a", "vector", "for", "each", "text", "no", "index", "lost", "or", "doubled")
 
 
@@ -186,7 +187,9 @@ class Simulation:
         )
         read_slowly(random.choice([2, 7, 30]), random.choice([0.0, 0.01, 0.1]))
         harm = random.choice([self._kill_current, self._hang])
-        deadly_texts({texts.texts[index] for index in texts.deadly}, harm)
+        harms = dict.fromkeys(texts.shaky, self._may_kill_current)
+        harms.update(dict.fromkeys(texts.deadly, harm))
+        harmful_texts({texts.texts[index]: does for index, does in harms.items()})
         end_by(self._kill_current)
         return Work(name, texts, request, Place(self.directory / name, self.settings, "", 0, name))
 
@@ -198,11 +201,12 @@ class Simulation:
             for index in range(count)
         ]
         deadly = random.sample(range(count), random.choice([0, 0, 0, 0, 0, 1]))
-        return Texts(texts, frozenset(deadly))
+        shaky = random.sample(range(count), random.choice([0, 1]))
+        return Texts(texts, frozenset(deadly), frozenset(shaky))
 
     def _settings(self) -> Settings:
         random = self.world.random
-        part = random.choice([64, 400, 1500])
+        part = random.choice([64, 200, 1500])
         window = random.choice([3 * part, 4000, 100_000])
         return Settings(
             redis_url=URL,
@@ -230,6 +234,10 @@ class Simulation:
     def _hang(self) -> None:
         self._say(f"a text hangs {self.world.process.name}")
         self.world.park(None)
+
+    def _may_kill_current(self) -> None:
+        if self.world.random.random() < SHAKY_SHARE:
+            self._kill_current()
 
     def _kill_current(self) -> None:
         process = self.world.process
@@ -259,6 +267,7 @@ class Simulation:
             self.monitor.look(server, words, reply, self.host.now_ms())
         except Broken as error:
             self.errors.append(error)
+        self.faults.undo_split(server.log)
 
     def _check(self, work: Work, manifest: Manifest) -> None:
         """What a job that is done has left."""
