@@ -122,7 +122,7 @@ class Simulation:
         self.monitor = Monitor(int(1000 * self.settings.lease_seconds))
         self.host.on_start = lambda server: self.monitor.begin(server, self.host.now_ms())
         self.host.on_change = self._watch
-        self.speed = random.choice([30, 100, 1000])
+        self.speed = random.choice([60, 200, 1000])
         embed = self._role("embed", self._embed)
         self.workers = [
             self._role(f"worker-{number}", partial(run_worker, f"cpu-{number}", self.settings))
