@@ -3,9 +3,10 @@
     python -m benchmarks.interactive [--requests N] [--share S] [--workers N] [--json]
 
 MiniLM on CPU workers with an endless job. Phases with and without requests alternate, so that what
-else the machine does falls on both. Requests come at a steady rate that makes about the given share
-of all tokens theirs, whether or not those before them are answered, and a latency counts from the
-moment at which its request was due.
+else the machine does falls on both; they are of unequal lengths, so that what the farm does now and
+then, such as to write a part of the output, does too. Requests come at a steady rate that makes
+about the given share of all tokens theirs, whether or not those before them are answered, and a
+latency counts from the moment at which its request was due.
 
 A request has two device batches to wait for: the one of the job that is in its way, and its own,
 which takes what the request takes on the same farm before there is a job.
@@ -24,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import count, pairwise
+from itertools import count, cycle, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -43,7 +44,7 @@ TEXTS: Final = 100
 TEXT_CHARACTERS: Final = 80  # a line: what people ask
 TIMEOUT_SECONDS: Final = 60.0
 ASKERS: Final = 64
-PHASE_SECONDS: Final = 30.0
+PHASE_SECONDS: Final = (17.0, 29.0, 41.0)  # a part of the output is written about every 80
 WARM_TOKENS: Final = 50_000  # of the job, before anything is measured
 START_SECONDS_MAX: Final = 300.0
 LOOK_SECONDS: Final = 0.05
@@ -160,10 +161,15 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 @dataclass
 class Traffic:
-    """Sends requests."""
+    """Sends requests.
+
+    Attributes:
+        share: Of all tokens that are to be theirs.
+    """
 
     lane: Lane
     spec: JobSpec
+    share: float
     lines: list[str] = field(default_factory=lambda: [text[:TEXT_CHARACTERS] for text in texts()])
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -244,29 +250,30 @@ def measure(
         closing_client(local.url) as client,
     ):
         farm = Farm(client)
-        traffic = Traffic(Lane(client, settings), JobSpec(model=MODEL))
+        traffic = Traffic(Lane(client, settings), JobSpec(model=MODEL), share)
         with embedding(few, directory / "few", local.url) as process:
             process.wait()  # after it all workers have the model
         report.alone = [traffic.ask(time.monotonic())[0] for _ in range(ALONE)]
         with embedding(many, directory / "many", local.url):
             job = wait_for_job(farm)
+            lengths = cycle(PHASE_SECONDS)
             while len(report.latencies) < requests:
-                measure_phases(report, farm, job, traffic, share)
+                measure_phases(report, farm, job, traffic, next(lengths))
     return report
 
 
-def measure_phases(report: Report, farm: Farm, job: str, traffic: Traffic, share: float) -> None:
-    """A phase without requests, and one with."""
+def measure_phases(report: Report, farm: Farm, job: str, traffic: Traffic, seconds: float) -> None:
+    """A phase without requests, and one with, of so many seconds each."""
     watch, settings = Watch(farm, job), traffic.lane.settings
     threading.Event().wait(settings.lane_quiet_seconds + settings.micro_batch_seconds_max)
     with watch.phase(report.quiet):
-        threading.Event().wait(PHASE_SECONDS)
+        threading.Event().wait(seconds)
     _, answer = traffic.ask(time.monotonic())
-    rate = share / (1 - share) * report.quiet.tokens_per_second / answer.token_count
+    rate = traffic.share / (1 - traffic.share) * report.quiet.tokens_per_second / answer.token_count
     traffic.send(math.ceil(rate), rate)  # until all know that there are requests
     with watch.phase(report.busy):
         began = time.monotonic()
-        answers = traffic.send(math.ceil(rate * PHASE_SECONDS), rate)
+        answers = traffic.send(math.ceil(rate * seconds), rate)
         report.lane_seconds += time.monotonic() - began
     report.latencies += [seconds for seconds, _ in answers]
     report.waited += [answer.waited_seconds for _, answer in answers]
