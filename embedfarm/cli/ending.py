@@ -4,7 +4,6 @@ import contextlib
 import logging
 import shutil
 import threading
-from functools import partial
 from pathlib import Path
 
 from collector.manifest import STATE_DIRECTORY, Manifest
@@ -12,6 +11,7 @@ from collector.output import OutputBusy, locked
 from embedfarm.broker import UNAVAILABLE, PrivateServer, closing_client, persist
 from embedfarm.cli.local import SERVER_DIRECTORY
 from embedfarm.farm import Farm
+from embedfarm.jobs import BlocksLost
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone
 from producer.requests import JOB_ID_FILE
@@ -24,12 +24,17 @@ def end_job(farm: Farm, manifest: Manifest, settings: Settings) -> bool:
 
     A server that stays away must not spoil what is on disk; the next run of the command ends it.
     """
-    count = manifest.count
-    end = partial(
-        farm.end, manifest.job, "finished", "", settings,
-        first_chunk=0, chunks_in=count, chunks_failed=manifest.failed,
-        real_tokens_done=manifest.tokens, drained_upto=count,
-    )  # fmt: skip
+    job, count = manifest.job, manifest.count
+
+    def end() -> None:
+        farm.end(
+            job, "finished", "", settings,
+            first_chunk=0, chunks_in=count, chunks_failed=manifest.failed,
+            real_tokens_done=manifest.tokens, drained_upto=count,
+        )  # fmt: skip
+        if farm.job(job).noted("state") not in {"finished", ""}:
+            raise BlocksLost(f"the server has lost that job {job} is finished")
+
     try:
         with contextlib.suppress(JobGone):
             persist(end, threading.Event(), settings.reconnect_seconds_max)
