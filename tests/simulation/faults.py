@@ -1,6 +1,5 @@
 """What goes wrong in a run: drawn by its seed, each with a line in its log."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,6 @@ FAULTS_MIN: Final = 10
 FAULTS_MAX: Final = 20
 SLOW: Final = 100.0
 LOG_SECONDS_LOST_MAX: Final = 2.0  # what `appendfsync everysec` may lose
-LOST_LATELY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.1
 DOWN_SECONDS_MAX: Final = 1.5
@@ -50,7 +48,6 @@ class Faults:
     trace: Callable[[str], None]
     ends_at: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
-    _lost_until: float = 0.0
     _away: dict[Process, float] = field(default_factory=dict)
     _slow: dict[Process, float] = field(default_factory=dict)
     _break_share: float = 0.0
@@ -60,11 +57,6 @@ class Faults:
         self.host.latency = self._latency
         self.host.break_before = self._breaks
         self.host.break_after = self._answered
-
-    @property
-    def lost_lately(self) -> bool:
-        """Whether the server has lost something, which people may not have noticed yet."""
-        return self.world.now < self._lost_until
 
     def plan(self, horizon: float) -> None:
         """Draw all faults of a run."""
@@ -189,8 +181,6 @@ class Faults:
         down = self.world.random.uniform(0.05, DOWN_SECONDS_MAX)
         self.trace(f"server down for {down:.2f} s, loses {lost:.2f} s")
         self.host.crash(lost)
-        if lost > 0:
-            self._lost_until = math.inf
         return self._later(down, self._restart)
 
     def black_out(self) -> float | None:
@@ -246,8 +236,6 @@ class Faults:
 
     def _loaded(self) -> None:
         self.trace("server is back")
-        if self.lost_lately:
-            self._lost_until = self.world.now + LOST_LATELY_SECONDS
         self.host.loading = False
 
     def jump_server(self) -> float:

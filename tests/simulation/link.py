@@ -33,6 +33,8 @@ class Host:
 
     Attributes:
         server: None while it is down.
+        forgotten: Commands that it had executed and lost with a crash, of all its crashes.
+        served: Processes for which it has executed something since.
         loading: It is up, and reads its log.
         clock_seconds: By how much its clock is wrong.
         break_before: Whether the connection breaks on which a request has arrived.
@@ -44,6 +46,8 @@ class Host:
 
     world: World
     server: ModelServer | None = field(default_factory=ModelServer)
+    forgotten: list[tuple[bytes, ...]] = field(default_factory=list)
+    served: dict[Process, None] = field(default_factory=dict)
     loading: bool = False
     clock_seconds: float = 0.0
     connections: int = 0
@@ -67,7 +71,10 @@ class Host:
         upto = self.now_ms() - 1000 * lost_seconds
         log = self.server.log
         if lost_seconds:  # all after the last entry of then: the clock may have been set back since
-            log = log[: max((n for n, (at, _) in enumerate(log, 1) if at <= upto), default=0)]
+            kept = max((n for n, (at, _) in enumerate(log, 1) if at <= upto), default=0)
+            self.forgotten += [words for _, words in log[kept:]]
+            log = log[:kept]
+            self.served.clear()
         self.server = None
         for session in list(self.sessions):
             session.cut(told=True)
@@ -144,6 +151,7 @@ class Session:
         if self.host.loading:
             self._answer(redis.BusyLoadingError("LOADING"))
             return
+        self.host.served[self.process] = None
         writes = len(server.log)
         try:
             reply = server.execute(words, self.host.now_ms(), self.number)

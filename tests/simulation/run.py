@@ -3,7 +3,7 @@
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.manifest import Manifest
-from embedfarm import broker
+from embedfarm import broker, wire
 from embedfarm.cli.request import Request
 from embedfarm.cli.run import Place
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
-from embedfarm.wire import JobKeys
 from producer.readers import CorpusOptions
 from tests.simulation.farm import (
     URL,
@@ -41,6 +40,7 @@ from tests.simulation.world import World, enter
 
 DIMENSIONS: Final = 4
 SECONDS_AFTER_MAX: Final = 90.0  # after the last fault; a lost connection may take a timeout each
+END: Final = wire.script("end").encode()
 SHAKY_SHARE: Final = 0.5  # of the times that a shaky text is embedded
 WORDS: Final = ("a", "vector", "for", "each", "text", "no", "index", "lost", "or", "doubled")
 
@@ -292,14 +292,24 @@ class Simulation:
         self.failed += manifest.failed
 
     def _check_server(self, work: Work) -> None:
-        """Of a job that has ended, only its record is left."""
+        """Of a job that has ended, only its record is left.
+
+        Unless a crash undid its end when the command that embeds had its last answer already.
+        """
         server = self.host.server
-        if server is not None and not self.faults.lost_lately:
-            keys = JobKeys(work.name)
-            gone = set(keys.all()) - {keys.meta, keys.failed}
-            now_ms = self.host.now_ms()
-            if left := {key for key in gone if server.execute([b"EXISTS", key.encode()], now_ms)}:
-                raise Failure(f"left on the server: {sorted(left)}")
+        if server is None:
+            return
+        keys, now_ms = wire.JobKeys(work.name), self.host.now_ms()
+
+        def is_end(words: Sequence[bytes]) -> bool:
+            return END in words and keys.meta.encode() in words
+
+        undone = any(map(is_end, self.host.forgotten))
+        if undone and self.world.process not in self.host.served:
+            return
+        gone = set(keys.all()) - {keys.meta, keys.failed}
+        if left := {key for key in gone if server.execute([b"EXISTS", key.encode()], now_ms)}:
+            raise Failure(f"left on the server: {sorted(left)}")
 
 
 def _vectors(out: Path, manifest: Manifest) -> dict[int, NDArray[np.float32]]:
