@@ -4,13 +4,15 @@ import argparse
 import logging
 import multiprocessing
 import os
-import resource
+import subprocess
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import typer
 
@@ -25,30 +27,40 @@ MEMORY: Final = Path("/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gette
 
 
 class Verdict(NamedTuple):
-    """What came of a seed: an outcome, or why it failed."""
+    """What came of a seed, or why it failed, and the processor time that it took."""
 
     seed: int
     outcome: Outcome | None
     reason: str
+    cpu_seconds: float
 
 
 @dataclass
 class Tally:
-    """What came of all of them."""
+    """What came of all of them.
 
+    Attributes:
+        of: The commit, and the first seed.
+        cpu_seconds: Of the processors.
+        seconds: Of virtual time.
+    """
+
+    of: tuple[str, int]
     runs: int = 0
     steps: int = 0
     chunks: int = 0
     failed: int = 0
+    cpu_seconds: float = 0.0
     seconds: float = 0.0
     seconds_after: list[float] = field(default_factory=list)
     fault_counts: list[int] = field(default_factory=list)
-    faults: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, int] = field(default_factory=dict)
     failures: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
         """Count one."""
         self.runs += 1
+        self.cpu_seconds += verdict.cpu_seconds
         if verdict.outcome is None:
             self.failures.append(verdict)
             return
@@ -58,17 +70,20 @@ class Tally:
         self.failed += outcome.failed
         self.seconds += outcome.seconds
         self.seconds_after.append(outcome.seconds_after)
-        self.faults.update(outcome.faults)
+        self.faults = dict(Counter(self.faults) + Counter(outcome.faults))
         self.fault_counts.append(sum(outcome.faults.values()))
 
 
 def run_seed(seed: int) -> Verdict:
     """One run without a log."""
     place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
+    before = time.process_time()
+    outcome, reason = None, ""
     try:
-        return Verdict(seed, Simulation(seed, place, lambda _line: None).run(), "")
+        outcome = Simulation(seed, place, lambda _line: None).run()
     except Exception as error:  # noqa: BLE001 # whatever it is, this seed has failed
-        return Verdict(seed, None, f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__}: {error}"
+    return Verdict(seed, outcome, reason, time.process_time() - before)
 
 
 def show_seed(seed: int) -> int:
@@ -97,30 +112,54 @@ class _Handler(logging.Handler):
         self._simulation.log(record.getMessage())
 
 
-def soak(seeds: range, processes: int, *, first: bool = False) -> Tally:
-    """Run all seeds, or up to the first that fails; those that fail are printed as they come."""
-    tally = Tally()
+def soak(seeds: range, processes: int, *, first: bool = False, kept: Path | None = None) -> Tally:
+    """Run all seeds, or up to the first that fails; those that fail are printed as they come.
+
+    What was found is written to `kept` every few minutes, and a soak that finds it there goes on
+    from it.
+
+    Raises:
+        ValueError: What is kept is of other code, or of other seeds.
+    """
+    tally = _recall(kept, seeds.start)
     logging.disable()
     context = multiprocessing.get_context("fork")
     with context.Pool(processes, maxtasksperchild=50) as pool:
-        for verdict in pool.imap_unordered(run_seed, seeds, SEEDS_AT_A_TIME):
-            tally.add(verdict)
-            if verdict.outcome is None and len(tally.failures) <= FAILURES_SHOWN:
-                typer.echo(f"seed {verdict.seed}: {verdict.reason}")
-                typer.echo(f"  again: python -m tests.simulation --seed {verdict.seed}")
-            if tally.runs % SEEDS_PER_LINE == 0:
-                typer.echo(f"{tally.runs:,} seeds, {len(tally.failures):,} failed", err=True)
-            if first and tally.failures:
-                break
+        while tally.runs < len(seeds) and not (first and tally.failures):
+            some = seeds[tally.runs : tally.runs + SEEDS_PER_LINE]
+            for verdict in pool.imap_unordered(run_seed, some, SEEDS_AT_A_TIME):
+                tally.add(verdict)
+                if verdict.outcome is None and len(tally.failures) <= FAILURES_SHOWN:
+                    typer.echo(f"seed {verdict.seed}: {verdict.reason}")
+                    typer.echo(f"  again: python -m tests.simulation --seed {verdict.seed}")
+                    if first:
+                        break
+            typer.echo(f"{tally.runs:,} seeds, {len(tally.failures):,} failed", err=True)
+            if kept is not None:
+                kept.write_bytes(msgspec.json.encode(tally))
     return tally
 
 
-def to_markdown(tally: Tally, seeds: range, seconds: float) -> str:
+def _recall(kept: Path | None, seed0: int) -> Tally:
+    """What a soak that was stopped has kept; else an empty one."""
+    if kept is None:
+        return Tally(("", seed0))
+    told = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    tally = Tally((subprocess.check_output(told, text=True).strip(), seed0))
+    if not kept.exists():
+        return tally
+    found = msgspec.json.decode(kept.read_bytes(), type=Tally)
+    if found.of != tally.of:
+        raise ValueError(f"{kept} is of commit and seed {found.of}, this is {tally.of}")
+    return found
+
+
+def to_markdown(tally: Tally, seeds: range) -> str:
     """The figures."""
     faults = sum(tally.faults.values())
     after = np.percentile(tally.seconds_after or [0.0], [50, 99, 100])
     fewest = min(tally.fault_counts, default=0)
-    each = seconds / max(1, tally.runs)
+    each = tally.cpu_seconds / max(1, tally.runs)
     facts = {
         "seeds": f"{seeds.start:,} to {seeds.stop - 1:,}",
         "failed": f"{len(tally.failures):,}",
@@ -129,7 +168,7 @@ def to_markdown(tally: Tally, seeds: range, seconds: float) -> str:
         "events": f"{tally.steps:,} in {tally.seconds / 3600:,.0f} hours of virtual time",
         "from the last fault to the end of the job": f"P50 {after[0]:.1f} s, P99 {after[1]:.1f} s, "
         f"most {after[2]:.1f} s, with leases of 1 s",
-        "processor time": f"{seconds / 3600:,.1f} hours, {each:.2f} s a run",
+        "processor time": f"{tally.cpu_seconds / 3600:,.1f} hours, {each:.2f} s a run",
     }
     lines = ["| what | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]
     lines += ["", "| fault | times |", "|---|---|"]
@@ -145,14 +184,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this one alone, with its log")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--keep", type=Path, help="keep what is found here, and go on from it")
     parser.add_argument("--report", type=Path, help="put the figures into this document")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return show_seed(arguments.seed)
     seeds = range(arguments.seed0, arguments.seed0 + arguments.seeds)
-    tally = soak(seeds, arguments.processes, first=arguments.first)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    text = to_markdown(tally, seeds, used.ru_utime + used.ru_stime)
+    try:
+        tally = soak(seeds, arguments.processes, first=arguments.first, kept=arguments.keep)
+    except ValueError as error:
+        parser.error(str(error))
+    text = to_markdown(tally, seeds)
     typer.echo(text)
     if arguments.report is not None:
         write_marked(arguments.report, "simulation", text)

@@ -1,0 +1,41 @@
+"""A soak that is stopped and goes on finds what one finds that was not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def soak(*words: object) -> subprocess.CompletedProcess[str]:
+    """The command."""
+    command = [sys.executable, "-m", "tests.simulation", *map(str, words)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def figures(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What was found, but for the time that it took."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if "processor time" not in line]
+
+
+def test_it_goes_on(tmp_path: Path) -> None:
+    """From the seeds that are done."""
+    kept = tmp_path / "kept.json"
+    first = soak("--seeds", 4, "--keep", kept)
+    assert "| seeds | 0 to 3 |" in figures(first)
+    again = soak("--seeds", 10, "--keep", kept)
+    assert figures(again) == figures(soak("--seeds", 10))
+    assert soak("--seeds", 10, "--keep", kept).stdout == again.stdout  # nothing was run
+
+
+@pytest.mark.parametrize("other", [["--seed0", 4], []], ids=["seeds", "code"])
+def test_not_from_what_is_of_others(tmp_path: Path, other: list[object]) -> None:
+    """Seeds mean nothing to code that they were not run with."""
+    kept = tmp_path / "kept.json"
+    figures(soak("--seeds", 1, "--keep", kept))
+    if not other:
+        kept.write_text(kept.read_text().replace('"of":["', '"of":["0'))
+    done = soak("--seeds", 5, "--keep", kept, *other)
+    assert done.returncode
+    assert "is of commit and seed" in done.stderr
