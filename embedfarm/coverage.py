@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, cast
 
+import redis
+
 from embedfarm import wire
 from embedfarm.jobs import Job
 from embedfarm.records import Block, encode
-from embedfarm.status import JobGone
+from embedfarm.status import JobGone, is_gone
 
 SEQUENCE_MAX: Final = (1 << 64) - 1  # in an entry's ID
 
@@ -82,14 +84,20 @@ def reconcile(job: Job, blocks: Iterable[Block] = ()) -> Coverage:
 def is_waiting(job: Job, index: int) -> bool:
     """Whether chunk `index` is in a block that nobody has begun, or that a worker holds.
 
-    A quick look: False may also mean that it is in a piece of a block, or embedded.
+    A quick look: False may also mean that it is in a piece of a block, or embedded; or that the job
+    is gone, or its group, which `reconcile` finds out.
     """
     client, stream = job.client, job.keys.blocks
     found = client.xrevrange(stream, f"{index + 1}-{SEQUENCE_MAX}", count=1)
     for name, _ in cast("list[tuple[bytes, Any]]", found):
         start, count = _numbers(name)
-        held = job.client.xpending_range(stream, wire.GROUP, name, name, 1)
-        groups = client.xinfo_groups(stream)
+        try:
+            held = client.xpending_range(stream, wire.GROUP, name, name, 1)
+            groups = client.xinfo_groups(stream)
+        except redis.ResponseError as error:
+            if is_gone(error):
+                return False
+            raise
         waits = any(_numbers(each["last-delivered-id"]) < (start, count) for each in groups)
         return start - 1 <= index < start - 1 + count and (bool(held) or waits)
     return False

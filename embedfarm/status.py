@@ -27,7 +27,8 @@ def is_gone(error: Exception) -> bool:
 
     redis-py puts words of its own before an error that comes out of a pipeline.
     """
-    return isinstance(error, JobGone) or "NOGROUP" in str(error)
+    message = str(error)
+    return isinstance(error, JobGone) or "NOGROUP" in message or "no such key" in message
 
 
 @dataclass(frozen=True)

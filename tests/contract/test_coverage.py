@@ -100,6 +100,28 @@ def test_what_waits_for_a_worker(job: Job) -> None:
     assert not is_waiting(job, 50)
 
 
+def test_nothing_waits_where_no_group_is(job: Job) -> None:
+    """Nobody would ever get it; and a look at it is no error, so that `reconcile` comes next."""
+    lose_group(job)
+    assert not any(is_waiting(job, index) for index in range(COUNT))
+
+
+@pytest.mark.parametrize("command", ["xrevrange", "xpending_range"])
+def test_nothing_waits_of_a_job_that_goes(
+    job: Job, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """It is deleted, or lost with the server's last seconds, just when somebody looks."""
+    look = getattr(job.client, command)
+
+    def look_at_last(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 # those of the client
+        found = look(*arguments, **options)
+        job.delete()
+        return found
+
+    monkeypatch.setattr(job.client, command, look_at_last)
+    assert not is_waiting(job, 50)
+
+
 def lose_unread(job: Job) -> None:
     """An entry that nobody has read."""
     assert job.client.xdel(job.keys.blocks, "61-10") == 1
