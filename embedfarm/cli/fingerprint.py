@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,25 +31,39 @@ class Fingerprint:
     def _path(self) -> Path:
         return self.out / STATE_DIRECTORY / FINGERPRINT_FILE
 
-    def recall(self, farm: Farm, job: str) -> None:
+    def recall(self, farm: Farm, job: str, make_again: Callable[[], object]) -> None:
         """Hold the workers to the model that earlier runs of this output used.
+
+        Args:
+            farm: Where they are.
+            job: That they work on.
+            make_again: Makes it once more, if the server has lost it since it was made.
 
         Raises:
             ModelRefused: They use another one.
-            JobGone: There is no such job.
         """
-        if self._path.exists():
-            self.known = json.loads(self._path.read_text(encoding="utf-8"))
-            farm.agree(job, self.known)
+        if not self._path.exists():
+            return
+        self.known = json.loads(self._path.read_text(encoding="utf-8"))
+        while True:
+            try:
+                farm.agree(job, self.known)
+            except JobGone:
+                make_again()
+            else:
+                return
 
     def learn(self, farm: Farm, job: str) -> None:
-        """See which model the workers agreed on; remind a server that has lost it."""
-        agreed = farm.fingerprint(job)
-        if agreed:
-            self.known = agreed
-        elif self.known:
+        """See which model the workers agreed on; remind a server that has lost it.
+
+        Raises:
+            ModelRefused: The server has lost it, and heard of another one since.
+        """
+        if self.known:
             with contextlib.suppress(JobGone):
                 farm.agree(job, self.known)
+        else:
+            self.known = farm.fingerprint(job)
 
     def keep(self) -> None:
         """Keep it, once, for runs that find another server."""

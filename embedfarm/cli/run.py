@@ -170,7 +170,7 @@ class Run:
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
         farm = Farm(connect(url))
-        self._persist(lambda: self._fingerprint.recall(farm, job))
+        self._persist(lambda: self._fingerprint.recall(farm, job, submitter.attach))
         self._start("producer", lambda: self._produce(submitter, output))
         reconciler = Reconciler(
             Farm(connect(url)).job(job), output, self.request.identity(), self.place.settings,

@@ -52,7 +52,24 @@ def test_another_server_learns_it(job: Job, out: Path) -> None:
     first.learn(farm, "j")
     first.keep()
     job.client.hdel(job.keys.meta, "fingerprint")
-    Fingerprint(out).recall(farm, "j")
+    Fingerprint(out).recall(farm, "j", lambda: pytest.fail("the job is there"))
     assert farm.fingerprint("j") == OURS
     with pytest.raises(ModelRefused, match="weights"):
         farm.agree("j", OURS | {"weights": "2"})
+
+
+def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None:
+    """A server may crash between the making of the job and the first look at it."""
+    farm, first = Farm(job.client), Fingerprint(out, OURS)
+    first.keep()
+    job.delete()
+    Fingerprint(out).recall(farm, "j", lambda: job.create(JobSpec(model="m"), 0))
+    assert farm.fingerprint("j") == OURS
+
+
+def test_another_model_is_refused_while_the_job_runs(job: Job, out: Path) -> None:
+    """A server that lost the job heard first of workers that have another one by now."""
+    farm, fingerprint = Farm(job.client), Fingerprint(out, OURS)
+    farm.agree("j", OURS | {"weights": "2"})
+    with pytest.raises(ModelRefused, match="weights"):
+        fingerprint.learn(farm, "j")
