@@ -169,12 +169,16 @@ class Block(Record):
         return text_checksums(self.texts) if self.tokens is None else self.tokens.checksums
 
     def piece(self, first: int, end: int) -> "Block":
-        """A block of its chunks `first` to `end - 1`, counted from 0."""
+        """A block of its chunks `first` to `end - 1`, counted from 0.
+
+        Tokens are shared out evenly, and those of all pieces together are those of the block.
+        """
+        before, upto = (self.token_count * chunk // self.count for chunk in (first, end))
         return Block(
             start=self.start + first,
             texts=self.texts[first:end],
             ids=None if self.ids is None else self.ids[first:end],
-            token_count=-(-self.token_count * (end - first) // self.count),
+            token_count=upto - before,
             tokens=None if self.tokens is None else self.tokens.piece(first, end),
         )
 

@@ -382,7 +382,7 @@ def test_pieces_make_up_the_block(count: int, number: int, with_ids: bool) -> No
     ]
     if with_ids:
         assert [name for part in parts for name in part.ids or []] == block.ids
-    assert sum(part.token_count for part in parts) >= block.token_count
+    assert sum(part.token_count for part in parts) == block.token_count
 
 
 def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
