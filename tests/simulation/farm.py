@@ -14,6 +14,7 @@ import redis
 from numpy.typing import NDArray
 from rich.console import Console
 
+from collector import files
 from collector.manifest import Manifest
 from embedfarm import broker
 from embedfarm.cli import run
@@ -54,7 +55,7 @@ class Role:
     world: World
     name: str
     program: Callable[[threading.Event], bool]
-    report: Callable[[BaseException], None]
+    report: Callable[["Role", BaseException], None]
     process: Process | None = None
     stop: library.Event = field(default_factory=library.Event)
     starts: int = 0
@@ -76,7 +77,7 @@ class Role:
         except Killed:
             raise
         except BaseException as error:  # noqa: BLE001 # a process may end by anything
-            self.report(error)
+            self.report(self, error)
         self.world.call_at(self.world.now, lambda: self.kill(process))
 
     def kill(self, process: Process) -> None:
@@ -167,6 +168,16 @@ def read_slowly(rows: int, seconds: float) -> None:
             yield batch
 
     setattr(run, "read_corpus", read)  # noqa: B010 # in this process alone
+
+
+def sync_slowly(seconds: Callable[[], float]) -> None:
+    """Have a file take so long to be on the disk; meanwhile its process may be killed."""
+
+    def fsync(_descriptor: int) -> None:
+        current().park(seconds())
+
+    system = types.SimpleNamespace(**{**vars(os), "fsync": fsync})
+    setattr(files, "os", system)  # noqa: B010 # in this process alone
 
 
 def harmful_texts(harms: Mapping[str, Callable[[], None]]) -> None:

@@ -176,18 +176,18 @@ class Faults:
         """Kill -9 of the server, which loses all that it may."""
         return None if self.host.server is None else self._crash(LOG_SECONDS_LOST_MAX)
 
-    def _crash(self, lost: float) -> float:
+    def _crash(self, lost: float, *, told: bool = True) -> float:
         """The server goes, without the last seconds of its log."""
         down = self.world.random.uniform(0.05, DOWN_SECONDS_MAX)
         self.trace(f"server down for {down:.2f} s, loses {lost:.2f} s")
-        self.host.crash(lost)
+        self.host.crash(lost, told=told)
         return self._later(down, self._restart)
 
     def black_out(self) -> float | None:
-        """Kill -9 of the server and of some of the processes with it, as of one machine."""
-        seconds = self.crash()
-        if seconds is None:
+        """The end of the server's machine, and of some of the processes: nobody else is told."""
+        if self.host.server is None:
             return None
+        seconds = self._crash(self.world.random.choice([0.0, self._some_loss()]), told=False)
         for role in self.roles:
             if role.process is not None and self.world.random.random() < DYING_SHARE:
                 self.trace(f"{role.process.name} dies with it")

@@ -33,6 +33,7 @@ class Host:
 
     Attributes:
         server: None while it is down.
+        log: What the server will start again on, while it is down.
         forgotten: Commands that it had executed and lost with a crash, of all its crashes.
         served: Processes for which it has executed something since.
         loading: It is up, and reads its log.
@@ -46,6 +47,7 @@ class Host:
 
     world: World
     server: ModelServer | None = field(default_factory=ModelServer)
+    log: list[tuple[int, tuple[bytes, ...]]] = field(default_factory=list)
     forgotten: list[tuple[bytes, ...]] = field(default_factory=list)
     served: dict[Process, None] = field(default_factory=dict)
     loading: bool = False
@@ -64,8 +66,13 @@ class Host:
         """Unix milliseconds by its clock."""
         return int(1000 * (EPOCH_SECONDS + self.world.now + self.clock_seconds))
 
-    def crash(self, lost_seconds: float) -> None:
-        """End the server; what it was told in the last seconds is not in its log."""
+    def crash(self, lost_seconds: float, *, told: bool = True) -> None:
+        """End the server; what it was told in the last seconds is not in its log.
+
+        Args:
+            lost_seconds: How many.
+            told: Whether clients learn of it at once, as they do unless all of its machine dies.
+        """
         if self.server is None:
             return
         upto = self.now_ms() - 1000 * lost_seconds
@@ -75,15 +82,14 @@ class Host:
             self.forgotten += [words for _, words in log[kept:]]
             log = log[:kept]
             self.served.clear()
-        self.server = None
+        self.server, self.log = None, log
         for session in list(self.sessions):
-            session.cut(told=True)
-        self._log = log
+            session.cut(told=told)
 
     def start(self) -> None:
         """Start the server again on its log."""
         if self.server is None:
-            self.server = ModelServer.replayed(self._log)
+            self.server = ModelServer.replayed(self.log)
             self.starts += 1
             self.server.run_id = str(self.starts)
             self.loading = False

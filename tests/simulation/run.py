@@ -31,6 +31,7 @@ from tests.simulation.farm import (
     run_embed,
     run_scheduler,
     run_worker,
+    sync_slowly,
 )
 from tests.simulation.faults import Faults
 from tests.simulation.link import Host
@@ -41,6 +42,8 @@ from tests.simulation.world import World, enter
 DIMENSIONS: Final = 4
 SECONDS_AFTER_MAX: Final = 90.0  # after the last fault; a lost connection may take a timeout each
 END: Final = wire.script("end").encode()
+SYNC_SECONDS_MAX: Final = 0.01
+STEPS_MAX: Final = 1_000_000  # of which a run has some thousands
 SHAKY_SHARE: Final = 0.5  # of the times that a shaky text is embedded
 WORDS: Final = ("a", "vector", "for", "each", "text", "no", "index", "lost", "or", "doubled")
 
@@ -58,6 +61,7 @@ class Outcome(NamedTuple):
         seconds_after: Of these, after the last fault was over.
         chunks: In the job.
         failed: Chunks that were given up on.
+        harmless: Of these, chunks with texts that do no harm.
         steps: As of `World`.
     """
 
@@ -66,6 +70,7 @@ class Outcome(NamedTuple):
     seconds_after: float
     chunks: int
     failed: int
+    harmless: int
     steps: int
 
 
@@ -97,6 +102,7 @@ class Simulation:
     errors: list[BaseException] = field(default_factory=list)
     chunks: int = 0
     failed: int = 0
+    harmless: int = 0
 
     def run(self) -> Outcome:
         """Do all of it.
@@ -118,6 +124,7 @@ class Simulation:
         self.host = Host(world)
         connect_to(self.host)
         guess_vectors(DIMENSIONS)
+        sync_slowly(partial(random.uniform, 0.0, SYNC_SECONDS_MAX))
         self.settings = self._settings()
         self.monitor = Monitor(int(1000 * self.settings.lease_seconds))
         self.host.on_start = lambda server: self.monitor.begin(server, self.host.now_ms())
@@ -137,7 +144,7 @@ class Simulation:
         self.faults.plan(random.choice([1.0, 2.0, 4.0, 8.0]))
         for role in roles:
             world.call_at(random.uniform(0.0, 0.2), role.start)
-        while not world.run(lambda: bool(embed.done or self.errors), self._deadline()):
+        while not world.run(lambda: self._is_over(embed), self._deadline()):
             if world.now >= self._deadline():
                 raise Failure(f"not done {SECONDS_AFTER_MAX:.0f} s after the last fault")
         if self.errors:
@@ -148,8 +155,15 @@ class Simulation:
             max(0.0, world.now - self.faults.ends_at),
             self.chunks,
             self.failed,
+            self.harmless,
             world.steps,
         )
+
+    def _is_over(self, embed: Role) -> bool:
+        """Whether all jobs are done, or something has failed."""
+        if self.world.steps > STEPS_MAX:
+            raise Failure(f"not done after {STEPS_MAX:,} steps, {self.world.now:.1f} s")
+        return bool(embed.done or self.errors)
 
     def _deadline(self) -> float:
         return self.faults.ends_at + SECONDS_AFTER_MAX
@@ -245,10 +259,10 @@ class Simulation:
         for role in self.workers:
             role.kill(process)
 
-    def _report(self, error: BaseException) -> None:
-        """A process ended by an error: that of a server that is away is no defect."""
+    def _report(self, role: Role, error: BaseException) -> None:
+        """A process ended by an error: no defect if it was to stop while the server was away."""
         self._say(f"{self.world.process.name} ended: {error!r}")
-        if not isinstance(error, broker.UNAVAILABLE):
+        if not (role.stop.is_set() and isinstance(error, broker.UNAVAILABLE)):
             self.errors.append(error)
 
     def log(self, message: str) -> None:
@@ -290,15 +304,14 @@ class Simulation:
         self._check_server(work)
         self.chunks += manifest.count
         self.failed += manifest.failed
+        self.harmless += len(failed.keys() - work.texts.deadly)
 
     def _check_server(self, work: Work) -> None:
         """Of a job that has ended, only its record is left.
 
         Unless a crash undid its end when the command that embeds had its last answer already.
         """
-        server = self.host.server
-        if server is None:
-            return
+        server = self.host.server or ModelServer.replayed(self.host.log)
         keys, now_ms = wire.JobKeys(work.name), self.host.now_ms()
 
         def is_end(words: Sequence[bytes]) -> bool:

@@ -87,12 +87,12 @@ class ModelServer:
         """Forget a connection, and the transaction that it had begun."""
         self._transactions.pop(connection, None)
 
-    def leases(self, key: bytes) -> dict[bytes, tuple[bytes, int]]:
-        """Who has which entry of a stream, and the unix ms of its delivery or renewal."""
+    def leases(self, key: bytes) -> dict[bytes, tuple[bytes, int, int]]:
+        """By entry of a stream: who has it, unix ms of its delivery or renewal, deliveries."""
         stream = self._keys.find(key, Stream)
         groups = stream.groups.values() if stream else ()
         return {
-            streams.write(entry): (lease.consumer, lease.delivered_ms)
+            streams.write(entry): (lease.consumer, lease.delivered_ms, lease.deliveries)
             for group in groups
             for entry, lease in group.leases.items()
         }
