@@ -325,12 +325,12 @@ def test_a_job_is_checked_once() -> None:
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=60))
 def test_sample_is_small_and_spread(lengths: list[int]) -> None:
-    """At most 8 texts and 1,024 tokens, the shortest among them; at least one whatever it costs."""
+    """At most 8 texts and 512 tokens, the shortest among them; at least one whatever it costs."""
     sizes = np.asarray(lengths)
     sample = sample_rows(sizes, np.arange(len(sizes)))
     assert 1 <= len(sample) <= 8
     assert len(set(sample.tolist())) == len(sample)
-    assert sizes[sample].sum() <= 1024 or len(sample) == 1
+    assert sizes[sample].sum() <= 512 or len(sample) == 1
     assert sizes[sample].min() == sizes.min()
 
 

@@ -12,7 +12,7 @@ from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from tests.workers.tiny_models import SENTENCES, build
-from workers.engines import Engine, open_engine
+from workers.engines import Engine, open_engine, open_reference, openvino
 from workers.engines.calibration import TEXTS_MAX, calibration_texts
 from workers.engines.openvino import COSINES_MIN
 
@@ -74,6 +74,27 @@ def test_a_graph_is_known_by_its_weights(tmp_path: Path) -> None:
         vectors.append(embed(open_engine(spec, "cpu", settings)))
         place.rename(tmp_path / str(seed) / "used")
     assert not np.allclose(vectors[0], vectors[1], atol=1e-3)
+
+
+def test_a_small_model_has_its_reference_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is loaded once; of a large one the weights go when its graph is there, and come again."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    place = build("mean_pooled", tmp_path)
+    spec = JobSpec(model=str(place), dtype="float32", engine="openvino")
+    small = open_engine(spec, "cpu", settings)
+    monkeypatch.setattr(openvino, "TWIN_BYTES_MAX", 0)
+    large = open_engine(spec, "cpu", settings)
+    reference = open_reference(large, spec, settings)
+    assert reference is not None
+    place.rename(tmp_path / "gone")
+    with pytest.raises(ModelError):
+        open_reference(large, spec, settings)
+    at_hand = open_reference(small, spec, settings)
+    assert at_hand is not None
+    np.testing.assert_array_equal(embed(at_hand), embed(reference))
+    np.testing.assert_allclose(embed(small), embed(at_hand), atol=1e-4)
 
 
 def test_int8_is_close(tmp_path: Path) -> None:

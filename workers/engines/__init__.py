@@ -191,5 +191,7 @@ def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine 
 
     if type(engine) is SentenceTransformerEngine and engine.exact:
         return engine
+    if isinstance(engine, SentenceTransformerEngine) and engine.exact_twin is not None:
+        return engine.exact_twin
     plain = msgspec.structs.replace(spec, dtype="float32")
     return SentenceTransformerEngine.open(plain, "cpu", settings.model_cache, measured=False)

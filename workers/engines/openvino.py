@@ -52,6 +52,9 @@ GRAPH_VERSION: Final = "3"  # changes with how graphs are made
 # which the time of a corpus is the same to 0.2 %, and the padding least with 16.
 LAUNCH_TOKENS: Final = 16
 
+# Weights of torch that are kept beside a graph; to load them again takes each job half a second.
+TWIN_BYTES_MAX: Final = 256 << 20
+
 log = logging.getLogger(__name__)
 
 
@@ -127,10 +130,18 @@ def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEng
         if not path.exists():
             _make_graph(plain, engine, path, dtype)
         _load(engine, path, dtype)
-        engine.model.to("meta")  # torch's weights have done their work; the tokenizer stays
+        if _bytes(plain.model) <= TWIN_BYTES_MAX:
+            engine.exact_twin = plain  # each job's vectors are compared with its own
+        else:
+            engine.model.to("meta")  # torch's weights have done their work; the tokenizer stays
     except RuntimeError as error:  # OpenVINO's errors are all of this kind
         raise ModelError(f"{spec.model} does not run on OpenVINO: {error}") from error
     return engine
+
+
+def _bytes(model: torch.nn.Module) -> int:
+    """Size of a model's weights."""
+    return sum(weight.nbytes for weight in model.parameters())
 
 
 def _peak(plain: SentenceTransformerEngine, dtype: str) -> float:

@@ -58,7 +58,11 @@ def resolve_dtype(dtype: str, device: str) -> str:
 
 @dataclass
 class SentenceTransformerEngine:
-    """A SentenceTransformer on one device; the transformer in its dtype, the rest in float32."""
+    """A SentenceTransformer on one device; the transformer in its dtype, the rest in float32.
+
+    Attributes:
+        exact_twin: The same model in float32 on the CPU, if it is at hand.
+    """
 
     model: SentenceTransformer
     spec: JobSpec
@@ -71,6 +75,7 @@ class SentenceTransformerEngine:
     batch_tokens: int = field(init=False)
     launch_tokens: int = field(init=False)
     arithmetic: Arithmetic = field(init=False, default=Arithmetic())
+    exact_twin: "SentenceTransformerEngine | None" = field(init=False, default=None)
 
     name: ClassVar[str] = "torch"
 
