@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-SAMPLE_SECONDS: Final = 0.1
+SAMPLE_SECONDS: Final = 0.5  # more often, it would take what it measures
 ERROR_CHARACTERS: Final = 2_000
 
 

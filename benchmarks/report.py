@@ -106,13 +106,18 @@ def _speedup(base: str) -> Cell:
     return cell
 
 
+def _peak_share(comparison: Comparison, outcome: Outcome) -> str:
+    """Nothing for int8, of which torch has no peak that it could be a share of."""
+    return "" if outcome.facts.get("dtype") == "int8" else f"{comparison.peak_share(outcome):.1%}"
+
+
 COLUMNS: Final[dict[str, Cell]] = {
     "contender": lambda _, o: o.contender,
     "chunks/s": lambda c, o: f"{c.chunks / o.seconds:,.0f}",
     "tokens/s": lambda c, o: f"{c.tokens / o.seconds:,.0f}",
     "of encode": _speedup(BASELINE),
     "of best batch": _speedup(BEST_BATCH),
-    "share of peak": lambda c, o: f"{c.peak_share(o):.1%}",
+    "share of peak": _peak_share,
     "cosine": lambda _, o: f"{o.cosine_mean:.6f}",
     "least": lambda _, o: f"{o.cosine_min:.6f}",
     "peak MiB": lambda _, o: f"{o.rss_bytes_max / MEBIBYTE:,.0f}",

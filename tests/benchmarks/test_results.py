@@ -71,6 +71,15 @@ def test_share_of_peak_is_of_the_median_peak() -> None:
     assert comparison.peak_share(comparison.outcomes[0]) == pytest.approx(0.5)
 
 
+def test_int8_is_no_share_of_a_peak() -> None:
+    """Of the type that others compute in: it may well be more than all of that."""
+    eight = outcome("farm, int8", 20.0)
+    eight.facts["dtype"] = "int8"
+    text = render(bench(eight, outcome(BASELINE, 40.0)))
+    (line,) = [row for row in text.splitlines() if row.startswith("| farm, int8 |")]
+    assert "%" not in line
+
+
 def test_what_did_not_run_is_not_found() -> None:
     """Only outcomes with runs are compared with."""
     comparison = FULL.comparisons[0]
