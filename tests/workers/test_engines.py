@@ -148,6 +148,18 @@ def open_one(directories: dict[str, str], kind: str, **fields: Any) -> Engine:  
     return open_engine(spec_of(directories, kind, **fields), "cpu", Settings())
 
 
+def open_like(
+    directories: dict[str, str],
+    settings: Settings,
+    model: str,
+    **fields: Any,  # noqa: ANN401 # same
+) -> Engine:
+    """As `open_one`, also of `CONVERTED`."""
+    engine = "openvino" if model in CONVERTED else "torch"
+    spec = spec_of(directories, model.removeprefix("openvino "), engine=engine, **fields)
+    return open_engine(spec, "cpu", settings)
+
+
 # All engines.
 
 
@@ -256,13 +268,25 @@ def test_device_batch_is_what_preprocessing_gives(
         assert same or features[name] == value, name
 
 
-@pytest.mark.parametrize("model", ["minilm", *KINDS])
+@pytest.mark.parametrize("model", ["minilm", *KINDS, *CONVERTED])
 def test_half_precision_is_close(
-    model: str, directories: dict[str, str], expected: dict[str, NDArray[np.float32]]
+    model: str,
+    directories: dict[str, str],
+    settings: Settings,
+    expected: dict[str, NDArray[np.float32]],
 ) -> None:
-    """In bfloat16 every vector has cosine 0.999 at least."""
-    vectors = run(open_one(directories, model, dtype="bfloat16"), TEXTS)
-    assert cosines(vectors, expected[model]).min() >= 0.999
+    """In bfloat16 every vector has cosine 0.999 at least, or the engine refuses to open.
+
+    A decoder of random weights loses more than that on OpenVINO, where norms are in bfloat16 too.
+    """
+    try:
+        engine = open_like(directories, settings, model, dtype="bfloat16")
+    except ModelError:
+        if model == "openvino last_token_pooled":
+            return
+        raise
+    vectors = run(engine, TEXTS)
+    assert cosines(vectors, expected[model.removeprefix("openvino ")]).min() >= 0.999
 
 
 def test_auto_takes_what_the_device_computes_in(directories: dict[str, str]) -> None:
@@ -271,12 +295,16 @@ def test_auto_takes_what_the_device_computes_in(directories: dict[str, str]) -> 
     assert engine.fingerprint["dtype"] in {"float32", "bfloat16"}
 
 
+@pytest.mark.parametrize("model", [*KINDS, *CONVERTED])
 def test_prompt_goes_before_each_text(
-    tiny: str, directories: dict[str, str], references: dict[str, SentenceTransformer]
+    model: str,
+    directories: dict[str, str],
+    settings: Settings,
+    references: dict[str, SentenceTransformer],
 ) -> None:
     """A job's prompt gives what `encode` gives with it, left out of the pooling where it is."""
-    engine = open_one(directories, tiny, prompt="Passage: ")
-    theirs = encode(references[tiny], TEXTS, prompt="Passage: ")
+    engine = open_like(directories, settings, model, dtype="float32", prompt="Passage: ")
+    theirs = encode(references[model.removeprefix("openvino ")], TEXTS, prompt="Passage: ")
     assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
 
 
