@@ -16,15 +16,18 @@ from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 
 from embedfarm.broker import UNAVAILABLE, closing_client
+from producer.tasks import QUEUE
+from tests.chaos.outcome import COSINE_MIN
 from tests.chaos.roles import write_texts
 from tests.farm.harness import read_parquet
 
-COSINE_MIN: Final = 0.999
 ASK_SECONDS: Final = 2.0
+ANSWER_SECONDS_MAX: Final = 60.0
 ENQUEUE_SECONDS: Final = 10.0
 JOB_SECONDS_MAX: Final = 300.0
 JOB_CHUNKS: Final = 32
 REFUSALS: Final = {429, 503}
+NOBODY_SERVES: Final = (httpx.NetworkError, httpx.RemoteProtocolError)  # refused, or cut off
 OVER: Final = {"finished", "failed", "stopped", "canceled"}
 LOOK_SECONDS: Final = 0.5
 
@@ -48,10 +51,13 @@ class Callers:
         vectors: Of a quiet run, a row for each text.
         place: Where small jobs put their output.
         answered: Requests that got their vector.
+        served: Monotonic time at which the last of them began.
         refused: Requests that were told to come again, or met nobody.
+        wrong: Other answers than these, in words.
+        unanswered: Requests that waited in vain, in words.
         jobs: Small jobs that ended well.
         enqueued: How often one was enqueued: again, if a failover has forgotten it.
-        wrong: What was not as it should be.
+        failed: Small jobs that did not, in words.
     """
 
     url: str
@@ -61,10 +67,13 @@ class Callers:
     vectors: NDArray[np.float32]
     place: Path
     answered: int = 0
+    served: float = 0.0
     refused: int = 0
+    wrong: list[str] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
     jobs: int = 0
     enqueued: int = 0
-    wrong: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -87,36 +96,50 @@ class Callers:
         try:
             work()
         except Exception as error:  # noqa: BLE001 # whatever it is, it is reported
-            self.wrong.append(f"{work.__name__} ended: {error!r}")
+            self.failed.append(f"{work.__name__} ended: {error!r}")
 
     def _ask(self) -> None:
-        url = f"http://127.0.0.1:{self.port}/v1/embeddings"
         for row in itertools.cycle(range(len(self.texts))):
             if self._ended.wait(ASK_SECONDS):
                 return
-            request = {"model": self.model, "input": self.texts[row]}
-            try:
-                answer = httpx.post(url, json=request, timeout=60)
-            except httpx.HTTPError:  # nobody serves now
-                self.refused += 1
-                continue
-            if answer.status_code in REFUSALS:
-                self.refused += 1
-            elif answer.status_code != httpx.codes.OK:
-                self.wrong.append(f"HTTP {answer.status_code}: {answer.text}")
-            else:
-                self.answered += 1
-                vector = np.asarray([answer.json()["data"][0]["embedding"]], dtype=np.float32)
-                self._compare(vector, row, f"the vector of text {row} by HTTP")
+            self.ask_for(row)
 
-    def _compare(self, vectors: NDArray[np.float32], first: int, what: str) -> None:
+    def ask_for(self, row: int) -> None:
+        """Ask for the vector of a text, once; what a restart explains is no finding."""
+        url = f"http://127.0.0.1:{self.port}/v1/embeddings"
+        request = {"model": self.model, "input": self.texts[row]}
+        began = time.monotonic()
+        try:
+            answer = httpx.post(url, json=request, timeout=ANSWER_SECONDS_MAX)
+        except NOBODY_SERVES:
+            self.refused += 1
+            return
+        except httpx.HTTPError as error:
+            seconds = time.monotonic() - began
+            self.unanswered.append(f"HTTP, after {seconds:.0f} s: {error!r}")
+            return
+        if answer.status_code in REFUSALS:
+            self.refused += 1
+            return
+        if answer.status_code != httpx.codes.OK:
+            self.wrong.append(f"HTTP {answer.status_code}: {answer.text}")
+            return
+        vector = np.asarray([answer.json()["data"][0]["embedding"]], dtype=np.float32)
+        if self._is_right(vector, row, f"the vector of text {row} by HTTP", self.wrong):
+            self.answered += 1
+            self.served = began
+
+    def _is_right(
+        self, vectors: NDArray[np.float32], first: int, what: str, findings: list[str]
+    ) -> bool:
         least = cosines(vectors, self.vectors[first : first + len(vectors)]).min()
         if not least >= COSINE_MIN:
-            self.wrong.append(f"{what}: cosine {least}")
+            findings.append(f"{what}: cosine {least}")
+        return bool(least >= COSINE_MIN)
 
     def _enqueue(self) -> None:
         with closing_client(self.url) as connection:
-            queue = Queue("embedfarm", connection, serializer="json")
+            queue = Queue(QUEUE, connection, serializer="json")
             for number in itertools.count():
                 if self._ended.wait(ENQUEUE_SECONDS):
                     return
@@ -136,13 +159,13 @@ class Callers:
                 status = self._look(queue, name, words)
             threading.Event().wait(LOOK_SECONDS)
         if status != "finished":
-            self.wrong.append(f"{name} is {status}: see {out}")
+            self.failed.append(f"{name} is {status}: see {out}")
             return
         indices, vectors, _ = read_parquet(out)
         if indices != list(range(JOB_CHUNKS)):
-            self.wrong.append(f"{name} has the indices {indices}")
-        self._compare(vectors, first, name)
-        self.jobs += 1
+            self.failed.append(f"{name} has the indices {indices}")
+        elif self._is_right(vectors, first, name, self.failed):
+            self.jobs += 1
 
     def _look(self, queue: Queue, name: str, words: tuple[str, ...]) -> str:
         """Status of a job; it is enqueued if the server does not know it."""

@@ -17,6 +17,7 @@ from embedfarm.settings import Settings
 from tests.chaos.disks import full
 from tests.chaos.roles import Deaths, Job, Role
 from tests.chaos.servers import Servers
+from tests.chaos.victims import Proof, Witness, nothing_to_show
 
 HANG_SECONDS: Final = (1.0, 8.0)  # of a server, within and beyond what connections wait for
 FREEZE_SECONDS: Final = (2.0, 20.0)  # of a process, within and beyond its lease
@@ -41,7 +42,9 @@ class Scene:
         switches: Directory of the switches of models.
         settings: The farm's.
         random: Decides.
+        witness: Knows when a process is at work again.
         stretch: Factor of all times.
+        proof: That what was hit last is at work again.
     """
 
     servers: Servers
@@ -53,15 +56,24 @@ class Scene:
     switches: Path
     settings: Settings
     random: random.Random
+    witness: Witness
     stretch: float = 1.0
+    proof: Proof = nothing_to_show
 
     def last(self, seconds: tuple[float, float]) -> None:
         """Let the harm last for some time."""
         threading.Event().wait(self.random.uniform(*seconds) * self.stretch)
 
     def pick(self, kind: str) -> Role:
-        """A role by name, or any worker."""
-        return self.random.choice([r for name, r in self.roles.items() if name.startswith(kind)])
+        """A role by name, or any worker, which is hit next."""
+        role = self.random.choice([r for name, r in self.roles.items() if name.startswith(kind)])
+        self.proof = self.witness.proof(role.name, lambda: role.pid)
+        return role
+
+    def pick_job(self) -> Job:
+        """The command that embeds, which is hit next."""
+        self.proof = self.witness.proof("embed")
+        return self.job
 
 
 Fault = Callable[[Scene], None]
@@ -87,19 +99,19 @@ def freeze(scene: Scene, kind: str) -> None:
 
 def signal_job(scene: Scene, number: signal.Signals) -> None:
     """SIGKILL or SIGTERM of the command that embeds; the same is typed again."""
-    scene.job.signal(number, scene.deaths)
+    scene.pick_job().signal(number, scene.deaths)
 
 
 def freeze_job(scene: Scene) -> None:
     """SIGSTOP and SIGCONT of the command that embeds."""
-    job = scene.job
+    job = scene.pick_job()
     job.signal(signal.SIGSTOP, scene.deaths)
     scene.last(FREEZE_SECONDS)
     job.signal(signal.SIGCONT, scene.deaths)
 
 
 def kill_server(scene: Scene) -> None:
-    """`kill -9`; up to two seconds of its log are lost."""
+    """`kill -9`; its log is whole, since the system keeps what was written and not yet synced."""
     scene.servers.kill()
 
 
@@ -127,6 +139,7 @@ def _wait_for_answer(client: redis.Redis) -> None:
 
 def fill_sink(scene: Scene) -> None:
     """No space is left on the disk of the output."""
+    scene.pick_job()
     with full(scene.sink):
         scene.last(FULL_SECONDS)
 

@@ -4,13 +4,13 @@ from collections import defaultdict
 
 import numpy as np
 
-from tests.chaos.run import Orders, Outcome
+from tests.chaos.outcome import Outcome
+from tests.chaos.run import Orders
 
 
 def to_markdown(orders: Orders, outcome: Outcome) -> str:
     """The figures of a run, and a row for each kind of fault."""
-    all_seconds = [seconds for _, seconds in outcome.recoveries]
-    p50, p99 = np.percentile(all_seconds or [0.0], [50, 99])
+    p50, p99, most = (outcome.recovery(percentile) for percentile in (50, 99, 100))
     by_name = defaultdict[str, list[float]](list)
     for name, seconds in outcome.recoveries:
         by_name[name].append(seconds)
@@ -19,17 +19,18 @@ def to_markdown(orders: Orders, outcome: Outcome) -> str:
         "seed": str(orders.seed),
         "model": f"`{orders.model}`, 2 CPU workers",
         "jobs that ended complete": f"{outcome.runs}, of {outcome.chunks:,} chunks each",
-        "faults": str(len(all_seconds)),
+        "faults": str(len(outcome.recoveries)),
         "chunks lost": str(outcome.lost),
         "chunks doubled": str(outcome.doubled),
         "least cosine with the quiet run": f"{outcome.cosine_min:.5f}",
-        "recovery": f"P50 {p50:.1f} s, P99 {p99:.1f} s, most {max(all_seconds, default=0):.1f} s",
-        "throughput": f"{outcome.rate:.0f} chunks/s, {_share(outcome):.0%} of the quiet "
+        "recovery": f"P50 {p50:.1f} s, P99 {p99:.1f} s, most {most:.1f} s",
+        "throughput": f"{outcome.rate:.0f} chunks/s, {outcome.share:.0%} of the quiet "
         f"{outcome.quiet_rate:.0f}",
         "commits by those who had lost the lease, refused": str(outcome.duplicates),
         "most deliveries of a block": str(outcome.deliveries_max),
         "longest time that a lease was not renewed": f"{outcome.idle_seconds_max:.0f} s",
-        "vectors by HTTP": f"{outcome.answered} right, 0 wrong, {outcome.refused} asked again",
+        "vectors by HTTP": f"{outcome.answered} right, {outcome.wrong} wrong, "
+        f"{outcome.unanswered} without an answer, {outcome.refused} asked again",
         "jobs through RQ": f"{outcome.small_jobs} complete",
         "other findings": "; ".join(outcome.problems) or "none",
     }
@@ -40,7 +41,3 @@ def to_markdown(orders: Orders, outcome: Outcome) -> str:
         for name, each in sorted(by_name.items())
     ]
     return "\n".join(lines) + "\n"
-
-
-def _share(outcome: Outcome) -> float:
-    return outcome.rate / outcome.quiet_rate if outcome.quiet_rate else 0.0

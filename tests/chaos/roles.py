@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from embedfarm.cli.local import ingest_child, scheduler_child, web_child
+from embedfarm.cli.options import INTERRUPTED
 from embedfarm.processes import Child, Exit, Supervisor
 from embedfarm.settings import Settings
 from tests.chaos.worker import SWITCHES
@@ -24,6 +25,10 @@ from workers.supervisor import children
 WORKERS: Final = 2
 RESTART_SECONDS: Final = 0.5  # until somebody types the same command again
 LOG_BYTES: Final = 2000
+ENDS: Final = {  # statuses of who ends by a signal; SIGTERM may come before anybody heeds it
+    signal.SIGKILL: {-signal.SIGKILL},
+    signal.SIGTERM: {-signal.SIGTERM, 128 + signal.SIGTERM, INTERRUPTED},
+}
 
 
 @dataclass
@@ -31,17 +36,28 @@ class Deaths:
     """Ends of processes that nobody had asked for."""
 
     unasked: list[str] = field(default_factory=list)
-    _asked: Counter[str] = field(default_factory=Counter)
+    _asked: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, name: str) -> None:
-        """The next end of that process is a fault of ours."""
-        self._asked[name] += 1
+    def cause(
+        self, name: str, number: signal.Signals, deliver: Callable[[signal.Signals], bool]
+    ) -> None:
+        """Signal a process by `deliver`, which says whether there was one; its end by it is ours.
 
-    def note(self, name: str, status: int, why: str = "") -> None:
-        """A process has ended."""
-        if self._asked[name]:
-            self._asked[name] -= 1
-        else:
+        The lock, so that nobody notes that end sooner than we know that it was us.
+        """
+        with self._lock:
+            if deliver(number):
+                self._asked[name] |= ENDS.get(number, set())
+
+    def note(self, name: str, status: int, why: str = "", *, well: bool = False) -> None:
+        """A process has ended; `well` if that is how it should.
+
+        What was asked of it is asked of none after it.
+        """
+        with self._lock:
+            asked = self._asked.pop(name, set())
+        if not well and status not in asked:
             self.unasked.append(f"{name} ended with status {status} {why}".strip())
 
 
@@ -57,13 +73,14 @@ class Role:
         self._supervisor = self._start()
 
     def _start(self) -> Supervisor:
+        self._closing = False
         supervisor = Supervisor([self._child], self._logs, self._drain_seconds, (), self._note)
         supervisor.start()
         return supervisor
 
     def _note(self, ended: Exit) -> None:
-        if ended.restarted or ended.status != 0:
-            self._deaths.note(self.name, ended.status, self._tail())
+        well = self._closing and ended.status == 0
+        self._deaths.note(self.name, ended.status, self._tail(), well=well)
 
     def _tail(self) -> str:
         data = (self._logs / f"{self.name}.log").read_bytes()[-LOG_BYTES:]
@@ -71,29 +88,42 @@ class Role:
 
     def kill(self) -> None:
         """SIGKILL."""
-        self._deaths.ask(self.name)
-        self.signal(signal.SIGKILL)
+        self._deaths.cause(self.name, signal.SIGKILL, self.signal)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the process, if it runs now."""
-        with contextlib.suppress(KeyError, ProcessLookupError):
-            os.kill(self._supervisor.pids[self.name], number)
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, 0 without one."""
+        return self._supervisor.pids.get(self.name, 0)
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Signal the process; whether it runs now."""
+        return deliver(number, self.pid)
 
     def restart(self) -> None:
         """SIGTERM, a drain, and a new process, as an upgrade does it.
 
         Not before it takes the signal: a process that is still starting dies of it, as by kill.
         """
-        wait_until(lambda: _heeds(self._supervisor.pids.get(self.name), signal.SIGTERM), 60)
+        wait_until(lambda: heeds(self.pid, signal.SIGTERM), 60)
         self.close()
         self._supervisor = self._start()
 
     def close(self) -> None:
         """End it."""
+        self._closing = True
         self._supervisor.stop()
 
 
-def _heeds(pid: int | None, number: signal.Signals) -> bool:
+def deliver(number: signal.Signals, pid: int) -> bool:
+    """Signal a process, 0 for none; whether there was one."""
+    with contextlib.suppress(ProcessLookupError):
+        if pid:
+            os.kill(pid, number)
+            return True
+    return False
+
+
+def heeds(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler of a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -142,9 +172,10 @@ class Job:
                     env=self._environment,
                 )  # fmt: skip
             status = self._process.wait()
+            tail = self._log.read_bytes()[-LOG_BYTES:].decode(errors="replace")
+            deaths.note("embed", status, tail, well=status == 0)
             if status == 0:
                 return
-            deaths.note("embed", status, self._log.read_bytes()[-LOG_BYTES:].decode())
             threading.Event().wait(RESTART_SECONDS)
         raise RuntimeError(f"the job did not end: see {self._log}")
 
@@ -154,13 +185,16 @@ class Job:
         if self._process is not None:
             self._process.kill()
 
+    def _signal(self, number: signal.Signals) -> bool:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return False
+        process.send_signal(number)
+        return True
+
     def signal(self, number: signal.Signals, deaths: Deaths) -> None:
         """Signal the command, if it runs now."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            if number in {signal.SIGKILL, signal.SIGTERM}:
-                deaths.ask("embed")
-            process.send_signal(number)
+        deaths.cause("embed", number, self._signal)
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:

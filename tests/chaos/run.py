@@ -1,7 +1,6 @@
 """A quiet run, then the same again and again under faults; what came of it."""
 
 import itertools
-import math
 import random
 import shutil
 import tempfile
@@ -10,21 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from collector.manifest import MANIFEST_FILE
 from embedfarm.broker import closing_client, persist
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
-from tests.chaos.callers import COSINE_MIN, Callers, cosines
+from producer.requests import JOB_ID_FILE
+from tests.chaos.callers import Callers, cosines
 from tests.chaos.disks import mounted
-from tests.chaos.faults import FAILOVER, Fault, Scene
+from tests.chaos.faults import Fault, Scene
+from tests.chaos.outcome import Outcome
 from tests.chaos.roles import WORKERS, Deaths, Job, start_roles, write_texts
 from tests.chaos.servers import Servers
+from tests.chaos.victims import Witness, nothing_to_show
 from tests.chaos.watch import Watch
 from tests.farm.harness import manifest, read_parquet, run
 from tests.support import free_port, wait_until
@@ -34,12 +35,11 @@ if TYPE_CHECKING:
 
 WARM_CHUNKS: Final = 64
 START_SECONDS: Final = 120.0
-RECOVERY_SECONDS_MAX: Final = 90.0  # after which there are no more faults
+GIVE_UP_SECONDS: Final = 90.0  # after which there are no more faults
 END_SECONDS_MAX: Final = 900.0  # for the last job, and all checks
 SINK_BYTES: Final = 1 << 29
 LOG_BYTES: Final = 1 << 30  # twice the size at which the log is rewritten
 PART_BYTES: Final = 1 << 17  # many parts of each job
-IDLE_LEASES_MAX: Final = 4.0  # in these times a lease, somebody has taken over what is abandoned
 
 
 @dataclass(frozen=True)
@@ -67,40 +67,6 @@ class Orders:
     disks: bool = True
 
 
-@dataclass
-class Outcome:
-    """What came of it.
-
-    Attributes:
-        recoveries: Seconds until chunks were done again, for each fault by its name.
-        runs: Jobs that ended.
-        chunks: In each of them.
-        lost, doubled: Chunks that were not there, or more than once.
-        cosine_min: Of any vector with that of the quiet run.
-        quiet_rate, rate: Chunks per second without and with faults, all waiting included.
-        duplicates: Results that somebody else had stored before; none was stored twice.
-        deliveries_max: Of any block.
-        idle_seconds_max: Longest time for which nobody renewed a lease.
-        problems: All that should not have been.
-    """
-
-    recoveries: list[tuple[str, float]] = field(default_factory=list)
-    runs: int = 0
-    chunks: int = 0
-    lost: int = 0
-    doubled: int = 0
-    cosine_min: float = 1.0
-    quiet_rate: float = 0.0
-    rate: float = 0.0
-    duplicates: int = 0
-    deliveries_max: int = 0
-    idle_seconds_max: float = 0.0
-    answered: int = 0
-    refused: int = 0
-    small_jobs: int = 0
-    problems: list[str] = field(default_factory=list)
-
-
 class Chaos:
     """One farm from its start to its end.
 
@@ -117,7 +83,6 @@ class Chaos:
         self.outcome = Outcome(chunks=len(orders.texts))
         self.deaths = Deaths()
         self._ended = threading.Event()
-        self._failovers: list[tuple[float, float]] = []  # when they began to lose writes, and ended
         self._vectors: NDArray[np.float32] = np.empty((0, 0), np.float32)
         self._random = random.Random(orders.seed)
 
@@ -137,8 +102,8 @@ class Chaos:
                     "models": (self.orders.model,),
                 }
             )
-            servers = Servers(log, socket / "s", self.settings)
-            stack.callback(servers.close)
+            self._servers = Servers(log, socket / "s", self.settings, self.deaths)
+            stack.callback(self._servers.close)
             switches = self.place / "switches"
             switches.mkdir()
             self._port = free_port()
@@ -151,12 +116,17 @@ class Chaos:
             self._watch = stack.enter_context(Watch(self.settings.redis_url))
             self._corpus = write_texts(self.place / "corpus.jsonl", self.orders.texts)
             job = self._measure_quiet()
-            scene = Scene(
-                servers, roles, self.deaths, job, sink, log, switches, self.settings,
-                self._random, self.orders.stretch,
+            callers = Callers(
+                self.settings.redis_url, self._port, self.orders.model, list(self.orders.texts),
+                self._vectors, self.place,
             )  # fmt: skip
-            self._shoot(scene)
-        self._judge()
+            witness = Witness(self.settings.redis_url, self._watch, callers)
+            scene = Scene(
+                self._servers, roles, self.deaths, job, sink, log, switches, self.settings,
+                self._random, witness, self.orders.stretch,
+            )  # fmt: skip
+            self._shoot(scene, callers)
+        self._judge(callers)
         return self.outcome
 
     def _disks(self, stack: ExitStack) -> tuple[Path, Path]:
@@ -190,13 +160,9 @@ class Chaos:
 
     # Under faults.
 
-    def _shoot(self, scene: Scene) -> None:
+    def _shoot(self, scene: Scene, callers: Callers) -> None:
         """Let jobs run while faults come, and let the last one end quietly."""
         embedding = threading.Thread(target=self._keep_embedding, args=[scene], daemon=True)
-        callers = Callers(
-            self.settings.redis_url, self._port, self.orders.model, list(self.orders.texts),
-            self._vectors, self.place,
-        )  # fmt: skip
         began = time.monotonic()
         embedding.start()
         callers.start()
@@ -211,9 +177,6 @@ class Chaos:
             scene.job.close()
             if embedding.is_alive():
                 self.outcome.problems.append("the last job does not end, though all is quiet")
-        self.outcome.answered, self.outcome.refused = callers.answered, callers.refused
-        self.outcome.small_jobs = callers.jobs
-        self.outcome.problems += callers.wrong
 
     def _strike(self, scene: Scene, deadline: float, embedding: threading.Thread) -> None:
         """One fault after the other."""
@@ -222,19 +185,16 @@ class Chaos:
             if time.monotonic() > deadline or not embedding.is_alive():
                 return
             began = time.monotonic()
-            if name == FAILOVER:
-                self._failovers.append((time.time(), math.inf))
-            self.orders.faults[name](scene)
-            if name == FAILOVER:
-                self._failovers[-1] = self._failovers[-1][0], time.time()
-            ended = began if name.startswith("SIGKILL") else time.monotonic()
+            scene.proof = nothing_to_show
             try:
-                seconds = self._watch.recovery_seconds(ended, RECOVERY_SECONDS_MAX)
+                self.orders.faults[name](scene)
+                ended = time.monotonic()
+                seconds = self._watch.recovery_seconds(ended, GIVE_UP_SECONDS, scene.proof)
             except TimeoutError as error:
-                self.outcome.problems.append(f"{name}: no chunk is done again: {error}")
+                self.outcome.problems.append(f"{name}: {error}")
                 return
             self.outcome.recoveries.append((name, seconds))
-            self._say(f"{name}: {time.monotonic() - seconds - began:.1f} s, then {seconds:.1f} s")
+            self._say(f"{name}: {ended - began:.1f} s, then {seconds:.1f} s")
 
     def _draw(self) -> Iterator[str]:
         """Names of faults: all of them in random order, again and again."""
@@ -247,29 +207,32 @@ class Chaos:
         """One job after the other, each checked while the next one runs."""
         try:
             with ThreadPoolExecutor(1) as checks:
-                checked = [checks.submit(self._check, *each) for each in self._embed(scene)]
+                checked = [checks.submit(self._check, name) for name in self._embed(scene)]
             for check in checked:
                 check.result()
         except Exception as error:  # noqa: BLE001 # it belongs to what is reported
             self.outcome.problems.append(repr(error))
 
-    def _embed(self, scene: Scene) -> Iterator[tuple[str, float]]:
-        """Names of jobs that have ended well, and when."""
+    def _embed(self, scene: Scene) -> Iterator[str]:
+        """Names of jobs that have ended well."""
         for number in itertools.count():
             name = f"run-{number}"
             scene.job = self._job(self._corpus, name)
             self._watch.job = name
             scene.job.run(self.deaths)
             self.outcome.runs += 1
-            yield name, time.time()
+            yield name
             if self._ended.is_set():
                 return
 
     # Invariants.
 
-    def _check(self, name: str, ended: float) -> None:
+    def _check(self, name: str) -> None:
         """Each index once, with the vector of the quiet run; nothing is left on the server."""
         out, outcome = self._sink / name, self.outcome
+        ended = out.stat().st_mtime  # the last that it does there, once its job is ended
+        if (out / JOB_ID_FILE).exists():
+            outcome.problems.append(f"{name}: its command has not ended the job")
         indices, vectors, _ = read_parquet(out)
         counts = np.bincount(indices, minlength=len(self.orders.texts))
         outcome.lost += int((counts == 0).sum())
@@ -285,16 +248,14 @@ class Chaos:
         verified = run("verify", out, "--against", self._corpus)
         if facts["failed"] or verified.returncode:
             outcome.problems.append(f"{name}: {facts['failed']} failed; {verified.stdout}")
-        written = (out / MANIFEST_FILE).stat().st_mtime  # the job's end was noted since then
-        lossy = any(written <= over and began <= ended for began, over in self._failovers)
-        self._check_server(name, lossy=lossy)
+        self._check_server(name, ended)
         shutil.rmtree(out)
 
-    def _check_server(self, name: str, *, lossy: bool) -> None:
+    def _check_server(self, name: str, ended: float) -> None:
         """Counters agree, and neither an entry nor a lease is left.
 
-        A replica that took over while the job's end was noted may not know of it: `cleanup` does
-        the rest, in a day.
+        A command that had seen its job's end on the server before a replica took over, which does
+        not know of it, can do nothing about it: `cleanup` does the rest, in a day.
         """
         with closing_client(self.settings.redis_url) as client:
             job = Farm(client).job(name)
@@ -303,22 +264,19 @@ class Chaos:
             kept = persist(
                 lambda: client.exists(job.keys.meta, job.keys.failed), threading.Event(), 60
             )
-        if lossy and not status.ended:
+        if not status.ended and self._servers.forgot(ended):
             return
         if status.blocks_done != status.blocks_in or left > kept:
             self.outcome.problems.append(f"{name}: {left - kept} keys are left; {status}")
 
-    def _judge(self) -> None:
+    def _judge(self, callers: Callers) -> None:
         """Put into words what is beyond its bounds."""
-        outcome, watch, limits = self.outcome, self._watch, self.settings
+        outcome, watch = self.outcome, self._watch
         outcome.deliveries_max = watch.deliveries_max
         outcome.idle_seconds_max = watch.idle_seconds_max
+        outcome.answered, outcome.refused = callers.answered, callers.refused
+        outcome.wrong, outcome.unanswered = len(callers.wrong), len(callers.unanswered)
+        outcome.small_jobs = callers.jobs
+        outcome.problems += [*callers.wrong, *callers.unanswered, *callers.failed]
         outcome.problems += self.deaths.unasked
-        if outcome.lost or outcome.doubled or outcome.cosine_min < COSINE_MIN:
-            outcome.problems.append("vectors are lost, doubled or wrong")
-        if watch.idle_seconds_max > IDLE_LEASES_MAX * limits.lease_seconds:
-            outcome.problems.append(f"a lease was idle for {watch.idle_seconds_max:.0f} s")
-        if watch.deliveries_max > limits.deliveries_max + 1:
-            outcome.problems.append(f"a block was delivered {watch.deliveries_max} times")
-        if not outcome.runs:
-            outcome.problems.append("no job has ended")
+        outcome.problems += outcome.judge(self.orders.seconds, self.settings.deliveries_max)

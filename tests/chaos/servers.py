@@ -1,9 +1,8 @@
 """The farm's server at one address, whichever process it is."""
 
-import contextlib
-import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -12,34 +11,49 @@ import redis
 from embedfarm.broker import PrivateServer, carried_server, closing_client, wait_until_ready
 from embedfarm.processes import Child, Exit, Supervisor
 from embedfarm.settings import Settings
+from tests.chaos.roles import Deaths, deliver
 from tests.support import free_port, wait_until
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 5.0
+LAG_SECONDS: Final = 1.0  # a replica may be behind by so much when it is promoted
 
 
 class Node:
     """One server process with its data, kept alive; it takes replicas at a port of loopback."""
 
-    def __init__(self, directory: Path, settings: Settings, exits: list[Exit]) -> None:
+    def __init__(self, directory: Path, settings: Settings, deaths: Deaths) -> None:
+        self._deaths = deaths
+        self._closing = False
         self.private = PrivateServer.at(directory)
         self.port = free_port()
         command = self.private.command(settings, carried_server())
         command += ["--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--enable-debug-command", "local"]
         child = Child("server", command, {}, die_with_parent=True)
-        self._supervisor = Supervisor([child], directory, STOP_SECONDS, on_exit=exits.append)
+        self._supervisor = Supervisor([child], directory, STOP_SECONDS, on_exit=self._note)
         self._supervisor.start()
         wait_until_ready(self.private.url, threading.Event(), START_SECONDS)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, 0 without one."""
+        return self._supervisor.pids.get("server", 0)
+
     def kill(self) -> None:
         """End it as a crash would; it is started again."""
-        os.kill(self._supervisor.pids["server"], signal.SIGKILL)
+        self._deaths.cause("server", signal.SIGKILL, self._signal)
+
+    def _note(self, ended: Exit) -> None:
+        self._deaths.note("server", ended.status, well=self._closing)
+
+    def _signal(self, number: signal.Signals) -> bool:
+        return deliver(number, self.pid)
 
     def close(self) -> None:
         """End it for good, as a crash would, with all its data."""
-        with contextlib.suppress(KeyError, ProcessLookupError):
-            self.kill()
+        self._closing = True
+        self._signal(signal.SIGKILL)
         self._supervisor.stop()
         self.private.remove()
 
@@ -51,14 +65,13 @@ class Servers:
         directory: Where their data lies, which may be a disk of its own.
         address: The unix socket of whichever process is the server.
         settings: Its limits.
-
-    Attributes:
-        exits: How server processes ended.
+        deaths: Is told how they end.
     """
 
-    def __init__(self, directory: Path, address: Path, settings: Settings) -> None:
+    def __init__(self, directory: Path, address: Path, settings: Settings, deaths: Deaths) -> None:
         self.url = f"unix://{address}"
-        self.exits: list[Exit] = []
+        self._deaths = deaths
+        self._losses: list[tuple[float, float]] = []
         self._directory = directory
         self._address = address
         self._settings = settings
@@ -68,7 +81,7 @@ class Servers:
 
     def _launch(self) -> Node:
         self._count += 1
-        return Node(self._directory / f"server-{self._count}", self._settings, self.exits)
+        return Node(self._directory / f"server-{self._count}", self._settings, self._deaths)
 
     def _point(self) -> None:
         """Let the address be that of the present node, at once for all that connect from now on."""
@@ -86,11 +99,20 @@ class Servers:
         with closing_client(replica.private.url) as client:
             client.replicaof("127.0.0.1", self._node.port)
             wait_until(lambda: _follows(client), START_SECONDS)
+            began = time.time() - LAG_SECONDS
             client.replicaof("NO", "ONE")
         threading.Event().wait(lost_seconds)
         lost, self._node = self._node, replica
         lost.close()
+        self._losses.append((began, time.time()))
         self._point()
+
+    def forgot(self, at: float) -> bool:
+        """Whether what was done at a unix time went to a server that has lost it.
+
+        Until then nobody could reach the one that took its place, nor see from it what is lost.
+        """
+        return any(began <= at <= ended for began, ended in self._losses)
 
     def close(self) -> None:
         """End the server."""

@@ -2,15 +2,17 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
 import redis
 
 from embedfarm.broker import UNAVAILABLE, connect
+from embedfarm.entries import Pending
 from embedfarm.farm import Farm
 from embedfarm.status import JobGone, is_gone
-from tests.support import wait_until
 
 LOOK_SECONDS: Final = 0.1
 LEASES_SECONDS: Final = 1.0
@@ -19,15 +21,31 @@ HANDED_BACK_SECONDS: Final = 86_400  # what `release` hands back seems that old
 PATIENCE_SECONDS: Final = 2.0
 
 
+def leases(farm: Farm, worker: str | None = None) -> Iterator[Pending]:
+    """Those of one worker or of all, on all jobs."""
+    for name in farm.job_ids():
+        job = farm.job(name)
+        for stream in (job.keys.blocks, job.keys.retry):
+            try:
+                yield from job.pending(stream, worker, LEASES_MAX)
+            except redis.ResponseError as error:
+                if not is_gone(error):
+                    raise
+
+
 @dataclass
 class Watch:
     """Follows one job after the other, in a thread.
+
+    What has changed between two looks happened after the first one and before the second.
 
     Attributes:
         url: The server.
         job: The one that is followed.
         chunks_done: Of it.
-        moved_at: Monotonic time at which `chunks_done` or `drained_upto` last grew.
+        moved_after: Monotonic time after which `chunks_done` or `drained_upto` grew.
+        written_after: Monotonic time after which `drained_upto` grew, or a job was followed by
+            another one.
         idle_seconds_max: Longest time for which a lease was seen that nobody renewed.
         deliveries_max: Most deliveries that were seen of a block.
     """
@@ -35,10 +53,12 @@ class Watch:
     url: str
     job: str = ""
     chunks_done: int = 0
-    moved_at: float = field(default_factory=time.monotonic)
+    moved_after: float = field(default_factory=time.monotonic)
+    written_after: float = field(default_factory=time.monotonic)
     idle_seconds_max: float = 0.0
     deliveries_max: int = 0
     _before: tuple[str, int, int] = ("", 0, 0)
+    _looked_at: float = field(default_factory=time.monotonic)
     _leases_at: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -57,14 +77,24 @@ class Watch:
         self._thread.join()
         self._client.close()
 
-    def recovery_seconds(self, since: float, seconds_max: float) -> float:
-        """Time from `since` until chunks are done again.
+    def recovery_seconds(
+        self, since: float, seconds_max: float, proof: Callable[[float], bool]
+    ) -> float:
+        """Time from `since` until chunks are done again, and `proof` says so too.
 
         Raises:
             TimeoutError: It takes longer than `seconds_max`.
         """
-        wait_until(lambda: self.moved_at > since, seconds_max)
-        return self.moved_at - since
+        works = False
+        while not (works and self.moved_after > since):
+            seconds = time.monotonic() - since
+            if seconds > seconds_max:
+                missing = "no chunk is done" if works else "what was hit does not work"
+                raise TimeoutError(f"{missing} again within {seconds_max:.0f} s")
+            with suppress(*UNAVAILABLE):
+                works = works or proof(since)
+            self._ended.wait(LOOK_SECONDS)
+        return time.monotonic() - since
 
     def _run(self) -> None:
         farm = Farm(self._client)
@@ -81,20 +111,19 @@ class Watch:
                     raise
 
     def _look(self, farm: Farm) -> None:
-        name = self.job
+        name, at = self.job, time.monotonic()
         status = farm.job(name).status()
         self.chunks_done = 0 if status.ended else status.first_chunk + status.chunks_done
         now = (name, self.chunks_done, status.drained_upto)
         _, done, drained = self._before if self._before[0] == name else (name, 0, 0)
         if now[1] > done or now[2] > drained:
-            self.moved_at = time.monotonic()
-        self._before = now
+            self.moved_after = self._looked_at
+        if now[2] > drained or self._before[0] != name:
+            self.written_after = self._looked_at
+        self._before, self._looked_at = now, at
 
     def _look_at_leases(self, farm: Farm) -> None:
-        job = farm.job(self.job)
-        for stream in (job.keys.blocks, job.keys.retry):
-            if farm.client.exists(stream):
-                for lease in job.pending(stream, None, LEASES_MAX):
-                    idle = lease.idle_ms / 1000 % HANDED_BACK_SECONDS
-                    self.idle_seconds_max = max(self.idle_seconds_max, idle)
-                    self.deliveries_max = max(self.deliveries_max, lease.deliveries)
+        for lease in leases(farm):
+            idle = lease.idle_ms / 1000 % HANDED_BACK_SECONDS
+            self.idle_seconds_max = max(self.idle_seconds_max, idle)
+            self.deliveries_max = max(self.deliveries_max, lease.deliveries)

@@ -1,0 +1,141 @@
+"""By what each process shows that it is at work again."""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import redis
+from rq import Queue
+from rq.job import Job
+from rq.utils import now
+
+from embedfarm.broker import host_name
+from embedfarm.farm import Farm
+from producer.ingest import worker_name
+from producer.tasks import QUEUE
+from tests.chaos.callers import Callers
+from tests.chaos.victims import Witness
+from tests.chaos.watch import Watch
+from tests.contract.little_job import DECISION, STATS, embed, make_job
+from tests.support import LiveServer, wait_until
+
+HIT = f"{host_name()}:cpu-0"
+OTHER = f"{host_name()}:cpu-1"
+
+
+@pytest.fixture
+def witness(server: LiveServer) -> Witness:
+    """Of a farm in which this test plays all roles."""
+    callers = Callers(server.url, 0, "m", [], np.zeros((0, 0), np.float32), Path())
+    return Witness(server.url, Watch(server.url), callers)
+
+
+def test_of_a_worker_all_that_it_held_counts(witness: Witness, client: redis.Redis) -> None:
+    """Committed, taken by another one, renewed, or claimed anew; and neither more nor less."""
+    job = make_job(client, 5)
+    stream = job.keys.blocks
+    held = job.read(HIT, 4)
+    proof = witness.proof("worker-cpu-0")
+    job.read(OTHER, 1)
+    since = time.monotonic()
+    assert not proof(since)
+    wait_until(lambda: time.monotonic() > since + 0.2)
+    job.commit([embed(held[0])])
+    job.claim(stream, OTHER, [held[1].id], 0)
+    job.renew(stream, HIT, [held[2].id])
+    assert not proof(since)
+    job.claim(stream, HIT, [held[3].id], 0)
+    assert proof(since)
+    assert not proof(time.monotonic())  # nothing has happened since now
+
+
+def test_what_is_handed_back_must_be_taken(witness: Witness, client: redis.Redis) -> None:
+    """Until then nobody works on it."""
+    job = make_job(client, 1)
+    [entry] = job.read(HIT, 1)
+    proof = witness.proof("worker-cpu-0")
+    since = time.monotonic()
+    job.release(entry.stream, HIT, [entry.id])
+    assert not proof(since)
+    job.claim(entry.stream, OTHER, [entry.id], 0)
+    assert proof(since)
+
+
+def test_a_scheduler_has_decided(witness: Witness, client: redis.Redis) -> None:
+    """After the fault, and it has the lock."""
+    farm, proof = Farm(client), witness.proof("scheduler")
+    farm.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
+    since = time.monotonic()
+    assert farm.elect("token", 60)
+    assert not proof(since)
+    farm.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
+    assert proof(since)
+    farm.abdicate(1)
+    assert not proof(since)
+
+
+def test_an_rq_job_has_begun(witness: Witness, client: redis.Redis) -> None:
+    """There is one to begin, and one that began before does not count."""
+    queue = Queue(QUEUE, client, serializer="json")
+    old = queue.enqueue("producer.tasks.cleanup", job_id="old")
+    old.worker_name = worker_name(os.getpid())
+    old.started_at = now()
+    old.save()
+    client.zadd(queue.started_job_registry.key, {"old:run": time.time() + 60})
+    orphaned = witness.proof("ingest", lambda: 1)
+    proof = witness.proof("ingest", os.getppid)
+    queue.empty()
+    since = time.monotonic()
+    assert not proof(since)
+    assert not proof(since)
+    [probe] = queue.job_ids
+    begun = Job.fetch(probe, client, "json")
+    begun.worker_name = worker_name(os.getpid())
+    begun.started_at = now()
+    begun.save()
+    assert proof(since)
+    client.zadd(queue.started_job_registry.key, {f"{probe}:run": time.time() + 60})
+    assert not orphaned(since)
+
+
+def test_a_web_server_has_answered(witness: Witness) -> None:
+    """A request that began after the fault."""
+    proof, since = witness.proof("web"), time.monotonic()
+    witness.callers.served = since - 1
+    assert not proof(since)
+    witness.callers.served = since + 1
+    assert proof(since)
+
+
+def test_embed_has_written(witness: Witness, client: redis.Redis) -> None:
+    """Chunks that workers have done say nothing about it."""
+    job = make_job(client, 4)
+    watch = witness.watch
+    watch.job = job.id
+    with watch:
+        proof, since = witness.proof("embed"), time.monotonic()
+        wait_until(lambda: watch._looked_at > since)
+        job.commit([embed(entry) for entry in job.read(HIT, 2)])
+        wait_until(lambda: watch.moved_after > since)
+        assert not proof(since)
+        job.drain(4, [0, 2])
+        wait_until(lambda: proof(since))
+
+
+def test_growth_that_began_before_does_not_count(witness: Witness, client: redis.Redis) -> None:
+    """What was done between the last look and the fault is seen after it."""
+    job = make_job(client, 4)
+    watch, farm = witness.watch, Farm(client)
+    watch.job = job.id
+    watch._look(farm)
+    job.commit([embed(entry) for entry in job.read(HIT, 1)])
+    since = time.monotonic()
+    watch._look(farm)
+    assert watch.chunks_done == 2
+    assert watch.moved_after < since
+    job.commit([embed(entry) for entry in job.read(HIT, 1)])
+    watch._look(farm)
+    assert watch.moved_after > since
