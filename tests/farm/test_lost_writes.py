@@ -24,6 +24,7 @@ CHUNKS = 6_000
 DIMENSIONS = 16
 MODEL = f"null:{DIMENSIONS}:15000"  # about ten seconds of work for two
 LOST_SECONDS = 2.0  # what `appendfsync everysec` may lose
+EARLIEST, LATEST = 0.05, 0.97  # shares of the work at which there is a job to hit
 SMALL = {"EMBEDFARM_WINDOW_BYTES_MAX": str(1 << 20), "EMBEDFARM_PART_BYTES_MAX": str(1 << 15)}
 
 
@@ -40,11 +41,18 @@ class Scene:
         words = [corpus, "--model", MODEL, "--redis", server.url, "--job-id", "j"]
         self.embedding = Embedding(words, self.out, SMALL)
 
-    def status(self) -> JobStatus:
-        """Of the job, as long as there is none an empty one."""
+    def look(self) -> JobStatus:
+        """At the job; as long as there is none, an empty one."""
         try:
             return Farm(self.client).job("j").status()
-        except (*UNAVAILABLE, JobGone):
+        except JobGone:
+            return JobStatus()
+
+    def status(self) -> JobStatus:
+        """As `look`; an empty one also of a server that is away."""
+        try:
+            return self.look()
+        except UNAVAILABLE:
             return JobStatus()
 
     @property
@@ -54,8 +62,16 @@ class Scene:
 
     def wait_for(self, share: float) -> None:
         """Until about so much is embedded."""
-        target = (share + self.random.uniform(-0.1, 0.1)) * CHUNKS
+        share += self.random.uniform(-0.1, 0.1)
+        target = min(max(share, EARLIEST), LATEST) * CHUNKS
         wait_until(lambda: self.ended or self.status().chunks_done >= target, 90)
+
+    def live(self) -> JobStatus:
+        """The job, which is not over."""
+        status = self.look()
+        assert not self.ended, "the command was faster than the crash"
+        assert status.state in {"open", "closed"}
+        return status
 
     def check(self) -> None:
         """The command ends well, and every vector is that of its text."""
@@ -89,13 +105,14 @@ def farm(server: LiveServer, folder: Path, seed: int = 0) -> Iterator[Scene]:
 
 
 class Log:
-    """Notes, in a thread, how long a server's append-only file was when."""
+    """Notes, in a thread, how long a server's append-only file was when, and what was in it."""
 
-    def __init__(self, server: LiveServer) -> None:
-        self._directory = server.private.directory / "appendonlydir"
-        self._sizes = deque[tuple[float, int]](maxlen=1000)
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._directory = scene.server.private.directory / "appendonlydir"
+        self._looks = deque[tuple[float, int, int]](maxlen=1000)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -105,16 +122,22 @@ class Log:
         self._ended.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while not self._ended.wait(0.02):
             size = sum(path.stat().st_size for path in self._directory.glob("*.incr.aof"))
-            self._sizes.append((time.monotonic(), size))
+            with contextlib.suppress(*UNAVAILABLE):
+                # Not sooner: what is in the log by now is done.
+                self._looks.append((time.monotonic(), size, self._scene.look().chunks_done))
 
-    def bytes_before(self, seconds: float) -> int:
-        """How long it was so long ago."""
-        before = time.monotonic() - seconds
-        sizes = [size for at, size in self._sizes if at <= before]
-        return sizes[-1] if sizes else 0
+    def kept(self) -> tuple[int, int]:
+        """What a crash that loses the last seconds leaves: bytes, and at most so many chunks done.
+
+        If there was a crash in these seconds, it is what that one left.
+        """
+        since = time.monotonic() - LOST_SECONDS
+        looks = list(self._looks)
+        before = [look[1:] for look in looks if look[0] <= since][-1:]
+        return min(before + [look[1:] for look in looks if look[0] > since]) if before else (0, 0)
 
 
 def survive_crashes(scene: Scene, shares: tuple[float, ...]) -> None:
@@ -122,10 +145,13 @@ def survive_crashes(scene: Scene, shares: tuple[float, ...]) -> None:
 
     The log ends anywhere, as a rule within a command.
     """
-    with Log(scene.server) as log:
+    with Log(scene) as log:
         for share in shares:
             scene.wait_for(share)
-            crash(scene.server, log.bytes_before(LOST_SECONDS))
+            wait_until(lambda: scene.ended or log.kept()[1] < scene.status().chunks_done)
+            size, chunks = log.kept()
+            assert chunks < scene.live().chunks_done, "nothing is lost"
+            crash(scene.server, size)
     scene.check()
 
 
@@ -173,6 +199,7 @@ def test_replica_without_the_last_writes_takes_over(server: LiveServer, tmp_path
         cut = scene.status().chunks_done
         behind = time.monotonic() + LOST_SECONDS
         wait_until(lambda: time.monotonic() > behind and scene.status().chunks_done > cut)
+        lost = scene.live().chunks_done
         server.kill()
         server.private.socket.unlink()
         server.private.socket.symlink_to(replica.private.socket)
@@ -180,6 +207,6 @@ def test_replica_without_the_last_writes_takes_over(server: LiveServer, tmp_path
             scene.client.set("more", "1")
         refused = second.info("errorstats")
         wait_until(lambda: second.info("errorstats") != refused)
+        assert Farm(second).job("j").status().chunks_done <= cut < lost
         second.replicaof("NO", "ONE")
-        assert Farm(second).job("j").status().chunks_done < CHUNKS
         scene.check()
