@@ -3,6 +3,9 @@
 import contextlib
 import random
 import signal
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,24 @@ class Victim:
         """Whether the manifest is written."""
         return (self.out / "manifest.json").exists()
 
+    def follow(self) -> None:
+        """The rest of the job: chunks are embedded, and then it ends, without a stall.
+
+        Raises:
+            TimeoutError: Nothing happened for longer than a recovery may take.
+        """
+        while not self.over:
+            before = self.embedding.chunks_done()
+            wait_until(partial(self._goes_on, before), RECOVERY_SECONDS_MAX)
+
+    def _goes_on(self, before: int) -> bool:
+        return self.over or self.embedding.chunks_done() not in {-1, before}
+
+    @property
+    def over(self) -> bool:
+        """Whether the command has ended."""
+        return self.embedding.process.poll() is not None
+
     def close(self) -> None:
         """End what still runs."""
         self.embedding.kill()
@@ -71,6 +92,7 @@ def survive(folder: Path, seed: int, roles: tuple[str, ...]) -> float:
                 victim.shoot(role)
                 wait_for_progress(victim, watch.chunks_done)
             gap = max(gap, watch.gap_seconds_max)
+        victim.follow()
         victim.check()
     return gap
 
@@ -81,6 +103,26 @@ def wait_for_progress(victim: Victim, before: int) -> None:
         lambda: victim.finished or victim.embedding.chunks_done() > before,
         2 * RECOVERY_SECONDS_MAX,
     )
+
+
+class Stalled(Embedding):
+    """A command that runs, and does nothing any more."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+
+    def chunks_done(self) -> int:
+        """All but the last ones."""
+        return CHUNKS - 1
+
+
+def test_a_tail_that_stalls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch goes on until the command has ended."""
+    monkeypatch.setitem(globals(), "RECOVERY_SECONDS_MAX", 0.2)
+    victim = Victim.__new__(Victim)
+    victim.embedding = Stalled()
+    with contextlib.closing(victim), pytest.raises(TimeoutError):
+        victim.follow()
 
 
 @pytest.mark.parametrize(
