@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import signal
 import threading
 import time
 from collections import deque
@@ -24,7 +25,8 @@ CHUNKS = 6_000
 DIMENSIONS = 16
 MODEL = f"null:{DIMENSIONS}:15000"  # about ten seconds of work for two
 LOST_SECONDS = 2.0  # what `appendfsync everysec` may lose
-EARLIEST, LATEST = 0.05, 0.97  # shares of the work at which there is a job to hit
+# Shares of the work at which there is a job to hit: the last micro-batches come in one commit.
+EARLIEST, LATEST = 0.05, 0.85
 SMALL = {"EMBEDFARM_WINDOW_BYTES_MAX": str(1 << 20), "EMBEDFARM_PART_BYTES_MAX": str(1 << 15)}
 
 
@@ -65,6 +67,16 @@ class Scene:
         share += self.random.uniform(-0.1, 0.1)
         target = min(max(share, EARLIEST), LATEST) * CHUNKS
         wait_until(lambda: self.ended or self.status().chunks_done >= target, 90)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """The command stands still, and so cannot end."""
+        process = self.embedding.process
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def live(self) -> JobStatus:
         """The job, which is not over."""
@@ -141,24 +153,35 @@ class Log:
 
 
 def survive_crashes(scene: Scene, shares: tuple[float, ...]) -> None:
-    """Crash the server at some shares of the work; each time the last writes are lost.
-
-    The log ends anywhere, as a rule within a command.
-    """
+    """Crash the server at some shares of the work; each time the last writes are lost."""
     with Log(scene) as log:
         for share in shares:
             scene.wait_for(share)
-            wait_until(lambda: scene.ended or log.kept()[1] < scene.status().chunks_done)
-            size, chunks = log.kept()
-            assert chunks < scene.live().chunks_done, "nothing is lost"
-            crash(scene.server, size)
+            lose_writes(scene, log)
     scene.check()
 
 
+def lose_writes(scene: Scene, log: Log) -> None:
+    """Crash the server in the midst of a job, as soon as chunks that were done are lost by it.
+
+    The log ends anywhere, as a rule within a command.
+    """
+    wait_until(lambda: scene.ended or log.kept()[1] < scene.status().chunks_done)
+    size, chunks = log.kept()
+    assert chunks < scene.live().chunks_done, "nothing is lost"
+    crash(scene.server, size)
+
+
 def test_end_of_the_log_is_lost(server: LiveServer, tmp_path: Path) -> None:
-    """The server crashes early, and while the job is finishing."""
-    with farm(server, tmp_path) as scene:
-        survive_crashes(scene, (0.3, 0.95))
+    """The server crashes early, and when all is embedded while the last of it is collected."""
+    with farm(server, tmp_path) as scene, Log(scene) as log:
+        scene.wait_for(0.3)
+        lose_writes(scene, log)
+        scene.wait_for(0.8)
+        with scene.held():
+            wait_until(lambda: scene.look().embedded)
+            lose_writes(scene, log)
+        scene.check()
 
 
 @pytest.mark.slow
