@@ -57,8 +57,13 @@ def tidy(out: Path, manifest: Manifest, settings: Settings) -> None:
 
 
 def remove_state(out: Path) -> None:
-    """Remove what only an unfinished output needs."""
+    """Remove what only an unfinished output needs; last the job's id, by which `tidy` knows it."""
     private = out / STATE_DIRECTORY
     if (private / SERVER_DIRECTORY).exists():
         PrivateServer.at(private / SERVER_DIRECTORY).remove()
+    for each in private.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
+        elif each != out / JOB_ID_FILE:
+            each.unlink()
     shutil.rmtree(private)

@@ -1,16 +1,19 @@
 """The end of a job, which the server must know when its command is gone."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from collector.manifest import Manifest
+from collector.manifest import STATE_DIRECTORY, Manifest
 from embedfarm import wire
-from embedfarm.cli.ending import end_job
+from embedfarm.cli.ending import end_job, tidy
 from embedfarm.farm import Farm
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
+from producer.requests import JOB_ID_FILE
 from tests.hash_worker import crash, log_bytes
 from tests.support import LiveServer
 
@@ -50,3 +53,24 @@ def test_what_was_deleted_stays_deleted(client: redis.Redis) -> None:
     """There is nothing to end, and that is no failure."""
     assert end_job(Farm(client), MANIFEST, Settings())
     assert not client.exists(wire.JobKeys("j").meta)
+
+
+def test_the_id_of_the_job_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By it the next run knows that one died while it tidied up, and removes the rest."""
+    private = tmp_path / STATE_DIRECTORY
+    (private / "parts").mkdir(parents=True)
+    for number in range(20):  # in whatever order the disk has them, it is not last by chance
+        (private / f"file-{number}").touch()
+        (private / "parts" / str(number)).touch()
+        (tmp_path / JOB_ID_FILE).touch()
+    unlink, names = os.unlink, []
+
+    def note(path: str | Path, **options: Any) -> None:  # noqa: ANN401 # those of `unlink`
+        names.append(Path(path).name)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", note)
+    tidy(tmp_path, MANIFEST, Settings(redis_url=""))
+    assert not private.exists()
+    assert names[-1] == Path(JOB_ID_FILE).name
+    assert len(names) == 42  # with that of the lock
