@@ -75,7 +75,7 @@ def check_policy(names: Sequence[str], settings: Settings) -> None:
     status = JobStatus(state="closed", blocks_in=8, chunks_in=64, tokens_in=6400)
     state = FarmState((JobState("job", "model", status, 8),), (WorkerState("worker"),), {})
     try:
-        draft = decide(state, make_passes(names, settings))
+        draft = decide(state, make_passes(names, settings), explain=True)
     except PassFailed as error:
         raise PolicyRefused(f"pass {error.name} fails: {error}") from error
     if not draft.shares.get("worker"):

@@ -1,11 +1,13 @@
 """From state to plan, in small named steps: the order of the list is the policy.
 
-A pass may reorder, annotate or defer. It never drops a job's work: what no plan mentions stays in
-the stream. Every live worker that is not draining gets a plan, be it an empty one: without a plan
-it would help itself.
+A pass may reorder, annotate or defer; of a job that it defers a note says so, and begins with the
+job. It never drops a job's work: what no plan mentions stays in the stream. Every live worker that
+is not draining gets a plan, be it an empty one: without a plan it would help itself.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from scheduler.state import Draft, FarmState
@@ -23,7 +25,7 @@ class Pass(Protocol):
 
 
 class PassFailed(RuntimeError):
-    """A pass raised an error, which is its cause."""
+    """A pass raised an error, which is its cause, or gave what no plan can be made of."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -39,12 +41,53 @@ def decide(state: FarmState, passes: Sequence[Pass], *, explain: bool = False) -
         explain: Whether to say in words what each pass did, which takes longer than deciding.
 
     Raises:
-        PassFailed: A pass raised an error; without it the farm can go on.
+        PassFailed: A pass raised an error, or what it gave is no plan; without it the farm can go
+            on. Whether every job is still there is looked at when explaining.
     """
+    asking = {worker.name for worker in state.asking}
     draft = Draft(state=state, tiers=(state.jobs,) if state.jobs else (), explain=explain)
     for each in passes:
         try:
-            draft = each(draft)
+            made = each(draft)
+            _check(draft, made, asking)
         except Exception as error:
             raise PassFailed(each.name, error) from error
+        draft = made
     return draft
+
+
+def _check(before: Draft, made: object, asking: AbstractSet[str]) -> None:
+    """See to it that a plan can be made of what a pass gave.
+
+    Raises:
+        TypeError: It is no draft.
+        ValueError: It is of another state, plans for the wrong workers, or loses or doubles a job.
+    """
+    if not isinstance(made, Draft):
+        raise TypeError(f"it gives {type(made).__name__}, no draft")
+    if made.state is not before.state:
+        raise ValueError("it gives a draft of another state")
+    if made.shares is not before.shares:
+        if missing := asking - made.shares.keys():
+            raise ValueError(f"it gives no plan for {', '.join(sorted(missing))}")
+        if others := made.shares.keys() - asking:
+            raise ValueError(f"it gives a plan for {', '.join(sorted(others))}")
+    if made.explain:
+        _check_jobs(before, made)
+
+
+def _check_jobs(before: Draft, made: Draft) -> None:
+    """See to it that each job is there once, or that a note says why it is not.
+
+    Raises:
+        ValueError: Otherwise.
+    """
+    known, found = {job.job for job in before.jobs}, Counter(job.job for job in made.jobs)
+    told = {words.partition(" ")[0] for _, words in made.notes[len(before.notes) :]}
+    for job, count in found.items():
+        if job not in known:
+            raise ValueError(f"it makes the job {job} up")
+        if count > 1:
+            raise ValueError(f"it has the job {job} twice")
+    if lost := known - found.keys() - told:
+        raise ValueError(f"it loses the job {', '.join(sorted(lost))}")

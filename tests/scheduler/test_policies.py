@@ -1,9 +1,12 @@
 """Lists of passes by name: our own, and those that packages bring."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 
 import pytest
 
+from embedfarm.records import JobShare
 from scheduler import policies
 from scheduler.passes import PassFailed, decide
 from scheduler.passes.order import FirstCome
@@ -16,6 +19,7 @@ from scheduler.policies import (
     make_passes,
     pass_names,
 )
+from scheduler.state import Draft
 from tests.scheduler.conftest import Install
 from tests.scheduler.support import SETTINGS, farm, job
 
@@ -122,11 +126,67 @@ def test_a_failing_pass_is_named() -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
+@dataclass(frozen=True)
+class Strange:
+    """A pass of somebody else's making."""
+
+    act: Callable[[Draft], object]
+    name: str = "strange"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Whatever it likes."""
+        return self.act(draft)  # type: ignore[return-value] # so do those of others
+
+
+SHARE = (JobShare(job="one", tokens=1, blocks=1),)
+WRONG: dict[str, Callable[[Draft], object]] = {
+    "gives NoneType, no draft": lambda _draft: None,
+    "gives tuple, no draft": lambda draft: draft.tiers,
+    "another state": lambda draft: replace(draft, state=farm([], {})),
+    "no plan for other": lambda draft: replace(draft, shares={"worker": SHARE}),
+    "a plan for nobody-here": lambda d: replace(d, shares={**d.shares, "nobody-here": SHARE}),
+    "loses the job one": lambda draft: replace(draft, tiers=(draft.tiers[0][1:],)),
+    "has the job one twice": lambda draft: replace(draft, tiers=(*draft.tiers, *draft.tiers)),
+    "makes the job new up": lambda d: replace(d, tiers=(*d.tiers, (job("new", waiting=1),))),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+@pytest.mark.parametrize("then", [[], ["defer", "size"]])
+def test_what_is_no_plan_is_blamed_on_its_pass(reason: str, then: list[str]) -> None:
+    """A pass that gives nonsense is named, and not the one after it, be it the last or not."""
+    state = farm([job("one", waiting=9), job("two", waiting=9)], {"worker": 1000, "other": 1000})
+    strange = Strange(WRONG[reason])
+    passes = [*make_passes(["defer", "size"], SETTINGS), strange, *make_passes(then, SETTINGS)]
+    with pytest.raises(PassFailed, match=reason) as raised:
+        decide(state, passes, explain=True)
+    assert raised.value.name == "strange"
+
+
+def test_a_pass_may_defer_a_job_and_say_so() -> None:
+    """With a note that begins with the job, it is not lost: who asks is told why it waits."""
+
+    def wait(draft: Draft) -> Draft:
+        kept = replace(draft, tiers=tuple(tier[1:] for tier in draft.tiers if tier[1:]))
+        return kept.note("strange", ["one deferred: not on a Sunday"])
+
+    state = farm([job("one", waiting=9), job("two", waiting=9)], {"worker": 1000})
+    made = decide(state, [Strange(wait), *make_passes(["size"], SETTINGS)], explain=True)
+    assert [share.job for share in made.shares["worker"]] == ["two"]
+
+
 @pytest.mark.parametrize("names", [[], ["defer", "fair", "tail"]])
 def test_a_policy_that_gives_nobody_work_is_refused(names: list[str]) -> None:
     """Without a pass that sizes, all workers would stand still."""
     with pytest.raises(PolicyRefused, match="no worker would get anything to do"):
         check_policy(names, SETTINGS)
+
+
+def test_a_policy_that_loses_jobs_is_refused(install: Install) -> None:
+    """Whoever chooses it is told at once, not after work stood still."""
+    install("broken", REVERSE.replace("draft.tiers[::-1]", "()"))
+    with pytest.raises(PolicyRefused, match=r"pass reverse fails: .* loses the job job"):
+        check_policy(["size", "broken"], SETTINGS)
 
 
 def test_a_policy_that_fails_is_refused(install: Install) -> None:

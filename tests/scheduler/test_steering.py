@@ -33,6 +33,7 @@ class Own:
             raise RuntimeError("no such thing")
         return draft
 """
+SILENT = RAISING.replace('raise RuntimeError("no such thing")', "return None")
 TALKING = """
 from dataclasses import dataclass
 
@@ -151,6 +152,21 @@ def test_a_pass_that_raises_is_left_out(farm: Farm, start: Start, install: Insta
     wait_until(planned(farm, "new", FIXED_BLOCKS))
     wait_until(lambda: follows(farm, ["defer", "fcfs", "fixed"]))
     assert stats(farm).dropped == {"broken": "RuntimeError: no such thing"}
+    assert not running.failures
+
+
+def test_a_last_pass_that_gives_nothing_is_left_out(
+    farm: Farm, start: Start, install: Install
+) -> None:
+    """It is found out before its result is used, and the scheduler goes on."""
+    install("own", SILENT)
+    farm.set_policy(["defer", "fixed", "own"])
+    fill(farm, 64)
+    beat(farm, "new")
+    running = start()
+    wait_until(planned(farm, "new", FIXED_BLOCKS))
+    wait_until(lambda: follows(farm, ["defer", "fixed"]))
+    assert stats(farm).dropped == {"broken": "TypeError: it gives NoneType, no draft"}
     assert not running.failures
 
 
