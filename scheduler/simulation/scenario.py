@@ -112,31 +112,39 @@ def suite(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
 
 
 def more_scenarios(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
-    """Others, in which more than one thing happens."""
-    base = Scenario("deaths", "one worker dies, one stands still for 20 s", machines)
+    """Others, in which more than one thing happens; some of them need two machines or more."""
+    base = Scenario("wrong-history", "history wrong by 30 %", machines)
+    half = replace(Work(), seconds=25.0)
+    tenants = replace(
+        base,
+        name="tenants",
+        about="two tenants, the second comes 10 s later, and an urgent job",
+        work=(
+            replace(half, name="bulk", tenant="a"),
+            replace(half, name="late", tenant="b", arrives_seconds=10.0),
+            Work(0.05, "urgent", arrives_seconds=15.0, tenant="a", priority=2),
+        ),
+    )
+    if len(machines) == 1:
+        return (tenants,)
     dies, freezes, *others = machines
     dies = replace(dies, stops_seconds=20.0)
     freezes = replace(freezes, stops_seconds=10.0, wakes_seconds=30.0)
-    half = replace(Work(), seconds=25.0)
-    small = [replace(each, memory_bytes=8 << 30) for each in machines[::2]]
     return (
-        replace(base, machines=(dies, freezes, *others)),
         replace(
             base,
-            name="tenants",
-            about="two tenants, the second comes 10 s later, and an urgent job",
-            work=(
-                replace(half, name="bulk", tenant="a"),
-                replace(half, name="late", tenant="b", arrives_seconds=10.0),
-                Work(0.05, "urgent", arrives_seconds=15.0, tenant="a", priority=2),
-            ),
+            name="deaths",
+            about="one worker dies, one stands still for 20 s",
+            machines=(dies, freezes, *others),
         ),
+        tenants,
         replace(
             base,
             name="models",
             about="two models that take 5 s to load, one too large for every other device",
             machines=tuple(
-                other for pair in zip(small, machines[1::2], strict=False) for other in pair
+                each if place % 2 else replace(each, memory_bytes=8 << 30)
+                for place, each in enumerate(machines)
             ),
             work=(replace(half, name="one"), replace(half, name="two", model="large")),
             load_seconds=5.0,

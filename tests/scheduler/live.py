@@ -92,11 +92,18 @@ def report(farm: Farm, worker: str, tokens: int, seconds: float) -> None:
     farm.report(completion(worker, tokens, seconds), SETTINGS.events_max)
 
 
-def remember(farm: Farm, worker: str, speed: float) -> None:
+def remember(farm: Farm, worker: str, speed: float, model: str = SPEC.model) -> None:
     """Store a rate, as an earlier scheduler did."""
-    key = rate_key(worker, model_key(SPEC), length_class(BLOCK_TOKENS / CHUNKS))
+    kind = model_key(JobSpec(model=model)), length_class(BLOCK_TOKENS / CHUNKS)
+    key = rate_key(worker, *kind)
     rate = Rate(tokens_per_second=speed, overhead_seconds=0, updated=2e9, samples=1)
     farm.remember({key: rate}, [])
+
+
+def at(farm: Farm) -> dict[str, str]:
+    """The farm's server, for a command."""
+    path = farm.client.connection_pool.connection_kwargs["path"]
+    return {"EMBEDFARM_REDIS_URL": f"unix://{path}"}
 
 
 def share(farm: Farm, worker: str, job: str = "job") -> JobShare | None:

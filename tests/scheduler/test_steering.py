@@ -15,7 +15,7 @@ from scheduler.loop import NOTES_MAX, TELL_SECONDS
 from scheduler.policies import DEFAULT_POLICY, POLICIES
 from tests.farm.harness import run
 from tests.scheduler.conftest import Install
-from tests.scheduler.live import Start, beat, fill, planned, remember, report, share
+from tests.scheduler.live import Start, at, beat, fill, planned, remember, report, share
 from tests.support import LiveServer, wait_until
 
 FIXED_BLOCKS: Final = 12  # 100 chunks in blocks of 8
@@ -96,12 +96,6 @@ def test_a_deadline_that_will_be_missed_is_told_once(
     wait_until(lambda: not stats(farm).late)
     warned = [record for record in caplog.records if "will miss its deadline" in record.message]
     assert len(warned) == 1
-
-
-def at(farm: Farm) -> dict[str, str]:
-    """The farm's server, for a command."""
-    path = farm.client.connection_pool.connection_kwargs["path"]
-    return {"EMBEDFARM_REDIS_URL": f"unix://{path}"}
 
 
 def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
