@@ -8,7 +8,7 @@ says what vectors are, in a `JobSpec` or a `TokenRecipe`, is refused by who does
 
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -364,12 +364,25 @@ class Decision(Record):
         passes: In their order.
         notes: What each did: pairs of its name and some words, in which workers and jobs are named
             as everywhere.
+        workers: The worker that each note is about, "" for none in particular; of the notes beyond
+            its end that is not known.
+        left_out: Notes by pass that were too many to be kept.
     """
 
     time: Fact
     seconds: Fact
     passes: list[str]
     notes: list[tuple[str, str]]
+    workers: list[str] = []
+    left_out: dict[str, Count] = {}
+
+    def about(self, worker: str) -> "Decision":
+        """The same with the notes that are about this worker or none in particular; "" for all."""
+        rows = zip(self.notes, chain(self.workers, repeat("")), strict=False)
+        kept = [row for row in rows if not worker or row[1] in {"", worker}]
+        return msgspec.structs.replace(
+            self, notes=[note for note, _ in kept], workers=[about for _, about in kept]
+        )
 
 
 class SchedulerStats(Record):

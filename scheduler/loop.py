@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -175,8 +176,15 @@ class Scheduler:
         """Let people see the last decision and the figures."""
         draft = self._draft(state, explain=True)
         names = [each.name for each in self.passes]
-        notes = list(draft.notes[:NOTES_MAX])
-        decision = Decision(time=time.time(), seconds=seconds, passes=names, notes=notes)
+        kept = draft.notes[:NOTES_MAX]
+        decision = Decision(
+            time=time.time(),
+            seconds=seconds,
+            passes=names,
+            notes=[(note.name, note.words) for note in kept],
+            workers=[note.worker for note in kept],
+            left_out=dict(Counter(note.name for note in draft.notes[NOTES_MAX:])),
+        )
         self.farm.tell(decision, self._statistics.figures(names, self._dropped, draft.late, now))
         for job in draft.late.keys() - self._late:
             log.warning("job %s will miss its deadline by %.0f s", job, draft.late[job])

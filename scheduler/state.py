@@ -174,6 +174,14 @@ class FarmState:
         return Pace(rates, sum(speeds), min(speeds, default=0.0), held)
 
 
+class Note(NamedTuple):
+    """What a pass did: its name, some words, and the worker that they are about, or ""."""
+
+    name: str
+    words: str
+    worker: str = ""
+
+
 @dataclass(frozen=True)
 class Draft:
     """A plan in the making: what every pass takes and gives.
@@ -186,7 +194,7 @@ class Draft:
             not the order of the tiers.
         shares: Per worker, how much of which job.
         explain: Whether notes are wanted.
-        notes: What each pass did, in words, by its name.
+        notes: What each pass did.
     """
 
     state: FarmState
@@ -194,7 +202,7 @@ class Draft:
     queues: Mapping[str, tuple[JobState, ...]] = field(default_factory=dict)
     shares: Mapping[str, tuple[JobShare, ...]] = field(default_factory=dict)
     explain: bool = False
-    notes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def jobs(self) -> Iterable[JobState]:
@@ -234,8 +242,14 @@ class Draft:
         """The jobs that a worker tries, in order."""
         return self.queues.get(worker, self.first)
 
-    def note(self, name: str, words: Iterable[str]) -> "Draft":
-        """Add what a pass did, if that is wanted."""
+    def note(self, name: str, words: Iterable[str | tuple[str, str]]) -> "Draft":
+        """Add what a pass did, if that is wanted.
+
+        Args:
+            name: Of the pass.
+            words: Each a sentence, or one with the worker that it is about.
+        """
         if not self.explain:
             return self
-        return replace(self, notes=(*self.notes, *((name, each) for each in words)))
+        added = [Note(name, each) if isinstance(each, str) else Note(name, *each) for each in words]
+        return replace(self, notes=(*self.notes, *added))

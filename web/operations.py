@@ -123,14 +123,12 @@ def show_stats(services: Service) -> dict[str, Any]:
 )
 def explain(
     services: Service,
-    worker: Annotated[str, Query(description="Only what is said about this one.")] = "",
+    worker: Annotated[str, Query(description="Only what concerns this one, or all.")] = "",
     last: Annotated[int, Query(ge=1, le=DECISIONS_MAX, description="Decisions.")] = 1,
 ) -> list[dict[str, Any]]:
     """The last decisions, newest first, of which one in a second is kept: what each pass did."""
     decisions = services.farm.decisions(last)
-    for each in decisions:
-        each.notes = [note for note in each.notes if not worker or worker in note[1].split()]
-    return [msgspec.structs.asdict(each) for each in decisions]
+    return [msgspec.structs.asdict(each.about(worker)) for each in decisions]
 
 
 @router.get("/v1/scheduler/passes", responses=problems(), dependencies=need(Scope.READ))

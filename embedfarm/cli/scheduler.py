@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from embedfarm.broker import closing_client
@@ -29,7 +30,7 @@ scheduler_app = typer.Typer(help="What decides who works on what.", no_args_is_h
 Name = Annotated[str, typer.Argument(help="As `scheduler passes` shows it.")]
 Before = Annotated[str, typer.Option(help="Put it before this pass; default: at the end.")]
 Policy = Annotated[str, typer.Argument(help="As `simulate --list` shows it; default: fair.")]
-Worker = Annotated[str, typer.Option(help="Only what is said about this worker.")]
+Worker = Annotated[str, typer.Option(help="Only what concerns this worker, or all.")]
 Count = Annotated[int, typer.Option("--last", min=1, max=100, help="Decisions, newest last.")]
 
 
@@ -99,11 +100,9 @@ def explain(
     """The last decisions, of which one in a second is kept: what each pass did, in words."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        decisions = Farm(client).decisions(last)
+        decisions = [each.about(worker) for each in Farm(client).decisions(last)]
     if not decisions:
         fail("no scheduler has decided anything yet")
-    for each in decisions:
-        each.notes = [note for note in each.notes if not worker or worker in note[1].split()]
     if as_json:
         print_json([msgspec.structs.asdict(each) for each in decisions])
         return
@@ -112,7 +111,9 @@ def explain(
         at = dt.datetime.fromtimestamp(each.time).astimezone()
         console.print(f"[bold]{at:%H:%M:%S}[/bold], decided in {1e3 * each.seconds:.1f} ms")
         for name in each.passes:
-            words = [said for by, said in each.notes if by == name]
+            words = [escape(said) for by, said in each.notes if by == name]
+            if name in each.left_out:
+                words.append(f"[dim]notes not kept: {each.left_out[name]:,}[/dim]")
             console.print(f"  {name:10}{words[0] if words else '[dim]nothing to do[/dim]'}")
             for said in words[1:]:
                 console.print(f"{'':12}{said}")

@@ -83,7 +83,7 @@ def _check_jobs(before: Draft, made: Draft) -> None:
         ValueError: Otherwise.
     """
     known, found = {job.job for job in before.jobs}, Counter(job.job for job in made.jobs)
-    told = {words.partition(" ")[0] for _, words in made.notes[len(before.notes) :]}
+    told = {note.words.partition(" ")[0] for note in made.notes[len(before.notes) :]}
     for job, count in found.items():
         if job not in known:
             raise ValueError(f"it makes the job {job} up")

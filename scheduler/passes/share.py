@@ -113,7 +113,7 @@ class Affinity:
             if stay is not None and _lead(stay, queue[0]) <= self.settings.affinity_seconds:
                 others = (job for job in queue if job is not stay)
                 queues[worker.name] = (stay, *others)[:SHARES_MAX]
-                words.append(f"{worker.name} stays with {model} and {stay.job}")
+                words.append((f"{worker.name} stays with {model} and {stay.job}", worker.name))
         return replace(draft, queues=queues).note(self.name, words)
 
 
@@ -135,7 +135,8 @@ class Memory:
                 others = (job for job in draft.jobs if job.waiting_blocks and job not in queue)
                 fitting = (job for job in chain(queue, others) if draft.state.fits(worker, job))
                 queues[worker.name] = tuple(islice(fitting, SHARES_MAX))
-                words.append(f"{worker.name} cannot take {', '.join(sorted(small))}")
+                said = f"{worker.name} cannot take {', '.join(sorted(small))}"
+                words.append((said, worker.name))
         return replace(draft, queues=queues).note(self.name, words)
 
 

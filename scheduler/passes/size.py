@@ -87,8 +87,9 @@ def give(
             made.append(JobShare(job=job.job, tokens=int(size), blocks=blocks, open=still))
         shares[worker.name] = tuple(made)
         if draft.explain:
+            may = f"{worker.name} may lease"
             words += [
-                f"{worker.name} may lease {each.tokens} tokens ({each.blocks} blocks) of {each.job}"
+                (f"{may} {each.tokens} tokens ({each.blocks} blocks) of {each.job}", worker.name)
                 for each in made
             ]
     return replace(draft, shares=shares).note(name, words)

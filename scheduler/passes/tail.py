@@ -46,7 +46,7 @@ class Tail:
                     msgspec.structs.replace(each, copies=ids) if each.job == job.job else each
                     for each in shares[name]
                 )
-                words.append(f"{name} repeats {len(ids)} blocks of {job.job}")
+                words.append((f"{name} repeats {len(ids)} blocks of {job.job}", name))
         return replace(draft, shares=shares).note(self.name, words)
 
     def _copies(

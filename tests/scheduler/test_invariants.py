@@ -36,7 +36,9 @@ def tell_of_every_job(draft: Draft) -> None:
     found = [job.job for job in draft.jobs]
     assert len(found) == len(set(found))
     assert all(job in draft.state.jobs for job in draft.jobs)
-    deferred = {words.partition(" deferred: ")[0] for name, words in draft.notes if name == "defer"}
+    deferred = {
+        note.words.partition(" deferred: ")[0] for note in draft.notes if note.name == "defer"
+    }
     assert {job.job for job in draft.state.jobs} - set(found) == deferred
     assert not set(found) & deferred
     assert all(draft.tiers)
@@ -75,7 +77,16 @@ def check_passes(state: FarmState, policy: str) -> None:
         tell_of_every_job(draft)
         keep_queues_in_order(draft)
         keep_shares_in_order(draft)
+        tag_notes(draft)
     assert state == before
+
+
+def tag_notes(draft: Draft) -> None:
+    """A note that begins with a worker is tagged with it, and any other with none."""
+    live = {worker.name for worker in draft.state.workers}
+    for note in draft.notes:
+        named = note.words.partition(" ")[0]
+        assert note.worker == (named if named in live else "")
 
 
 # After all of them.

@@ -42,7 +42,7 @@ def test_a_deadline_that_cannot_be_met_is_seen() -> None:
     state = replace(farm(jobs, {"one": 30.0, "two": 20.0}), now=1_000.0)  # 20 s for each of them
     ordered = Priority(SETTINGS)(draft(state))
     assert ordered.late == pytest.approx({"lost": 5.0})
-    assert ("priority", "lost is normal, and misses its deadline by 5 s") in ordered.notes
+    assert ("priority", "lost is normal, and misses its deadline by 5 s", "") in ordered.notes
     alone = Priority(SETTINGS)(draft(replace(state, jobs=tuple(jobs[2:]))))
     assert not alone.late
     done = job("done", blocks_in=10, blocks_done=10, chunk_count=80, deadline_ms=1)
@@ -70,7 +70,7 @@ def test_a_job_that_must_wait_is_deferred(deferred: JobState, reason: str) -> No
     kept = job("a", waiting=1, state="open")
     made = Defer(SETTINGS)(draft(farm([kept, deferred], {})))
     assert made.tiers == ((kept,),)
-    assert made.notes == (("defer", reason),)
+    assert made.notes == (("defer", reason, ""),)
 
 
 def test_nothing_is_explained_unasked() -> None:
@@ -160,7 +160,7 @@ def test_the_reason_of_a_level_is_told() -> None:
     """The notes name each job's level, and the waiting that lifted it."""
     jobs = [waited("old", 65), waited("new", 5), waited("first", 500, priority=2)]
     made = Priority(SETTINGS)(draft(farm(jobs, {})))
-    assert [words for _, words in made.notes] == [
+    assert [note.words for note in made.notes] == [
         "first is urgent",
         "old is high after 65 s without service",
         "new is normal",

@@ -107,8 +107,8 @@ def test_shares_are_explained() -> None:
     jobs = [served("a", 1.0, tenant="t", tenant_seconds=4.0), served("b", 2.5)]
     made = Fair(SETTINGS)(draft(farm(jobs, equals(1))))
     assert made.notes == (
-        ("fair", "b had 2.5 s of the farm for its weight, its tenant (none) 0.0 s"),
-        ("fair", "a had 1.0 s of the farm for its weight, its tenant t 4.0 s"),
+        ("fair", "b had 2.5 s of the farm for its weight, its tenant (none) 0.0 s", ""),
+        ("fair", "a had 1.0 s of the farm for its weight, its tenant t 4.0 s", ""),
     )
 
 
@@ -167,7 +167,7 @@ def test_a_job_beyond_the_queue_is_found() -> None:
 def test_staying_is_told() -> None:
     """The notes say who stays with which model."""
     made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(9, 0))))
-    assert made.notes[-1] == ("affinity", "worker-0 stays with loaded and here")
+    assert made.notes[-1] == ("affinity", "worker-0 stays with loaded and here", "worker-0")
 
 
 # Memory.
@@ -190,7 +190,7 @@ def test_a_model_too_large_for_a_device_is_kept_away() -> None:
     made = Memory()(Fair(SETTINGS)(draft(small_and_large(jobs))))
     assert names(made.queue("small")) == ["usual"]
     assert made.queue("large")[0].job == made.queue("processor")[0].job == "huge"
-    assert made.notes[-1] == ("memory", "small cannot take huge")
+    assert made.notes[-1] == ("memory", "small cannot take huge", "small")
 
 
 def test_a_worker_too_small_for_all_gets_an_empty_plan() -> None:

@@ -115,7 +115,7 @@ def test_copies_are_told() -> None:
             )
         )
     )
-    assert ("tail", "idle repeats 1 blocks of job") in Tail(SETTINGS)(made).notes
+    assert ("tail", "idle repeats 1 blocks of job", "idle") in Tail(SETTINGS)(made).notes
 
 
 def test_finished_jobs_do_not_keep_a_worker_from_stragglers() -> None:

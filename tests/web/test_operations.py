@@ -87,7 +87,12 @@ def test_the_scheduler_explains_itself(web: TestClient, client: redis.Redis) -> 
     assert web.get("/v1/scheduler/stats").json() == msgspec.structs.asdict(STATS)
     told = web.get("/v1/scheduler/explain").json()
     assert told[0]["notes"] == [["size", "nothing"]]
-    assert web.get("/v1/scheduler/explain", params={"worker": "x"}).json()[0]["notes"] == []
+    notes = [("size", "x gets much"), ("size", "y gets little"), ("defer", "job is paused")]
+    decision = msgspec.structs.replace(DECISION, notes=notes, workers=["x", "y", ""])
+    Farm(client).tell(decision, STATS)
+    told = web.get("/v1/scheduler/explain", params={"worker": "x"}).json()
+    assert told[0]["notes"] == [["size", "x gets much"], ["defer", "job is paused"]]
+    assert told[0]["workers"] == ["x", ""]
 
 
 def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
