@@ -1,11 +1,12 @@
 """What a decision is made of, as plain data: no clock, no server, no sleep."""
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
 from embedfarm.entries import Pending
@@ -82,13 +83,23 @@ class Pace(NamedTuple):
         rates: By worker, as far as they are known.
         tokens_per_second: Of all workers that take work.
         slowest: Of these the least.
-        held_tokens: What they still have to do for what they hold, as tokens at these rates.
+        fills: Tokens that keep all of these busy for as long as the k-th of them is with what it
+            holds; they are in the order of that time.
+        speeds: Tokens per second of the first k of them.
+        holds: What the first k of them still have to do for what they hold, in tokens.
     """
 
     rates: Mapping[str, Rate] = {}
     tokens_per_second: float = 0.0
     slowest: float = 0.0
-    held_tokens: float = 0.0
+    fills: Sequence[float] = ()
+    speeds: Sequence[float] = ()
+    holds: Sequence[float] = ()
+
+    def end(self, tokens: float) -> float:
+        """Seconds until so many tokens are done, if all share them who are not busy for longer."""
+        last = max(0, bisect_left(self.fills, tokens) - 1)
+        return (tokens + self.holds[last]) / self.speeds[last]
 
 
 NO_PACE: Final = Pace()
@@ -138,7 +149,8 @@ class FarmState:
         alive = self.held_seconds.keys()
         orphaned = {job.job for job in self.jobs if not job.held_blocks.keys() <= alive}
         made(self, "orphaned", orphaned)
-        made(self, "paces", {kind: self._pace(rates) for kind, rates in self.rates.items()})
+        busy = sorted((self.busy_seconds.get(each.name, 0.0), each.name) for each in self.takers)
+        made(self, "paces", {kind: _pace(rates, busy) for kind, rates in self.rates.items()})
 
     def pace(self, job: JobState) -> Pace:
         """How fast the farm is on the chunks of a job."""
@@ -166,12 +178,15 @@ class FarmState:
             for worker, seconds in held.items()
         }
 
-    def _pace(self, rates: Mapping[str, Rate]) -> Pace:
-        known = [worker.name for worker in self.takers if worker.name in rates]
-        speeds = [rates[name].tokens_per_second for name in known]
-        busy = [self.busy_seconds.get(name, 0.0) for name in known]
-        held = sum(seconds * speed for seconds, speed in zip(busy, speeds, strict=True))
-        return Pace(rates, sum(speeds), min(speeds, default=0.0), held)
+
+def _pace(rates: Mapping[str, Rate], busy: Sequence[tuple[float, str]]) -> Pace:
+    """How fast those are together whose rates are known, of workers by the time they are busy."""
+    known = [(seconds, rates[name].tokens_per_second) for seconds, name in busy if name in rates]
+    sums = list(accumulate([speed for _, speed in known]))
+    holds = list(accumulate([seconds * speed for seconds, speed in known]))
+    fills = [known[k][0] * sums[k] - holds[k] for k in range(len(known))]
+    slowest = min([speed for _, speed in known], default=0.0)
+    return Pace(rates, sums[-1] if sums else 0.0, slowest, fills, sums, holds)
 
 
 class Note(NamedTuple):

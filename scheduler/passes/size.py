@@ -22,13 +22,14 @@ RESCUES_MAX: Final = 4  # jobs in a plan whose blocks are all leased: their hold
 class Size:
     """Sizes each worker's micro-batch so that all of them end together.
 
-        T   = ( R + sum(h_j * v_j) ) / sum(v_j)
-        L_i = min( T - h_i,  R / v_i )
+        R   = sum of ( T - h_j ) * v_j  over all with  h_j < T
+        L_i = max( 0, T - h_i )
         K_i = v_i * min( q_i,  f * L_i  if f * L_i >= 4 * a_i  else  L_i )
 
     R tokens that nobody has leased, v_i the worker's tokens per second, h_i the seconds that it
-    still needs for what it holds, a_i its overhead per micro-batch in seconds. All workers together
-    need T seconds, so that L_i seconds of work are left for this one. It gets the part f of them:
+    still needs for what it holds, a_i its overhead per micro-batch in seconds. All who are not busy
+    for longer than that need T seconds together, so that L_i seconds of work are left for this one,
+    and all these parts make R. It gets the part f of them:
     the rest is kept to correct what is wrong with the rates, as in weighted factoring (AWF-C,
     Cariño and Banicescu 2008), which looks at R alone and so gives the same to a worker that has
     its hands full. When the next micro-batch would not be worth its overhead, this one takes all
@@ -57,9 +58,7 @@ class Size:
         cap = min(max(cap, overhead / OVERHEAD_SHARE), CAP_FACTOR_MAX * cap)
         if state.now - rate.updated > CONFIRMED_SECONDS:
             cap = min(cap, max(self.settings.probe_seconds, OVERHEADS_MIN * overhead))
-        end = (job.waiting_tokens + pace.held_tokens) / pace.tokens_per_second
-        left = max(0.0, end - state.busy_seconds.get(worker.name, 0.0))
-        left = min(left, job.waiting_tokens / rate.tokens_per_second)
+        left = max(0.0, pace.end(job.waiting_tokens) - state.busy_seconds.get(worker.name, 0.0))
         part = FACTOR * left
         return min(cap, part if part >= OVERHEADS_MIN * overhead else left) * rate.tokens_per_second
 

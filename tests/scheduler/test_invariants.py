@@ -207,6 +207,30 @@ def check_sizes(state: FarmState, policy: str) -> None:
                 assert share.blocks * block <= job.waiting_tokens + block
 
 
+def check_sum(state: FarmState, policy: str) -> None:
+    """Workers measured on a job get no more of it between them than waits.
+
+    In tokens to the last one, whatever else they hold or have in their queues; in blocks each of
+    them may get one more, since a share is a block at least and is rounded to whole ones. Workers
+    that probe are not in the sum: they get a short time's work, or a block, on top of it.
+    """
+    if "size" not in POLICIES[policy]:
+        return
+    draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
+    for job in draft.jobs:
+        rates = state.pace(job).rates
+        found = [
+            share
+            for worker, shares in draft.shares.items()
+            for share in shares
+            if share.job == job.job and worker in rates
+        ]
+        block = job.status.block_tokens_mean
+        most = job.waiting_tokens * (1 + 1e-9)
+        assert sum(share.tokens for share in found) <= most
+        assert sum(share.blocks for share in found) * block <= most + len(found) * block
+
+
 def check_speed(state: FarmState, policy: str) -> None:
     """Of two workers that hold nothing, alike but for speed, the faster one gets no less."""
     held = {worker for job in state.jobs for worker in job.held_blocks}
@@ -232,6 +256,7 @@ CHECKS: Final = [
     check_work,
     check_copies,
     check_sizes,
+    check_sum,
     check_speed,
 ]
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embedfarm.records import JobShare
 from scheduler.passes import decide
@@ -32,6 +34,35 @@ def test_who_has_its_hands_full_gets_less() -> None:
     held = job(waiting=30, leases=[("busy", 10)])
     made = shares(farm([held], {"busy": 1000, "idle": 1000}))
     assert tokens(made) == {"busy": FACTOR * 1000, "idle": FACTOR * 2000}
+
+
+def test_who_is_busy_for_longer_than_all_need_takes_no_part() -> None:
+    """A worker with 9 s in hand does none of the 2 s that two idle ones need for the rest."""
+    held = job(waiting=40, leases=[("full", 90)])
+    made = shares(farm([held], {"full": 1000, "one": 1000, "other": 1000}))
+    assert tokens(made) == {"full": 0, "one": FACTOR * 2000, "other": FACTOR * 2000}
+
+
+def test_a_worker_takes_part_from_when_its_hands_are_empty() -> None:
+    """3,000 tokens fill two workers to the second that one holds, and then all three equally."""
+    held = job(waiting=30, leases=[("busy", 10), ("full", 90)])
+    made = shares(farm([held], {"full": 1000, "busy": 1000, "idle": 1000}))
+    assert tokens(made) == {"full": 0, "busy": FACTOR * 1000, "idle": FACTOR * 2000}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 99)), min_size=1, max_size=6),
+    st.integers(1, 200),
+)
+def test_parts_of_the_rest_make_the_rest(workers: list[tuple[int, int]], waiting: int) -> None:
+    """Where overheads forbid to keep anything back, all workers together get what waits."""
+    speeds: dict[str, float | None] = {f"w{n}": speed for n, (speed, _) in enumerate(workers)}
+    leases = [(f"w{n}", blocks) for n, (_, blocks) in enumerate(workers) if blocks]
+    state = farm([job(waiting=waiting, leases=leases)], speeds, overhead=1e6)
+    wide = Size(SETTINGS.model_copy(update={"micro_batch_seconds_max": 1e6}))
+    made = wide(draft(state)).shares
+    total = sum(share.tokens for (share,) in made.values())
+    assert 100 * waiting - len(workers) <= total <= 100 * waiting
 
 
 @pytest.mark.parametrize(("passed", "busy", "idle"), [(0.5, 750, 1050), (4.0, 600, 1200)])
