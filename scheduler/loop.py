@@ -146,6 +146,7 @@ class Scheduler:
             self.fence = 0
             return False
         self._shares = draft.shares
+        self._observer.copies.told(draft.shares)
         if now >= self._tell_at:
             self._tell(state, seconds, now)
         sample = self._sampler.take(state, now)

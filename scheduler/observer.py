@@ -12,6 +12,7 @@ from embedfarm.entries import Pending
 from embedfarm.farm import Farm, length_class, model_key
 from embedfarm.records import Completion, Heartbeat, RecordError
 from embedfarm.status import JobGone, is_gone
+from scheduler.copies import Copies
 from scheduler.history import History
 from scheduler.ledger import Demand, Ledger
 from scheduler.state import FarmState, JobState, WorkerState
@@ -26,11 +27,13 @@ class Observer:
 
     Attributes:
         history: How fast workers are.
+        copies: Who repeats which blocks.
         model_bytes: Device memory that models took, where a worker said so.
     """
 
     farm: Farm
     history: History
+    copies: Copies = field(default_factory=Copies)
     model_bytes: dict[str, int] = field(default_factory=dict)
     _ledger: Ledger = field(default_factory=Ledger)
     _models: dict[str, str] = field(default_factory=dict)
@@ -41,6 +44,8 @@ class Observer:
     def learn(self, completions: Sequence[Completion]) -> None:
         """Take in what workers have done; each has gone on to its next micro-batch, if any."""
         self.history.learn(completions, self._means, time.time())
+        for done in completions:
+            self.copies.completed(done.worker)
         now = time.monotonic()
         self._began |= {done.worker: now for done in completions}
 
@@ -79,6 +84,7 @@ class Observer:
             time.monotonic(),
         )
         tail = not any(each.waiting_blocks for each in backlogs if each.status.state != "paused")
+        copies = self.copies.by_job({worker.name for worker in workers})
         jobs = tuple(
             JobState(
                 each.job,
@@ -89,6 +95,7 @@ class Observer:
                 each.held_blocks,
                 self._leases(each) if tail else (),
                 services[each.job],
+                copies.get(each.job, {}),
             )
             for each in backlogs
         )

@@ -54,6 +54,7 @@ class JobState:
         leases: Every lease, oldest block first; only looked up when nothing waits. Pieces of
             blocks that failed are not among them: each goes alone, and no worker copies it.
         service: What it had of the farm so far.
+        copies: Who repeats which of the leased blocks, by ID of the entry.
     """
 
     job: str
@@ -64,6 +65,7 @@ class JobState:
     held_blocks: Mapping[str, int] = field(default_factory=dict)
     leases: tuple[Pending, ...] = ()
     service: Service = NO_SERVICE
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def waiting_tokens(self) -> float:
@@ -120,6 +122,7 @@ class FarmState:
         asking: Those of them that a plan is wanted for.
         held_seconds: Of each live worker, by name.
         busy_seconds: Seconds that a worker still needs for what it holds, if it holds anything.
+        busy: The same of all workers that take work, those that need the least first.
         paces: By model and length class.
         orphaned: Jobs of which somebody who is gone holds blocks.
     """
@@ -134,6 +137,7 @@ class FarmState:
     asking: Sequence[WorkerState] = field(init=False)
     held_seconds: Mapping[str, float] = field(init=False)
     busy_seconds: Mapping[str, float] = field(init=False)
+    busy: Sequence[tuple[float, str]] = field(init=False)
     paces: Mapping[tuple[str, int], Pace] = field(init=False)
     orphaned: AbstractSet[str] = field(init=False)
 
@@ -150,6 +154,7 @@ class FarmState:
         orphaned = {job.job for job in self.jobs if not job.held_blocks.keys() <= alive}
         made(self, "orphaned", orphaned)
         busy = sorted((self.busy_seconds.get(each.name, 0.0), each.name) for each in self.takers)
+        made(self, "busy", busy)
         made(self, "paces", {kind: _pace(rates, busy) for kind, rates in self.rates.items()})
 
     def pace(self, job: JobState) -> Pace:

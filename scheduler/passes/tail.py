@@ -1,6 +1,7 @@
 """What idle workers do when nothing is left to lease."""
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ class Tail:
 
     LATE (Zaharia et al. 2008): copy from the lease with the longest time to its end, and only if
     the copy would win. Whoever commits first counts; the other one's commit changes nothing.
+    No block is repeated by two: one that comes later and is faster would make it a third run.
     Blocks of the dead are left to the rescue, which counts how often a block was tried: a block
     that brings workers down must not get around that count by being copied.
     """
@@ -35,10 +37,10 @@ class Tail:
         if not idle:
             return draft
         shares = dict(draft.shares)
-        takers: dict[str, list[str]] = defaultdict(list)
+        takers: dict[str, dict[str, None]] = defaultdict(dict)
         for name in idle:
             for share in shares.get(name, ()):
-                takers[share.job].append(name)
+                takers[share.job][name] = None
         words = []
         for job in (job for job in draft.jobs if job.job in takers):
             for name, ids in self._copies(draft.state, job, takers[job.job]).items():
@@ -52,24 +54,53 @@ class Tail:
     def _copies(
         self, state: FarmState, job: JobState, takers: Collection[str]
     ) -> Mapping[str, list[str]]:
-        """Stream IDs by idle worker: the latest block goes to who would end it first, and so on."""
+        """Stream IDs by idle worker; a block that is being repeated stays with that worker.
+
+        It gets no others until it is done with those.
+        """
         if job.status.state != "closed" or not job.leases:
             return {}
-        rates = state.pace(job).rates
-        speeds = {name: rates[name].tokens_per_second for name in takers if name in rates}
-        tokens = job.status.block_tokens_mean
+        late = {identifier: seconds for seconds, identifier in self._late(state, job)}
+        copies: defaultdict[str, list[str]] = defaultdict(list)
+        for identifier, name in job.copies.items():
+            if identifier in late and (name in takers or state.held_seconds.get(name)):
+                del late[identifier]
+                copies[name].append(identifier)
+        free = [name for name in takers if name not in copies]
+        for name, identifier in self._race(state, job, free, late):
+            copies[name].append(identifier)
+        return {name: copies[name] for name in takers if name in copies}
+
+    def _race(
+        self, state: FarmState, job: JobState, free: Collection[str], late: Mapping[str, float]
+    ) -> Iterator[tuple[str, str]]:
+        """Who repeats what: the latest block goes to the worker that would end it first, and so on.
+
+        That may be one that is busy a little longer, to which it is left: a worker that is idle
+        before the others does not take all.
+        """
+        rates, tokens = state.pace(job).rates, job.status.block_tokens_mean
+        speeds = {name: rates[name].tokens_per_second for name in free if name in rates}
+        caps = {n: self.settings.micro_batch_seconds_max * speed for n, speed in speeds.items()}
+        left = {n: blocks_for(cap, job.status, self.settings) for n, cap in caps.items()}
         ends = [(COPY_OVERHEAD_SECONDS + tokens / speed, name) for name, speed in speeds.items()]
         heapq.heapify(ends)
-        copies: dict[str, list[str]] = {}
-        for late, identifier in sorted(self._late(state, job), reverse=True):
-            if not ends or ends[0][0] * COPY_MARGIN >= late:
+        busy = (each for each in state.busy if each[0] and each[1] in rates)
+        begin, other = next(busy, (math.inf, ""))
+        for seconds, identifier in sorted(zip(late.values(), late, strict=True), reverse=True):
+            while ends and begin < ends[0][0]:
+                speeds[other] = rates[other].tokens_per_second
+                end = begin + COPY_OVERHEAD_SECONDS + tokens / speeds[other]
+                heapq.heappush(ends, (end, other))
+                begin, other = next(busy, (math.inf, ""))
+            if not ends or ends[0][0] * COPY_MARGIN >= seconds:
                 break
             end, name = heapq.heappop(ends)
-            copies.setdefault(name, []).append(identifier)
-            cap = self.settings.micro_batch_seconds_max * speeds[name]
-            if len(copies[name]) < blocks_for(cap, job.status, self.settings):
+            if name in left:
+                yield name, identifier
+                left[name] -= 1
+            if left.get(name) != 0:
                 heapq.heappush(ends, (end + tokens / speeds[name], name))
-        return copies
 
     def _late(self, state: FarmState, job: JobState) -> Iterator[tuple[float, str]]:
         """Seconds until its end, and stream ID, of each block that a live worker holds."""
@@ -92,7 +123,7 @@ def _idle(state: FarmState) -> Collection[str]:
     """Workers that take work and hold nothing.
 
     What they hold is told by the leases: a heartbeat may be older than the end of the last
-    micro-batch. One that repeats blocks already looks idle as well; it is told the same again.
+    micro-batch. One that repeats blocks already looks idle as well.
     """
     holders = set[str]().union(*[job.held_blocks for job in state.jobs if job.held_blocks])
     return [worker.name for worker in state.takers if worker.name not in holders]

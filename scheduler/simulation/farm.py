@@ -18,6 +18,7 @@ import numpy as np
 
 from embedfarm.records import Completion, JobShare, Rate
 from embedfarm.settings import Settings
+from scheduler.copies import Copies
 from scheduler.history import History, rate_key
 from scheduler.ledger import Demand, Ledger
 from scheduler.loop import DECISION_SECONDS_MAX, DECISION_SECONDS_MIN
@@ -86,6 +87,7 @@ class Simulation:
         self._random = np.random.default_rng((seed, 1))
         self._history = History(settings.rate_half_life_seconds)
         self._ledger = Ledger()
+        self._copies = Copies()
         self._shares: Mapping[str, Sequence[JobShare]] = {}
         self._events: list[tuple[float, int, Action]] = []
         self._order = itertools.count()
@@ -235,6 +237,7 @@ class Simulation:
             overhead_seconds=self._scenario.overhead_seconds,
             pairs=int(job.pairs[worker.current.blocks].sum()) if worker.current else 0,
         )
+        self._copies.completed(worker.name)
         self._history.learn([completion], {job.work.name: job.chunk_tokens_mean}, now)
         self._decide_by(now + DECISION_SECONDS_MIN)
 
@@ -252,6 +255,7 @@ class Simulation:
         began = time.perf_counter()
         self._shares = decide(state, self._passes).shares
         self._decision_seconds.append(time.perf_counter() - began)
+        self._copies.told(self._shares)
         self._decision_at = now + DECISION_SECONDS_MAX
         self._at(self._decision_at, self._decide)
         for worker in self.workers:
@@ -289,5 +293,9 @@ class Simulation:
             for job in present
         ]
         services = self._ledger.charge(demands, now)
-        states = tuple(job.state(services[job.work.name], TAIL_LEASES_MAX) for job in present)
+        copies = self._copies.by_job({worker.name for worker in workers})
+        states = tuple(
+            job.state(services[job.work.name], TAIL_LEASES_MAX, copies.get(job.work.name, {}))
+            for job in present
+        )
         return FarmState(states, workers, rates, now, model_bytes=self._scenario.model_bytes)

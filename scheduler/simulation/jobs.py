@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,7 +94,7 @@ class JobRun:
         """Blocks that nobody ever leased."""
         return len(self.tokens) - self.next
 
-    def state(self, service: Service, leases_max: int) -> JobState:
+    def state(self, service: Service, leases_max: int, copies: Mapping[str, str]) -> JobState:
         """As the scheduler sees it."""
         work = self.work
         due = work.arrives_seconds + work.deadline_seconds
@@ -121,6 +121,7 @@ class JobRun:
             held_blocks=Counter(self.holders.values()),
             leases=leases,
             service=service,
+            copies=copies,
         )
 
     def _leases(self) -> tuple[Pending, ...]:

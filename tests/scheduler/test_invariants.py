@@ -6,19 +6,23 @@ A few hundred farms in every run; `pytest -m slow` looks at ten thousand.
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from embedfarm.entries import Pending
 from embedfarm.records import JobShare
+from scheduler.copies import Copies
 from scheduler.passes import decide
 from scheduler.passes.baselines import BATCH_CHUNKS, BATCH_CHUNKS_MAX
 from scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, RESCUES_MAX
 from scheduler.policies import POLICIES, make_passes
 from scheduler.state import SHARES_MAX, Draft, FarmState, JobState
+from tests.scheduler import support
 from tests.scheduler.farms import SETTINGS, farms
 
 EXAMPLES: Final = 50  # for each policy
@@ -273,6 +277,60 @@ def check_all(state: FarmState, policy: str) -> None:
 def test_every_decision(policy: str, state: FarmState) -> None:
     """Each claim above holds for any farm, under each policy."""
     check_all(state, policy)
+
+
+# Over several decisions.
+
+
+def tail_of(
+    holders: Mapping[str, str], speeds: Mapping[str, float], at_work: set[str], copies: Copies
+) -> FarmState:
+    """A job of which all is leased, by worker for each block, and the workers that are alive."""
+    job = replace(
+        support.job(leases=[("anybody", len(holders))]),
+        held_blocks=Counter(holders.values()),
+        leases=tuple(Pending("in", each, worker, 0, 1) for each, worker in holders.items()),
+        copies=copies.by_job(speeds.keys()).get("job", {}),
+    )
+    passed = dict.fromkeys(at_work & speeds.keys(), 9.0)
+    return support.farm([job], speeds, held_seconds=passed)
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs"])
+@settings(max_examples=4 * EXAMPLES, deadline=None, suppress_health_check=QUIET)
+@given(data=st.data())
+def test_no_block_is_repeated_by_two(policy: str, data: st.DataObject) -> None:
+    """Who comes, goes, ends or leases something between decisions: a block has one live copy.
+
+    A worker is at what it was told until it has completed something; while it holds nothing its
+    plan tells it the same again.
+    """
+    names, speeds = ["a", "b", "c", "d"], st.sampled_from([10.0, 1000.0, 100_000.0])
+    holders = {f"{8 * n + 1}-8": data.draw(st.sampled_from(names)) for n in range(9)}
+    copies, passes = Copies(), make_passes(POLICIES[policy], SETTINGS)
+    doing: dict[str, set[str]] = {}
+    for _ in range(data.draw(st.integers(2, 6))):
+        live = data.draw(st.dictionaries(st.sampled_from(names), speeds, min_size=1))
+        doing = {name: blocks for name, blocks in doing.items() if name in live}
+        state = tail_of(holders, live, doing.keys() | set(holders.values()), copies)
+        shares = decide(state, passes).shares
+        copies.told(shares)
+        told = {name: set(made[0].copies) if made else set() for name, made in shares.items()}
+        for name, blocks in told.items():
+            others = [doing.get(each, set()) | told[each] for each in live if each != name]
+            assert not blocks & set().union(*others)
+            if name not in holders.values():
+                left = {block for block, holder in holders.items() if holder in live}
+                assert doing.get(name, set()) & left <= blocks
+            if blocks:
+                doing[name] = doing.get(name, set()) | blocks
+        for name in data.draw(st.lists(st.sampled_from(sorted(live)), max_size=2, unique=True)):
+            done = doing.pop(name, set()) or {b for b, holder in holders.items() if holder == name}
+            holders = {block: holder for block, holder in holders.items() if block not in done}
+            copies.completed(name)
+        heir = data.draw(st.sampled_from(sorted(live)))
+        if data.draw(st.booleans()):
+            holders = {b: holder if holder in live else heir for b, holder in holders.items()}
 
 
 @pytest.mark.slow

@@ -85,6 +85,24 @@ def test_the_tail_is_copied_by_an_idle_worker(farm: Farm, start: Start) -> None:
     assert not now.copies
 
 
+def test_what_is_repeated_is_not_given_to_a_faster_worker(farm: Farm, start: Start) -> None:
+    """One that comes later gets none of the blocks that another one was told to repeat."""
+    job = fill(farm, 4)
+    for worker, speed in (("slow", 100), ("idle", 10_000), ("late", 100_000)):
+        remember(farm, worker, speed)
+    beat(farm, "slow")
+    beat(farm, "idle")
+    assert len(job.read("slow", 4)) == 4
+    start()
+    wait_until(lambda: (now := share(farm, "idle")) is not None and len(now.copies) == 4)
+    beat(farm, "late")
+    wait_until(lambda: share(farm, "late"))
+    assert (late := share(farm, "late")) is not None
+    assert not late.copies
+    assert (idle := share(farm, "idle")) is not None
+    assert len(idle.copies) == 4
+
+
 def test_one_of_two_is_active(server: LiveServer, farm: Farm, start: Start) -> None:
     """The lock has one holder; the other one stands by and publishes nothing."""
     beat(farm, "worker")

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from embedfarm.records import JobShare
+from scheduler.copies import Copies
 from scheduler.passes import decide
 from scheduler.passes.size import Size
 from scheduler.passes.tail import Tail
@@ -40,6 +43,69 @@ def test_who_may_not_lease_a_job_takes_no_copy_from_others() -> None:
     found = decide(replace(state, workers=tuple(workers)), passes()).shares
     assert found["refuser"] == ()
     assert [share.copies for share in found["idle"]] == [["1-0"]]
+
+
+def test_who_is_idle_first_leaves_copies_to_those_who_soon_will_be() -> None:
+    """Of 40 late blocks an idle worker repeats half, if an equal one is idle in a tenth second."""
+    late = job(leases=[("slow", 40)])
+    soon = job("other", leases=[("soon", 1)])
+    state = farm([late, soon], {"slow": 10.0, "idle": 1000.0, "soon": 1000.0})
+    assert len(tail(state)["idle"]) == pytest.approx(20, abs=2)
+
+
+@pytest.mark.parametrize("speeds", [{"one": 1000.0, "two": 9000.0}, {"two": 9000.0, "one": 1.0}])
+def test_a_block_that_is_repeated_is_given_to_nobody_else(speeds: dict[str, float]) -> None:
+    """Not to one that comes later and is faster; who repeats it is told the same again."""
+    late = replace(job(leases=[("slow", 1)]), copies={"1-0": "one"})
+    assert tail(farm([late], {"slow": 10.0, **speeds})) == {"one": ["1-0"]}
+
+
+def test_a_block_that_a_busy_worker_repeats_is_left_to_it() -> None:
+    """It leased something else for afterwards, and may still be at the copy."""
+    late = replace(job(leases=[("slow", 1), ("one", 1)]), copies={"1-0": "one"})
+    state = farm([late], {"slow": 10.0, "one": 1000.0, "two": 1000.0}, held_seconds={"one": 0.1})
+    assert not tail(state)
+
+
+@pytest.mark.parametrize("copier", ["gone", "refuser"])
+def test_who_cannot_repeat_a_block_leaves_it_to_others(copier: str) -> None:
+    """The worker died, or refused the job and does nothing."""
+    late = replace(job(leases=[("slow", 1)]), copies={"1-0": copier})
+    state = farm([late], {"slow": 10.0, "refuser": 1000.0, "two": 1000.0})
+    refused = [replace(each, refused=frozenset({"job"})) for each in state.workers[1:2]]
+    state = replace(state, workers=(state.workers[0], *refused, state.workers[2]))
+    made = decide(state, passes()).shares
+    assert {name: each[0].copies for name, each in made.items() if each} == {
+        "slow": [],
+        "two": ["1-0"],
+    }
+
+
+def test_who_repeats_something_gets_the_next_when_that_is_done() -> None:
+    """Meanwhile another one may have come; a block that is not done any more is not repeated."""
+    late = replace(job(leases=[("slow", 3)]), copies={"1-0": "one", "999-0": "one"})
+    state = farm([late], {"slow": 10.0, "one": 9000.0})
+    assert tail(state) == {"one": ["1-0"]}
+    state = farm([late], {"slow": 10.0, "one": 9000.0, "two": 1000.0})
+    assert tail(state) == {"one": ["1-0"], "two": ["17-0", "9-0"]}
+
+
+def test_what_a_worker_was_told_is_remembered() -> None:
+    """Until it completes something else, or dies; not what it was told after that."""
+    copies = Copies()
+    share = JobShare(job="job", tokens=0, blocks=1, copies=["1-0"])
+    copies.told({"one": (share,), "other": (msgspec.structs.replace(share, copies=[]),)})
+    copies.completed("one")  # of something before that plan
+    assert copies.by_job({"one", "other"}) == {"job": {"1-0": "one"}}
+    copies.told({"one": ()})
+    assert copies.by_job({"one", "other"}) == {"job": {"1-0": "one"}}
+    copies.completed("other")
+    assert copies.by_job({"one"}) == {"job": {"1-0": "one"}}
+    copies.completed("one")
+    assert copies.by_job({"one"}) == {}
+    copies.told({"one": (share,)})
+    assert copies.by_job({"other"}) == {}
+    assert copies.by_job({"one"}) == {}
 
 
 def test_a_copy_that_would_lose_is_not_made() -> None:
