@@ -21,6 +21,16 @@ FEW_SEEDS: Final = 2
 MACHINES: Final = spread(8)
 SCENARIOS: Final = {each.name: each for each in (*suite(MACHINES), *more_scenarios(MACHINES))}
 USUAL: Final = SCENARIOS["wrong-history"]
+BARS: Final = {
+    "cold": 0.98,
+    "wrong-history": 0.98,
+    "drift": 0.98,
+    "overhead": 0.95,
+    "short": 0.95,
+    "stalls": 0.97,
+    "drop": 0.97,
+}
+FEWER: Final = {"overhead": 0.94, "stalls": 0.965}  # where the first seeds are the unlucky ones
 FROZEN: Final = 5  # the machine that stops in some tests
 
 
@@ -36,20 +46,20 @@ def reached(runs: Sequence[Outcome]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "promised"),
-    [
-        ("cold", 0.98),
-        ("wrong-history", 0.98),
-        ("drift", 0.975),
-        ("overhead", 0.94),
-        ("short", 0.94),
-        ("stalls", 0.965),
-        ("drop", 0.965),
-    ],
+    ("scenario", "seeds", "promised"),
+    [(name, SEEDS, FEWER.get(name, bar)) for name, bar in BARS.items()]
+    + [pytest.param(name, 40, bar, marks=pytest.mark.slow) for name, bar in BARS.items()],
 )
-def test_the_rule_comes_near_the_fluid_bound(scenario: str, promised: float) -> None:
+def test_the_rule_comes_near_the_fluid_bound(scenario: str, seeds: int, promised: float) -> None:
     """On average over the seeds a job takes hardly longer than at all speeds together."""
-    assert reached(outcomes(scenario)) >= promised
+    found = reached(outcomes(scenario, seeds=seeds))
+    print(f"{scenario}: {found:.2%}, {seeds} seeds")  # noqa: T201 # the figures are the result
+    assert found >= promised
+
+
+def test_every_scenario_has_a_bar() -> None:
+    """None of the seven is left out."""
+    assert set(BARS) == {each.name for each in suite(MACHINES)}
 
 
 @pytest.mark.parametrize("scenario", [each.name for each in suite(MACHINES)])
