@@ -401,7 +401,8 @@ class SchedulerStats(Record):
         tokens_per_second: Recent.
         prediction_error: Median of |took / predicted - 1| of recent micro-batches.
         padding: Recent padded tokens over real ones, less 1.
-        efficiency: Recent tokens, over what all workers' rates say they could have done.
+        efficiency: Recent tokens, over what all workers' rates say they could have done of these
+            jobs, while there were any.
         late: Jobs that miss their deadlines as things are, and by how many seconds.
     """
 

@@ -16,19 +16,27 @@ RECENT_MAX: Final = 10_000  # micro-batches, and decisions
 
 
 class Done(NamedTuple):
-    """A micro-batch: when it was reported, what it was, and seconds it should have taken or 0."""
+    """A micro-batch that was reported.
+
+    Attributes:
+        at: When.
+        completion: What it was.
+        predicted: Seconds that it should have taken, or 0.
+        worth: Seconds that all workers together would need for it, 0 where that is not known.
+    """
 
     at: float
     completion: Completion
     predicted: float
+    worth: float
 
 
 class Looked(NamedTuple):
-    """A decision: when, seconds it took, and tokens per second that the workers could do."""
+    """A decision: when, seconds it took, and whether there was work of known speed."""
 
     at: float
     seconds: float
-    speed: float
+    wanted: bool
 
 
 @dataclass
@@ -38,6 +46,7 @@ class Statistics:
     decisions: int = 0
     micro_batches: int = 0
     tokens: int = 0
+    _speeds: Mapping[str, float] = field(default_factory=dict)
     _done: deque[Done] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
     _looked: deque[Looked] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
 
@@ -50,16 +59,22 @@ class Statistics:
             now: Monotonic time.
         """
         self.decisions += 1
-        wanted = [job for job in state.jobs if job.held_blocks or job.waiting_blocks]
-        speed = state.pace(wanted[0]).tokens_per_second if wanted else 0.0
-        self._looked.append(Looked(now, seconds, speed))
+        self._speeds = {job.job: state.pace(job).tokens_per_second for job in state.jobs}
+        wanted = any(
+            job.held_blocks or (job.waiting_blocks and job.status.state != "paused")
+            for job in state.jobs
+            if self._speeds[job.job]
+        )
+        self._looked.append(Looked(now, seconds, wanted))
 
     def completed(self, done: Iterable[tuple[Completion, float]], now: float) -> None:
         """Take micro-batches in, each with the seconds that it should have taken, or 0."""
         for completion, predicted in done:
             self.micro_batches += 1
             self.tokens += completion.tokens
-            self._done.append(Done(now, completion, predicted))
+            speed = self._speeds.get(completion.job, 0.0)
+            worth = completion.tokens / speed if speed else 0.0
+            self._done.append(Done(now, completion, predicted, worth))
 
     def figures(
         self,
@@ -79,7 +94,7 @@ class Statistics:
         real = sum(each.completion.real_tokens for each in done)
         padded = sum(each.completion.padded_tokens for each in done)
         seconds = max(1e-9, now - min((each.at for each in looked), default=now))
-        able = _integral(looked, now)
+        worked = _seconds_wanted(looked, now)
         return SchedulerStats(
             passes=list(passes),
             dropped=dict(dropped),
@@ -94,14 +109,14 @@ class Statistics:
             tokens_per_second=tokens / seconds,
             prediction_error=statistics.median(errors) if errors else 0.0,
             padding=padded / real - 1 if real else 0.0,
-            efficiency=tokens / able if able else 0.0,
+            efficiency=sum(each.worth for each in done) / worked if worked else 0.0,
         )
 
 
-def _integral(looked: Sequence[Looked], now: float) -> float:
-    """Tokens that the workers could have done since the first of these looks."""
+def _seconds_wanted(looked: Sequence[Looked], now: float) -> float:
+    """Time since the first of these looks in which there was something to do."""
     ends = [*(each.at for each in looked[1:]), now]
-    return sum(each.speed * (end - each.at) for each, end in zip(looked, ends, strict=False))
+    return sum(end - each.at for each, end in zip(looked, ends, strict=False) if each.wanted)
 
 
 def _mean(values: Sequence[float]) -> float:
