@@ -20,7 +20,7 @@ from embedfarm import model_files
 from embedfarm.broker import closing_client
 from embedfarm.cli.options import need_server
 from embedfarm.cli.request import tokenizer_file
-from embedfarm.farm import Farm, model_key
+from embedfarm.farm import Farm, length_class, model_key
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 
@@ -34,6 +34,7 @@ START_SECONDS_MAX = 120.0  # for all workers of a large host
 REMEMBERED_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.2
 FRAMING = 2  # tokens around a text
+CHUNK_TOKENS = 100.0  # of a chunk, where nothing is said about it
 BYTES_PER_TOKEN = 4.0  # without a tokenizer
 
 log = logging.getLogger(__name__)
@@ -73,22 +74,22 @@ def forecast(
 ) -> Forecast:
     """How long a corpus will take, by running the job in the simulator.
 
-    The speed of the workers is what the farm at `redis_url` remembers; without a farm, the
-    devices here embed a sample first.
+    The speed of the workers is what the farm at `redis_url` remembers; without a farm, or where
+    it does not know the model, the devices here embed a sample first.
 
     Raises:
         ForecastError: There is nothing to go by.
     """
     lengths = chunk_lengths(corpus, spec, settings)
-    if settings.redis_url:
-        speeds, source = remembered_speeds(spec, settings), "history"
-    else:
+    mean = sum(lengths) / len(lengths)
+    speeds, source = _known_speeds(spec, settings, mean), "history"
+    if not speeds:
         speeds, source = _calibrate(corpus, spec, settings, devices, cpu_workers), "calibration"
     from scheduler.policies import DEFAULT_POLICY
     from scheduler.simulation.scenario import PAIRS_TOKENS, Machine, Scenario, Work
     from scheduler.simulation.suite import simulate
 
-    # What is remembered was measured on such chunks, attention included.
+    # The speeds are of chunks of this length class, or the nearest known one: attention included.
     work = Work(sum(lengths) / sum(speeds), lengths=lengths)
     slower = 1 + sum(each**2 for each in lengths) / sum(lengths) / PAIRS_TOKENS
     machines = tuple(Machine(speed * slower) for speed in speeds)
@@ -125,24 +126,39 @@ def chunk_lengths(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> l
     return [min(tokens_max, int(size / bytes_per_token) + FRAMING) for size in sizes]
 
 
-def remembered_speeds(spec: JobSpec, settings: Settings) -> list[float]:
-    """Tokens per second of every worker that a farm knows for a model, on chunks of any length.
+def _known_speeds(spec: JobSpec, settings: Settings, chunk_tokens: float) -> list[float]:
+    """What the farm remembers; nothing without a farm."""
+    try:
+        return remembered_speeds(spec, settings, chunk_tokens) if settings.redis_url else []
+    except ForecastError as error:
+        log.warning("%s: a sample is embedded here", error)
+        return []
+
+
+def remembered_speeds(
+    spec: JobSpec, settings: Settings, chunk_tokens: float = CHUNK_TOKENS
+) -> list[float]:
+    """Tokens per second of the live workers of a farm, or of all it remembers if none is alive.
+
+    Args:
+        spec: Has the model.
+        settings: Where the farm is.
+        chunk_tokens: Mean length of chunks; the rate is that of their class, or the nearest known.
 
     Raises:
-        ForecastError: It knows none.
+        ForecastError: None of them has embedded anything with the model.
     """
+    from scheduler.history import History
+
     with closing_client(need_server(settings)) as client:
-        history = Farm(client).history()
-    latest: dict[str, tuple[float, float]] = {}
-    for key, rate in history.items():
-        worker, _, kind = key.partition("|")
-        if kind.rpartition("|")[0] == model_key(spec):
-            latest[worker] = max(
-                latest.get(worker, (0.0, 0.0)), (rate.updated, rate.tokens_per_second)
-            )
-    if not latest:
-        raise ForecastError(f"the farm has not embedded anything with {spec.model} yet")
-    return [speed for _, speed in latest.values()]
+        farm, history = Farm(client), History(settings.rate_half_life_seconds)
+        history.recall(farm.history())
+        alive = {beat.worker for beat in farm.workers() if beat.state != "draining"}
+    rates = history.rates(model_key(spec), length_class(chunk_tokens))
+    found = [rate.tokens_per_second for name, rate in rates.items() if not alive or name in alive]
+    if not found:
+        raise ForecastError(f"no worker of the farm has embedded anything with {spec.model} yet")
+    return found
 
 
 def _texts(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> Iterator[str]:

@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from embedfarm.cli.forecast import Forecast, chunk_lengths, forecast, remembered_speeds
+from embedfarm.cli.forecast import (
+    CHUNK_TOKENS,
+    Forecast,
+    chunk_lengths,
+    forecast,
+    remembered_speeds,
+)
 from embedfarm.cli.options import (
     USAGE,
     AsJson,
@@ -93,7 +99,7 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
     simulated one: the mean over the seeds and the 5th percentile, in per cent.
     """
     from scheduler.policies import POLICIES
-    from scheduler.simulation.scenario import more_scenarios
+    from scheduler.simulation.scenario import Machine, more_scenarios
     from scheduler.simulation.scenario import suite as seven
 
     settings = read_settings(redis)
@@ -103,7 +109,12 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
             _tell(forecast(plan, spec, settings, devices, cpu_workers), as_json=as_json)
         return
     with plain_errors():
-        machines = _machines(workers, speeds, settings, spec if from_history else None)
+        tokens = [] if lengths is None else chunk_lengths([str(lengths)], spec, settings)
+        if from_history:
+            mean = sum(tokens) / len(tokens) if tokens else CHUNK_TOKENS
+            machines = tuple(map(Machine, remembered_speeds(spec, settings, mean)))
+        else:
+            machines = _machines(workers, speeds)
         known = {each.name: each for each in (*seven(machines), *more_scenarios(machines))}
         chosen = [each.name for each in seven(machines)] if suite else names.split(",")
         wanted = policies.split(",")
@@ -113,7 +124,7 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
         for name, there in [*((n, known) for n in chosen), *((p, POLICIES) for p in wanted)]:
             if name not in there:
                 fail(f"{name!r} is none of {', '.join(there)}", USAGE)
-        scenarios = [_resize(known[name], seconds, lengths, spec, settings) for name in chosen]
+        scenarios = [_resize(known[name], seconds, tokens) for name in chosen]
         rows = _run(scenarios, wanted, seeds, settings, quiet=as_json)
         if timeline is not None:
             _draw(scenarios[0], wanted[0], settings, timeline)
@@ -125,14 +136,10 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
         _print(rows, scenarios, wanted)
 
 
-def _machines(
-    workers: int, speeds: str, settings: Settings, spec: JobSpec | None
-) -> "tuple[Machine, ...]":
-    """The modelled workers: evenly spread, as given, or as a farm remembers its own."""
+def _machines(workers: int, speeds: str) -> "tuple[Machine, ...]":
+    """The modelled workers: evenly spread, or as given."""
     from scheduler.simulation.scenario import Machine, spread
 
-    if spec is not None:
-        return tuple(map(Machine, remembered_speeds(spec, settings)))
     if not speeds:
         return spread(workers)
     try:
@@ -144,17 +151,14 @@ def _machines(
     return tuple(map(Machine, given))
 
 
-def _resize(
-    scenario: "Scenario", seconds: float, lengths: Path | None, spec: JobSpec, settings: Settings
-) -> "Scenario":
+def _resize(scenario: "Scenario", seconds: float, lengths: Sequence[int]) -> "Scenario":
     """The scenario with another size or other chunks of its jobs."""
     if seconds:
         times = seconds / sum(work.seconds for work in scenario.work)
         work = tuple(replace(each, seconds=each.seconds * times) for each in scenario.work)
         scenario = replace(scenario, work=work)
-    if lengths is not None:
-        tokens = chunk_lengths([str(lengths)], spec, settings)
-        work = tuple(replace(each, lengths=tokens) for each in scenario.work)
+    if lengths:
+        work = tuple(replace(each, lengths=lengths) for each in scenario.work)
         scenario = replace(scenario, work=work)
     return scenario
 

@@ -1,12 +1,17 @@
 """`embedfarm simulate` and `embedfarm scheduler explain`, as people call them."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from embedfarm.farm import Farm
-from embedfarm.records import Decision
-from embedfarm.settings import DEFAULT_MODEL
+from embedfarm.cli import forecast
+from embedfarm.cli.forecast import Forecast
+from embedfarm.farm import Farm, length_class, model_key
+from embedfarm.records import Decision, JobSpec, Rate
+from embedfarm.settings import DEFAULT_MODEL, Settings
+from scheduler.history import rate_key
 from scheduler.loop import NOTES_MAX
 from tests.farm.harness import run
 from tests.scheduler.conftest import Install
@@ -44,6 +49,71 @@ def test_what_takes_two_workers_is_not_offered_to_one() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "'deaths' is none of cold" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# How long a job will take.
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[str]:
+    """Chunks of 102 tokens, by the bytes."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(20 * (json.dumps({"text": "x" * 400}) + "\n"), encoding="utf-8")
+    return [str(path)]
+
+
+def plan(farm: Farm, corpus: Sequence[str]) -> Forecast:
+    """What is said about a job on this farm."""
+    settings = Settings(redis_url=at(farm)["EMBEDFARM_REDIS_URL"])
+    return forecast.forecast(corpus, JobSpec(model="null:4"), settings, "cpu", 1)
+
+
+def test_a_job_is_forecast_for_those_who_are_alive(farm: Farm, corpus: list[str]) -> None:
+    """Who is gone does not help; where nobody is alive, those count who are remembered."""
+    remember(farm, "alive", 1000, "null:4")
+    remember(farm, "gone", 9000, "null:4")
+    made = plan(farm, corpus)
+    assert (made.source, made.workers, made.tokens_per_second) == ("history", 2, 10_000)
+    beat(farm, "alive")
+    beat(farm, "leaving", "draining")
+    remember(farm, "leaving", 5000, "null:4")
+    made = plan(farm, corpus)
+    assert (made.source, made.workers, made.tokens_per_second) == ("history", 1, 1000)
+
+
+def test_a_worker_that_was_never_measured_is_not_in_a_forecast(
+    farm: Farm, corpus: list[str]
+) -> None:
+    """The forecast is for as many as it says."""
+    remember(farm, "known", 1000, "null:4")
+    beat(farm, "known")
+    beat(farm, "new")
+    assert plan(farm, corpus).workers == 1
+
+
+def test_a_job_is_forecast_by_chunks_of_its_length(farm: Farm, corpus: list[str]) -> None:
+    """A rate of long chunks says less, however new it is; the simulator goes by that, too."""
+    remember(farm, "worker", 1000, "null:4")
+    key = rate_key("worker", model_key(JobSpec(model="null:4")), length_class(4000))
+    long = Rate(tokens_per_second=50, overhead_seconds=0, updated=3e9, samples=1)
+    farm.remember({key: long}, [])
+    assert plan(farm, corpus).tokens_per_second == 1000
+    settings = Settings(redis_url=at(farm)["EMBEDFARM_REDIS_URL"])
+    spec = JobSpec(model="null:4")
+    assert forecast.remembered_speeds(spec, settings) == [1000]
+    assert forecast.remembered_speeds(spec, settings, 5000) == [50]
+
+
+def test_a_farm_that_does_not_know_a_model_is_calibrated(
+    farm: Farm, corpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose live workers have not embedded anything with it."""
+    monkeypatch.setattr(forecast, "_calibrate", lambda *_: [1234.0])
+    assert plan(farm, corpus).source == "calibration"
+    remember(farm, "gone", 9000, "null:4")
+    beat(farm, "new")
+    made = plan(farm, corpus)
+    assert (made.source, made.tokens_per_second) == ("calibration", 1234)
 
 
 # What it says of its decisions.
