@@ -17,28 +17,31 @@ class Copies:
     has completed something since: it may still be at that when its plan tells it something else.
     """
 
-    _told: Mapping[str, dict[Block, None]] = field(default_factory=dict)
-    _known: dict[str, dict[Block, None]] = field(default_factory=dict)
+    _told: Mapping[Block, str] = field(default_factory=dict)
+    _known: Mapping[Block, str] = field(default_factory=dict)
 
     def told(self, shares: Mapping[str, Sequence[JobShare]]) -> None:
         """Take in what the plans of a decision say."""
         self._told = {
-            worker: dict.fromkeys((each.job, copy) for each in made for copy in each.copies)
+            (each.job, identifier): worker
             for worker, made in shares.items()
-            if any(each.copies for each in made)
+            for each in made
+            for identifier in each.copies
         }
-        for worker, blocks in self._told.items():
-            self._known[worker] = self._known.get(worker, {}) | blocks
+        self._known = {**self._known, **self._told}
 
     def completed(self, worker: str) -> None:
         """A worker has done something; if that was before its last plan, this one still counts."""
-        self._known[worker] = self._told.get(worker, {})
+        self._known = {
+            block: name
+            for block, name in self._known.items()
+            if name != worker or self._told.get(block) == worker
+        }
 
     def by_job(self, alive: Collection[str]) -> Mapping[str, Mapping[str, str]]:
         """The worker for each block, by job; what the dead repeated is forgotten."""
-        self._known = {name: blocks for name, blocks in self._known.items() if name in alive}
+        self._known = {block: name for block, name in self._known.items() if name in alive}
         found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        for worker, blocks in self._known.items():
-            for job, identifier in blocks:
-                found[job][identifier] = worker
+        for (job, identifier), worker in self._known.items():
+            found[job][identifier] = worker
         return found

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
@@ -15,6 +15,8 @@ from scheduler.state import OVERDUE_SHARE, Draft, FarmState, JobState
 
 COPY_MARGIN: Final = 1.2  # a copy must win by this factor, or two workers race for nothing
 COPY_OVERHEAD_SECONDS: Final = 0.02
+PATIENCE: Final = 2.0  # times what copies should take, after which their maker hangs
+PATIENCE_SECONDS: Final = 0.5  # on top of that
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Tail:
 
     LATE (Zaharia et al. 2008): copy from the lease with the longest time to its end, and only if
     the copy would win. Whoever commits first counts; the other one's commit changes nothing.
-    No block is repeated by two: one that comes later and is faster would make it a third run.
+    No block is repeated by two, unless the first one hangs: one that comes later and is faster
+    would make it a third run.
     Blocks of the dead are left to the rescue, which counts how often a block was tried: a block
     that brings workers down must not get around that count by being copied.
     """
@@ -56,17 +59,21 @@ class Tail:
     ) -> Mapping[str, list[str]]:
         """Stream IDs by idle worker; a block that is being repeated stays with that worker.
 
-        It gets no others until it is done with those.
+        It gets no others until it is done with those. If it hangs in them others may have them.
         """
         if job.status.state != "closed" or not job.leases:
             return {}
         late = {identifier: seconds for seconds, identifier in self._late(state, job)}
         copies: defaultdict[str, list[str]] = defaultdict(list)
-        for identifier, name in job.copies.items():
-            if identifier in late and (name in takers or state.held_seconds.get(name)):
+        for identifier, name in _repeated(state, job, takers).items():
+            if identifier in late:
                 del late[identifier]
                 copies[name].append(identifier)
-        free = [name for name in takers if name not in copies]
+        free = [
+            name
+            for name in takers
+            if name not in copies and state.held_seconds[name] <= PATIENCE_SECONDS
+        ]
         for name, identifier in self._race(state, job, free, late):
             copies[name].append(identifier)
         return {name: copies[name] for name in takers if name in copies}
@@ -127,3 +134,20 @@ def _idle(state: FarmState) -> Collection[str]:
     """
     holders = set[str]().union(*[job.held_blocks for job in state.jobs if job.held_blocks])
     return [worker.name for worker in state.takers if worker.name not in holders]
+
+
+def _repeated(state: FarmState, job: JobState, takers: Collection[str]) -> Mapping[str, str]:
+    """Of what is repeated, by whom: less what is so by workers that are gone, idle or hang."""
+    rates, tokens = state.pace(job).rates, job.status.block_tokens_mean
+    seconds = {
+        name: count * tokens / rates[name].tokens_per_second if name in rates else 0.0
+        for name, count in Counter(job.copies.values()).items()
+    }
+    at_it = {
+        name
+        for name, needed in seconds.items()
+        if (passed := state.held_seconds.get(name)) is not None
+        and (passed or name in takers)
+        and passed <= PATIENCE_SECONDS + PATIENCE * needed
+    }
+    return {identifier: name for identifier, name in job.copies.items() if name in at_it}

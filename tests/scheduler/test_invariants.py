@@ -292,7 +292,7 @@ def tail_of(
         leases=tuple(Pending("in", each, worker, 0, 1) for each, worker in holders.items()),
         copies=copies.by_job(speeds.keys()).get("job", {}),
     )
-    passed = dict.fromkeys(at_work & speeds.keys(), 9.0)
+    passed = dict.fromkeys(at_work & speeds.keys(), 0.1)
     return support.farm([job], speeds, held_seconds=passed)
 
 

@@ -81,6 +81,14 @@ def test_who_cannot_repeat_a_block_leaves_it_to_others(copier: str) -> None:
     }
 
 
+@pytest.mark.parametrize(("passed", "copier"), [(0.3, "one"), (1.0, "two")])
+def test_who_hangs_in_a_copy_is_overtaken(passed: float, copier: str) -> None:
+    """A tenth of a second's work should not take a second; and who hangs gets nothing else."""
+    late = replace(job(leases=[("slow", 1)]), copies={"1-0": "one"})
+    speeds = {"slow": 10.0, "one": 1000.0, "two": 900.0}
+    assert tail(farm([late], speeds, held_seconds={"one": passed})) == {copier: ["1-0"]}
+
+
 def test_who_repeats_something_gets_the_next_when_that_is_done() -> None:
     """Meanwhile another one may have come; a block that is not done any more is not repeated."""
     late = replace(job(leases=[("slow", 3)]), copies={"1-0": "one", "999-0": "one"})
