@@ -69,12 +69,13 @@ class Tail:
             if identifier in late:
                 del late[identifier]
                 copies[name].append(identifier)
+        rates, passed = state.pace(job).rates, state.held_seconds
         free = [
             name
             for name in takers
-            if name not in copies and state.held_seconds[name] <= PATIENCE_SECONDS
+            if name not in copies and name in rates and passed[name] <= PATIENCE_SECONDS
         ]
-        for name, identifier in self._race(state, job, free, late):
+        for name, identifier in self._race(state, job, free, late) if free else ():
             copies[name].append(identifier)
         return {name: copies[name] for name in takers if name in copies}
 
@@ -87,7 +88,7 @@ class Tail:
         before the others does not take all.
         """
         rates, tokens = state.pace(job).rates, job.status.block_tokens_mean
-        speeds = {name: rates[name].tokens_per_second for name in free if name in rates}
+        speeds = {name: rates[name].tokens_per_second for name in free}
         caps = {n: self.settings.micro_batch_seconds_max * speed for n, speed in speeds.items()}
         left = {n: blocks_for(cap, job.status, self.settings) for n, cap in caps.items()}
         ends = [(COPY_OVERHEAD_SECONDS + tokens / speed, name) for name, speed in speeds.items()]
@@ -138,6 +139,8 @@ def _idle(state: FarmState) -> Collection[str]:
 
 def _repeated(state: FarmState, job: JobState, takers: Collection[str]) -> Mapping[str, str]:
     """Of what is repeated, by whom: less what is so by workers that are gone, idle or hang."""
+    if not job.copies:
+        return {}
     rates, tokens = state.pace(job).rates, job.status.block_tokens_mean
     seconds = {
         name: count * tokens / rates[name].tokens_per_second if name in rates else 0.0
