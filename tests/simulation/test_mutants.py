@@ -27,6 +27,19 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("patch", MUTANTS, ids=lambda path: path.stem)
+def test_it_fits(patch: Path) -> None:
+    """The code that a patch changes is as the patch knows it."""
+    done = subprocess.run(
+        ["git", "apply", "--check", str(patch)],  # noqa: S607 # whichever is there
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("patch", MUTANTS, ids=lambda path: path.stem)
 def test_it_is_found(patch: Path, tree: Path) -> None:
