@@ -155,7 +155,7 @@ def create_batch(
         LOGGER.info("%s submits %s%s", who.name, PREFIX, name)
         return read_batch(services, PREFIX + name).model_dump_json()
 
-    answer = answer_once(services, who, idempotency_key, asked.model_dump(), create)
+    _, answer = answer_once(services, who, idempotency_key, asked.model_dump(), create)
     return Response(answer, media_type="application/json")
 
 

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from typing import Annotated, Any, Final, NamedTuple, cast
 
+import msgspec
 from fastapi import Header, HTTPException
 
 from embedfarm import wire
@@ -15,6 +17,8 @@ from web.services import Services
 
 WORK_SECONDS: Final = 60  # a request whose server died is in work for so long
 AGAIN_SECONDS: Final = 1
+
+log = logging.getLogger(__name__)
 
 IdempotencyKey = Annotated[
     str | None,
@@ -30,7 +34,7 @@ class _Record(NamedTuple):
     """What is kept of a request: its hash, the id of what it makes, and the answer once it is."""
 
     request: str
-    id: str
+    id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     answer: str | None
 
 
@@ -40,8 +44,8 @@ def answer_once(
     key: str | None,
     request: Any,  # noqa: ANN401 -- anything that JSON can say
     work: Callable[[str], str],
-) -> str:
-    """The answer to a request, from now or from before.
+) -> tuple[str, str]:
+    """The id of what a request makes, and the answer to it, from now or from before.
 
     The id is kept before the work begins. So a request whose server died in between is done with
     that id again: `work` must do nothing twice for one id.
@@ -51,13 +55,16 @@ def answer_once(
         who: Keys of one are no keys of another.
         key: As the request has it; None does the work whatever was before.
         request: All that makes it another request.
-        work: Makes what is asked for under an id, 32 hexadecimal digits, and gives the answer.
+        work: Makes what is asked for under an id, 32 hexadecimal digits, and gives the answer, a
+            JSON object.
 
     Raises:
-        HTTPException: The key was used for another request, or its request is in work.
+        HTTPException: The key was used for another request, its request is in work, or what is kept
+            of it cannot be read.
     """
     if key is None:
-        return work(new_id())
+        made = new_id()
+        return made, work(made)
     client = services.client
     name = _hash([who.name, key])
     in_work = wire.in_work_key(name)
@@ -67,11 +74,11 @@ def answer_once(
             raise HTTPException(
                 409, "a request with this key is in work", {"retry-after": str(AGAIN_SECONDS)}
             )
-        return found.answer
+        return found.id, found.answer
     try:
         found = _find(services, name, _hash(request))
         if found is not None and found.answer is not None:
-            return found.answer
+            return found.id, found.answer
         record = found or _Record(_hash(request), new_id(), None)
         _keep(services, name, record)
         try:
@@ -80,16 +87,32 @@ def answer_once(
             client.delete(wire.answer_key(name))
             raise
         _keep(services, name, record._replace(answer=answer))
-        return answer
+        return record.id, answer
     finally:
         client.delete(in_work)
 
 
 def _find(services: Services, name: str, request: str) -> _Record | None:
-    data = cast("bytes | None", services.client.get(wire.answer_key(name)))
-    record = None if data is None else _Record(*json.loads(data))
-    if record is not None and record.request != request:
+    place = wire.answer_key(name)
+    data = cast("bytes | None", services.client.get(place))
+    if data is None:
+        return None
+    record = _read(data, place)
+    if record.request != request:
         raise HTTPException(422, "this Idempotency-Key was used for another request")
+    return record
+
+
+def _read(data: bytes, place: str) -> _Record:
+    """What was kept. What cannot be read is not as if it were absent: the request may be done."""
+    try:
+        record = msgspec.json.decode(data, type=_Record)
+        if record.answer is not None:
+            msgspec.json.decode(record.answer, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        says = f"what is kept of this Idempotency-Key in {place} cannot be read"
+        log.warning("%s: %s", says, error)
+        raise HTTPException(409, f"{says}; ask with another key, or have it deleted") from error
     return record
 
 

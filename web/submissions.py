@@ -5,7 +5,6 @@ is on the farm from the moment that it is accepted, so that it can be steered be
 """
 
 import contextlib
-import json
 import logging
 import shlex
 from dataclasses import replace
@@ -76,13 +75,13 @@ async def submit_job(
     Options are in the query, the JSON object or the form; what the body says counts.
     """
     async with reading(request, services.settings, options) as order:
-        facts = await run_in_threadpool(_answer, services, who, idempotency_key, order)
-    headers = {"location": f"{router.prefix}/{json.loads(facts)['job']}"}
+        job, facts = await run_in_threadpool(_answer, services, who, idempotency_key, order)
+    headers = {"location": f"{router.prefix}/{job}"}
     return Response(facts, 201, headers, "application/json")
 
 
-def _answer(services: Services, who: Caller, key: str | None, order: Order) -> str:
-    """The facts of the job that an order makes, or made before, in JSON."""
+def _answer(services: Services, who: Caller, key: str | None, order: Order) -> tuple[str, str]:
+    """The job that an order makes, or made before, and its facts in JSON."""
     model = services.find_model(order.options.model)
     if order.options.webhook:
         _check_webhook(order.options.webhook, services.settings)

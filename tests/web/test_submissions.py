@@ -312,6 +312,47 @@ def test_a_request_whose_server_died_is_done_once(web: TestClient, client: redis
     assert Farm(client).job_ids() == [first["job"]]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\xff\xfe\xc1",
+        b"",
+        b"something else",
+        b"9" * 5000,
+        b"[" * 100_000,
+        b"{}",
+        b"[]",
+        b'["a", "b"]',
+        b'["HASH", "../../elsewhere", null]',
+        b'["HASH", "ID", 1]',
+        b'["HASH", "ID", "no answer"]',
+        b'["HASH", "ID", "[1]"]',
+        b'["HASH", "ID", null, 4]',
+        b'[1, "ID", null]',
+        b'["\xff", "ID", null]',
+    ],
+)
+def test_a_request_whose_record_cannot_be_read_is_refused(
+    web: TestClient, client: redis.Redis, damage: bytes
+) -> None:
+    """Whether it was done nobody knows: 409 names the key, nothing is made, and others go on."""
+    order = {"texts": ["a"]}
+    first = web.post("/v1/jobs", json=order, headers={"idempotency-key": "k"}).json()
+    (key,) = client.scan_iter(wire.answer_key("*"))
+    request, name, _ = json.loads(client.get(key) or b"")
+    record = damage.replace(b"HASH", request.encode()).replace(b"ID", name.encode())
+    client.set(key, record)
+    for body in (order, {"texts": ["b"]}):
+        answer = web.post("/v1/jobs", json=body, headers={"idempotency-key": "k"})
+        assert answer.status_code == 409, answer.text
+        assert f"{key.decode()} cannot be read" in answer.json()["detail"]
+    assert client.get(key) == record
+    assert Farm(client).job_ids() == [first["job"]]
+    assert web.post("/v1/jobs", json=order, headers={"idempotency-key": "l"}).status_code == 201
+    client.delete(key)
+    assert web.post("/v1/jobs", json=order, headers={"idempotency-key": "k"}).status_code == 201
+
+
 def test_cancelled_and_deleted_before_it_runs(
     web: TestClient, server: LiveServer, tmp_path: Path, jobs: Path
 ) -> None:
