@@ -19,13 +19,16 @@ from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 
 from embedfarm import wire
+from embedfarm.entries import read_number
 from embedfarm.server_url import make_pool
 from embedfarm.settings import Recurring, Settings
+from embedfarm.unreadable import name_once
 from producer.ingest import FAILURE_SECONDS, RESULT_SECONDS
 from producer.requests import ReadableJob
 from producer.tasks import QUEUE, TASKS
 
 MEMORY_SECONDS: Final = 400 * 86400  # longer than a year, which a cron expression may wait
+NONE: Final = -1  # no time that is known
 RETRY_INTERVALS: Final = (5, 30, 120)
 
 log = logging.getLogger(__name__)
@@ -91,8 +94,11 @@ class Timetable:
         due = int(croniter(entry.cron, datetime.fromtimestamp(now, UTC)).get_prev(float))
         name = identify(entry)
         key = wire.recurring_key(name)
-        newest = int(cast("bytes | None", self._client.get(key)) or due)
-        if newest < due:
+        kept = cast("bytes | None", self._client.get(key))
+        newest = read_number(kept, NONE)
+        if newest == NONE and kept is not None:
+            name_once(key, "no Unix time")
+        if NONE < newest < due:
             self._enqueue(entry, f"{entry.task}-{name}-{due}")
         self._advance(keys=[wire.INGEST, key], args=[fence, due, MEMORY_SECONDS])
 

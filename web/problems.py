@@ -17,6 +17,7 @@ from starlette.routing import Match
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import FarmFull
 from embedfarm.jobs import ChangeRefused
+from embedfarm.records import RecordError
 from embedfarm.status import JobGone
 from producer.roots import PathRefused
 from web.pages.rendering import render, wants_page
@@ -189,6 +190,7 @@ HANDLERS: Final[dict[int | type[Exception], Handler]] = {
     FarmFull: _tell_full,
     PathRefused: _say(403),
     ChangeRefused: _say(409),
+    RecordError: _say(409),
     redis.exceptions.OutOfMemoryError: _say(503),
     **dict.fromkeys(UNAVAILABLE, _say(503)),
     StarletteException: _tell_refusal,

@@ -40,7 +40,7 @@ class Sessions:
     def find(self, secret: str) -> Key | None:
         """The key with which a session was begun; None if it has ended, or the key is none now."""
         digest = cast("bytes | None", self.client.get(_place(secret)))
-        return next((key for key in self.keys if digest and key.sha256 == digest.decode()), None)
+        return next((key for key in self.keys if key.sha256.encode() == digest), None)
 
     def end(self, secret: str) -> None:
         """Forget a session."""

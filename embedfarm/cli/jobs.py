@@ -268,9 +268,9 @@ def find_job(farm: Farm, name: str) -> Job:
         found = [name]
     if len(found) > 1:
         fail(f"{name} is the beginning of {len(found)} jobs", USAGE)
-    job = farm.job(found[0])
-    job.spec()
-    return job
+    if not farm.exists(found[0]):
+        raise JobGone(found[0])
+    return farm.job(found[0])
 
 
 def _change(job: str, redis: str, change: Callable[[Job], object], *, as_json: bool) -> None:

@@ -77,6 +77,7 @@ def plain_errors() -> Iterator[None]:
     from embedfarm.cli.forecast import ForecastError
     from embedfarm.farm import FarmFull, ModelRefused
     from embedfarm.jobs import ChangeRefused
+    from embedfarm.records import RecordError
     from embedfarm.status import JobGone
     from producer.readers import CorpusError
     from producer.submit import JobRefused, Rewind
@@ -91,6 +92,7 @@ def plain_errors() -> Iterator[None]:
         ForecastError,
         ModelError,
         ModelRefused,
+        RecordError,
     ) as error:
         fail(str(error), USAGE)
     except JobGone as error:

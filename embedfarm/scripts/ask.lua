@@ -8,22 +8,26 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local dead = now - ARGV[6]
 for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', dead - 1)) do
-  redis.call('HINCRBY', KEYS[4], ARGV[1], -#(entry[2][4] or ''))
+  redis.pcall('HINCRBY', KEYS[4], ARGV[1], -#(entry[2][4] or ''))
 end
 redis.call('XTRIM', KEYS[1], 'MINID', dead)
 for _, engine in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. dead)) do
   redis.call('HDEL', KEYS[4], engine)
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. dead)
+-- Nothing for what no lane can hold: another program's.
+local function number(size)
+  return size and #size < 16 and string.find(size, '^%-?%d+$') and tonumber(size)
+end
 local known = redis.call('EXISTS', KEYS[1]) == 1
-if not known or not tonumber(redis.call('HGET', KEYS[4], ARGV[1])) then
+if not known or not number(redis.call('HGET', KEYS[4], ARGV[1])) then
   redis.call('HDEL', KEYS[4], ARGV[1])
 end
 local grown = 0
 for i = 7, #ARGV do grown = grown + #ARGV[i] end
 local bytes = grown
 for _, size in ipairs(redis.call('HVALS', KEYS[4])) do
-  bytes = bytes + math.max(0, tonumber(size) or 0)
+  bytes = bytes + math.max(0, number(size) or 0)
 end
 local full = bytes > tonumber(ARGV[5])
 if known then

@@ -6,7 +6,7 @@ for i = 2, #ARGV do
   if entry then
     redis.call('XACK', KEYS[1], 'farm', ARGV[i])
     redis.call('XDEL', KEYS[1], ARGV[i])
-    redis.call('HINCRBY', KEYS[3], ARGV[1], -#entry[2][4])
+    redis.pcall('HINCRBY', KEYS[3], ARGV[1], -#(entry[2][4] or ''))
   end
 end
 redis.call('UNLINK', KEYS[2])

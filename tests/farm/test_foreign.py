@@ -1,33 +1,42 @@
 """What other programs leave on the server, of other versions or damaged: every role goes on."""
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, cast
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
 
 import pytest
 import redis
+from typer.testing import CliRunner
 
+from collector.manifest import OutputError
 from embedfarm import wire
+from embedfarm.cli.app import app
 from embedfarm.cli.inspection import examine_records
 from embedfarm.farm import Farm, engine_key
 from embedfarm.lane import Lane, LaneError
 from embedfarm.overview import read_page
-from embedfarm.records import RecordError
+from embedfarm.records import Plan, RecordError
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone
 from embedfarm.view import FarmReader
 from scheduler import loop
-from scheduler.loop import Scheduler
-from tests.contract.little_job import SPEC, heartbeat, make_job, push, run_everything
+from tests.contract.little_job import (
+    CHUNKS,
+    SPEC,
+    heartbeat,
+    make_job,
+    push,
+    run_everything,
+)
+from tests.farm.stations import KEY, Stations
 from tests.support import LiveServer
+from tests.web.conftest import client_of
+from web.feeds import NOTE
 from workers import fetch
 from workers.fetch import Fetcher
-from workers.leases import Holdings
-from workers.models import Models
-from workers.watchdog import Watchdog
 
-SETTINGS: Final = Settings(lease_seconds=3600, plan_ttl_seconds=0.1)
+SETTINGS: Final = Settings(lease_seconds=3600, plan_ttl_seconds=0.1, lane_lease_seconds=0.05)
 JUNK: Final = {
     "newer": b"\x02\x93\x01\x02\x03",
     "damaged": b"\x01\x9f\xff\xc1",
@@ -54,86 +63,140 @@ def spoil(client: redis.Redis, key: bytes, junk: bytes) -> None:
             client.xadd(key, cast("Any", entry))
 
 
-def read_everything(client: redis.Redis) -> Iterator[Callable[[], object]]:
-    """All that roles, commands and pages read; each may say that a job is gone, or unreadable."""
+class Reader(NamedTuple):
+    """Something that reads.
+
+    Attributes:
+        name: For people.
+        read: Does it.
+        may: What it may raise, because whoever calls it deals with that.
+    """
+
+    name: str
+    read: Callable[[], object]
+    may: tuple[type[Exception], ...] = ()
+
+
+def readers_of(client: redis.Redis) -> Iterator[Reader]:
+    """All that commands and pages read."""
     farm, lane = Farm(client), Lane(client, SETTINGS)
-    worker = Models(farm, "w", "cpu", SETTINGS, Watchdog(SETTINGS))
-    fetcher = Fetcher(farm, "w", Holdings(), worker, SETTINGS, threading.Event())
-    yield farm.workers
-    yield lambda: farm.plan("one")
-    yield farm.policy
-    yield lambda: farm.decisions(9)
-    yield farm.scheduler_stats
-    yield farm.history
-    yield lambda: farm.events("0", 0.001)
-    yield lambda: farm.recent_batches(60)
-    yield lambda: farm.samples(60)
-    yield farm.statuses
-    yield lambda: farm.admit("new", 99)
-    yield lambda: farm.budget("cpu", "null:2")
-    yield lambda: read_page(farm, "", 50)
-    yield FarmReader(farm).read
-    yield lambda: dict(examine_records(farm))
+    yield Reader("workers", farm.workers)
+    yield Reader("plan", lambda: farm.plan("one"))
+    yield Reader("policy", farm.policy)
+    yield Reader("decisions", lambda: farm.decisions(9))
+    yield Reader("stats", farm.scheduler_stats)
+    yield Reader("history", farm.history)
+    yield Reader("events", lambda: farm.events("0", 0.001))
+    yield Reader("batches", lambda: farm.recent_batches(60))
+    yield Reader("samples", lambda: farm.samples(60))
+    yield Reader("statuses", farm.statuses)
+    yield Reader("admit", lambda: farm.admit("new", 99))
+    yield Reader("budget", lambda: farm.budget("cpu", "null:2"))
+    yield Reader("page", lambda: read_page(farm, "", 50))
+    yield Reader("view", FarmReader(farm).read)
+    yield Reader("doctor", lambda: dict(examine_records(farm)))
     for name in ("little", "other"):
         job = farm.job(name)
-        yield from (job.status, job.spec, job.result_starts)
-        yield partial(job.failures, 99)
-        yield from (partial(read, name) for read in (farm.accounts, farm.refusals, farm.recipe))
-        yield partial(farm.fingerprint, name)
-    yield from (fetcher.fetch for _ in range(3))
-    yield lambda: lane.unloaded(engine_key(SPEC))
-    yield lambda: lane.oldest(engine_key(SPEC))
-    yield lambda: lane.take(engine_key(SPEC), "w", 1 << 20)
-    yield lambda: lane.bells("0", 0.001)
-    yield lambda: lane.ask(SPEC, ["a"], 0.01)
+        yield Reader("status", job.status, (JobGone,))
+        # By `Models`, `Observer`, `web.problems` and `plain_errors`.
+        yield Reader("spec", job.spec, (RecordError,))
+        yield Reader("starts", job.result_starts)
+        yield Reader("failures", partial(job.failures, 99))
+        yield Reader("accounts", partial(farm.accounts, name))
+        yield Reader("refusals", partial(farm.refusals, name))
+        # By `Submitter` and `plain_errors`.
+        yield Reader("recipe", partial(farm.recipe, name), (RecordError,))
+        yield Reader("fingerprint", partial(farm.fingerprint, name))
+    yield Reader("bells", lambda: lane.bells("0", 0.001))
+    yield Reader("unloaded", lambda: lane.unloaded(engine_key(SPEC)))
+    yield Reader("ask", lambda: lane.ask(SPEC, ["a"], 0.01), (LaneError,))  # nobody answers
 
 
-def step(server: LiveServer) -> None:
-    """A decision of a scheduler that has just begun; none of its passes fails."""
-    scheduler = Scheduler(server.url, SETTINGS, threading.Event())
-    scheduler._step()
-    assert not {
-        name for name in scheduler._dropped if name in {each.name for each in scheduler.passes}
-    }
-    scheduler.farm.client.close()
+def prepare(stations: Stations) -> None:
+    """Let every kind of key be there, and what roles keep for themselves."""
+    client, farm = stations.client, stations.farm
+    job = run_everything(client)
+    client.hdel(job.keys.meta, "fingerprint")
+    client.delete(wire.SCHEDULER, wire.INGEST)  # whose places ours take
+    stations.enqueue()
+    client.delete(wire.INGEST)
+    fence = farm.elect("another", 60)
+    farm.publish([Plan(worker=stations.worker.name, fence=fence, shares=[])], fence, 60)
+    client.delete(wire.SCHEDULER)
+    assert stations.answer("k") == "{}"
+    stations.secret = stations.sessions.begin(KEY)
+    assert stations.find_session() == KEY
 
 
-def reads(server: LiveServer, client: redis.Redis) -> Iterator[Callable[[], object]]:
-    """All that is read, and a decision."""
-    yield from read_everything(client)
-    yield partial(step, server)
+def roles_of(stations: Stations, key: str) -> Iterator[Reader]:
+    """What each role does, and that it goes on with what is not spoiled."""
+    healthy = Farm(stations.client).job("healthy")
+
+    def decide() -> None:
+        stations.work()  # so that there is somebody to plan for
+        make_job(stations.client, 1, healthy.id)
+        stations.farm.admit(healthy.id, 99)
+        stations.decide()
+        assert stations.plans(healthy.id)
+
+    def work() -> None:
+        assert stations.work_until(lambda: healthy.status().chunks_done == CHUNKS)
+        assert stations.ask(SPEC, "fresh")
+
+    def answer() -> None:
+        kept = key.startswith(wire.answer_key(""))
+        said = stations.answer("k")
+        assert said == "{}" or (kept and f"{key} cannot be read" in said)
+        assert stations.answer("another") == "{}"
+
+    def find_session() -> None:
+        assert stations.find_session() in {KEY, None}
+        assert stations.sessions.find(stations.sessions.begin(KEY)) == KEY
+
+    yield Reader("scheduler", decide)
+    yield Reader("worker", work)
+    yield Reader("ingest", stations.enqueue)
+    yield Reader("requests", answer)
+    yield Reader("sessions", find_session)
+    # A result of another version ends its own command, which says so.
+    yield Reader("collector", partial(stations.collect, "little", (2, 4, 6)), (OutputError,))
+    yield Reader("collector", partial(stations.collect, healthy.id, (0,)))
 
 
 @pytest.mark.parametrize("name", JUNK)
 def test_every_role_goes_on(
-    server: LiveServer, client: redis.Redis, name: str, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer,
+    client: redis.Redis,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """One key at a time holds something else: nobody fails for it, whatever it is."""
     monkeypatch.setattr(Fetcher, "_wait", lambda *_: None)  # for work: there is none
     monkeypatch.setattr(fetch, "IDLE_SECONDS", 0.001)
     monkeypatch.setattr(loop, "DECISION_SECONDS_MIN", 0.0)
     monkeypatch.setattr("gc.collect", lambda *_, **__: 0)  # which takes most of the time here
-    job = run_everything(client)
-    client.hdel(job.keys.meta, "fingerprint")
-    client.delete(wire.SCHEDULER)
+    stations = Stations(server, client, SETTINGS, tmp_path / "out")
+    prepare(stations)
+    stations.end()
     keys = sorted(client.scan_iter())
     whole = {key: cast("bytes", client.dump(key)) for key in keys}
     failures = []
     for key in keys:
         spoil(client, key, JUNK[name])
-        if key.decode() == wire.FENCE:
-            client.delete(key)  # it is counted, not read
-        for place, read in enumerate(reads(server, client)):
+        stations.begin()
+        for reader in (*roles_of(stations, key.decode()), *readers_of(client)):
             try:
-                read()
-            except (JobGone, RecordError, LaneError):
+                reader.read()
+            except reader.may:
                 continue
             except Exception as error:  # noqa: BLE001 # all of them are told at once
-                failures.append((key, place, repr(error)))
+                failures.append(f"{key.decode()}: {reader.name}: {error!r}")
+        stations.end()
         client.flushall()
         for each, data in whole.items():
             client.restore(each, 0, data)
-    assert not failures
+    assert not failures, "\n".join(failures)
 
 
 def test_doctor_names_what_is_left_out(client: redis.Redis) -> None:
@@ -150,6 +213,30 @@ def test_doctor_names_what_is_left_out(client: redis.Redis) -> None:
         "job newer": f"JobSpec {says}",
     }
     assert [beat.worker for beat in farm.workers()] == ["one"]
+
+
+@pytest.mark.parametrize("name", JUNK)
+def test_a_job_whose_spec_cannot_be_read_can_be_ended(
+    server: LiveServer, client: redis.Redis, name: str
+) -> None:
+    """By commands and by HTTP; what needs the spec says why it is not done."""
+    job = make_job(client, 1)
+    Farm(client).admit(job.id, 9)
+    job.note(NOTE, 1)
+    client.hset(job.keys.meta, "spec", JUNK[name])
+    order = {"start": 2, "texts": ["more"]}
+    with client_of(server) as web:
+        for path in ("", "/errors", "/results"):
+            assert web.get(f"/v1/jobs/{job.id}{path}").status_code < 300
+        fed = web.post(f"/v1/jobs/{job.id}/texts", json=order)
+        assert (fed.status_code, "JobSpec" in fed.json()["detail"]) == (409, True)
+        assert web.get(f"/jobs/{job.id}").status_code == 200
+    for words in ("show", "pause", "resume", "set --priority high", "cancel", "rm"):
+        verb, *options = words.split()
+        command = ["jobs", verb, job.id, *options, "--redis", server.url]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, f"{words}: {done.output} {done.exception!r}"
+    assert not client.exists(job.keys.meta)
 
 
 def test_a_producer_is_told_of_an_entry_that_is_in_its_way(client: redis.Redis) -> None:

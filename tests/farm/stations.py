@@ -1,0 +1,145 @@
+"""One process of each role in the thread of a test, which says whose turn it is."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, cast
+
+import redis
+from fastapi import HTTPException
+
+from collector.collect import Collector
+from collector.output import Output
+from embedfarm import wire
+from embedfarm.entries import read_number
+from embedfarm.farm import Farm
+from embedfarm.lane import Lane
+from embedfarm.records import JobSpec, LanePiece
+from embedfarm.settings import Recurring, Settings
+from producer.recurring import Timetable, identify
+from scheduler.loop import Scheduler
+from tests.support import LiveServer
+from web.idempotency import answer_once
+from web.keys import Key, Scope
+from web.services import Passes, Services
+from web.sessions import Sessions
+from workers.renewal import lose_ended, renew
+from workers.worker import Worker
+
+KEY: Final = Key("k", frozenset({Scope.ADMIN}), "0" * 64)
+DAY_SECONDS: Final = 86_400
+ROUNDS_MAX: Final = 20
+
+
+@dataclass
+class Stations:
+    """All of them; what a role raises out of its loop, its method raises.
+
+    Attributes:
+        settings: Of all.
+        home: Of an output.
+        secret: Of a session.
+    """
+
+    server: LiveServer
+    client: redis.Redis
+    settings: Settings
+    home: Path
+    secret: str = ""
+    farm: Farm = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.farm = Farm(self.client)
+        self.settings = self.settings.model_copy(
+            update={
+                "redis_url": self.server.url,
+                "recurring": [Recurring(cron="0 0 * * *", task="cleanup")],
+            }
+        )
+        self.timetable = Timetable(self.client, self.settings)
+        self.sessions = Sessions(self.client, [KEY], 60)
+        self.services = Services(self.client, self.settings, Passes((), (), lambda _: None))
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the worker and the scheduler, again if they run."""
+        settings, stop = self.settings, threading.Event()
+        self.worker = Worker(self.server.url, "cpu-0", "a kind", "cpu", settings, stop, dict)
+        self.scheduler = Scheduler(self.server.url, settings, stop)
+
+    def end(self) -> None:
+        """Close their connections."""
+        self.worker.client.close()
+        self.scheduler.farm.client.close()
+
+    def work(self) -> None:
+        """A round of what the worker's threads do."""
+        worker = self.worker
+        assert self.farm.beat(worker._heartbeat(), 60)
+        renew(self.farm, worker.name, worker.holdings)
+        lose_ended(self.farm, worker.holdings)
+        batch = worker.fetcher.fetch()
+        if batch is not None:
+            worker.committer.commit(batch, worker.embedder.embed(batch))
+        worker.lane.ring()
+        while worker.embedder.serve():
+            pass
+        worker.lane.done.put(None)
+        worker.lane.send()
+
+    def work_until(self, condition: Callable[[], object]) -> bool:
+        """Whether a condition holds after some rounds of the worker."""
+        for _ in range(ROUNDS_MAX):
+            if condition():
+                return True
+            self.work()
+        return bool(condition())
+
+    def decide(self) -> None:
+        """A decision, in which no pass fails."""
+        scheduler = self.scheduler
+        scheduler._step()
+        assert scheduler.fence
+        assert not scheduler._dropped.keys() & {each.name for each in scheduler.passes}
+
+    def plans(self, job: str) -> bool:
+        """Whether the last decision gave the worker some of a job."""
+        shares = self.scheduler._shares.get(self.worker.name, ())
+        return any(share.job == job for share in shares)
+
+    def collect(self, job: str, starts: Iterable[int]) -> None:
+        """Look for some results; one that is damaged is made anew."""
+        output = Output(self.home, {}, sink="npy", part_bytes_max=1 << 20)
+        with contextlib.closing(output):
+            for start in starts:
+                stop = threading.Event()
+                collector = Collector(self.farm.job(job), output, self.settings, stop)
+                if collector._look(start) is None and collector._damaged is not None:
+                    collector._lose(*collector._damaged)
+
+    def enqueue(self) -> None:
+        """What the ingest role does about once a second, and that it knows when it did it."""
+        self.timetable.tick(time.time())
+        for entry in self.settings.recurring:
+            kept = cast("bytes", self.client.get(wire.recurring_key(identify(entry))))
+            assert time.time() - DAY_SECONDS <= read_number(kept, 0) <= time.time()
+
+    def find_session(self) -> Key | None:
+        """Whose session it is."""
+        return self.sessions.find(self.secret)
+
+    def answer(self, key: str) -> str:
+        """What becomes of a request under an Idempotency-Key: its answer, or why there is none."""
+        try:
+            return answer_once(self.services, KEY, key, "request", lambda _: "{}")[1]
+        except HTTPException as error:
+            return str(error.detail)
+
+    def ask(self, spec: JobSpec, name: str) -> bool:
+        """Whether the worker answers a request for vectors."""
+        piece = LanePiece(id=name, spec=spec, place=0, texts=["a"], timeout_seconds=60)
+        Lane(self.client, self.settings).send([piece])
+        return self.work_until(lambda: self.client.exists(wire.reply_key(name)))
