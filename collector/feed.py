@@ -1,7 +1,7 @@
 """Results of a feed: read in order off the server, where they stay until they are acknowledged."""
 
 from collector.reader import Chunks, chunks_of
-from collector.results import layout_of
+from collector.results import check_place, layout_of
 from embedfarm.jobs import Job
 from embedfarm.records import Result
 
@@ -25,12 +25,16 @@ def take(job: Job, start: int, limit: int, bytes_max: int) -> Chunks | None:
 
     Raises:
         OutputError: A result contradicts itself.
+        RecordError: One cannot be read.
     """
     results: list[Result] = []
     upto, size = start, 0
     while upto < start + limit and size < bytes_max:
         result = job.result(upto) or (None if results else _straddling(job, upto))
-        if result is None or (results and layout_of(result) != layout_of(results[0])):
+        if result is None:
+            break
+        check_place(result, upto)
+        if results and layout_of(result) != layout_of(results[0]):
             break
         results.append(result)
         upto, size = upto + result.count, size + len(result.vectors)
@@ -45,4 +49,7 @@ def _straddling(job: Job, upto: int) -> Result | None:
     """
     before = max((start for start in job.result_starts() if start < upto), default=None)
     result = None if before is None else job.result(before)
-    return result.rest(upto) if result and result.start + result.count > upto else None
+    if before is None or result is None:
+        return None
+    check_place(result, before)
+    return result.rest(upto) if result.start + result.count > upto else None

@@ -130,7 +130,8 @@ class Lane:
         Raises:
             LaneFull: Too many requests wait already.
             LaneLate: Nobody answered within `timeout_seconds`.
-            LaneRefused: The request is beyond the limits, or no worker can load the model.
+            LaneRefused: The request is beyond the limits, no worker can load the model, or an
+                answer is damaged.
             redis.ConnectionError, redis.TimeoutError: The server is away. Asking again is safe.
         """
         self._check(texts, timeout_seconds)
@@ -189,13 +190,16 @@ class Lane:
     def _wait(self, pieces: Sequence[LanePiece], deadline: float) -> list[LaneAnswer]:
         """Answers up to a deadline in monotonic time: of all pieces, or until one has a reason."""
         answers: list[LaneAnswer] = []
+        texts = {piece.place: len(piece.texts) for piece in pieces}
         key = wire.reply_key(pieces[0].id)
         while len(answers) < len(pieces) and (left := deadline - time.monotonic()) > 0:
             found = self.client.blpop([key], timeout=block_ms(left) / 1000)
             if found is None:
                 continue
             try:
-                answers.append(decode(LaneAnswer, cast("list[bytes]", found)[1]))
+                answer = decode(LaneAnswer, cast("list[bytes]", found)[1])
+                check_answer(answer, texts.pop(answer.place, 0))
+                answers.append(answer)
             except RecordError as error:
                 answers.append(LaneAnswer(reason=str(error)))
             if answers[-1].reason:
@@ -355,13 +359,30 @@ def cut(spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> list[Lan
     return pieces
 
 
+def check_answer(answer: LaneAnswer, texts: int) -> None:
+    """Refuse an answer that has neither a vector for each text nor a reason.
+
+    Raises:
+        RecordError: It has other sizes than that.
+    """
+    rows = [error.index for error in answer.errors]
+    size = 4 * texts * answer.dimensions
+    if not answer.reason and not (0 < size == len(answer.vectors) and max(rows, default=0) < texts):
+        raise RecordError(f"an answer that has not the sizes of {texts} texts")
+
+
 def join(answers: Sequence[LaneAnswer]) -> LaneAnswer:
     """The answer to a request, from those to all its pieces in any order.
 
     Where two workers' fingerprints differ, both values are there, with a comma between them.
+
+    Raises:
+        LaneRefused: They have vectors of several sizes.
     """
     ordered = sorted(answers, key=lambda answer: answer.place)
     prints = [answer.fingerprint for answer in ordered]
+    if len({answer.dimensions for answer in ordered}) > 1:
+        raise LaneRefused("workers disagree about the size of a vector")
     return LaneAnswer(
         dimensions=ordered[0].dimensions,
         vectors=b"".join(answer.vectors for answer in ordered),

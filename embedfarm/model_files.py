@@ -62,7 +62,9 @@ def find_local(model: str, cache: Path | None = None) -> Path | None:
     if is_null(model):
         return None
     path = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path raises for a user who is not there
-    return path if model and path.is_dir() else _cached(model, cache) or _packaged(model)
+    # A path that may not be looked at, or is too long for one, is no directory: Path raises.
+    is_there = os.path.isdir(path)  # noqa: PTH112
+    return path if model and is_there else _cached(model, cache) or _packaged(model)
 
 
 def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -> dict[str, str]:

@@ -44,6 +44,13 @@ Fact: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 """Any finite number: of what is only shown."""
 
 
+EntryId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,17}-[0-9]{1,17}\Z")]
+"""ID of a stream entry, which the server would not take otherwise."""
+
+Some: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+"""A number of things to ask for."""
+
+
 class RecordError(ValueError):
     """Bytes off the wire that are not a record of a version this program reads."""
 
@@ -336,8 +343,8 @@ class JobShare(Record):
 
     job: str
     tokens: Count
-    blocks: Count
-    copies: list[str] = msgspec.field(default_factory=list)
+    blocks: Some
+    copies: list[EntryId] = msgspec.field(default_factory=list)
     open: bool = False
 
 

@@ -30,10 +30,15 @@ local function count(data, chunks, tokens)
   left.tokens, left.bytes = left.tokens + tokens, left.bytes + #data
 end
 
--- The first integers of a record, behind its version and the head of its array.
+local function is_count(value)
+  return type(value) == 'number' and 0 <= value and value <= 2 ^ 53 and value % 1 == 0
+end
+
+-- The first integers of a record, behind its version and the head of its array; none of what is
+-- damaged there.
 local function head(data, integers)
   local ok, _, start, chunks = pcall(cmsgpack.unpack_limit, string.sub(data, 3, 64), integers)
-  if ok then return start, chunks end
+  if ok and is_count(start) and (integers == 1 or is_count(chunks)) then return start, chunks end
 end
 
 -- ID of the last entry that was delivered; nothing while nobody can read the stream.

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedfarm.records import (
+    COUNT_MAX,
     SPEC_WORDS,
     VERSION,
     Amount,
@@ -17,6 +18,7 @@ from embedfarm.records import (
     Completion,
     Count,
     Decision,
+    EntryId,
     Fact,
     ForeignVersion,
     Heartbeat,
@@ -32,6 +34,7 @@ from embedfarm.records import (
     Result,
     Sample,
     SchedulerStats,
+    Some,
     Speed,
     TokenIds,
     TokenRecipe,
@@ -75,6 +78,8 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
     Fact: FACTS,
     Speed: st.floats(1e-9, 1e15),
     Count: COUNTS,
+    Some: st.integers(1, COUNT_MAX),
+    list[EntryId]: st.lists(st.from_regex(r"[0-9]{1,17}-[0-9]{1,17}", fullmatch=True), max_size=3),
     int: COUNTS,
     list[str]: st.lists(TEXTS, max_size=3),
     list[tuple[str, str]]: st.lists(st.tuples(TEXTS, TEXTS), max_size=3),
