@@ -7,7 +7,7 @@ import socketserver
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,11 @@ DOCUMENT: Final = ROOT / "docs" / "security.md"
 # What the farm's processes are; the others administer the server.
 USERS: Final = ("worker", "scheduler", "submitter", "enqueuer", "ingest", "web", "operator")
 CONTAINERS: Final = frozenset({"client", "script", "xgroup", "xinfo", "config"})
+
+
+def command_of(words: Sequence[str]) -> str:
+    """A command as an ACL file names it."""
+    return "|".join(words[: 1 + (words[0] in CONTAINERS)])
 
 
 def make_passwords(directory: Path) -> dict[str, str]:
@@ -84,7 +89,7 @@ class GuardedServer:
             if seen["client_type"] != "lua":
                 user = addresses.get(seen["client_address"])
             if user is not None:
-                self.used[user].add("|".join(words[: 1 + (words[0] in CONTAINERS)]))
+                self.used[user].add(command_of(words))
 
     def refusals(self) -> list[dict[str, Any]]:
         """What users were refused lately, the newest first."""
