@@ -22,7 +22,9 @@ from embedfarm.status import JobStatus
 from tests.contract.little_job import (
     CHUNKS,
     COMPLETION,
+    DECISION,
     RATE,
+    STATS,
     heartbeat,
     make_job,
     run_everything,
@@ -87,6 +89,13 @@ def test_pages_of_a_farm_at_work(web: TestClient, client: redis.Redis) -> None:
         for name in ("speed", "lanes"):
             answer = web.get(f"/charts/jobs/{job.id}/{name}.svg", params=look._asdict())
             ET.fromstring(answer.content)  # noqa: S314 -- our own
+
+
+def test_notes_that_are_not_kept_are_counted(web: TestClient, client: redis.Redis) -> None:
+    """A pass of which none was kept has not done nothing."""
+    decision = msgspec.structs.replace(DECISION, left_out={"tail": 1234})
+    Farm(client).tell(decision, STATS)
+    assert "notes not kept: 1,234" in web.get("/scheduler", headers=BROWSER).text
 
 
 def test_a_micro_batch_of_no_tokens_is_shown(web: TestClient, client: redis.Redis) -> None:
