@@ -332,7 +332,10 @@ def runs(client: redis.Redis, user: str, words: str) -> bool:
     try:
         script(keys=["rq:x" if user == "enqueuer" else "ef:{J}:res"])
     except redis.ResponseError as error:
-        return not re.search(r"ACL failure|permission|not allowed from script", str(error))
+        return not re.search(
+            r"ACL failure|permission|user executing the script can't|not allowed from script",
+            str(error),
+        )
     return True
 
 
