@@ -71,7 +71,6 @@ class Monitor:
         self._holders.clear()
         self._pushed.clear()
         self._results.clear()
-        self._tries.clear()
         keys = {word for _, words in server.log for word in words}
         self._remember(server, keys, now_ms)
         for key in keys:
@@ -80,7 +79,8 @@ class Monitor:
                     tries = (
                         self._tried_before(server, key, entry, now_ms) + Holder(*each).deliveries
                     )
-                    self._tries[key, entry] = tries
+                    # A worker knows of tries that the server has lost.
+                    self._tries[key, entry] = max(tries, self._tries.get((key, entry), 0))
 
     def look(self, server: ModelServer, words: list[bytes], reply: object, now_ms: int) -> None:
         """Check a command that has just changed something.
