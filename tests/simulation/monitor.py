@@ -152,8 +152,9 @@ class Monitor:
         now = {entry: Holder(*each) for entry, each in server.leases(key).items()}
         for entry, holder in now.items():
             old = before.get(entry)
-            if (key, entry) not in self._tries:
-                self._tries[key, entry] = 1 + self._tried_before(server, key, entry, now_ms)
+            if old is None:
+                first = 1 + self._tried_before(server, key, entry, now_ms)
+                self._tries[key, entry] = max(first, self._tries.get((key, entry), 0))
             if old is None or old.worker == holder.worker:
                 continue
             if now_ms - old.since_ms < self.lease_ms:
