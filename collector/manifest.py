@@ -156,6 +156,7 @@ class About(msgspec.Struct, kw_only=True):
         settings: Whatever else decided about the vectors.
         load_seconds: Time until the model was loaded.
         embed_seconds: Time from the first block to the last result.
+        embedded: Unix time of the last result, by the server's clock.
         created: Unix time.
         versions: Libraries by name.
         accounts: What each worker's device did in the run that finished the output, by name:
@@ -171,6 +172,7 @@ class About(msgspec.Struct, kw_only=True):
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     load_seconds: float = 0.0
     embed_seconds: float = 0.0
+    embedded: float = 0.0
     created: float = msgspec.field(default_factory=time.time)
     versions: dict[str, str] = msgspec.field(default_factory=library_versions)
     accounts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)

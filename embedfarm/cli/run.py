@@ -329,6 +329,7 @@ class Run:
             settings=self.request.identity(),
             load_seconds=max((beat.load_seconds for beat in workers), default=0.0),
             embed_seconds=_embed_seconds(status),
+            embedded=status.last_commit_ms / 1000,
             accounts={name: describe(each) for name, each in accounts.items()},
         )
         manifest = collector.finish(count, about)
