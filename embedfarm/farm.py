@@ -50,7 +50,7 @@ RETRY_SECONDS_MAX: Final = 3600
 
 _DECISIVE: Final = (
     "model", "dtype", "engine", "prompt", "max_length", "normalize", "dimensions", "long",
-    "long_overlap",
+    "long_overlap", "task", "prompt_name",
 )  # fmt: skip
 _RATE_KEY: Final = re.compile(r"[^|]+\|.+\|[0-9]{1,2}", re.DOTALL)
 

@@ -65,6 +65,10 @@ class LaneRefused(LaneError):
     """The request as it is cannot be answered."""
 
 
+class LaneUnserved(LaneRefused):
+    """No worker can load the model, or it cannot do what is asked for."""
+
+
 class TextsFailed(LaneError):
     """Some of the texts have no vector.
 
@@ -130,8 +134,8 @@ class Lane:
         Raises:
             LaneFull: Too many requests wait already.
             LaneLate: Nobody answered within `timeout_seconds`.
-            LaneRefused: The request is beyond the limits, no worker can load the model, or an
-                answer is damaged.
+            LaneUnserved: No worker can load the model, or it cannot do what is asked for.
+            LaneRefused: The request is beyond the limits, or an answer is damaged.
             redis.ConnectionError, redis.TimeoutError: The server is away. Asking again is safe.
         """
         self._check(texts, timeout_seconds)
@@ -143,7 +147,8 @@ class Lane:
         if refused or len(answers) < len(pieces):
             self._withdraw(pieces, entries)
         for answer in refused:
-            raise (LaneLate if answer.late else LaneRefused)(answer.reason)
+            unserved = LaneUnserved if answer.unserved else LaneRefused
+            raise (LaneLate if answer.late else unserved)(answer.reason)
         if len(answers) < len(pieces):
             said = self.unloaded(engine_key(spec)).items()
             reasons = [f"{worker}: {reason}" for worker, reason in said]

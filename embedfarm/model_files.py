@@ -73,23 +73,29 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
     Args:
         model: As the user wrote it; only a null model's name is part of the fingerprint.
         directory: Files of the model, None for a null model.
-        spec: Prompt, lengths, normalisation and dimensions.
+        spec: Task, prompt, lengths, normalisation and dimensions.
         dtype: What the model computes in, never "auto".
     """
-    components = {
-        "dtype": dtype,
-        "prompt": spec.prompt,
-        "max_length": str(spec.max_length),
-        "normalize": str(spec.normalize),
-        "dimensions": str(spec.dimensions),
-        "long": f"windows {spec.long_overlap}" if spec.long == "windows" else "truncate",
-    }
+    components = {"dtype": dtype} | job_components(spec)
     if directory is None:
         return components | {"weights": model}
     return components | {
         "weights": _digest(directory, _weights(directory)),
         "tokenizer": _digest(directory, _matching(directory, TOKENIZER)),
         "configuration": _digest(directory, _matching(directory, CONFIGURATION)),
+    }
+
+
+def job_components(spec: JobSpec) -> dict[str, str]:
+    """What a job itself brings to its fingerprint, whatever the model's files."""
+    return {
+        "task": spec.task,
+        "prompt": spec.prompt,
+        "prompt_name": spec.prompt_name,
+        "max_length": str(spec.max_length),
+        "normalize": str(spec.normalize),
+        "dimensions": str(spec.dimensions),
+        "long": f"windows {spec.long_overlap}" if spec.long == "windows" else "truncate",
     }
 
 

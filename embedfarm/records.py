@@ -23,6 +23,7 @@ SPEC_WORDS: Final = {
     "vector_dtype": ("float32", "float16", "int8", "ubinary", "lsh"),
     "engine": ("auto", "torch", "openvino"),
     "long": ("truncate", "windows", "error"),
+    "task": ("", "query", "document"),
 }
 """What each of these fields of a `JobSpec` may say."""
 
@@ -471,7 +472,7 @@ class JobSpec(Record, forbid_unknown_fields=True):
         dtype: How the model computes: "auto", "float32", "bfloat16", "float16" or "int8".
         vector_dtype: What is stored: "float32", "float16", "int8", "ubinary" (sign bits) or "lsh"
             (bits of random hyperplanes).
-        prompt: Text put before every chunk; "" for the model's own default, if it has one.
+        prompt: Text put before every chunk; "" for one of the model's own, if it has any.
         max_length: Tokens kept of a chunk, 0 for the model's own limit.
         normalize: Whether vectors are scaled to length 1 even if the model does not.
         dimensions: Leading components kept (Matryoshka), 0 for all.
@@ -483,6 +484,10 @@ class JobSpec(Record, forbid_unknown_fields=True):
             mean, weighted by tokens) or "error".
         long_overlap: Tokens that a window repeats of the one before, about.
         lsh_bits: Hyperplanes of "lsh", a multiple of 8.
+        task: "query", "document" or "": the vectors are those of sentence-transformers'
+            `encode_query`, `encode_document` or `encode`, which differ where a model has prompts or
+            modules for each.
+        prompt_name: Which of the model's prompts is put before every chunk, in place of the task's.
 
     Raises:
         ValueError: A field asks for what no worker could do.
@@ -501,6 +506,8 @@ class JobSpec(Record, forbid_unknown_fields=True):
     long: str = "truncate"
     long_overlap: int = 32
     lsh_bits: int = 2048
+    task: str = ""
+    prompt_name: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what no worker could do, also off the wire."""
@@ -512,6 +519,8 @@ class JobSpec(Record, forbid_unknown_fields=True):
             raise ValueError("max_length, dimensions and long_overlap are 0 to 2 to the 53rd")
         if self.lsh_bits % 8 or not BITS_MIN <= self.lsh_bits <= BITS_MAX:
             raise ValueError(f"lsh_bits is a multiple of 8 from {BITS_MIN} to {BITS_MAX}")
+        if self.prompt and self.prompt_name:
+            raise ValueError("prompt and prompt_name are two ways to say the same")
 
 
 class LanePiece(Record):
@@ -549,6 +558,7 @@ class LaneAnswer(Record):
         waited_seconds: From its arrival on the server until a worker took it; of a request until
             one took the first of its pieces.
         fingerprint: Of the model, as of a job.
+        unserved: Whether the reason is that no worker has such a model, whatever the texts are.
     """
 
     place: Count = 0
@@ -562,6 +572,7 @@ class LaneAnswer(Record):
     seconds: Fact = 0.0
     waited_seconds: Fact = 0.0
     fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
+    unserved: bool = False
 
     def matrix(self) -> NDArray[np.float32]:
         """Vectors as an array of shape (texts, dimensions), without a copy."""

@@ -38,9 +38,9 @@ FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and errors.js
 PATH_OPTIONS: Final = frozenset({"ranges"})
 EMBED_OPTIONS: Final = PATH_OPTIONS | {
     "model", "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",
-    "on_bad_row", "dtype", "engine", "vector_dtype", "lsh_bits", "format", "prompt", "max_length",
-    "long", "long_overlap", "dimensions", "normalize", "priority", "tenant", "weight", "deadline",
-    "job_id",
+    "on_bad_row", "dtype", "engine", "vector_dtype", "lsh_bits", "format", "task", "prompt",
+    "prompt_name", "max_length", "long", "long_overlap", "dimensions", "normalize", "priority",
+    "tenant", "weight", "deadline", "job_id",
 }  # fmt: skip
 
 log = logging.getLogger(__name__)

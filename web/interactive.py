@@ -12,7 +12,7 @@ from fastapi import Depends, HTTPException, Request
 from numpy.typing import NDArray
 
 from embedfarm import tracing
-from embedfarm.lane import Lane, LaneFull, LaneLate, LaneRefused
+from embedfarm.lane import Lane, LaneFull, LaneLate, LaneRefused, LaneUnserved
 from embedfarm.records import JobSpec, LaneAnswer
 
 T = TypeVar("T")
@@ -51,7 +51,9 @@ class Desk:
         finally:
             self.waiting -= 1
 
-    def embed(self, model: str, texts: Sequence[str], *, truncate: bool = True) -> LaneAnswer:
+    def embed(
+        self, model: str, texts: Sequence[str], *, truncate: bool = True, prompt_name: str = ""
+    ) -> LaneAnswer:
         """The answer of the farm, vectors as the model makes them; called in a thread.
 
         Length and dimensions are cut by who asks, so that all requests share one engine.
@@ -59,7 +61,8 @@ class Desk:
         Raises:
             HTTPException: There are no vectors, with a status that says whose fault it is.
         """
-        spec = JobSpec(model=model, long="truncate" if truncate else "error")
+        long = "truncate" if truncate else "error"
+        spec = JobSpec(model=model, long=long, prompt_name=prompt_name)
         try:
             with tracing.span("lane", model=model, texts=len(texts)):
                 answer = self.lane.ask(spec, texts, self.lane.settings.lane_seconds_max)
@@ -67,6 +70,8 @@ class Desk:
             raise _busy(str(error), error.retry_seconds) from error
         except LaneLate as error:
             raise HTTPException(503, str(error), {"retry-after": str(BUSY_SECONDS)}) from error
+        except LaneUnserved as error:
+            raise HTTPException(404 if prompt_name else 422, str(error)) from error
         except LaneRefused as error:
             raise HTTPException(422, str(error)) from error
         if answer.errors:

@@ -87,12 +87,23 @@ class Embedding(TermsGiven):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     vector_dtype: Literal["float32", "float16", "ubinary", "lsh"] = "float32"
     lsh_bits: Annotated[int, Field(ge=BITS_MIN, le=BITS_MAX, multiple_of=8), WHOLE] = 2048
-    prompt: Words = ""
+    task: Literal["", "query", "document"] = Field(
+        default="", description="As `encode_query` or `encode_document` of sentence-transformers."
+    )
+    prompt: Words = Field(default="", description="Put before every text.")
+    prompt_name: Words = Field(default="", description="One of the model's prompts instead.")
     max_length: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 0
     long: Literal["truncate", "windows", "error"] = "truncate"
     long_overlap: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 32
     dimensions: Annotated[int, Field(ge=0, le=DIMENSIONS_MAX, description="0: all."), WHOLE] = 0
     normalize: bool = False
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        """Refuse two prompts."""
+        if self.prompt and self.prompt_name:
+            raise ValueError("prompt and prompt_name are two ways to say the same")
+        return self
 
     def spec(self, model: str) -> JobSpec:
         """As the farm's job has it."""

@@ -20,8 +20,8 @@ from web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
 SAME: Final = (
-    "model", "dtype", "vector_dtype", "prompt", "max_length", "normalize", "dimensions", "long",
-    "long_overlap", "lsh_bits", "format",
+    "model", "dtype", "vector_dtype", "task", "prompt", "prompt_name", "max_length",
+    "normalize", "dimensions", "long", "long_overlap", "lsh_bits", "format",
 )  # fmt: skip
 READING: Final = {
     "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from embedfarm.hyperplanes import BITS_MAX, BITS_MIN, SEED_MAX, hash_vectors
 from web.interactive import AtDesk, Desk, shape
 from web.keys import Scope
+from web.orders import Words
 from web.problems import problems
 from web.schemas import WHOLE, Body
 from web.services import Service, Services, need
@@ -29,6 +30,7 @@ class EmbedRequest(Body):
     inputs: Inputs
     normalize: bool = True
     truncate: bool = True
+    prompt_name: Words | None = None
 
 
 class LshRequest(Body):
@@ -108,7 +110,13 @@ async def embed(services: Service, desk: AtDesk, request: EmbedRequest) -> Respo
     """Vectors, in the order of the inputs."""
 
     def work() -> bytes:
-        vectors = _vectors(services, desk, _listed(request.inputs), truncate=request.truncate)
+        vectors = _vectors(
+            services,
+            desk,
+            _listed(request.inputs),
+            truncate=request.truncate,
+            prompt_name=request.prompt_name or "",
+        )
         return msgspec.json.encode(shape(vectors, normalize=request.normalize).tolist())
 
     return Response(await desk.run(work), media_type="application/json")
@@ -181,9 +189,10 @@ def _tokens(services: Services, request: TokenizeRequest) -> list[list[Token]]:
 
 
 def _vectors(
-    services: Services, desk: Desk, texts: list[str], *, truncate: bool
+    services: Services, desk: Desk, texts: list[str], *, truncate: bool, prompt_name: str = ""
 ) -> NDArray[np.float32]:
-    return desk.embed(services.settings.models[0], texts, truncate=truncate).matrix()
+    model = services.settings.models[0]
+    return desk.embed(model, texts, truncate=truncate, prompt_name=prompt_name).matrix()
 
 
 def _listed(inputs: str | list[str]) -> list[str]:

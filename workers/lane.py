@@ -100,7 +100,8 @@ class LaneServer:
         default_factory=lambda: dict.fromkeys(("rounds", "pieces", "texts", "tokens"), 0.0)
     )
     lane: Lane = field(init=False)
-    _waiting: threading.Event = field(default_factory=threading.Event)
+    _rung: dict[str, None] = field(default_factory=dict)  # engines to look for, in turn
+    _ringing: threading.Lock = field(default_factory=threading.Lock)
     _rang_at: float = 0.0
     _heard_at: float = -float("inf")
     _held: Holdings = field(default_factory=Holdings)
@@ -114,22 +115,24 @@ class LaneServer:
     # The device's side: all of this is called by the thread that drives it.
 
     def take(self) -> MicroBatch | None:
-        """Requests that wait for the loaded engine; a round trip only when there may be some."""
-        engine = self.models.engine()
-        if not self._waiting.is_set() or engine is None or self.stop.is_set():
+        """Requests that the loaded weights serve; a round trip only when there may be some."""
+        key = None if self.stop.is_set() else self._next_rung()
+        if key is None or not self.models.may_serve(key):
             return None
-        self._waiting.clear()  # before the look, so that who comes after it is not forgotten
         self._began = time.monotonic()
-        # No more at a time than a short device batch: other devices may take the rest.
-        seconds, key = self.settings.lane_batch_seconds, self.models.engine_key
-        enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
         try:
+            engine = self.models.known(key) or self._find(key)
+            if engine is None:
+                return None
+            # No more at a time than a short device batch: other devices may take the rest.
+            seconds = self.settings.lane_batch_seconds
+            enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
             taken = self.lane.take(key, self.worker, enough)
         except UNAVAILABLE as error:
             log.warning("requests not looked at, server away: %s", error)
             return None
         if sum(len(each.data) for each in taken) >= enough or _is_retry(taken):
-            self._waiting.set()  # that was not all
+            self.ring(key)  # that was not all
         refused: list[Reply] = []
         self._round = [(each, piece) for each in taken if (piece := self._open(key, each, refused))]
         if refused:
@@ -145,6 +148,32 @@ class LaneServer:
         plain = self._round[0][1].spec
         spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
         return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
+
+    def _next_rung(self) -> str | None:
+        """An engine that was asked for, off the list before the look: who comes later rings."""
+        with self._ringing:
+            key = next(iter(self._rung), None)
+            if key is not None:
+                del self._rung[key]
+        return key
+
+    def _find(self, key: str) -> Engine | None:
+        """The engine of a key that is new here, None where it needs other weights.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        oldest = self.lane.oldest(key)
+        if oldest is None:
+            return None
+        try:
+            spec = decode(LanePiece, oldest.data).spec
+            return self.models.variant(spec) if engine_key(spec) == key else None
+        except RecordError:
+            pass  # who is to load for it refuses it
+        except ModelError as error:
+            self._refuse_waiting(key, str(error))
+        return None
 
     def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
         """Have the answers of a round sent, without waiting for it."""
@@ -216,31 +245,31 @@ class LaneServer:
     # Beside the device.
 
     def listen(self) -> None:
-        """Ring when somebody asks for the loaded engine, and when a request was left behind."""
+        """Ring when somebody asks for what we serve, and when a request was left behind."""
         after, look_at, pause = "", 0.0, FIRST_PAUSE_SECONDS
         while not self.stop.is_set():
             try:
                 after = after or self.lane.now()
                 after, engines = self.lane.bells(after, LISTEN_SECONDS)
                 pause = FIRST_PAUSE_SECONDS
-                key = self.models.engine_key
-                if key in engines:
-                    self._heard_at = time.monotonic()
-                    self.ring()
-                elif key and time.monotonic() >= look_at:
+                if not engines and time.monotonic() >= look_at:
                     look_at = time.monotonic() + LISTEN_SECONDS
-                    if self.lane.waiting(key):
-                        self.ring()
+                    asked = filter(self.models.may_serve, self.lane.asked())
+                    engines = set(filter(self.lane.waiting, asked))
+                for key in filter(self.models.may_serve, engines):
+                    self._heard_at = time.monotonic()
+                    self.ring(key)
             except UNAVAILABLE as error:
                 log.warning("not listening for requests, server away: %s", error)
                 self.stop.wait(pause)
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
-    def ring(self) -> None:
-        """Have the device look, at once if it is idle."""
-        if not self._waiting.is_set():
-            self._rang_at = time.monotonic()
-        self._waiting.set()
+    def ring(self, key: str) -> None:
+        """Have the device look for requests of an engine, at once if it is idle."""
+        with self._ringing:
+            if not self._rung:
+                self._rang_at = time.monotonic()
+            self._rung[key] = None
         self.wake()
 
     def send(self) -> None:
@@ -286,7 +315,7 @@ class LaneServer:
             redis.ConnectionError: The server is away.
         """
         for key in self.lane.asked():
-            oldest = None if key == self.models.engine_key else self.lane.oldest(key)
+            oldest = None if self.models.known(key) else self.lane.oldest(key)
             if oldest is not None and self._consider(key, oldest):
                 return True
         return False
@@ -301,7 +330,7 @@ class LaneServer:
         except RecordError as error:
             self._refuse_waiting(key, str(error))
             return False
-        patience = SWAP_SECONDS if self.models.engine_key else 0.0
+        patience = SWAP_SECONDS if self.models.loaded else 0.0
         if not patience <= oldest.waited_seconds <= request.timeout_seconds:
             return False
         if self.stop.is_set() or not self.lane.claim_loading(key, self.worker):
@@ -323,7 +352,7 @@ class LaneServer:
             self._refuse_together(key)
         else:
             self._heard_at = time.monotonic()
-            self.ring()
+            self.ring(key)
 
     def _refuse_together(self, key: str) -> None:
         """Refuse what waits for an engine that no worker of the farm could load."""
@@ -334,7 +363,7 @@ class LaneServer:
 
     def _refuse_waiting(self, key: str, reason: str) -> None:
         """Refuse all that waits in a lane."""
-        answer = LaneAnswer(reason=reason, worker=self.worker)
+        answer = LaneAnswer(reason=reason, worker=self.worker, unserved=True)
         while taken := self.lane.take(key, self.worker, ALL_BYTES):
             self.lane.answer(key, [(each.entry, each.id, answer) for each in taken])
 

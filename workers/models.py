@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from embedfarm.farm import Farm, ModelRefused, engine_key, model_key
@@ -18,6 +19,7 @@ from workers.quantisation import check_ranges
 from workers.watchdog import Watchdog
 
 JOBS_MAX: Final = 1000  # that something is known about
+VARIANTS_MAX: Final = 64  # engines that are kept, or known to need other weights
 REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
 
 log = logging.getLogger(__name__)
@@ -27,13 +29,15 @@ log = logging.getLogger(__name__)
 class Models:
     """Loads the model that a job needs, in place of the one before.
 
+    Jobs that differ in what does not touch the weights, such as the prompt, share them: each such
+    variant is an engine of its own, made in a moment.
+
     Attributes:
         warm_up: Runs an engine that was just loaded for the first time.
         loading: Whether a model is being loaded now.
         load_seconds: What the last loading took.
         loaded: Key of the loaded model, "" when there is none.
         model_bytes: Device memory that it took.
-        engine_key: `embedfarm.farm.engine_key` of the loaded engine, "" when there is none.
         serving: Held while requests are answered on an idle device, and while a model is replaced.
     """
 
@@ -47,12 +51,13 @@ class Models:
     load_seconds: float = 0.0
     loaded: str = ""
     model_bytes: int = 0
-    engine_key: str = ""
     serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
+    # By `embedfarm.farm.engine_key`; None for one on other weights.
+    _variants: dict[str, Engine | None] = field(default_factory=dict)
     _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
     _specs: dict[str, JobSpec] = field(default_factory=dict)
-    _accepted: set[str] = field(default_factory=set)
+    _accepted: dict[str, Engine] = field(default_factory=dict)
     _refused_until: dict[str, float] = field(default_factory=dict)
 
     def refused(self, job: str) -> bool:
@@ -82,7 +87,7 @@ class Models:
         """Drop what is known about a job that was deleted: its id may come back as another one."""
         self._known.pop(job, None)
         self._specs.pop(job, None)
-        self._accepted.discard(job)
+        self._accepted.pop(job, None)
         self._refused_until.pop(job, None)
 
     def swaps(self, job: str) -> bool:
@@ -94,8 +99,8 @@ class Models:
         if self._engine is None or job in self._accepted:
             return False
         try:
-            return self.engine_key != engine_key(self.spec(job))
-        except RecordError:
+            return self.variant(self.spec(job)) is None
+        except (ModelError, RecordError):
             return False  # `prepare` refuses it
 
     def prepare(self, job: str) -> Engine | None:
@@ -105,7 +110,7 @@ class Models:
             embedfarm.jobs.JobGone: There is no such job.
         """
         if job in self._accepted:
-            return self._engine
+            return self._accepted[job]
         try:
             engine = self._open(self.spec(job))
             check_ranges(self.spec(job), engine.dimensions)
@@ -115,7 +120,7 @@ class Models:
             self.refuse(job, str(error))
             return None
         self._refused_until.pop(job, None)
-        self._accepted.add(job)
+        self._accepted[job] = engine
         return engine
 
     def refuse(self, job: str, reason: str) -> None:
@@ -139,9 +144,27 @@ class Models:
         """
         return open_reference(engine, spec, self.settings)
 
-    def engine(self) -> Engine | None:
-        """The loaded engine."""
-        return self._engine
+    def known(self, key: str) -> Engine | None:
+        """The engine of a key, if it is there."""
+        return self._variants.get(key)
+
+    def may_serve(self, key: str) -> bool:
+        """Whether the loaded weights serve a key, as far as is known."""
+        variants = self._variants
+        return bool(variants) and variants.get(key, self._engine) is not None
+
+    def variant(self, spec: JobSpec) -> Engine | None:
+        """The engine of a spec on the loaded weights; None where it needs others.
+
+        Raises:
+            embedfarm.model_files.ModelError: The model cannot do what is asked for.
+        """
+        loaded, variants, key = self._engine, self._variants, engine_key(spec)
+        if key not in variants and loaded is not None:
+            variants[key] = loaded.for_job(spec)
+            while len(variants) > VARIANTS_MAX:  # the loaded one stays
+                variants.pop(next(islice(variants, 1, None)), None)
+        return variants.get(key)
 
     def load(self, spec: JobSpec) -> None:
         """Have the engine of a spec loaded, though no job needs it.
@@ -156,11 +179,12 @@ class Models:
         self._open(spec)
 
     def _open(self, spec: JobSpec) -> Engine:
-        """The loaded engine if it serves `spec`, else a new one in its place."""
-        if self._engine is not None and self.engine_key == engine_key(spec):
-            return self._engine
+        """An engine on the loaded weights if they serve `spec`, else a new one in their place."""
+        variant = self.variant(spec)
+        if variant is not None:
+            return variant
         with self.serving:
-            self._engine, self.loaded, self.engine_key = None, "", ""
+            self._engine, self._variants, self.loaded = None, {}, ""
             self._accepted.clear()  # jobs of the previous model are looked at afresh
             gc.collect()  # its modules refer to each other, and the next one needs the memory
             began = time.monotonic()
@@ -170,12 +194,12 @@ class Models:
                 with self.watchdog.watch(f"the loading of {spec.model}", self.watchdog.load_limit):
                     engine = open_engine(spec, self.torch_device, self.settings)
                     self.warm_up(spec, engine)
-                self._engine = engine
+                self._engine, self._variants = engine, {engine_key(spec): engine}
             finally:
                 self.loading = False
             limit_batches(self.torch_device, self.settings.batch_bytes_max)
             self.model_bytes = model_bytes(self.torch_device)
             self.load_seconds = time.monotonic() - began
-            self.loaded, self.engine_key = model_key(spec), engine_key(spec)
+            self.loaded = model_key(spec)
         log.info("loaded %s in %.1f s", spec.model, self.load_seconds)
         return engine

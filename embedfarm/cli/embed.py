@@ -105,7 +105,14 @@ Ranges = Annotated[
 OutputFormat = Annotated[
     Literal["parquet", "npy", "jsonl"], typer.Option("--format", help="Of the output.")
 ]
+Task = Annotated[
+    Literal["", "query", "document"],
+    typer.Option(
+        help="Prompt and modules as of `encode_query` or `encode_document`.", show_default=False
+    ),
+]
 Prompt = Annotated[str, typer.Option(help="Text put before every chunk.")]
+PromptName = Annotated[str, typer.Option(help="One of the model's own prompts instead.")]
 MaxLength = Annotated[
     int, typer.Option(min=0, help="Tokens kept of a chunk; 0: the model's limit.")
 ]
@@ -144,7 +151,9 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     ranges: Ranges = None,
     lsh_bits: LshBits = 2048,
     output_format: OutputFormat = "parquet",
+    task: Task = "",
     prompt: Prompt = "",
+    prompt_name: PromptName = "",
     max_length: MaxLength = 0,
     long: Long = "truncate",
     long_overlap: LongOverlap = 32,
@@ -177,9 +186,9 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         )  # fmt: skip
         spec = JobSpec(
             model=model, dtype=dtype, engine=engine, vector_dtype=vector_dtype,
-            ranges=_ranges(vector_dtype, ranges), lsh_bits=lsh_bits, prompt=prompt,
-            max_length=max_length, long=long, long_overlap=long_overlap, normalize=normalize,
-            dimensions=dimensions, name=out.name,
+            ranges=_ranges(vector_dtype, ranges), lsh_bits=lsh_bits, task=task,
+            prompt=prompt, prompt_name=prompt_name, max_length=max_length, long=long,
+            long_overlap=long_overlap, normalize=normalize, dimensions=dimensions, name=out.name,
         )  # fmt: skip
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line())

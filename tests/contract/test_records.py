@@ -93,7 +93,10 @@ def records(kind: type[Record]) -> st.SearchStrategy[Record]:
     if kind is TokenIds:
         return TOKEN_IDS
     fields = {name: VALUES[of] for name, of in get_type_hints(kind, include_extras=True).items()}
-    return st.builds(kind, **(fields | (SPEC_VALUES if kind is JobSpec else {})))
+    if kind is not JobSpec:
+        return st.builds(kind, **fields)
+    ways = ({name: st.just("")} for name in ("prompt", "prompt_name"))  # one or the other
+    return st.one_of([st.builds(kind, **(fields | SPEC_VALUES | way)) for way in ways])
 
 
 SPEC_VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -233,6 +236,8 @@ def test_what_cannot_be_reckoned_with_is_refused(field: str, wrong: float) -> No
         {"lsh_bits": 100},
         {"lsh_bits": 0},
         {"lsh_bits": 16384},
+        {"task": "rerank"},
+        {"prompt": "p: ", "prompt_name": "query"},
     ],
 )
 def test_a_spec_that_nobody_could_follow_is_refused(wrong: dict[str, Any]) -> None:

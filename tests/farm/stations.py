@@ -84,7 +84,8 @@ class Stations:
         batch = worker.fetcher.fetch()
         if batch is not None:
             worker.committer.commit(batch, worker.embedder.embed(batch))
-        worker.lane.ring()
+        for key in worker.lane.lane.asked():
+            worker.lane.ring(key)
         while worker.embedder.serve():
             pass
         worker.lane.done.put(None)

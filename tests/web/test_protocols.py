@@ -104,6 +104,8 @@ def test_tei_routes(null: TestClient) -> None:
         assert [base64.b64decode(each) for each in coded] == [row.tobytes() for row in bits]
     for wrong in ({"bitn": 56}, {"bitn": 8200}, {"bitn": 100}, {"seed": -1}):
         assert null.post("/lsh", json={"inputs": "a", **wrong}).status_code == 422
+    named = null.post("/embed", json={"inputs": "a", "prompt_name": "query"})
+    assert (named.status_code, "no prompt 'query'" in named.json()["detail"]) == (404, True)
     info = null.get("/info").json()
     assert (info["model_id"], info["max_client_batch_size"]) == (NULL, 2048)
 

@@ -55,10 +55,12 @@ def null_vectors(texts: Sequence[str], model: str = NULL) -> NDArray[np.float32]
     return engine.forward(engine.tokenise(texts), np.arange(len(texts)))
 
 
-def create_job(farm: Farm, blocks: Sequence[Block], name: str = "j", model: str = NULL) -> Job:
+def create_job(
+    farm: Farm, blocks: Sequence[Block], name: str = "j", model: str = NULL, prompt: str = ""
+) -> Job:
     """A closed job with these blocks."""
     job = farm.job(name)
-    job.create(JobSpec(model=model), 0)
+    job.create(JobSpec(model=model, prompt=prompt), 0)
     job.push([(block, encode(block)) for block in blocks])
     job.close(sum(len(block.texts) for block in blocks))
     return job
@@ -103,6 +105,9 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+
+    def for_job(self, spec: JobSpec) -> None:
+        """None: each is for one job."""
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
         """One for a token."""

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -122,10 +123,13 @@ def run(
 
 
 def encode(reference: SentenceTransformer, texts: Sequence[str], **options: Any) -> NDArray[Any]:  # noqa: ANN401 # any of encode's
-    """Each text on its own, so that nothing depends on what else is in the batch."""
-    return np.concatenate(
-        [reference.encode([t], show_progress_bar=False, **options) for t in texts]
-    )
+    """Each text on its own, so that nothing depends on what else is in the batch.
+
+    With a task it is what `encode_query` or `encode_document` makes of them.
+    """
+    task = options.pop("task", "")
+    embed = getattr(reference, f"encode_{task}" if task else "encode")
+    return np.concatenate([embed([t], show_progress_bar=False, **options) for t in texts])
 
 
 def cosines(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
@@ -233,7 +237,7 @@ def test_fingerprint_tells_apart_what_changes_vectors(
     """Equal for the same files and settings, different where a vector would be."""
     same = open_one(directories, tiny).fingerprint
     assert same == engines[tiny].fingerprint
-    for fields in ({"prompt": "p: "}, {"dimensions": 3}, {"normalize": True}):
+    for fields in ({"prompt": "p: "}, {"task": "query"}, {"dimensions": 3}, {"normalize": True}):
         assert open_one(directories, tiny, **fields).fingerprint != same
 
 
@@ -262,6 +266,7 @@ def test_device_batch_is_what_preprocessing_gives(
     features = engine.features(engine.tokenise(TEXTS), rows)
     prompt = reference.prompts.get(reference.default_prompt_name or "")
     theirs = reference.preprocess([TEXTS[row] for row in rows], prompt=prompt)
+    theirs.pop("task", None)  # only a router looks at it, and ours has gone its way
     assert features.keys() == theirs.keys()
     for name, value in theirs.items():
         same = torch.equal(features[name], value) if torch.is_tensor(value) else None
@@ -306,6 +311,102 @@ def test_prompt_goes_before_each_text(
     engine = open_like(directories, settings, model, dtype="float32", prompt="Passage: ")
     theirs = encode(references[model.removeprefix("openvino ")], TEXTS, prompt="Passage: ")
     assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+@pytest.mark.parametrize("model", [*KINDS, *CONVERTED])
+def test_task(
+    model: str,
+    task: str,
+    directories: dict[str, str],
+    settings: Settings,
+    references: dict[str, SentenceTransformer],
+) -> None:
+    """A job's task gives what `encode_query` and `encode_document` give: prompt and route."""
+    engine = open_like(directories, settings, model, dtype="float32", task=task)
+    theirs = encode(references[model.removeprefix("openvino ")], TEXTS, task=task)
+    assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
+
+
+@pytest.mark.parametrize("model", ["prompted", "openvino prompted"])
+def test_prompt_by_its_name(
+    model: str,
+    directories: dict[str, str],
+    settings: Settings,
+    references: dict[str, SentenceTransformer],
+) -> None:
+    """One of the model's prompts by its name, whatever the task."""
+    fields = {"dtype": "float32", "prompt_name": "topic", "task": "query"}
+    engine = open_like(directories, settings, model, **fields)
+    theirs = encode(references["prompted"], TEXTS, prompt_name="topic")
+    assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
+
+
+@pytest.mark.parametrize("model", ["prompted", "static", "null"])
+def test_prompt_that_the_model_does_not_have(model: str, directories: dict[str, str]) -> None:
+    """A name that is none of the model's is refused, and so is a task of other words."""
+    with pytest.raises(ModelError, match="no prompt 'other'"):
+        open_one(directories, model, prompt_name="other")
+
+
+# What each job may change on the same weights.
+CHANGES: Final[list[dict[str, Any]]] = [
+    {"prompt": "A prompt: "},
+    {"task": "query"},
+    {"task": "document"},
+    {"dimensions": 3},
+    {"normalize": True},
+    {"long": "windows", "long_overlap": 3},
+]
+
+
+@pytest.mark.parametrize("model", ["null", *KINDS, *CONVERTED])
+def test_other_jobs_on_the_same_weights(
+    model: str, directories: dict[str, str], settings: Settings
+) -> None:
+    """What is made for another job of a loaded engine is what would be opened for it."""
+    kind, made = model.removeprefix("openvino "), 0
+    options = {"engine": "openvino" if model in CONVERTED else "torch", "dtype": "float32"}
+    for fields in CHANGES:
+        spec = spec_of(directories, kind, **options, **fields)
+        loaded = open_like(directories, settings, model, dtype="float32")
+        engine = loaded.for_job(spec)
+        if engine is None:
+            continue
+        made += 1
+        opened = open_engine(spec, "cpu", settings)
+        assert engine.fingerprint == opened.fingerprint
+        assert engine.recipe == opened.recipe
+        assert engine.normalised == opened.normalised
+        np.testing.assert_array_equal(run(engine, TEXTS[:6]), run(opened, TEXTS[:6]))
+        theirs = run(open_like(directories, settings, model, dtype="float32"), TEXTS[:6])
+        np.testing.assert_array_equal(run(loaded, TEXTS[:6]), theirs)
+    # Of a routed model other tasks are other weights, and a graph may have a prompt's length in it.
+    fewer = {"routed": 4, "openvino routed": 4, "openvino prompted": 4}
+    assert made == fewer.get(model, len(CHANGES))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"dtype": "bfloat16"}, {"max_length": 7}, {"engine": "auto"}, {"model": "null:2"}]
+)
+def test_other_weights_are_another_engine(
+    fields: dict[str, Any], engines: dict[str, Engine]
+) -> None:
+    """What is loaded in another way is not shared."""
+    for kind in ("mean_pooled", "openvino mean_pooled", "null"):
+        engine = engines[kind]
+        if kind == "null":
+            assert engine.for_job(JobSpec(model="/models/other")) is None
+            continue
+        assert isinstance(engine, SentenceTransformerEngine)
+        assert engine.for_job(msgspec.structs.replace(engine.spec, **fields)) is None
+
+
+def test_tasks_differ(references: dict[str, SentenceTransformer]) -> None:
+    """The models above differ where it matters: these make other vectors for another task."""
+    for model in ("prompted", "routed"):
+        both = [encode(references[model], ["one"], task=task) for task in ("query", "document")]
+        assert cosines(*both)[0] < 0.999
 
 
 def test_prompt_that_the_model_pools_without(references: dict[str, SentenceTransformer]) -> None:

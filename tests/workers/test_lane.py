@@ -25,7 +25,7 @@ from embedfarm import wire
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm, engine_key
 from embedfarm.jobs import Job
-from embedfarm.lane import Lane, LaneLate, LaneRefused, TextsFailed, cut
+from embedfarm.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
 from embedfarm.model_files import resolve
 from embedfarm.records import Block, JobSpec, encode
 from tests.farm.test_model import mixed_texts
@@ -208,10 +208,45 @@ def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: Farm, lane: 
         wait_until(lambda: worker._current)
         with pytest.raises(LaneLate):
             lane.embed(SPEC, ["a"], 1.5)  # longer than it would wait for another worker
-        assert worker.models.engine_key == engine_key(JobSpec(model=SLOW))
+        assert worker.models.known(engine_key(JobSpec(model=SLOW)))
         assert not done(job)
         wait_until(lambda: done(job))
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
+
+
+def test_a_worker_at_work_serves_other_prompts(server: LiveServer, farm: Farm, lane: Lane) -> None:
+    """Queries are answered in the midst of documents: what differs is not in the weights."""
+    job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
+    queries = [JobSpec(model=SLOW, task="query"), JobSpec(model=SLOW, prompt="p: ")]
+    with working(worker_on(server, batch_tokens_max=100)) as worker:
+        wait_until(lambda: worker._current)
+        for spec in queries:
+            found = lane.embed(spec, ["a"], SECONDS)
+            assert np.array_equal(found, null_vectors(["a"]))
+        assert not done(job)
+        wait_until(lambda: done(job))
+
+
+def test_jobs_with_other_prompts_share_a_model(
+    server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is loaded once for jobs that differ in what is not in the weights."""
+    opened = []
+
+    def load_counted(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
+        opened.append(arguments[0])
+        return NullEngine.open(arguments[0])
+
+    monkeypatch.setattr(models, "open_engine", load_counted)
+    prompts = ["", "p: ", "q: "]
+    jobs = [
+        create_job(farm, [block_of(0, 5), block_of(5, 5)], name=f"j{n}", prompt=prompt)
+        for n, prompt in enumerate(prompts)
+    ]
+    with working(worker_on(server)):
+        wait_until(lambda: all(map(done, jobs)))
+    assert len(opened) == 1
+    assert [farm.fingerprint(job.id)["prompt"] for job in jobs] == prompts
 
 
 def test_a_model_is_gone_before_the_next_one_is_loaded(
@@ -327,15 +362,25 @@ def test_a_model_that_nobody_has(server: LiveServer, lane: Lane) -> None:
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
 
 
+def test_a_prompt_that_the_model_does_not_have(server: LiveServer, farm: Farm, lane: Lane) -> None:
+    """A worker at work says so at once, though it loads nothing then."""
+    job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
+    with working(worker_on(server, batch_tokens_max=100)) as worker:
+        wait_until(lambda: worker._current)
+        with pytest.raises(LaneUnserved, match="no prompt 'other'"):
+            lane.embed(JobSpec(model=SLOW, prompt_name="other"), ["a"], SECONDS)
+        assert not done(job)
+
+
 def test_a_model_that_is_not_there_costs_no_other(server: LiveServer, lane: Lane) -> None:
     """A worker keeps the model that it has when it is asked for one that is not to be had."""
     worker = worker_on(server)
     load(worker)
-    engine = worker.models.engine()
+    engine = worker.models.known(engine_key(SPEC))
     with working(worker):
         with pytest.raises(LaneRefused, match="no worker can load the model"):
             lane.embed(JobSpec(model="/no/such/model"), ["a"], SECONDS)
-        assert worker.models.engine() is engine
+        assert worker.models.known(engine_key(SPEC)) is engine is not None
 
 
 def test_a_damaged_request_is_told_so(server: LiveServer, lane: Lane) -> None:

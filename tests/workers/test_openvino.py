@@ -30,7 +30,7 @@ def graphs(cache: Path) -> dict[Path, int]:
 
 
 def test_a_graph_is_converted_once(tmp_path: Path) -> None:
-    """A second start reads the cache, with other options too; another prompt is another graph."""
+    """A second start reads the cache, with other options and prompts too."""
     settings = Settings(engine_cache=tmp_path / "cache")
     model = str(build("mean_pooled", tmp_path))
     spec = JobSpec(model=model, dtype="float32", engine="openvino")
@@ -43,12 +43,26 @@ def test_a_graph_is_converted_once(tmp_path: Path) -> None:
         "normalize": True,
         "dimensions": 4,
         "long": "windows",
-        "long_overlap": 2,
+        "long_overlap": 1,
+        "prompt": "p: ",
+        "task": "query",
     }
     open_engine(msgspec.structs.replace(spec, **options), "cpu", settings)
     assert graphs(tmp_path / "cache") == written
-    other = JobSpec(model=model, dtype="float32", engine="openvino", prompt="p: ")
-    open_engine(other, "cpu", settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("prompted", {"prompt": "a longer prompt: "}), ("routed", {"task": "query"})],
+)
+def test_what_changes_the_graph_makes_another(
+    kind: str, fields: dict[str, str], tmp_path: Path
+) -> None:
+    """A prompt that the pooling leaves out has its length in the graph, and a task its modules."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    spec = JobSpec(model=str(build(kind, tmp_path)), dtype="float32", engine="openvino")
+    for each in (spec, msgspec.structs.replace(spec, **fields)):
+        open_engine(each, "cpu", settings)
     assert len(graphs(tmp_path / "cache")) == 4
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.base.modules import Dense, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import (
     BoW,
     Normalize,
@@ -157,10 +157,20 @@ def prompted(directory: Path) -> SentenceTransformer:
     """BERT that leaves the prompt out of its mean, and has a default prompt."""
     return SentenceTransformer(
         modules=[bert(directory), Pooling(DIMENSIONS, "mean", include_prompt=False)],
-        prompts={"query": "Query: "},
+        prompts={"query": "Query: ", "passage": "Passage, as it is: ", "topic": "Topic: "},
         default_prompt_name="query",
         device="cpu",
     )
+
+
+def routed(directory: Path) -> SentenceTransformer:
+    """Two models in one, for queries and for documents, and one head for both."""
+    directory.mkdir()
+    router = Router.for_query_document(
+        query_modules=[bert(directory / "query"), Pooling(DIMENSIONS, "cls")],
+        document_modules=[bert(directory / "document"), Pooling(DIMENSIONS, "mean")],
+    )
+    return SentenceTransformer(modules=[router, Normalize()], device="cpu")
 
 
 def static(directory: Path) -> SentenceTransformer:
@@ -181,7 +191,8 @@ def bag_of_words(directory: Path) -> SentenceTransformer:
 KINDS: Final[dict[str, Callable[[Path], SentenceTransformer]]] = {
     each.__name__: each
     for each in (
-        mean_pooled, cls_pooled, last_token_pooled, dense_headed, prompted, static, bag_of_words,
+        mean_pooled, cls_pooled, last_token_pooled, dense_headed, prompted, routed, static,
+        bag_of_words,
     )
 }  # fmt: skip
 

@@ -120,6 +120,13 @@ class Engine(Protocol):
     def recipe(self) -> TokenRecipe | None:
         """How a producer may make token ids for `tokenise`; None when it must send texts."""
 
+    def for_job(self, spec: JobSpec) -> "Engine | None":
+        """The engine of another job on the same weights; None where it needs others.
+
+        Raises:
+            embedfarm.model_files.ModelError: The model cannot do what the job asks for.
+        """
+
     def flops(self, lengths: NDArray[np.int64]) -> float:
         """Floating-point operations for texts of so many tokens without padding; 0 if unknown."""
 

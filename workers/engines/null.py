@@ -49,6 +49,10 @@ class NullEngine:
         Raises:
             ModelError: The name is not "null:<dimensions>[:<tokens per second>]".
         """
+        if spec.prompt_name:
+            raise model_files.ModelError(
+                f"it has no prompt {spec.prompt_name!r}: it has none at all"
+            )
         words = spec.model.split(":")[1:]
         try:
             dimensions, speed = int(words[0]), float(words[1]) if len(words) > 1 else 0.0
@@ -62,6 +66,14 @@ class NullEngine:
         return cls(
             kept, speed, model_files.fingerprint(f"null:{dimensions}", None, spec, "float32")
         )
+
+    def for_job(self, spec: JobSpec) -> "NullEngine | None":
+        """One of the same name: there is nothing to load."""
+        if not model_files.is_null(spec.model):
+            return None
+        other = self.open(spec)
+        same = other.fingerprint["weights"] == self.fingerprint["weights"]
+        return other if same and other.tokens_per_second == self.tokens_per_second else None
 
     @cached_property
     def runs(self) -> NDArray[np.float32]:

@@ -11,11 +11,11 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import msgspec
 import numpy as np
@@ -46,8 +46,10 @@ COSINES_MIN: Final = {"float32": 0.9999, "bfloat16": 0.999, "int8": 0.95}  # of 
 # Activations that share a scale in int8, of one token; fewer are more exact, and slower.
 GROUP_SIZE: Final = 64
 # Options of a job that decide what goes into a graph, and what becomes of what comes out.
-NOT_IN_GRAPH: Final = frozenset({"max_length", "long", "normalize", "dimensions"})
-GRAPH_VERSION: Final = "3"  # changes with how graphs are made
+NOT_IN_GRAPH: Final = frozenset(
+    {"prompt", "prompt_name", "max_length", "long", "normalize", "dimensions"}
+)
+GRAPH_VERSION: Final = "4"  # changes with how graphs are made
 # What a launch takes in tokens, less than on torch: 16 to 24 by benchmarks/batch_shapes.py, between
 # which the time of a corpus is the same to 0.2 %, and the padding least with 16.
 LAUNCH_TOKENS: Final = 16
@@ -63,7 +65,18 @@ class OpenVinoEngine(SentenceTransformerEngine):
 
     request: openvino.InferRequest
     inputs: Sequence[str]
+    constants: Mapping[str, Any]
     name = "openvino"
+
+    def for_job(self, spec: JobSpec) -> Self | None:
+        """As of the torch engine, where the graph would be the same."""
+        other = super().for_job(spec)
+        if other is None or _Graph(list(other.model), _example(other)).constants != self.constants:
+            return None
+        if self.exact_twin is not None:
+            exact = msgspec.structs.replace(spec, dtype=self.exact_twin.spec.dtype)
+            other.exact_twin = self.exact_twin.for_job(exact)
+        return other
 
     def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
         """The graph in place of the modules."""
@@ -73,13 +86,21 @@ class OpenVinoEngine(SentenceTransformerEngine):
 
 
 class _Graph(torch.nn.Module):
-    """All modules of a model in order, as one function of the tensors among its features."""
+    """All modules of a model in order, as one function of the tensors among its features.
+
+    Attributes:
+        inputs: Names of these.
+        constants: The other features that change it: the length of a prompt only where the pooling
+            leaves the prompt out.
+    """
 
     def __init__(self, modules: Sequence[torch.nn.Module], features: dict[str, Any]) -> None:
         super().__init__()
         self.parts = torch.nn.ModuleList(modules)
         self.inputs = [name for name in features if torch.is_tensor(features[name])]
-        self.constants = {k: v for k, v in features.items() if k not in self.inputs}
+        keeps_prompt = all(getattr(module, "include_prompt", True) for module in modules)
+        without = {*self.inputs, *(["prompt_length"] if keeps_prompt else [])}
+        self.constants = {k: v for k, v in features.items() if k not in without}
 
     def forward(self, *columns: torch.Tensor) -> torch.Tensor:
         """Embeddings of the texts, shape (n, dimensions)."""
@@ -121,11 +142,11 @@ def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEng
     if not isinstance(plain.model[0], Transformer):
         raise ModelError("OpenVINO takes transformers, and this model begins with another module")
     fingerprint = plain.fingerprint | {"dtype": dtype}
-    engine = OpenVinoEngine(plain.model, spec, plain.device, fingerprint)
-    engine.tokenizer = plain.tokenizer
+    engine = OpenVinoEngine(plain.model, spec, plain.device, fingerprint, plain.directory)
+    engine.has_routes = plain.has_routes
     engine.launch_tokens = LAUNCH_TOKENS
     engine.arithmetic = replace(plain.arithmetic, peak_per_second=_peak(plain, dtype))
-    path = _cache_path(settings.engine_cache.expanduser(), fingerprint)
+    path = _cache_path(settings.engine_cache.expanduser(), engine)
     try:
         if not path.exists():
             _make_graph(plain, engine, path, dtype)
@@ -177,7 +198,8 @@ def _example(engine: OpenVinoEngine) -> dict[str, Any]:
 
 def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
     """Give the engine its compiled graph."""
-    engine.inputs = _Graph(list(engine.model), _example(engine)).inputs
+    graph = _Graph(list(engine.model), _example(engine))
+    engine.inputs, engine.constants = graph.inputs, graph.constants
     core = openvino.Core()
     compiled = core.compile_model(
         core.read_model(path / "graph.xml"),
@@ -222,9 +244,12 @@ def _quantise(model: openvino.Model) -> openvino.Model:
         )
 
 
-def _cache_path(cache: Path, fingerprint: dict[str, str]) -> Path:
+def _cache_path(cache: Path, engine: OpenVinoEngine) -> Path:
     """Directory of a graph: all that changes what it computes, or whether it may be trusted."""
-    identity = {name: value for name, value in fingerprint.items() if name not in NOT_IN_GRAPH} | {
+    without = NOT_IN_GRAPH if engine.has_routes else NOT_IN_GRAPH | {"task"}
+    kept = {name: value for name, value in engine.fingerprint.items() if name not in without}
+    identity = kept | {
+        "constants": repr(sorted(_Graph(list(engine.model), _example(engine)).constants.items())),
         "openvino": openvino.__version__,
         "graph": GRAPH_VERSION,
         "processor": cpu_name(),  # it was compared with torch on this one

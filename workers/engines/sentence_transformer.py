@@ -8,15 +8,17 @@ batched with what is ours.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 from transformers.utils.logging import disable_progress_bar
 
@@ -41,6 +43,8 @@ NO_MEMORY: Final = (
     "could not create a ",
     "ALLOC_FAILED",
 )
+# Options of a job that decide what is loaded, and how its modules are set.
+IN_MODULES: Final = ("model", "dtype", "engine", "max_length")
 WARM_UP: Final = ("warm up", "a text that is a little longer than the other one " * 4)
 
 
@@ -61,6 +65,9 @@ class SentenceTransformerEngine:
     """A SentenceTransformer on one device; the transformer in its dtype, the rest in float32.
 
     Attributes:
+        directory: Of the model's files.
+        has_routes: Whether the model has other modules for another task.
+        full_dimensions: Components that its vectors have before any are cut off.
         exact_twin: The same model in float32 on the CPU, if it is at hand.
     """
 
@@ -68,6 +75,9 @@ class SentenceTransformerEngine:
     spec: JobSpec
     device: torch.device
     fingerprint: dict[str, str]
+    directory: Path
+    has_routes: bool = field(init=False, default=False)
+    full_dimensions: int = field(init=False)
     dimensions: int = field(init=False)
     tokenizer: Tokenizer = field(init=False)
     normalised: bool = field(init=False)
@@ -83,14 +93,21 @@ class SentenceTransformerEngine:
         full = self.model.get_embedding_dimension()
         if full is None:
             full = self.model.encode([WARM_UP[0]]).shape[1]
-        self.dimensions = min(self.spec.dimensions or full, full)
+        self.full_dimensions = full
         self.batch_tokens = BATCH_TOKENS[self.device.type]
         self.launch_tokens = LAUNCH_TOKENS[self.device.type]
+        self._adapt()
+
+    def _adapt(self) -> None:
+        """Make ready what depends on the job, and not on the weights."""
+        full = self.full_dimensions
+        self.dimensions = min(self.spec.dimensions or full, full)
         unit = isinstance(list(self.model)[-1], Normalize) and self.dimensions == full
         self.normalised = self.spec.normalize or unit
         self.tokenizer = Tokenizer(self.model, self.spec)
         if isinstance(self.model[0], Transformer):
             self.tokenizer.check()
+            self.tokenizer.adopt(self.directory)
 
     @classmethod
     def open(
@@ -111,13 +128,16 @@ class SentenceTransformerEngine:
         directory = model_files.resolve(spec.model, cache)
         dtype = resolve_dtype(spec.dtype, device)
         try:
-            model = _load(directory, device, dtype, spec.max_length)
+            loaded = SentenceTransformer(
+                str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
+            )
+            model = _follow_routes(loaded, spec.task)
+            _set_up(model, spec.max_length)
             if not isinstance(model[0], Transformer):
                 dtype = "float32"
             fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
-            engine = cls(model, spec, torch.device(device), fingerprint)
-            if isinstance(model[0], Transformer):
-                engine.tokenizer.adopt(directory)
+            engine = cls(model, spec, torch.device(device), fingerprint, directory)
+            engine.has_routes = model is not loaded
             engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
             if measured:
                 engine.arithmetic = engine.measure(getattr(torch, dtype))
@@ -126,6 +146,22 @@ class SentenceTransformerEngine:
         except Exception as error:  # a model's files may make anything happen
             raise model_files.ModelError(f"{directory} does not load: {error}") from error
         return engine
+
+    def for_job(self, spec: JobSpec) -> Self | None:
+        """The engine of another job on these modules.
+
+        Raises:
+            embedfarm.model_files.ModelError: The model cannot do what the job asks for.
+        """
+        if any(getattr(spec, name) != getattr(self.spec, name) for name in IN_MODULES):
+            return None
+        if self.has_routes and spec.task != self.spec.task:
+            return None
+        other = copy(self)
+        other.spec = spec
+        other.fingerprint = self.fingerprint | model_files.job_components(spec)
+        other._adapt()  # noqa: SLF001 # it is one of us
+        return other
 
     @property
     def asynchronous(self) -> bool:
@@ -259,11 +295,8 @@ def _device_errors() -> Iterator[None]:
         raise
 
 
-def _load(directory: Path, device: str, dtype: str, max_length: int) -> SentenceTransformer:
-    """The model, its transformer in `dtype`, all other modules in float32."""
-    model = SentenceTransformer(
-        str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
-    )
+def _set_up(model: SentenceTransformer, max_length: int) -> None:
+    """Have a model embed, all that comes after its transformer in float32."""
     model.eval()
     for module in list(model)[1:]:
         module.float()
@@ -271,4 +304,24 @@ def _load(directory: Path, device: str, dtype: str, max_length: int) -> Sentence
         if not isinstance(model[0], Transformer):
             raise model_files.ModelError("it takes whole texts, and keeps no maximum length")
         model.max_seq_length = min(max_length, model.max_seq_length or max_length)
-    return model
+
+
+def _follow_routes(model: SentenceTransformer, task: str) -> SentenceTransformer:
+    """The model with the modules for the task in place of its routers: a job has one task."""
+    if not any(isinstance(module, Router) for module in model):
+        return model
+    return SentenceTransformer(
+        modules=list(chain.from_iterable(_modules_for(task, module) for module in model)),
+        device=str(model.device),
+        prompts=cast("dict[str, str]", model.prompts),  # as it has them itself
+        default_prompt_name=model.default_prompt_name,
+        truncate_dim=model.truncate_dim,
+    )
+
+
+def _modules_for(task: str, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
+    """The modules that a text of a task goes through."""
+    if not isinstance(module, Router):
+        return [module]
+    route = module._resolve_route(task or None, "text")  # noqa: SLF001 # no public question
+    return list(module.sub_modules[str(route)].children())

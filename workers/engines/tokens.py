@@ -36,6 +36,8 @@ PROBES: Final = (
     "x" * 500,
     "supercalifragilisticexpialidocious " * 20,
 )
+# Of a model's prompts, those for each task; the first that there is counts.
+PROMPT_NAMES: Final = {"": (), "query": ("query",), "document": ("document", "passage", "corpus")}
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,20 @@ class Tokenizer:
 
     @cached_property
     def prompt(self) -> str | None:
-        """The job's, else the model's default one if it has any, as in `encode`."""
-        return self.spec.prompt or self.model.prompts.get(self.model.default_prompt_name or "")
+        """The job's, else the model's for its task, else the model's default one, as in `encode`.
+
+        Raises:
+            embedfarm.model_files.ModelError: The model has none of the name that the job says.
+        """
+        spec, prompts = self.spec, self.model.prompts
+        if spec.prompt:
+            return spec.prompt
+        if spec.prompt_name and spec.prompt_name not in prompts:
+            names = ", ".join(sorted(prompts)) or "none at all"
+            raise ModelError(f"it has no prompt {spec.prompt_name!r}, but {names}")
+        wanted = [spec.prompt_name] if spec.prompt_name else PROMPT_NAMES[spec.task]
+        names_by_rank = (*wanted, self.model.default_prompt_name or "")
+        return next((prompts[name] for name in names_by_rank if name in prompts), None)
 
     @property
     def limit(self) -> int:
