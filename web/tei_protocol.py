@@ -103,7 +103,7 @@ async def info(services: Service) -> Info:
 @router.post(
     "/embed",
     response_model=list[list[float]],
-    responses=problems(),
+    responses=problems(404),
     dependencies=need(Scope.SUBMIT),
 )
 async def embed(services: Service, desk: AtDesk, request: EmbedRequest) -> Response:
