@@ -58,6 +58,7 @@ class Scheduler:
     _dropped: dict[str, str] = field(default_factory=dict)
     _late: AbstractSet[str] = frozenset()
     _shares: Mapping[str, Sequence[JobShare]] = field(default_factory=dict)
+    _publish_all_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.farm = Farm(connect(self.url))
@@ -104,6 +105,7 @@ class Scheduler:
         self._statistics = Statistics()
         self._sampler = Sampler(time.monotonic())
         self._chosen = None
+        self._publish_all_at = 0.0
         seconds, microseconds = self.farm.client.time()
         self._seen = f"{seconds * 1000 + microseconds // 1000}-0"
 
@@ -139,7 +141,7 @@ class Scheduler:
         seconds = time.perf_counter() - began
         now = time.monotonic()
         self._statistics.decided(state, seconds, now)
-        plans = plans_of(draft, self.fence)
+        plans = plans_of(self._to_publish(draft, now), self.fence)
         wake = self._idle_with_news(draft)
         if not self.farm.publish(plans, self.fence, self.settings.plan_ttl_seconds, wake):
             log.warning("fenced: another scheduler is active")
@@ -163,6 +165,14 @@ class Scheduler:
                 log.exception("pass %s failed, left out", error.name)
                 self._dropped[error.name] = str(error)
                 self.passes = [each for each in self.passes if each.name != error.name]
+
+    def _to_publish(self, draft: Draft, now: float) -> Mapping[str, Sequence[JobShare]]:
+        """What is new, and before plans lapse all: most of the time most say the same."""
+        if now >= self._publish_all_at:
+            self._publish_all_at = now + self.settings.plan_ttl_seconds / 4
+            return draft.shares
+        before = self._shares
+        return {name: made for name, made in draft.shares.items() if made != before.get(name)}
 
     def _idle_with_news(self, draft: Draft) -> list[str]:
         """Workers that hold nothing, and wait while their plan has changed."""
@@ -219,9 +229,6 @@ def run_alone(url: str, settings: Settings, stop: threading.Event) -> None:
     notifier.stop()
 
 
-def plans_of(draft: Draft, fence: int) -> list[Plan]:
-    """The plans that a decision amounts to, one for each worker."""
-    return [
-        Plan(worker=worker, fence=fence, shares=list(shares))
-        for worker, shares in draft.shares.items()
-    ]
+def plans_of(shares: Mapping[str, Sequence[JobShare]], fence: int) -> list[Plan]:
+    """The plans that shares amount to, one for each worker."""
+    return [Plan(worker=name, fence=fence, shares=list(made)) for name, made in shares.items()]

@@ -16,6 +16,7 @@ from embedfarm.entries import Pending
 from embedfarm.records import Rate
 from embedfarm.status import JobStatus
 from scheduler.ledger import Service
+from scheduler.loop import DECISION_SECONDS_MIN
 from scheduler.passes import Pass, decide
 from scheduler.state import FarmState, JobState, WorkerState
 from tests.scheduler.support import passes
@@ -143,6 +144,21 @@ def test_an_idle_worker_at_the_end_is_planned_for_quickly(
     found = percentiles(events(replace(state, workers=(*state.workers, idle)), 20))
     show(f"{workers} workers, {jobs} jobs, tail with an idle worker", found)
     assert found[2] <= microseconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", [False, True], ids=["waiting", "tail"])
+@pytest.mark.parametrize(("workers", "jobs"), [(64, 100), (512, 1000)])
+def test_a_decision_of_the_loop_leaves_it_time(workers: int, jobs: int, *, tail: bool) -> None:
+    """Adding up what was read and planning for all takes less than the pause between decisions."""
+    state, policy, took = crowd(workers, jobs, tail=tail), passes(), []
+    for _ in range(ROUNDS * 5):
+        began = time.thread_time()
+        decide(replace(state), policy)
+        took.append(1e6 * (time.thread_time() - began))
+    found = np.percentile(took, [50, 90, 99])
+    show(f"{workers} workers, {jobs} jobs, plans for all", found)
+    assert found[2] <= 1e6 * DECISION_SECONDS_MIN
 
 
 def show(what: str, found: NDArray[np.float64]) -> None:

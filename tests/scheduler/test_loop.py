@@ -1,7 +1,11 @@
 """The loop on a real server; heartbeats, jobs and completions are written as workers do."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 from embedfarm import wire
 from embedfarm.broker import closing_client
@@ -45,6 +49,29 @@ def test_a_worker_without_work_is_told_so(farm: Farm, start: Start) -> None:
     wait_until(lambda: farm.plan("worker"))
     assert farm.plan("worker") == Plan(worker="worker", fence=1, shares=[])
     assert farm.plan("leaving") is None
+
+
+def test_plans_that_say_the_same_are_written_now_and_then(
+    farm: Farm, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is written when it is new, and again before it lapses, not at each decision."""
+    decisions: list[int] = []
+    publish = Farm.publish
+
+    def counted(self: Farm, plans: Sequence[Plan], *others: Any) -> bool:  # noqa: ANN401 # as of it
+        decisions.append(len(plans))
+        return publish(self, plans, *others)
+
+    monkeypatch.setattr(Farm, "publish", counted)
+    fill(farm, 64)
+    beat(farm, "worker")
+    start()
+    wait_until(lambda: sum(decisions) == 2, SETTINGS.plan_ttl_seconds)
+    assert decisions[0] == 1
+    assert decisions[-1] == 1
+    assert len(decisions) >= 4
+    beat(farm, "other")
+    wait_until(lambda: farm.plan("other"))
 
 
 def test_jobs_come_and_go(farm: Farm, start: Start) -> None:
