@@ -159,7 +159,7 @@ def test_an_urgent_job_takes_two_micro_batches(
 
 
 def take_over(kill: Callable[[], int], client: redis.Redis) -> tuple[float, float, float]:
-    """Speed before the scheduler is killed, speed until another one plans, and seconds until then."""
+    """Speed before the scheduler is killed, speed until another plans, and seconds until then."""
     bulk = submit(client, "bulk", 24_000, Terms())
     wait_until(lambda: bulk.status().tokens_done > SPEED, 30)
     began, tokens = time.monotonic(), bulk.status().tokens_done
