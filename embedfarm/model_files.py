@@ -183,5 +183,5 @@ def _digest(directory: Path, files: set[Path]) -> str:
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Names of the components in which two fingerprints differ."""
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    """Names of the components in which two fingerprints differ; one that is not there is ""."""
+    return sorted(name for name in {*one, *other} if one.get(name, "") != other.get(name, ""))

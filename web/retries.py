@@ -99,7 +99,7 @@ def options_of(manifest: Manifest) -> dict[str, Any]:
     said = manifest.settings
     if said["vector_dtype"] == "int8":
         raise HTTPException(409, "an output of int8 is retried where its ranges are")
-    options = {name: said[name] for name in SAME if said[name]}
+    options = {name: said[name] for name in SAME if said.get(name)}
     options |= {name: said[f"read_{key}"] for key, name in READING.items() if said[f"read_{key}"]}
     if said["skip_bad_rows"]:
         options["on_bad_row"] = "skip"

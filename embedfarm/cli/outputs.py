@@ -80,6 +80,7 @@ def search(
         spec = JobSpec(
             model=manifest.model,
             dtype="float32",
+            task="query" if manifest.settings.get("task") else "",
             max_length=manifest.settings["max_length"],
             dimensions=manifest.settings["dimensions"],
             normalize=manifest.settings["normalize"],

@@ -36,16 +36,15 @@ class Request:
     def identity(self) -> dict[str, Any]:
         """Everything that decides about the output, for comparison with another run."""
         spec = self.spec
-        return {
+        later = {"task": spec.task, "prompt_name": spec.prompt_name}  # than the first outputs
+        return {name: value for name, value in later.items() if value} | {
             "sources": [_absolute(source) for source in self.sources],
             **{f"read_{name}": value for name, value in self._reading().items()},
             "skip_bad_rows": self.skip_bad_rows,
             "model": spec.model,
             "dtype": spec.dtype,
             "vector_dtype": spec.vector_dtype,
-            "task": spec.task,
             "prompt": spec.prompt,
-            "prompt_name": spec.prompt_name,
             "max_length": spec.max_length,
             "normalize": spec.normalize,
             "dimensions": spec.dimensions,
