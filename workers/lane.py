@@ -116,23 +116,31 @@ class LaneServer:
 
     def take(self) -> MicroBatch | None:
         """Requests that the loaded weights serve; a round trip only when there may be some."""
-        key = None if self.stop.is_set() else self._next_rung()
-        if key is None or not self.models.may_serve(key):
-            return None
-        self._began = time.monotonic()
         try:
-            engine = self.models.known(key) or self._find(key)
-            if engine is None:
-                return None
-            # No more at a time than a short device batch: other devices may take the rest.
-            seconds = self.settings.lane_batch_seconds
-            enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
-            taken = self.lane.take(key, self.worker, enough)
+            while not self.stop.is_set() and (key := self._next_rung()) is not None:
+                batch = self._take(key) if self.models.may_serve(key) else None
+                if batch is not None:
+                    return batch
         except UNAVAILABLE as error:
             log.warning("requests not looked at, server away: %s", error)
+        return None
+
+    def _take(self, key: str) -> MicroBatch | None:
+        """Requests of one engine.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        self._began = time.monotonic()
+        engine = self.models.known(key) or self._find(key)
+        if engine is None:
             return None
+        # No more at a time than a short device batch: other devices may take the rest.
+        seconds = self.settings.lane_batch_seconds
+        enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
+        taken = self.lane.take(key, self.worker, enough)
         if sum(len(each.data) for each in taken) >= enough or _is_retry(taken):
-            self.ring(key)  # that was not all
+            self._note(key)  # that was not all
         refused: list[Reply] = []
         self._round = [(each, piece) for each in taken if (piece := self._open(key, each, refused))]
         if refused:
@@ -266,11 +274,15 @@ class LaneServer:
 
     def ring(self, key: str) -> None:
         """Have the device look for requests of an engine, at once if it is idle."""
+        self._note(key)
+        self.wake()
+
+    def _note(self, key: str) -> None:
+        """Have the device look for requests of an engine when it looks next."""
         with self._ringing:
             if not self._rung:
                 self._rang_at = time.monotonic()
             self._rung[key] = None
-        self.wake()
 
     def send(self) -> None:
         """Send answers until there is a None; one that the server does not get, others will make.

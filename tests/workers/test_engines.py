@@ -344,7 +344,7 @@ def test_prompt_by_its_name(
 
 @pytest.mark.parametrize("model", ["prompted", "static", "null"])
 def test_prompt_that_the_model_does_not_have(model: str, directories: dict[str, str]) -> None:
-    """A name that is none of the model's is refused, and so is a task of other words."""
+    """A name that is none of the model's is refused."""
     with pytest.raises(ModelError, match="no prompt 'other'"):
         open_one(directories, model, prompt_name="other")
 
