@@ -31,7 +31,7 @@ class Service(NamedTuple):
 
     Attributes:
         job_seconds: For its weight; of jobs of a tenant, the differences count.
-        tenant_seconds: Of its tenant; of tenants, the differences count.
+        tenant_seconds: Of its tenant, for its weight; of tenants, the differences count.
         waited_seconds: Since it last got any, 0 for a job that wants none.
     """
 
@@ -57,8 +57,12 @@ class Ledger:
     So a job of a heavy model pays for what it costs, whichever device does it. Who comes, or comes
     back after wanting nothing, begins where the least served of the others stands: nobody saves up
     for later (the virtual time of Goyal, Vin and Cheng 1996).
+
+    Attributes:
+        tenant_weights: Share of each tenant beside the others, where that is not 1.
     """
 
+    tenant_weights: Mapping[str, int] = field(default_factory=dict)
     _tenants: dict[str, _Account] = field(default_factory=dict)
     _jobs: dict[str, dict[str, _Account]] = field(default_factory=dict)  # by tenant
 
@@ -82,8 +86,8 @@ class Ledger:
                 self._jobs.get(tenant, {}), names, {each.job for each in group if each.wants}
             )
             self._jobs[tenant] = jobs
-            for each in group:
-                self._tenants[tenant].seconds += _charge(jobs[each.job], each, now)
+            paid = sum(_charge(jobs[each.job], each, now) for each in group)
+            self._tenants[tenant].seconds += paid / self.tenant_weights.get(tenant, 1)
         for tenant, group in groups.items():
             for each in group:
                 account = self._jobs[tenant][each.job]

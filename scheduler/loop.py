@@ -17,6 +17,7 @@ from embedfarm.notify import Notifier
 from embedfarm.records import Decision, JobShare, Plan
 from embedfarm.settings import Settings
 from scheduler.history import History
+from scheduler.ledger import Ledger
 from scheduler.observer import Observer
 from scheduler.passes import Pass, PassFailed, decide
 from scheduler.policies import DEFAULT_POLICY, POLICIES, UnknownPass, make_passes
@@ -66,7 +67,8 @@ class Scheduler:
         self._sampler = Sampler(time.monotonic())
 
     def _new_observer(self) -> Observer:
-        return Observer(self.farm, History(self.settings.rate_half_life_seconds))
+        history = History(self.settings.rate_half_life_seconds)
+        return Observer(self.farm, history, Ledger(self.settings.tenant_weights))
 
     def run(self) -> None:
         """Plan until `stop` is set; an outage of the server is waited out."""

@@ -27,15 +27,16 @@ class Observer:
 
     Attributes:
         history: How fast workers are.
+        ledger: What jobs and tenants have had.
         copies: Who repeats which blocks.
         model_bytes: Device memory that models took, where a worker said so.
     """
 
     farm: Farm
     history: History
+    ledger: Ledger
     copies: Copies = field(default_factory=Copies)
     model_bytes: dict[str, int] = field(default_factory=dict)
-    _ledger: Ledger = field(default_factory=Ledger)
     _models: dict[str, str] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class Observer:
             kind: sum(r.tokens_per_second for name, r in known.items() if name in takers)
             for kind, known in rates.items()
         }
-        services = self._ledger.charge(
+        services = self.ledger.charge(
             [
                 Demand(
                     each.job,

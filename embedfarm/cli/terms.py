@@ -15,7 +15,9 @@ TOO_LITTLE: Final = "too little"  # how much less time is left than the job need
 
 PriorityName = Literal["normal", "high", "urgent"]
 Priority = Annotated[PriorityName, typer.Option(help="Before which other jobs it is done.")]
-Tenant = Annotated[str, typer.Option(help="For whom; tenants share the farm equally.")]
+Tenant = Annotated[
+    str, typer.Option(help="For whom; tenants share the farm, equally or by weight.")
+]
 Weight = Annotated[
     int, typer.Option(min=1, max=WEIGHT_MAX, help="Its share beside the tenant's other jobs.")
 ]

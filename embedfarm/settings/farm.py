@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from embedfarm.settings.profiles import MEBIBYTE
+from embedfarm.terms import WEIGHT_MAX
 
 
 class FarmSettings(BaseModel):
@@ -118,6 +119,10 @@ class FarmSettings(BaseModel):
     ageing_seconds: Annotated[
         PositiveFloat, Field(description="A job that got nothing for this long rises one priority.")
     ] = 60.0
+    tenant_weights: Annotated[
+        dict[str, Annotated[int, Field(ge=1, le=WEIGHT_MAX)]],
+        Field(description='Shares of tenants, such as {"search": 3}; one that is not named has 1.'),
+    ] = {}
     affinity_seconds: Annotated[
         PositiveFloat,
         Field(description="Service that a job may be ahead because workers have its model loaded."),

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import ClassVar
@@ -13,11 +13,12 @@ from scheduler.state import SHARES_MAX, Draft, JobState
 
 @dataclass(frozen=True)
 class Fair:
-    """Equal service for tenants, and for the jobs of each by weight, within the first tier.
+    """Service by weight for tenants, and for the jobs of each, within the first tier.
 
     Start-time fair queueing (Goyal, Vin and Cheng 1996): the next micro-batch goes to the tenant
-    that had the least service, and there to the job that had the least for its weight. A worker is
-    charged to its job at once, so that several who ask together do not all take the same one.
+    that had the least service for its weight, and there to the job that had the least for its own.
+    A worker is charged to its job at once, so that several who ask together do not all take the
+    same one.
     """
 
     settings: Settings
@@ -27,7 +28,7 @@ class Fair:
         """Give every worker a queue of jobs."""
         if not draft.waiting[1:]:
             return draft
-        turns = _Turns(draft.waiting)
+        turns = _Turns(draft.waiting, self.settings.tenant_weights)
         charge = self.settings.micro_batch_seconds_max / max(1, len(draft.state.takers))
         least = turns.least(SHARES_MAX)
         others = [*least, *draft.first]
@@ -37,8 +38,8 @@ class Fair:
             queue = {each.job: each for each in (job, *others)}
             queues[worker.name] = tuple(islice(queue.values(), SHARES_MAX))
         words = (
-            f"{job.job} had {job.service.job_seconds:.1f} s of the farm for its weight, "
-            f"its tenant {job.status.tenant or '(none)'} {job.service.tenant_seconds:.1f} s"
+            f"{job.job} had {job.service.job_seconds:.1f} s of the farm, its tenant "
+            f"{job.status.tenant or '(none)'} {job.service.tenant_seconds:.1f} s, by their weights"
             for job in least
         )
         return replace(draft, queues=queues).note(self.name, words)
@@ -47,7 +48,8 @@ class Fair:
 class _Turns:
     """Who comes next, and after whom; only the jobs of tenants that come first are ordered."""
 
-    def __init__(self, jobs: Iterable[JobState]) -> None:
+    def __init__(self, jobs: Iterable[JobState], weights: Mapping[str, int]) -> None:
+        self._weights = weights
         groups: defaultdict[str, list[JobState]] = defaultdict(list)
         for job in jobs:
             groups[job.status.tenant].append(job)
@@ -69,7 +71,8 @@ class _Turns:
     def take(self, charge: float) -> JobState:
         """The next job, charged so many seconds of the farm."""
         seconds, tenant = self._tenants[0]
-        heapq.heapreplace(self._tenants, (seconds + charge, tenant))
+        paid = charge / self._weights.get(tenant, 1)
+        heapq.heapreplace(self._tenants, (seconds + paid, tenant))
         queue = self._queue(tenant)
         seconds, created_ms, name, job = queue[0]
         heapq.heapreplace(queue, (seconds + charge / job.status.weight, created_ms, name, job))

@@ -86,7 +86,7 @@ class Simulation:
         self._settings = settings
         self._random = np.random.default_rng((seed, 1))
         self._history = History(settings.rate_half_life_seconds)
-        self._ledger = Ledger()
+        self._ledger = Ledger(settings.tenant_weights)
         self._copies = Copies()
         self._shares: Mapping[str, Sequence[JobShare]] = {}
         self._events: list[tuple[float, int, Action]] = []

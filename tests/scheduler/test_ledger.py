@@ -131,6 +131,18 @@ def test_tenants_get_the_same(counts: list[int]) -> None:
         assert sum(n for name, n in came.items() if name.startswith(f"{tenant}-")) == 20
 
 
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4))
+def test_tenants_get_their_weight(weights: list[int]) -> None:
+    """Service for a tenant's weight stays within 1 s, whatever the weights of its jobs."""
+    tenants = {f"tenant-{place}": weight for place, weight in enumerate(weights)}
+    jobs = {f"{tenant}-{job}": (tenant, job) for tenant in tenants for job in (1, 3)}
+    came = FairFarm(Ledger(tenants)).run(jobs, set(jobs), 60)
+    per_weight = [
+        (came[f"{tenant}-1"] + came[f"{tenant}-3"]) / weight for tenant, weight in tenants.items()
+    ]
+    assert max(per_weight) - min(per_weight) <= 1.0 + 1e-9
+
+
 def test_who_comes_later_begins_at_the_least_served() -> None:
     """A new job does not get the farm for as long as the others have had it; they share."""
     farm = FairFarm()

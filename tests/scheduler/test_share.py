@@ -70,6 +70,14 @@ def test_tenants_share_whatever_the_number_of_their_jobs() -> None:
     assert set(found.values()) == {1}
 
 
+def test_a_tenant_of_three_times_the_weight_gets_three_times_the_workers() -> None:
+    """Whatever the weights of the jobs; who is not named in the settings has 1."""
+    settings = SETTINGS.model_copy(update={"tenant_weights": {"large": 3}})
+    jobs = [served("large", 0.0, tenant="large"), served("usual", 0.0, tenant="usual", weight=9)]
+    found = firsts(Fair(settings)(draft(farm(jobs, equals(12)))))
+    assert found == {"large": 9, "usual": 3}
+
+
 def test_a_tenant_that_is_behind_is_served_first() -> None:
     """The tenant's service decides, and not that of the job."""
     behind = served("behind", 50.0, tenant="a", tenant_seconds=10.0)
@@ -107,8 +115,8 @@ def test_shares_are_explained() -> None:
     jobs = [served("a", 1.0, tenant="t", tenant_seconds=4.0), served("b", 2.5)]
     made = Fair(SETTINGS)(draft(farm(jobs, equals(1))))
     assert made.notes == (
-        ("fair", "b had 2.5 s of the farm for its weight, its tenant (none) 0.0 s", ""),
-        ("fair", "a had 1.0 s of the farm for its weight, its tenant t 4.0 s", ""),
+        ("fair", "b had 2.5 s of the farm, its tenant (none) 0.0 s, by their weights", ""),
+        ("fair", "a had 1.0 s of the farm, its tenant t 4.0 s, by their weights", ""),
     )
 
 
