@@ -63,7 +63,7 @@ soak: .venv/installed-dev ## SEEDS runs of the farm in simulation, with faults, 
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --seed0 $(SEED0) $(ARGS)
 
 mutants: .venv/installed-dev ## Whether the simulation finds defects that are put into the protocol.
-	$(BIN)/python -m pytest tests/simulation/test_mutants.py -m slow -n 2 --timeout 36000 $(ARGS)
+	$(BIN)/python -m pytest tests/simulation/test_mutants.py -m slow -n 2 --timeout 36000 -rP $(ARGS)
 
 model-check: .venv/installed-dev ## The simulation's model of the server beside real ones, for long.
 	EMBEDFARM_MODEL_EXAMPLES=$(EXAMPLES) EMBEDFARM_TEST_SERVERS=$(SERVERS) \
@@ -71,8 +71,8 @@ model-check: .venv/installed-dev ## The simulation's model of the server beside 
 
 simulate: .venv/installed-dev ## The tables of docs/scheduling.md.
 	for count in 8 2; do $(BIN)/embedfarm simulate --suite --workers $$count --report docs/scheduling.md; done
-	$(BIN)/embedfarm simulate --suite --workers 64 --seeds 5 --report docs/scheduling.md
-	$(BIN)/embedfarm simulate --suite --workers 512 --seeds 2 --policies fair --report docs/scheduling.md
+	$(BIN)/embedfarm simulate --suite --workers 64 --report docs/scheduling.md
+	$(BIN)/embedfarm simulate --suite --workers 512 --seeds 5 --policies fair --report docs/scheduling.md
 
 week: .venv/installed-dev ## Ten thousand small jobs through one farm, and what is left of them.
 	$(BIN)/python -m benchmarks.week --jobs $(JOBS) --report docs/reliability.md

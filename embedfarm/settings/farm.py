@@ -115,7 +115,7 @@ class FarmSettings(BaseModel):
     ] = 24 * MEBIBYTE
     micro_batch_seconds_max: Annotated[
         PositiveFloat, Field(description="Most work that a worker leases at a time.")
-    ] = 3.0
+    ] = 4.0
     ageing_seconds: Annotated[
         PositiveFloat, Field(description="A job that got nothing for this long rises one priority.")
     ] = 60.0

@@ -12,8 +12,8 @@ from scheduler.state import Draft, FarmState, JobState, WorkerState
 
 FACTOR: Final = 0.6  # of its part of what is left, handed out at once
 OVERHEAD_SHARE: Final = 0.01  # of a full micro-batch: one that costs more to begin may be longer
-CAP_FACTOR_MAX: Final = 10.0  # but not by more than this: it may be a wait, and not for us
-OVERHEADS_MIN: Final = 4.0  # a micro-batch shorter than so many overheads is not worth it
+CAP_FACTOR_MAX: Final = 7.5  # but not by more than this: it may be a wait, and not for us
+OVERHEADS_MIN: Final = 6.0  # a micro-batch shorter than so many overheads is not worth it
 CONFIRMED_SECONDS: Final = 60.0  # a rate measured longer ago is confirmed before it is relied on
 RESCUES_MAX: Final = 4  # jobs in a plan whose blocks are all leased: their holders may be dead
 
@@ -24,7 +24,7 @@ class Size:
 
         R   = sum of ( T - h_j ) * v_j  over all with  h_j < T
         L_i = max( 0, T - h_i )
-        K_i = v_i * min( q_i,  f * L_i  if f * L_i >= 4 * a_i  else  L_i )
+        K_i = v_i * min( q_i,  f * L_i  if f * L_i >= 6 * a_i  else  L_i )
 
     R tokens that nobody has leased, v_i the worker's tokens per second, h_i the seconds that it
     still needs for what it holds, a_i its overhead per micro-batch in seconds. All who are not busy

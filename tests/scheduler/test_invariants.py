@@ -164,7 +164,7 @@ def seconds_max(state: FarmState, overhead: float, updated: float) -> float:
     cap = SETTINGS.micro_batch_seconds_max
     cap = min(max(cap, overhead / 0.01), CAP_FACTOR_MAX * cap)
     old = state.now - updated > CONFIRMED_SECONDS
-    return min(cap, max(SETTINGS.probe_seconds, 4 * overhead)) if old else cap
+    return min(cap, max(SETTINGS.probe_seconds, 6 * overhead)) if old else cap
 
 
 def tokens_max(state: FarmState, worker: str, job: JobState, policy: str) -> float:

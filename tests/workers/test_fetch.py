@@ -110,11 +110,11 @@ def test_plan_decides_how_much(farm: Farm) -> None:
 
 
 def test_without_plan_a_worker_goes_at_its_own_rate(farm: Farm) -> None:
-    """No scheduler: one block at first, then half of what is there, at most three seconds' work."""
+    """No scheduler: one block at first, then half of what is there, at most the longest micro-batch."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(20)])
     fetcher = fetcher_on(farm)
     assert starts(fetcher.fetch()) == [0]
-    fetcher.tokens_per_second = 40.0  # three seconds' work are 120 tokens: three blocks
+    fetcher.tokens_per_second = 3 * 40 / LONG.micro_batch_seconds_max  # three blocks of 40 tokens
     assert starts(fetcher.fetch()) == [10, 20, 30]
     fetcher.tokens_per_second = 1e9
     assert len(starts(fetcher.fetch())) == 10
