@@ -3,6 +3,7 @@
 import gc
 import random
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -182,6 +183,23 @@ def test_cost_grows_at_most_linearly_with_jobs(workers: int) -> None:
 def test_cost_grows_at_most_linearly_with_workers(jobs: int) -> None:
     """Four times the workers take at most four times as long, with some room for noise."""
     assert cost(256, jobs) <= 1.5 * 4 * cost(64, jobs)
+
+
+@pytest.mark.parametrize("tail", [False, True], ids=["waiting", "tail"])
+def test_memory_grows_at_most_linearly_with_the_farm(*, tail: bool) -> None:
+    """Eight times the workers and jobs, and plans for all of them, take at most eight times more.
+
+    A tenth is left for how full dictionaries are.
+    """
+
+    def most_bytes(workers: int, jobs: int) -> int:
+        tracemalloc.start()
+        decide(crowd(workers, jobs, tail=tail), passes())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert most_bytes(2048, 3200) <= 1.1 * 8 * most_bytes(256, 400)
 
 
 def test_a_plan_for_all_costs_less_than_plans_for_each() -> None:

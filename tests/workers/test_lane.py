@@ -159,6 +159,24 @@ def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) ->
     assert account.seconds["lane"] == pytest.approx(worker.embedder.lane_seconds)
 
 
+def test_device_batches_are_full_size_again_when_requests_are_over(
+    server: LiveServer, lane: Lane
+) -> None:
+    """A request makes them short for `lane_quiet_seconds`, no longer and no shorter."""
+    quiet = 2.0
+    worker = worker_on(server, lane_batch_seconds=0.02, lane_quiet_seconds=quiet)
+    load(worker)
+    with working(worker):
+        assert worker.lane.batch_seconds() == 0, "nobody has asked yet"
+        began = time.monotonic()
+        lane.embed(SPEC, ["asked"], SECONDS)
+        assert worker.lane.batch_seconds() == 0.02
+        answered = time.monotonic()
+        wait_until(lambda: not worker.lane.batch_seconds())
+        assert time.monotonic() - began >= quiet
+        assert time.monotonic() - answered <= quiet + 1
+
+
 def test_real_vectors_beside_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
     """With MiniLM in float32, answers beside a job are the vectors of `encode`."""
     spec = JobSpec(model=MODEL, dtype="float32", engine="torch")
