@@ -92,7 +92,10 @@ bench-peers: .venv/installed-dev $(PEERS:%=build/peers/%/installed) ## The farm 
 	$(BIN)/python -m benchmarks.report build/bench.json $(REPORT)
 	$(BIN)/python -m benchmarks.chart build/bench.json $(REPORT)
 
+bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models that have no weights here.
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check audit test accept model-check soak mutants chaos bench bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check audit test accept model-check soak mutants chaos bench bench-gpu bench-peers bench-scheduling simulate week clean

@@ -9,8 +9,8 @@ what the others are compared with.
 """
 
 import argparse
-import datetime as dt
 import json
+import math
 import os
 import shlex
 import sys
@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.corpora import CORPORA, MODEL, read_corpus, write_corpus
-from benchmarks.hardware import describe_hardware
 from benchmarks.processes import CommandFailed, Finished, run_watched
 from benchmarks.results import (
     BARE_ENGINE,
@@ -35,6 +34,7 @@ from benchmarks.results import (
     Comparison,
     Outcome,
     Run,
+    find_dtype,
 )
 from embedfarm import model_files
 from embedfarm.records import JobSpec
@@ -155,13 +155,24 @@ def run_once(contender: Contender, corpus: Path, place: Place) -> tuple[Run, Rep
 
 
 def find_best_size(contender: Contender, corpus: Path, place: Place) -> Contender:
-    """The contender with the batch size that is fastest on an evenly spaced part of a corpus."""
+    """The contender with the batch size that is fastest on an evenly spaced part of a corpus.
+
+    One that does not fit into the device's memory is not.
+    """
+
+    def seconds(sized: Contender) -> float:
+        try:
+            return run_once(sized, sample, place)[0].seconds
+        except CommandFailed as error:
+            sys.stdout.write(f"{corpus.stem:16}{sized.name} {sized.size}: {error}\n")
+            return math.inf
+
     lines = corpus.read_text(encoding="utf-8").splitlines(keepends=True)
     sample = place.build / "bench" / "sample.jsonl"
     sample.parent.mkdir(parents=True, exist_ok=True)
     sample.write_text("".join(lines[:: -(-len(lines) // SWEEP_CHUNKS)]), encoding="utf-8")
     sizes = [replace(contender, size=size) for size in BATCH_SIZES[place.device]]
-    return min(sizes, key=lambda each: run_once(each, sample, place)[0].seconds)
+    return min(sizes, key=seconds)
 
 
 def run_rounds(
@@ -209,12 +220,6 @@ def _add_run(contender: Contender, outcome: Outcome, corpus: Path, place: Place)
         outcome.facts["batch size"] = str(contender.size)
     sys.stdout.write(f"{corpus.stem:16}{contender.name:22}{run.seconds:8.1f} s\n")
     sys.stdout.flush()
-
-
-def find_dtype(outcomes: Sequence[Outcome]) -> str:
-    """The type in which the farm computed, else that of `encode`."""
-    found = (outcome.facts.get("dtype") for outcome in outcomes)
-    return next((dtype for dtype in found if dtype), "float32")
 
 
 def measure_peak(place: Place, dtype: str) -> float:
@@ -283,18 +288,10 @@ def main() -> None:
     chosen = {BASELINE, *arguments.contenders}
     contenders = [each for each in CONTENDERS if each.name in chosen]
     place = Place(model_files.resolve(arguments.model), arguments.device, BUILD)
-    bench = Bench(
-        created=dt.datetime.now(dt.UTC).date().isoformat(),
-        command=f"python -m benchmarks.compare {shlex.join(sys.argv[1:])}".strip(),
-        model=arguments.model,
-        device=arguments.device,
-        dtype="float32",
-        hardware=describe_hardware(),
-    )
+    command = f"python -m benchmarks.compare {shlex.join(sys.argv[1:])}".strip()
+    bench = Bench.begin(command, arguments.model, arguments.device)
     for name in arguments.corpora:
-        comparison = compare(name, contenders, arguments.chunks, arguments.rounds, place)
-        bench.comparisons.append(comparison)
-        bench.dtype = find_dtype(comparison.outcomes)
+        bench.add(compare(name, contenders, arguments.chunks, arguments.rounds, place))
         bench.save(BUILD / "bench.json")
 
 

@@ -62,26 +62,26 @@ def render(bench: Bench) -> str:
         rounds=rounds,
     )
     full = rounds >= ROUNDS_FULL and max(each.chunks for each in compared) >= CHUNKS_FULL
-    parts = [introduction, "" if full else LESS, _render_hardware(bench)]
+    parts = [introduction, "" if full else LESS, render_hardware(bench)]
     parts.append(f"![Throughput by corpus, as a multiple of `encode`]({CHART})\n")
     parts += [_render_comparison(each) for each in compared]
     parts.append(_render_absent(bench.comparisons))
     return "\n".join(part for part in parts if part)
 
 
-def _render_hardware(bench: Bench) -> str:
+def render_hardware(bench: Bench) -> str:
     """What it ran on, and the versions of all that ran."""
     rows = [[name, value] for name, value in bench.hardware.items()]
     outcomes = [outcome for each in bench.comparisons for outcome in each.outcomes]
     versions = sorted({outcome.version for outcome in outcomes if outcome.version})
     rows.append(["Contenders", ", ".join(versions)])
-    return "## Hardware and versions\n\n" + _table(["part", "here"], rows)
+    return "## Hardware and versions\n\n" + table(["part", "here"], rows)
 
 
 def _render_comparison(comparison: Comparison) -> str:
     """A corpus: what it is, a line for each contender, and the farm's ratios."""
     head = f"## {comparison.corpus.capitalize()}\n\n{comparison.about} {_describe(comparison)}\n"
-    return "\n".join([head, _table(list(COLUMNS), _rows(comparison)), _render_farm(comparison)])
+    return "\n".join([head, table(list(COLUMNS), _rows(comparison)), _render_farm(comparison)])
 
 
 def _describe(comparison: Comparison) -> str:
@@ -146,20 +146,20 @@ def _render_farm(comparison: Comparison) -> str:
 def _render_absent(comparisons: Sequence[Comparison]) -> str:
     """What did not run, and why."""
     rows = [
-        [outcome.contender, comparison.corpus, _one_line(outcome.reason)]
+        [outcome.contender, comparison.corpus, one_line(outcome.reason)]
         for comparison in comparisons
         for outcome in comparison.outcomes
         if outcome.reason
     ]
-    return "## What did not run\n\n" + _table(["contender", "corpus", "why"], rows) if rows else ""
+    return "## What did not run\n\n" + table(["contender", "corpus", "why"], rows) if rows else ""
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """The end of an error, which is what it is about, fit for a cell."""
     return text.strip().splitlines()[-1].replace("|", "\\|")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, numbers to the right."""
     rules = ["---:" if cell[:1].isdigit() else "---" for cell in rows[0]]
     lines = [heads, rules, *rows]

@@ -1,10 +1,14 @@
 """What a comparison found, as build/bench.json keeps it, and the figures that follow from it."""
 
+import datetime as dt
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from benchmarks.hardware import describe_hardware
 
 BASELINE: Final = "encode"
 BEST_BATCH: Final = "encode, best batch"
@@ -75,6 +79,12 @@ class Outcome(msgspec.Struct, kw_only=True):
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
 
+def find_dtype(outcomes: Sequence[Outcome]) -> str:
+    """The type in which the farm computed, else that of `encode`."""
+    found = (outcome.facts.get("dtype") for outcome in outcomes)
+    return next((dtype for dtype in found if dtype), "float32")
+
+
 class Comparison(msgspec.Struct, kw_only=True):
     """All contenders on one corpus.
 
@@ -127,6 +137,23 @@ class Bench(msgspec.Struct, kw_only=True):
     dtype: str
     hardware: dict[str, str]
     comparisons: list[Comparison] = []  # msgspec makes a new list for each
+
+    @classmethod
+    def begin(cls, command: str, model: str, device: str) -> "Bench":
+        """One of today on this machine, with nothing in it."""
+        return cls(
+            created=dt.datetime.now(dt.UTC).date().isoformat(),
+            command=command,
+            model=model,
+            device=device,
+            dtype=find_dtype([]),
+            hardware=describe_hardware(),
+        )
+
+    def add(self, comparison: Comparison) -> None:
+        """Take in what was found on one more corpus."""
+        self.comparisons.append(comparison)
+        self.dtype = find_dtype(comparison.outcomes)
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""

@@ -48,6 +48,8 @@ def describe(directory: Path, figures: dict[str, Any]) -> dict[str, str]:
     workers = manifest["workers"].values()
     busy = sum(worker["seconds"] for worker in workers) / len(workers) / figures["embed_seconds"]
     accounts = manifest["accounts"].values()
+    spent = figures["embed_seconds"] * len(workers)
+    tokenised = sum(account["seconds"].get("tokenise", 0.0) for account in accounts) / spent
     padded = sum(account["padded_tokens"] for account in accounts)
     real = sum(account["real_tokens"] for account in accounts)
     return {
@@ -55,7 +57,8 @@ def describe(directory: Path, figures: dict[str, Any]) -> dict[str, str]:
         "engine": ", ".join(sorted({account["engine"] for account in accounts})),
         "padding": f"{1 - real / padded:.1%}",
         "workers": str(len(workers)),
-        "device busy": f"{busy:.1%}",
+        "device idle": f"{1 - busy:.1%}",
+        "tokenise": f"{tokenised:.1%}",
     }
 
 
