@@ -75,10 +75,11 @@ class Monitor:
         self._remember(server, keys, now_ms)
         for key in keys:
             if key.endswith(STREAMS):
-                for entry, each in server.leases(key).items():
-                    tries = (
-                        self._tried_before(server, key, entry, now_ms) + Holder(*each).deliveries
-                    )
+                self._holders[key] = {
+                    entry: Holder(*each) for entry, each in server.leases(key).items()
+                }
+                for entry, holder in self._holders[key].items():
+                    tries = self._tried_before(server, key, entry, now_ms) + holder.deliveries
                     # A worker knows of tries that the server has lost.
                     self._tries[key, entry] = max(tries, self._tries.get((key, entry), 0))
 
@@ -153,8 +154,8 @@ class Monitor:
         for entry, holder in now.items():
             old = before.get(entry)
             if old is None:
-                first = 1 + self._tried_before(server, key, entry, now_ms)
-                self._tries[key, entry] = max(first, self._tries.get((key, entry), 0))
+                tried = self._tried_before(server, key, entry, now_ms)
+                self._tries[key, entry] = 1 + max(tried, self._tries.get((key, entry), 0))
             if old is None or old.worker == holder.worker:
                 continue
             if now_ms - old.since_ms < self.lease_ms:
