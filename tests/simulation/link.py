@@ -36,6 +36,7 @@ class Host:
         log: What the server will start again on, while it is down.
         forgotten: Commands that it had executed and lost with a crash, of all its crashes.
         served: Processes for which it has executed something since.
+        asked: What it executed last for each process, ever.
         loading: It is up, and reads its log.
         clock_seconds: By how much its clock is wrong.
         break_before: Whether the connection breaks on which a request has arrived.
@@ -50,6 +51,7 @@ class Host:
     log: list[tuple[int, tuple[bytes, ...]]] = field(default_factory=list)
     forgotten: list[tuple[bytes, ...]] = field(default_factory=list)
     served: dict[Process, None] = field(default_factory=dict)
+    asked: dict[Process, Words] = field(default_factory=dict)
     loading: bool = False
     clock_seconds: float = 0.0
     connections: int = 0
@@ -158,6 +160,7 @@ class Session:
             self._answer(redis.BusyLoadingError("LOADING"))
             return
         self.host.served[self.process] = None
+        self.host.asked[self.process] = words
         writes = len(server.log)
         try:
             reply = server.execute(words, self.host.now_ms(), self.number)

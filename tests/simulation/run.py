@@ -35,13 +35,13 @@ from tests.simulation.farm import (
 )
 from tests.simulation.faults import Faults
 from tests.simulation.link import Host
-from tests.simulation.monitor import Broken, Monitor
+from tests.simulation.monitor import END, Broken, Monitor
 from tests.simulation.server import ModelServer
 from tests.simulation.world import World, enter
 
 DIMENSIONS: Final = 4
 SECONDS_AFTER_MAX: Final = 90.0  # after the last fault; a lost connection may take a timeout each
-END: Final = wire.script("end").encode()
+ENDS: Final = {wire.script("end").encode(), END}  # as a log has it, and as it is asked
 SYNC_SECONDS_MAX: Final = 0.01
 STEPS_MAX: Final = 1_000_000  # of which a run has some thousands
 SHAKY_SHARE: Final = 0.5  # of the times that a shaky text is embedded
@@ -282,6 +282,7 @@ class Simulation:
         except Broken as error:
             self.errors.append(error)
         self.faults.undo_split(server.log)
+        self.faults.undo_end(server.log)
 
     def _check(self, work: Work, manifest: Manifest) -> None:
         """What a job that is done has left."""
@@ -309,16 +310,16 @@ class Simulation:
     def _check_server(self, work: Work) -> None:
         """Of a job that has ended, only its record is left.
 
-        Unless a crash undid its end when the command that embeds had its last answer already.
+        Unless a crash undid its end when the command that embeds had looked at it already.
         """
         server = self.host.server or ModelServer.replayed(self.host.log)
         keys, now_ms = wire.JobKeys(work.name), self.host.now_ms()
 
         def is_end(words: Sequence[bytes]) -> bool:
-            return END in words and keys.meta.encode() in words
+            return not ENDS.isdisjoint(words) and keys.meta.encode() in words
 
-        undone = any(map(is_end, self.host.forgotten))
-        if undone and self.world.process not in self.host.served:
+        undone, embed = any(map(is_end, self.host.forgotten)), self.world.process
+        if undone and embed not in self.host.served and not is_end(self.host.asked[embed]):
             return
         gone = set(keys.all()) - {keys.meta, keys.failed}
         if left := {key for key in gone if server.execute([b"EXISTS", key.encode()], now_ms)}:

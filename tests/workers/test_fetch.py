@@ -110,7 +110,7 @@ def test_plan_decides_how_much(farm: Farm) -> None:
 
 
 def test_without_plan_a_worker_goes_at_its_own_rate(farm: Farm) -> None:
-    """No scheduler: one block at first, then half of what is there, at most the longest micro-batch."""
+    """No scheduler: a block at first, then half of what is there, at most the setting."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(20)])
     fetcher = fetcher_on(farm)
     assert starts(fetcher.fetch()) == [0]
