@@ -24,10 +24,9 @@ ASKING_SHARE: Final = 0.5
 ASKING_SECONDS_MAX: Final = 0.5
 DYING_SHARE: Final = 0.5
 EMBEDDING_SHARE: Final = 0.5
-ENDING_SHARE: Final = 0.05
 DRAIN: Final = wire.script("drain").encode()
-END: Final = wire.script("end").encode()
 SPLIT: Final = wire.script("split").encode()
+UNDONE_SHARES: Final = {wire.script("push").encode(): 0.02, wire.script("end").encode(): 0.05}
 
 Fault = Callable[[], float | None]
 """Makes something go wrong; seconds until it is over, None if nothing can go wrong so now."""
@@ -219,20 +218,21 @@ class Faults:
     def _forget_answer(self, process: Process) -> None:
         self._at_answer.pop(process, None)
 
-    def undo_end(self, log: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+    def undo_last(self, log: Sequence[tuple[int, Sequence[bytes]]]) -> None:
         """Told of a log that has just grown, have the command sleep through the loss of its end.
 
-        Sometimes, when a job has ended and the answer is on its way, which by chance is seldom.
+        Sometimes, when a block was pushed or a job has ended and the answer is on its way. That
+        seldom comes about by chance.
         """
-        process = self.roles[0].process
-        if process is None or END not in log[-1][1]:
+        (_, words), process = log[-1], self.roles[0].process
+        share = next((share for script, share in UNDONE_SHARES.items() if script in words), 0.0)
+        if process is None or self.world.random.random() >= share:
             return
-        if self.world.random.random() < ENDING_SHARE:
-            before = self.world.random.uniform(0.0, BEFORE_SECONDS_MAX)
-            self._sleep_through(process, before)
-            self.counts["undo_end"] = 1 + self.counts.get("undo_end", 0)
-            over = self.world.now + before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
-            self.ends_at = max(self.ends_at, over)
+        before = self.world.random.uniform(0.0, BEFORE_SECONDS_MAX)
+        self._sleep_through(process, before)
+        self.counts["undo_last"] = 1 + self.counts.get("undo_last", 0)
+        over = self.world.now + before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
+        self.ends_at = max(self.ends_at, over)
 
     def _sleep_through(self, process: Process, before: float) -> None:
         self.trace(f"{process.name} is frozen; the server goes {before:.2f} s later")

@@ -282,7 +282,7 @@ class Simulation:
         except Broken as error:
             self.errors.append(error)
         self.faults.undo_split(server.log)
-        self.faults.undo_end(server.log)
+        self.faults.undo_last(server.log)
 
     def _check(self, work: Work, manifest: Manifest) -> None:
         """What a job that is done has left."""
