@@ -4,7 +4,6 @@ import contextlib
 import errno
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from collector.output import Output
 from collector.results import check_place
 from collector.writer import Writer
 from embedfarm.broker import UNAVAILABLE, persist
+from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import ForeignVersion, RecordError, Result
 from embedfarm.settings import Settings
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 WAIT_SECONDS: Final = 1.0
 RESULTS_AHEAD: Final = 32
-GONE_SECONDS: Final = 15.0
+GONE_LOOKS: Final = 15  # at a job that is not there, each `WAIT_SECONDS` after the one before
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # what somebody can make room for
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Collector:
     settings: Settings
     stop: threading.Event
     on_part: Callable[[], object] = lambda: None
-    _gone_since: float | None = None
+    _gone: tuple[str, int] = ("", 0)  # the server that has no such job, and looks at it
     _damaged: tuple[int, str] | None = None  # where a result begins that cannot be read, and why
     _lost_at: int = -1  # where the last one began that was given up for that
 
@@ -212,19 +212,21 @@ class Collector:
     # The job.
 
     def _status(self) -> JobStatus | None:
-        """The job's status; None while it may be that a server forgot a job that is just begun.
+        """The job's status; None while it may be that the server forgot it.
 
-        Its producer makes it again as soon as it notices.
+        Its producer makes it again as soon as it notices; how long that takes is counted in looks
+        at one server, since this process may have been stopped in between, or that server too.
         """
         try:
             status = self._persist(self.job.status)
         except JobGone:
-            now = time.monotonic()
-            self._gone_since = self._gone_since or now
-            if now - self._gone_since > GONE_SECONDS:
+            server = self._persist(Farm(self.job.client).server_id)
+            before, looks = self._gone
+            self._gone = server, 1 + looks if server == before else 1
+            if self._gone[1] > GONE_LOOKS:
                 raise
             return None
-        self._gone_since = None
+        self._gone = "", 0
         return status
 
     def _is_complete(self, status: JobStatus) -> bool:

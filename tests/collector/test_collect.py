@@ -1,10 +1,8 @@
 """Results of a real server into an output."""
 
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -363,8 +361,8 @@ def test_stop(server: LiveServer, desk: Desk, server_is: str) -> None:
 
 
 def test_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deleted job ends the collection after the time of grace."""
-    monkeypatch.setattr(collect, "GONE_SECONDS", 0.1)
+    """A deleted job ends the collection after the looks of grace."""
+    monkeypatch.setattr(collect, "GONE_LOOKS", 1)
     done = desk.bench.run(desk.collect)
     wait_until(desk.waits)
     desk.job.delete()
@@ -372,18 +370,31 @@ def test_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         done.result(60)
 
 
-def test_grace_begins_when_the_job_is_missed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that a server forgot is waited for, however long ago it was seen."""
+def test_a_job_that_was_forgotten_is_waited_for(desk: Desk) -> None:
+    """One that is not there may be made again."""
     desk.job.delete()
-    collector = desk.collector()
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
-    monkeypatch.setattr(collect, "time", later)
-    done = desk.bench.run(collector.collect)
+    done = desk.bench.run(desk.collect)
     wait_until(desk.waits)
     desk.job.create(SPEC, 0)
     desk.push(0, 10)
     desk.work()
     assert done.result(60) == 10
+
+
+def test_grace_is_that_of_one_server(
+    server: LiveServer, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts again may have lost what was made again meanwhile, and so on."""
+    monkeypatch.setattr(collect, "GONE_LOOKS", 1)
+    collector = desk.collector()
+    desk.job.delete()
+    for _ in range(3):
+        assert collector._status() is None
+        server.kill()
+        server.start()
+    assert collector._status() is None
+    with pytest.raises(JobGone):
+        collector._status()
 
 
 def test_idle_is_quiet(desk: Desk) -> None:

@@ -1,6 +1,8 @@
 """Many seeds on all cores, and what came of them."""
 
 import argparse
+import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -9,6 +11,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -83,6 +86,18 @@ class Tally:
         self.fault_counts.append(sum(outcome.faults.values()))
 
 
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Garbage is collected afterwards: what it closes would depend on what ran before."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+@without_collection()
 def run_seed(seed: int) -> Verdict:
     """One run without a log."""
     place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
@@ -100,6 +115,7 @@ def run_seeds(seeds: range) -> list[Verdict]:
     return [run_seed(seed) for seed in seeds]
 
 
+@without_collection()
 def show_seed(seed: int) -> int:
     """One run with its log."""
     place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
@@ -139,7 +155,8 @@ def soak(seeds: range, processes: int, *, first: bool = False, kept: Path | None
     tally = _recall(kept, seeds.start)
     logging.disable()
     context = multiprocessing.get_context("fork")
-    with context.Pool(processes, maxtasksperchild=50) as pool:
+    # What is imported is garbage at no time, and need not be looked through after each run.
+    with context.Pool(processes, initializer=gc.freeze, maxtasksperchild=50) as pool:
         while tally.runs < len(seeds) and not (first and tally.failures):
             some = seeds[tally.runs : tally.runs + SEEDS_PER_LINE]
             starts = range(0, len(some), SEEDS_AT_A_TIME)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.soak import without_collection
+
 
 def soak(*words: object) -> subprocess.CompletedProcess[str]:
     """The command."""
@@ -39,3 +41,23 @@ def test_not_from_what_is_of_others(tmp_path: Path, other: list[object]) -> None
     done = soak("--seeds", 5, "--keep", kept, *other)
     assert done.returncode
     assert "is of commit and seed" in done.stderr
+
+
+class Closed:
+    """Tells when it is collected, which is not as soon as nobody has it any more."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.itself, self.told = self, told
+
+    def __del__(self) -> None:
+        self.told.append("closed")
+
+
+def test_a_run_collects_no_garbage() -> None:
+    """When that happens depends on the runs before, and it may close connections."""
+    told: list[str] = []
+    with without_collection():
+        Closed(told)
+        assert [[number] for number in range(100_000)], "enough for a collection of everything"
+        assert not told
+    assert told
