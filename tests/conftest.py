@@ -50,13 +50,10 @@ def _is_alone(item: pytest.Item) -> bool:
 def room(request: pytest.FixtureRequest, run_path: Path) -> Iterator[None]:
     """A test that measures time and is marked `alone` runs beside no other of this run.
 
-    Who waits for the room stands in the door, so that others do not keep taking turns inside.
+    It waits until no other is left, if need be: those that come last keep nobody waiting.
     """
-    alone = _is_alone(request.node)
-    with (run_path / "door").open("w") as door, (run_path / "room").open("w") as inside:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        fcntl.flock(inside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
+    with (run_path / "room").open("w") as inside:
+        fcntl.flock(inside, fcntl.LOCK_EX if _is_alone(request.node) else fcntl.LOCK_SH)
         yield
 
 
