@@ -10,6 +10,7 @@ servers. What stands behind `?` are arguments of redis-py's connections; those t
 `sentinel_` are for the connections to sentinels, which otherwise need no password.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -67,11 +68,14 @@ def make_pool(url: str, **arguments: Any) -> redis.ConnectionPool:  # noqa: ANN4
 def _split(url: str) -> SplitResult:
     """The parts of a URL, one that a password has torn excepted: urllib quotes what it stumbles on.
 
-    Only the first of several hosts is looked at.
+    Only the first of several hosts is looked at; urllib may refuse an address after a comma.
     """
+    scheme, slashes, rest = url.partition("://")
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    first = netloc.partition(",")[0]
     try:
-        parts = urlsplit(url)
-        _address(parts.netloc.partition(",")[0])
+        parts = urlsplit(f"{scheme}{slashes}{first}{rest[len(netloc) :]}")._replace(netloc=netloc)
+        _address(first)
     except ValueError:
         raise UrlError(f"its port is no number, or its host no name; {ENCODE}") from None
     if parts.scheme not in {*PLAIN_SCHEMES, *SENTINEL_SCHEMES}:
