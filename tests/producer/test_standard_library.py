@@ -23,8 +23,11 @@ def rows() -> list[tuple[str, str]]:
 
 
 def test_many(rows: list[tuple[str, str]]) -> None:
-    """It is a corpus of thousands of texts, none of them very short or long."""
-    assert len(rows) > 8_000
+    """It is a corpus of thousands of texts, none of them very short or long.
+
+    Some 8,500 in Python 3.11; 7,000 in Debian's, which has idlelib and others in packages.
+    """
+    assert len(rows) > 6_500
     assert all(10 <= len(text) <= 2_000 for _, text in rows)
 
 
