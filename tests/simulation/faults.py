@@ -52,7 +52,7 @@ class Faults:
     _away: dict[Process, float] = field(default_factory=dict)
     _slow: dict[Process, float] = field(default_factory=dict)
     _break_share: float = 0.0
-    _at_answer: dict[Process, Callable[[], None]] = field(default_factory=dict)
+    _at_answer: dict[Process, Callable[[], object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.host.latency = self._latency
@@ -79,7 +79,10 @@ class Faults:
             self.ends_at = max(self.ends_at, self.world.now + AGAIN_SECONDS)
             self._later(AGAIN_SECONDS, partial(self._do, kind))
             return
-        name = kind.__name__
+        self._count(kind.__name__, seconds)
+
+    def _count(self, name: str, seconds: float) -> None:
+        """Something went wrong, and is over after so many seconds."""
         self.counts[name] = self.counts.get(name, 0) + 1
         self.ends_at = max(self.ends_at, self.world.now + seconds)
 
@@ -206,35 +209,29 @@ class Faults:
             return None
         _, process = victim
         before = self.world.random.uniform(0.0, BEFORE_SECONDS_MAX)
-        asking = 0.0
-        if self.world.random.random() < ASKING_SHARE:
-            asking = ASKING_SECONDS_MAX
-            self._at_answer[process] = partial(self._sleep_through, process, before)
-            self._later(asking, partial(self._forget_answer, process))
-        else:
-            self._sleep_through(process, before)
-        return asking + before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
+        if self.world.random.random() >= ASKING_SHARE:
+            return self._sleep_through(process, before)
+        self._at_answer[process] = partial(self._sleep_through, process, before)
+        self._later(ASKING_SECONDS_MAX, partial(self._forget_answer, process))
+        return ASKING_SECONDS_MAX + before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
 
     def _forget_answer(self, process: Process) -> None:
         self._at_answer.pop(process, None)
 
     def undo_last(self, log: Sequence[tuple[int, Sequence[bytes]]]) -> None:
-        """Told of a log that has just grown, have the command sleep through the loss of its end.
+        """Told of a log that has just grown, have the command sleep through the loss of that.
 
-        Sometimes, when a block was pushed or a job has ended and the answer is on its way. That
-        seldom comes about by chance.
+        Sometimes, when that is a block or the end of a job, and the answer is on its way. It seldom
+        comes about by chance.
         """
         (_, words), process = log[-1], self.roles[0].process
         share = next((share for script, share in UNDONE_SHARES.items() if script in words), 0.0)
         if process is None or self.world.random.random() >= share:
             return
         before = self.world.random.uniform(0.0, BEFORE_SECONDS_MAX)
-        self._sleep_through(process, before)
-        self.counts["undo_last"] = 1 + self.counts.get("undo_last", 0)
-        over = self.world.now + before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
-        self.ends_at = max(self.ends_at, over)
+        self._count("undo_last", self._sleep_through(process, before))
 
-    def _sleep_through(self, process: Process, before: float) -> None:
+    def _sleep_through(self, process: Process, before: float) -> float:
         self.trace(f"{process.name} is frozen; the server goes {before:.2f} s later")
         self.world.freeze(process)
 
@@ -245,6 +242,7 @@ class Faults:
             self._later(seconds + LOADING_SECONDS_MAX, lambda: self.world.thaw(process))
 
         self._later(before, crash)
+        return before + DOWN_SECONDS_MAX + LOADING_SECONDS_MAX
 
     def _restart(self) -> None:
         self.host.start()
