@@ -17,10 +17,14 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import (
     BertConfig,
     BertModel,
+    ModernBertConfig,
+    ModernBertModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
+    XLMRobertaConfig,
+    XLMRobertaModel,
 )
 
 SENTENCES: Final = (
@@ -65,14 +69,9 @@ def byte_pairs() -> Tokenizer:
     return tokenizer
 
 
-def bert(directory: Path, inner: int = 64) -> Transformer:
-    """A transformer with WordPiece tokens, padded on the right.
-
-    Args:
-        directory: Where it goes.
-        inner: Width inside its layers, which decides how much memory a token takes.
-    """
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
+def bert_tokenizer() -> PreTrainedTokenizerFast:
+    """WordPiece tokens, padded on the right."""
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
         tokenizer_object=word_pieces(),
         pad_token="[PAD]",  # noqa: S106 # a word of the vocabulary
         unk_token="[UNK]",  # noqa: S106 # same
@@ -82,6 +81,16 @@ def bert(directory: Path, inner: int = 64) -> Transformer:
         model_max_length=LENGTH_MAX,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
+
+
+def bert(directory: Path, inner: int = 64) -> Transformer:
+    """The commonest transformer.
+
+    Args:
+        directory: Where it goes.
+        inner: Width inside its layers, which decides how much memory a token takes.
+    """
+    tokenizer = bert_tokenizer()
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=DIMENSIONS,
@@ -92,6 +101,42 @@ def bert(directory: Path, inner: int = 64) -> Transformer:
         initializer_range=0.2,
     )
     return _transformer(BertModel(config), tokenizer, directory)
+
+
+def roberta(directory: Path) -> Transformer:
+    """A transformer that begins to count positions behind the number of its padding token."""
+    tokenizer = bert_tokenizer()
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=DIMENSIONS,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=LENGTH_MAX + 1,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.2,
+    )
+    return _transformer(XLMRobertaModel(config), tokenizer, directory)
+
+
+def modern_bert(directory: Path) -> Transformer:
+    """A transformer most of whose layers see only what is near, and positions by rotation."""
+    tokenizer = bert_tokenizer()
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=DIMENSIONS,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=LENGTH_MAX,
+        local_attention=8,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        pad_token_id=tokenizer.pad_token_id,
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), tokenizer.cls_token_id),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), tokenizer.sep_token_id),
+        initializer_range=0.2,
+    )
+    return _transformer(ModernBertModel(config), tokenizer, directory)
 
 
 def decoder(directory: Path) -> Transformer:
@@ -138,6 +183,20 @@ def mean_pooled(directory: Path) -> SentenceTransformer:
 def cls_pooled(directory: Path) -> SentenceTransformer:
     """BERT with the first token's vector."""
     return SentenceTransformer(modules=[bert(directory), Pooling(DIMENSIONS, "cls")], device="cpu")
+
+
+def roberta_pooled(directory: Path) -> SentenceTransformer:
+    """XLM-RoBERTa with the first token's vector, as multilingual models have it."""
+    return SentenceTransformer(
+        modules=[roberta(directory), Pooling(DIMENSIONS, "cls"), Normalize()], device="cpu"
+    )
+
+
+def windowed(directory: Path) -> SentenceTransformer:
+    """ModernBERT with mean pooling."""
+    return SentenceTransformer(
+        modules=[modern_bert(directory), Pooling(DIMENSIONS, "mean")], device="cpu"
+    )
 
 
 def last_token_pooled(directory: Path) -> SentenceTransformer:
@@ -191,8 +250,8 @@ def bag_of_words(directory: Path) -> SentenceTransformer:
 KINDS: Final[dict[str, Callable[[Path], SentenceTransformer]]] = {
     each.__name__: each
     for each in (
-        mean_pooled, cls_pooled, last_token_pooled, dense_headed, prompted, routed, static,
-        bag_of_words,
+        mean_pooled, cls_pooled, last_token_pooled, roberta_pooled, windowed, dense_headed,
+        prompted, routed, static, bag_of_words,
     )
 }  # fmt: skip
 

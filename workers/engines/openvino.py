@@ -219,9 +219,12 @@ def _convert(engine: OpenVinoEngine, dtype: str) -> openvino.Model:
     """The graph of a model, quantised where that is asked for."""
     example = _example(engine)
     graph = _Graph(list(engine.model), example)
-    if engine.model.tokenizer.padding_side == "left":
-        # Padding before a text sees nothing at all, of which fused attention makes NaN.
-        cast("Any", engine.model[0]).auto_model.set_attn_implementation("eager")
+    transformer = cast("Any", engine.model[0]).auto_model
+    near = "sliding_attention" in getattr(transformer.config, "layer_types", ())
+    if near or engine.model.tokenizer.padding_side == "left":
+        # Padding that is before a text, or too far behind one for a layer that sees only what is
+        # near, sees nothing at all, of which fused attention makes NaN.
+        transformer.set_attn_implementation("eager")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of every shape it sees, and of its own end
         columns = tuple(example[name] for name in graph.inputs)
