@@ -35,11 +35,11 @@ class Timings:
         self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64], seconds: float
     ) -> None:
         """Take in what a device batch took."""
-        self._costs[_key(model_key(spec), engine)].observe(*_size(lengths), seconds)
+        self._costs[_key(model_key(spec), engine)].observe(*_size(engine, lengths), seconds)
 
     def predict(self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64]) -> float:
         """Seconds that a device batch will take; 0 when none has run yet."""
-        return self._costs[_key(model_key(spec), engine)].estimate(*_size(lengths))
+        return self._costs[_key(model_key(spec), engine)].estimate(*_size(engine, lengths))
 
     def cost(self, spec: JobSpec, engine: Engine) -> Cost | None:
         """What was learned, None as long as that is too little."""
@@ -85,7 +85,9 @@ def _key(model: str, engine: Engine) -> str:
     return f"{model}|{engine.name}"
 
 
-def _size(lengths: NDArray[np.int64]) -> tuple[int, int]:
-    """Tokens, and pairs of tokens of one text, of a device batch with its padding."""
+def _size(engine: Engine, lengths: NDArray[np.int64]) -> tuple[int, int]:
+    """Tokens, and pairs of tokens of one text, of a device batch with its padding if it has any."""
+    if not engine.padded:
+        return int(lengths.sum()), int((lengths**2).sum())
     longest = int(lengths.max())
     return len(lengths) * longest, len(lengths) * longest**2

@@ -23,6 +23,7 @@ from tests.workers.tiny_models import KINDS, LENGTH_MAX, SENTENCES, build
 from workers.engines import Chunk, DeviceFailed, Engine, OutOfMemory, open_engine
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.engines.tokens import Tokens
+from workers.engines.unpadded import unpad
 
 MINILM: Final = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS: Final = (
@@ -42,16 +43,9 @@ TEXTS: Final = (
 )
 # Of these models a text without words has no vector of length 1 to compare, as of `encode` itself.
 WORDLESS: Final = {"static", "bag_of_words"}
-CONVERTED: Final = [f"openvino {kind}" for kind in ("minilm", *KINDS) if kind not in WORDLESS]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small only lose by more, and by threads that spin beside other programs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+TRANSFORMERS: Final = ["minilm", *(kind for kind in KINDS if kind not in WORDLESS)]
+CONVERTED: Final = [f"openvino {kind}" for kind in TRANSFORMERS]
+UNPADDED: Final = [f"unpadded {kind}" for kind in TRANSFORMERS]
 
 
 @pytest.fixture(scope="session")
@@ -70,13 +64,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="session")
 def engines(directories: dict[str, str], settings: Settings) -> dict[str, Engine]:
     """Every engine in float32, loaded once."""
-    converted = [kind for kind in directories if kind not in {"null", *WORDLESS}]
-    return {kind: open_one(directories, kind) for kind in directories} | {
-        f"openvino {kind}": open_engine(
-            spec_of(directories, kind, engine="openvino"), "cpu", settings
-        )
-        for kind in converted
-    }
+    models = [*directories, *CONVERTED, *UNPADDED]
+    return {model: open_like(directories, settings, model) for model in models}
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +86,7 @@ def expected(references: dict[str, SentenceTransformer]) -> dict[str, NDArray[np
     return {kind: encode(reference, TEXTS) for kind, reference in references.items()}
 
 
-@pytest.fixture(params=["null", "minilm", *KINDS, *CONVERTED])
+@pytest.fixture(params=["null", "minilm", *KINDS, *CONVERTED, *UNPADDED])
 def kind(request: pytest.FixtureRequest) -> str:
     """Each engine and each kind of model."""
     return str(request.param)
@@ -158,10 +147,20 @@ def open_like(
     model: str,
     **fields: Any,  # noqa: ANN401 # same
 ) -> Engine:
-    """As `open_one`, also of `CONVERTED`."""
+    """As `open_one`, also of `CONVERTED` and `UNPADDED`."""
     engine = "openvino" if model in CONVERTED else "torch"
-    spec = spec_of(directories, model.removeprefix("openvino "), engine=engine, **fields)
-    return open_engine(spec, "cpu", settings)
+    opened = open_engine(
+        spec_of(directories, kind_of(model), engine=engine, **fields), "cpu", settings
+    )
+    if model in UNPADDED:
+        assert isinstance(opened, SentenceTransformerEngine)
+        unpad(opened)
+    return opened
+
+
+def kind_of(model: str) -> str:
+    """The kind of model that an engine was opened for."""
+    return model.rpartition(" ")[2]
 
 
 # All engines.
@@ -244,12 +243,12 @@ def test_fingerprint_tells_apart_what_changes_vectors(
 # Models, against sentence-transformers.
 
 
-@pytest.mark.parametrize("model", ["minilm", *KINDS, *CONVERTED])
+@pytest.mark.parametrize("model", ["minilm", *KINDS, *CONVERTED, *UNPADDED])
 def test_equal_to_encode(
     model: str, engines: dict[str, Engine], expected: dict[str, NDArray[np.float32]]
 ) -> None:
     """Every vector has cosine 0.9999 at least, and the length, of `encode` of its own text."""
-    vectors, theirs = run(engines[model], TEXTS), expected[model.removeprefix("openvino ")]
+    vectors, theirs = run(engines[model], TEXTS), expected[kind_of(model)]
     assert cosines(vectors, theirs).min() >= 0.9999
     assert np.allclose(np.linalg.norm(vectors, axis=1), np.linalg.norm(theirs, axis=1), rtol=1e-3)
     assert theirs.any(axis=1).all() or model in WORDLESS
@@ -273,7 +272,7 @@ def test_device_batch_is_what_preprocessing_gives(
         assert same or features[name] == value, name
 
 
-@pytest.mark.parametrize("model", ["minilm", *KINDS, *CONVERTED])
+@pytest.mark.parametrize("model", ["minilm", *KINDS, *CONVERTED, *UNPADDED])
 def test_half_precision_is_close(
     model: str,
     directories: dict[str, str],
@@ -291,7 +290,7 @@ def test_half_precision_is_close(
             return
         raise
     vectors = run(engine, TEXTS)
-    assert cosines(vectors, expected[model.removeprefix("openvino ")]).min() >= 0.999
+    assert cosines(vectors, expected[kind_of(model)]).min() >= 0.999
 
 
 def test_auto_takes_what_the_device_computes_in(directories: dict[str, str]) -> None:
@@ -300,7 +299,7 @@ def test_auto_takes_what_the_device_computes_in(directories: dict[str, str]) -> 
     assert engine.fingerprint["dtype"] in {"float32", "bfloat16"}
 
 
-@pytest.mark.parametrize("model", [*KINDS, *CONVERTED])
+@pytest.mark.parametrize("model", [*KINDS, *CONVERTED, *UNPADDED])
 def test_prompt_goes_before_each_text(
     model: str,
     directories: dict[str, str],
@@ -309,12 +308,12 @@ def test_prompt_goes_before_each_text(
 ) -> None:
     """A job's prompt gives what `encode` gives with it, left out of the pooling where it is."""
     engine = open_like(directories, settings, model, dtype="float32", prompt="Passage: ")
-    theirs = encode(references[model.removeprefix("openvino ")], TEXTS, prompt="Passage: ")
+    theirs = encode(references[kind_of(model)], TEXTS, prompt="Passage: ")
     assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
 
 
 @pytest.mark.parametrize("task", ["query", "document"])
-@pytest.mark.parametrize("model", [*KINDS, *CONVERTED])
+@pytest.mark.parametrize("model", [*KINDS, *CONVERTED, *UNPADDED])
 def test_task(
     model: str,
     task: str,
@@ -324,11 +323,11 @@ def test_task(
 ) -> None:
     """A job's task gives what `encode_query` and `encode_document` give: prompt and route."""
     engine = open_like(directories, settings, model, dtype="float32", task=task)
-    theirs = encode(references[model.removeprefix("openvino ")], TEXTS, task=task)
+    theirs = encode(references[kind_of(model)], TEXTS, task=task)
     assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
 
 
-@pytest.mark.parametrize("model", ["prompted", "openvino prompted"])
+@pytest.mark.parametrize("model", ["prompted", "openvino prompted", "unpadded prompted"])
 def test_prompt_by_its_name(
     model: str,
     directories: dict[str, str],
@@ -360,12 +359,12 @@ CHANGES: Final[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("model", ["null", *KINDS, *CONVERTED])
+@pytest.mark.parametrize("model", ["null", *KINDS, *CONVERTED, *UNPADDED])
 def test_other_jobs_on_the_same_weights(
     model: str, directories: dict[str, str], settings: Settings
 ) -> None:
     """What is made for another job of a loaded engine is what would be opened for it."""
-    kind, made = model.removeprefix("openvino "), 0
+    kind, made = kind_of(model), 0
     options = {"engine": "openvino" if model in CONVERTED else "torch", "dtype": "float32"}
     for fields in CHANGES:
         spec = spec_of(directories, kind, **options, **fields)
@@ -374,7 +373,7 @@ def test_other_jobs_on_the_same_weights(
         if engine is None:
             continue
         made += 1
-        opened = open_engine(spec, "cpu", settings)
+        opened = open_like(directories, settings, model, dtype="float32", **fields)
         assert engine.fingerprint == opened.fingerprint
         assert engine.recipe == opened.recipe
         assert engine.normalised == opened.normalised
@@ -382,7 +381,7 @@ def test_other_jobs_on_the_same_weights(
         theirs = run(open_like(directories, settings, model, dtype="float32"), TEXTS[:6])
         np.testing.assert_array_equal(run(loaded, TEXTS[:6]), theirs)
     # Of a routed model other tasks are other weights, and a graph may have a prompt's length in it.
-    fewer = {"routed": 4, "openvino routed": 4, "openvino prompted": 4}
+    fewer = {"routed": 4, "openvino routed": 4, "openvino prompted": 4, "unpadded routed": 4}
     assert made == fewer.get(model, len(CHANGES))
 
 
@@ -534,7 +533,7 @@ ENCODED: Final = ("minilm", "mean_pooled", "cls_pooled", "last_token_pooled")
 def test_ids_for_texts(kind: str, engines: dict[str, Engine], directories: dict[str, str]) -> None:
     """Token ids made elsewhere give the vectors of their texts, bit for bit, also among texts."""
     engine = engines[kind]
-    name = kind.removeprefix("openvino ")
+    name = kind_of(kind)
     assert engine.recipe is not None or name not in ENCODED
     if engine.recipe is None:
         with pytest.raises(ValueError, match="takes texts"):

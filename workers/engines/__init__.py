@@ -181,7 +181,12 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
         from workers.engines.choice import open_fastest  # noqa: PLC0415 # the same
 
         return open_fastest(spec, device, settings)
-    return SentenceTransformerEngine.open(spec, device, settings.model_cache)
+    engine = SentenceTransformerEngine.open(spec, device, settings.model_cache)
+    if engine.asynchronous:
+        from workers.engines.unpadded import unpad_if_faster  # noqa: PLC0415 # the same
+
+        unpad_if_faster(engine)
+    return engine
 
 
 def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine | None:

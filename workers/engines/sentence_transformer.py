@@ -26,7 +26,7 @@ from embedfarm import model_files
 from embedfarm.records import JobSpec, TokenRecipe
 from workers.engines import Chunk, DeviceFailed, Finish, OutOfMemory, Tokenised, only_texts
 from workers.engines.arithmetic import Arithmetic, count_flops, measure_peak
-from workers.engines.tokens import Tokenizer, Tokens
+from workers.engines.tokens import Tokenizer, Tokens, lay_end_to_end
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class SentenceTransformerEngine:
         directory: Of the model's files.
         has_routes: Whether the model has other modules for another task.
         full_dimensions: Components that its vectors have before any are cut off.
+        first_position: Of a text's tokens where they are not padded; None where they are.
         exact_twin: The same model in float32 on the CPU, if it is at hand.
     """
 
@@ -81,7 +82,7 @@ class SentenceTransformerEngine:
     dimensions: int = field(init=False)
     tokenizer: Tokenizer = field(init=False)
     normalised: bool = field(init=False)
-    padded: bool = field(init=False, default=True)
+    first_position: int | None = field(init=False, default=None)
     batch_tokens: int = field(init=False)
     launch_tokens: int = field(init=False)
     arithmetic: Arithmetic = field(init=False, default=Arithmetic())
@@ -164,6 +165,11 @@ class SentenceTransformerEngine:
         return other
 
     @property
+    def padded(self) -> bool:
+        """Unless its attention has been replaced."""
+        return self.first_position is None
+
+    @property
     def asynchronous(self) -> bool:
         """A GPU works by itself."""
         return self.device.type != "cpu"
@@ -243,9 +249,13 @@ class SentenceTransformerEngine:
         return self.start(batch, rows)()
 
     def features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
-        """One padded batch on the device, as the first module wants it."""
+        """One batch on the device, as the first module wants it."""
         if isinstance(batch.features, Tokens):
-            features = self.tokenizer.pad(batch.features, batch.lengths[rows], rows)
+            tokens, lengths = batch.features, batch.lengths[rows]
+            if self.first_position is None:
+                features = self.tokenizer.pad(tokens, lengths, rows)
+            else:
+                features = lay_end_to_end(tokens, lengths, rows, self.first_position)
         else:
             texts = [batch.features[row] for row in rows]
             features = self.model.preprocess(texts, prompt=self.tokenizer.prompt)

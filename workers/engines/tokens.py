@@ -246,15 +246,59 @@ class Tokenizer:
         if tokenizer.padding_side == "left":
             places = places[::-1]
         taken = places < lengths[:, None]
-        # A text's tokens lie as far from their places in this batch as its end does.
-        shifts = np.repeat(tokens.ends[rows] - np.cumsum(lengths), lengths)
-        sources = shifts + np.arange(len(shifts))
+        sources = _places(tokens, lengths, rows)
         features = dict(tokens.constants)
         for name, column in tokens.columns.items():
             padded = np.full(taken.shape, fill.get(name, 0), dtype=np.int64)
             padded[taken] = column[sources]
             features[name] = torch.from_numpy(padded)
         return features
+
+
+def lay_end_to_end(
+    tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp], first_position: int
+) -> dict[str, Any]:
+    """Texts in one row without padding, as sentence-transformers has them for flash attention.
+
+    Args:
+        tokens: Of a micro-batch.
+        lengths: Tokens of each text taken, shape (rows,).
+        rows: The texts taken.
+        first_position: Where the model begins to count a text's tokens.
+
+    Returns:
+        The columns of `tokens` but "attention_mask", with "position_ids" and "seq_idx", the text of
+        each token, all of shape (1, tokens); where texts begin and the last one ends, shape
+        (rows + 1,), as "cu_seq_lens_q" and "cu_seq_lens_k"; and the tokens of the longest one, as
+        "max_length_q" and "max_length_k".
+    """
+    places = _places(tokens, lengths, rows)
+    ends = np.cumsum(lengths)
+    columns = {name: column[places] for name, column in tokens.columns.items()}
+    columns.pop("attention_mask", None)
+    columns["position_ids"] = (
+        first_position + np.arange(len(places)) - np.repeat(ends - lengths, lengths)
+    )
+    columns["seq_idx"] = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    bounds = torch.from_numpy(np.append(0, ends).astype(np.int32))
+    longest = int(lengths.max())
+    return {
+        **tokens.constants,
+        **{name: torch.from_numpy(column[None]) for name, column in columns.items()},
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _places(
+    tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
+) -> NDArray[np.int64]:
+    """Where the tokens of some texts are, one text after the other."""
+    # A text's tokens lie as far from their places among these as its end does.
+    shifts = np.repeat(tokens.ends[rows] - np.cumsum(lengths), lengths)
+    return np.asarray(shifts + np.arange(len(shifts)))
 
 
 def _lengths(features: dict[str, Any]) -> NDArray[np.int64]:

@@ -1,0 +1,209 @@
+"""Attention without padding: what it is given, when it is taken, and what it changes.
+
+That its vectors are those of `encode` is in the conformance suite.
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AttentionInterface, DataCollatorWithFlattening, MPNetConfig, MPNetModel
+
+from embedfarm.model_files import ModelError
+from embedfarm.records import JobSpec
+from tests.workers.support import block_of, micro_batch
+from tests.workers.tiny_models import DIMENSIONS, LENGTH_MAX, SENTENCES, bert_tokenizer, build
+from workers.embed import Embedder
+from workers.engines import unpadded
+from workers.engines.sentence_transformer import SentenceTransformerEngine
+from workers.engines.tokens import Tokens, lay_end_to_end
+from workers.engines.unpadded import NAME, attend, unpad, unpad_if_faster
+
+LATE_SECONDS: Final = 0.03
+
+
+def open_kind(kind: str, directory: Path) -> SentenceTransformerEngine:
+    """A tiny model in float32."""
+    spec = JobSpec(model=str(build(kind, directory)), dtype="float32", engine="torch")
+    return SentenceTransformerEngine.open(spec, "cpu", None)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> SentenceTransformerEngine:
+    """BERT."""
+    return open_kind("mean_pooled", tmp_path)
+
+
+def embed(engine: SentenceTransformerEngine) -> np.ndarray[Any, Any]:
+    """Vectors of some texts of different lengths."""
+    texts = [*SENTENCES, "one", "", "two words"]
+    return engine.forward(engine.tokenise(texts), np.arange(len(texts)))
+
+
+@pytest.fixture(autouse=True)
+def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attentions are tried on few texts."""
+    monkeypatch.setattr(unpadded, "calibration_texts", lambda: list(SENTENCES))
+
+
+@pytest.fixture
+def attentions() -> Iterator[AttentionInterface]:
+    """Attentions that a test may replace."""
+    interface = AttentionInterface()  # type: ignore[no-untyped-call] # it has no annotations
+    before = {name: interface[name] for name in (NAME, "sdpa")}
+    yield interface
+    for name, function in before.items():
+        AttentionInterface.register(name, function)
+
+
+def slow_down(interface: AttentionInterface, name: str) -> None:
+    """Have an attention take its time."""
+    function = interface[name]
+
+    def late(*inputs: Any, **options: Any) -> Any:  # noqa: ANN401 # whatever the other takes
+        threading.Event().wait(LATE_SECONDS)
+        return function(*inputs, **options)
+
+    AttentionInterface.register(name, late)
+
+
+def test_it_is_taken_where_it_is_faster(
+    engine: SentenceTransformerEngine, attentions: AttentionInterface
+) -> None:
+    """The vectors stay what they were, and nothing is padded any more, for other jobs too."""
+    before = embed(engine)
+    slow_down(attentions, "sdpa")
+    unpad_if_faster(engine)
+    assert not engine.padded
+    np.testing.assert_allclose(embed(engine), before, atol=1e-5)
+    other = engine.for_job(msgspec.structs.replace(engine.spec, dimensions=3))
+    assert other is not None
+    assert not other.padded
+
+
+def test_it_is_not_taken_where_it_is_slower(
+    engine: SentenceTransformerEngine, attentions: AttentionInterface
+) -> None:
+    """The model goes on as it was."""
+    before = embed(engine)
+    slow_down(attentions, NAME)
+    unpad_if_faster(engine)
+    assert engine.padded
+    np.testing.assert_array_equal(embed(engine), before)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no kernel for this"), KeyError("scaling")])
+def test_it_is_not_taken_where_it_is_wrong(
+    error: Exception | None, engine: SentenceTransformerEngine, attentions: AttentionInterface
+) -> None:
+    """Texts that see each other give other vectors; a kernel that there is not gives none."""
+
+    def wrong(*inputs: Any, **options: Any) -> Any:  # noqa: ANN401 # whatever the other takes
+        if error is not None:
+            raise error
+        bounds = options.pop("cu_seq_lens_q")
+        return attend(*inputs, **options, cu_seq_lens_q=bounds[[0, -1]])
+
+    before = embed(engine)
+    slow_down(attentions, "sdpa")
+    AttentionInterface.register(NAME, wrong)
+    unpad_if_faster(engine)
+    assert engine.padded
+    np.testing.assert_array_equal(embed(engine), before)
+
+
+def test_models_whose_attention_is_their_own(tmp_path: Path) -> None:
+    """One with relative positions, and one without any attention, stay as they are."""
+    tokenizer = bert_tokenizer()
+    config = MPNetConfig(
+        vocab_size=len(tokenizer), hidden_size=DIMENSIONS, num_hidden_layers=1,
+        num_attention_heads=4, intermediate_size=64, max_position_embeddings=LENGTH_MAX + 2,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    files = tmp_path / "transformer"
+    MPNetModel(config).save_pretrained(files)
+    tokenizer.save_pretrained(files)
+    modules = [Transformer(str(files)), Pooling(DIMENSIONS, "mean")]
+    model = tmp_path / "mpnet"
+    SentenceTransformer(modules=modules, device="cpu").save(str(model))
+    spec = JobSpec(model=str(model), dtype="float32", engine="torch")
+    for engine in (
+        SentenceTransformerEngine.open(spec, "cpu", None),
+        open_kind("static", tmp_path / "static"),
+    ):
+        before = embed(engine)
+        with pytest.raises(ModelError, match="cannot be replaced"):
+            unpad(engine)
+        unpad_if_faster(engine)
+        assert engine.padded
+        np.testing.assert_array_equal(embed(engine), before)
+
+
+def test_texts_lie_as_transformers_lays_them() -> None:
+    """Its own collator makes the same of the same tokens, types and all."""
+    texts = [[5, 6, 7], [8], [9, 10], [11, 12, 13, 14]]
+    ids = np.asarray([each for text in texts for each in text])
+    ends = np.cumsum([len(text) for text in texts])
+    tokens = Tokens(
+        {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ends, {"modality": "text"}
+    )
+    rows = np.asarray([3, 0, 1])
+    lengths = np.asarray([len(texts[row]) for row in rows])
+    ours = lay_end_to_end(tokens, lengths, rows, first_position=0)
+    collate = DataCollatorWithFlattening(  # type: ignore[no-untyped-call] # it has no annotations
+        return_position_ids=True, return_seq_idx=True, return_flash_attn_kwargs=True
+    )
+    theirs = collate([{"input_ids": texts[row]} for row in rows])
+    del theirs["labels"]
+    assert ours.pop("modality") == "text"
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if torch.is_tensor(value):
+            assert ours[name].dtype == value.dtype, name
+            assert torch.equal(ours[name], value), name
+        else:
+            assert ours[name] == value, name
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_kernel_takes_what_it_is_given(window: int | None, *, causal: bool) -> None:
+    """Shapes and options of the GPU's kernel, also with fewer heads of keys."""
+    query = torch.empty((1, 8, 20, 64), device="meta", dtype=torch.bfloat16)
+    key = torch.empty((1, 4, 20, 64), device="meta", dtype=torch.bfloat16)
+    attended, weights = attend(
+        *(torch.nn.Module(), query, key, key, None),
+        cu_seq_lens_q=torch.empty(4, device="meta", dtype=torch.int32),
+        max_length_q=9,
+        scaling=0.125,
+        sliding_window=window,
+        is_causal=causal,
+    )
+    assert attended.shape == (1, 20, 8, 64)
+    assert attended.dtype == torch.bfloat16
+    assert weights is None
+
+
+def test_attention_with_something_more_is_refused() -> None:
+    """What it cannot do it does not leave out."""
+    states = torch.ones((1, 1, 2, 4))
+    bounds = torch.tensor([0, 2], dtype=torch.int32)
+    with pytest.raises(ModelError, match="softcap"):
+        attend(torch.nn.Module(), states, states, states, None, cu_seq_lens_q=bounds, softcap=1.0)
+
+
+def test_account_has_no_padding(engine: SentenceTransformerEngine) -> None:
+    """Device batches cost the tokens of their texts, and by these their times are learned."""
+    unpad(engine)
+    batch = micro_batch([block_of(0, 50), block_of(50, 10, "much longer chunk")], engine)
+    embedder = Embedder()
+    embedder.embed(batch)
+    assert batch.account.real_tokens == batch.account.padded_tokens > 0

@@ -1,0 +1,203 @@
+"""Attention without padding: the texts of a device batch end to end, each attending to itself.
+
+Transformers lets a model's attention be replaced, and sentence-transformers' pooling takes texts
+that lie end to end, so that no architecture needs code of its own.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers.base.modules import Transformer
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from embedfarm.model_files import ModelError
+from workers.engines import DeviceFailed
+from workers.engines.calibration import calibration_texts
+from workers.engines.sentence_transformer import SentenceTransformerEngine
+from workers.packing import pack
+from workers.parity import cosine
+
+NAME: Final = "embedfarm-unpadded"
+# What a model passes on to its attention, though its forward pass may not name it.
+PASSED_ON: Final = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+IMPOSSIBLE: Final = ("softcap", "s_aux", "position_bias")  # what some models' attention has
+COSINE_MIN: Final = 0.999  # of any text, with and without padding, in the model's own precision
+COPIES: Final = 4  # of the calibration texts, so that they fill a device batch
+ROUNDS: Final = 3
+
+log = logging.getLogger(__name__)
+
+
+class Sight(NamedTuple):
+    """What a token sees of its text.
+
+    Attributes:
+        reach: How far; -1 for as far as the text goes.
+        causal: Whether only what comes before it, and itself.
+    """
+
+    reach: int
+    causal: bool
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    **options: Any,  # noqa: ANN401 # a protocol of transformers
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers asks for it, of texts that lie end to end.
+
+    On a GPU it is one kernel, FlashAttention's; on a CPU it is one text after the other.
+
+    Args:
+        module: The attention that is replaced.
+        query: Shape (1, heads, tokens, size of a head).
+        key: The same, perhaps with fewer heads.
+        value: The same as `key`.
+        attention_mask: None: there is no padding.
+        options: "cu_seq_lens_q", where texts begin and the last one ends; "max_length_q", the
+            tokens of the longest; "scaling" of the products; "sliding_window", which includes the
+            token itself; "is_causal", if not as `module` says.
+
+    Returns:
+        Shape (1, tokens, heads, size of a head), and no weights.
+
+    Raises:
+        ModelError: This attention does more than that.
+    """
+    del attention_mask
+    more = [name for name in IMPOSSIBLE if options.get(name) is not None]
+    if more:
+        raise ModelError(f"its attention has {', '.join(more)}")
+    causal, window = options.get("is_causal"), options.get("sliding_window")
+    sight = Sight(
+        reach=-1 if window is None else window - 1,
+        causal=bool(getattr(module, "is_causal", False) if causal is None else causal),
+    )
+    scale, bounds = options.get("scaling"), options["cu_seq_lens_q"]
+    grouped = query.shape[1] != key.shape[1]
+    if query.device.type == "cpu":
+        texts = [
+            scaled_dot_product_attention(
+                query[:, :, first:end],
+                key[:, :, first:end],
+                value[:, :, first:end],
+                attn_mask=_mask(end - first, sight),
+                scale=scale,
+                enable_gqa=grouped,
+            )
+            for first, end in pairwise(bounds.tolist())
+        ]
+        return torch.cat(texts, dim=2).transpose(1, 2), None
+    longest = options["max_length_q"]
+    attended = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        cu_seq_q=bounds,
+        cu_seq_k=bounds,
+        max_q=longest,
+        max_k=longest,
+        scale=scale,
+        window_size=(sight.reach, 0 if sight.causal else sight.reach),
+        enable_gqa=grouped,
+    )
+    return cast("torch.Tensor", attended)[None], None
+
+
+def _mask(length: int, sight: Sight) -> torch.Tensor | None:
+    """Which tokens see which, shape (length, length); None where all see all."""
+    if not sight.causal and not 0 <= sight.reach < length:
+        return None
+    places = torch.arange(length)
+    distances = places[:, None] - places
+    reach = sight.reach if sight.reach >= 0 else length
+    return (distances.abs() <= reach) & ((distances >= 0) | (not sight.causal))
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+
+
+def unpad(engine: SentenceTransformerEngine) -> Callable[[], None]:
+    """Have a model attend without padding.
+
+    Returns:
+        What has it attend as before.
+
+    Raises:
+        ModelError: Its attention is its own.
+    """
+    first = engine.model[0]
+    if not isinstance(first, Transformer) or not first.auto_model.is_backend_compatible():
+        raise ModelError("its attention cannot be replaced")
+    transformer = cast("PreTrainedModel", first.auto_model)
+    before = transformer.config._attn_implementation  # noqa: SLF001 # no public question
+    transformer.set_attn_implementation(NAME)
+    if first.model_forward_params is not None:
+        first.model_forward_params |= {*PASSED_ON, "seq_idx"}
+    engine.first_position = first._infer_flatten_position_offset()  # noqa: SLF001 # the same
+
+    def undo() -> None:
+        transformer.set_attn_implementation(before)
+        engine.first_position = None
+
+    return undo
+
+
+def unpad_if_faster(engine: SentenceTransformerEngine) -> None:
+    """Have a model attend without padding if that gives the same vectors, and sooner.
+
+    It takes a few passes over some texts, seconds at most.
+
+    Raises:
+        DeviceFailed: Nothing works on this device any more.
+    """
+    try:
+        undo = unpad(engine)
+    except ModelError as error:
+        log.info("%s is padded: %s", engine.spec.model, error)
+        return
+    try:
+        unpadded, seconds = _measure(engine)
+        undo()
+        padded, padded_seconds = _measure(engine)
+    except DeviceFailed:
+        raise
+    except Exception as error:  # noqa: BLE001 # a model may raise anything; it still embeds padded
+        undo()
+        log.info("%s is padded: %s", engine.spec.model, error)
+        return
+    gain, least = padded_seconds / seconds, float(cosine(unpadded, padded).min())
+    log.info(
+        "%s without padding: %.2f times as fast, cosine %.5f at least",
+        *(engine.spec.model, gain, least),
+    )
+    if least >= COSINE_MIN and gain > 1:
+        unpad(engine)
+
+
+def _measure(engine: SentenceTransformerEngine) -> tuple[NDArray[np.float32], float]:
+    """Vectors of some texts, and the median of the seconds that they take."""
+    batch = engine.tokenise(calibration_texts() * COPIES)
+    batches = pack(batch.lengths, engine.batch_tokens, engine.launch_tokens, padded=engine.padded)
+    vectors = np.empty((len(batch.lengths), engine.dimensions), np.float32)
+    seconds = []
+    for _ in range(1 + ROUNDS):  # the first one warms up
+        began = time.perf_counter()
+        for rows in batches:
+            vectors[rows] = engine.forward(batch, rows)
+        seconds.append(time.perf_counter() - began)
+    return vectors, statistics.median(seconds[1:])
