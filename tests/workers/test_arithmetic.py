@@ -8,7 +8,7 @@ from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.engines import open_engine
 from workers.engines.arithmetic import Arithmetic, measure_peak
-from workers.engines.sentence_transformer import SentenceTransformerEngine
+from workers.engines.sentence_transformer import SentenceTransformerEngine, gpu_batch_tokens
 
 LAYERS, WIDTH, INNER = 6, 384, 1536
 
@@ -26,6 +26,24 @@ def test_operations_are_those_of_the_formula() -> None:
     exact = sum(n * (per_token + 4 * LAYERS * WIDTH * n) for n in lengths.tolist())
     assert engine.flops(lengths) == pytest.approx(exact, rel=1e-3)
     assert engine.peak_flops_per_second > 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "least", "most"),
+    [
+        (6, 384, 262_144, 262_144),  # MiniLM-L6
+        (12, 768, 55_000, 65_536),  # the architecture of bge-base
+        (24, 1024, 16_384, 32_768),  # that of bge-large
+        (48, 4096, 16_384, 16_384),
+    ],
+)
+def test_a_large_model_is_busy_with_few_tokens(
+    layers: int, width: int, least: int, most: int
+) -> None:
+    """Budgets on a GPU go by the model's size, within bounds."""
+    per_token = 2 * layers * (4 * width**2 + 2 * width * 4 * width)
+    assert least <= gpu_batch_tokens(Arithmetic(per_token)) <= most
+    assert gpu_batch_tokens(Arithmetic()) == 65_536  # where nothing could be counted
 
 
 def test_peak_is_more_than_a_slow_multiplication() -> None:

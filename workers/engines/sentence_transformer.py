@@ -34,6 +34,10 @@ CHARACTERS_PER_TOKEN: Final = 4
 # Padded tokens per device batch before memory is learned, and the tokens that take as long as a
 # launch by itself: on a CPU from benchmarks/batch_shapes.py, on a GPU set from launch latency.
 BATCH_TOKENS: Final = {"cpu": 2048, "cuda": 65536}
+# On a GPU a device batch has as many tokens as keep it busy for some 20 ms at 500 TFLOP/s: a small
+# model is bound by launches and wants many, a large one is as fast with few.
+BATCH_FLOPS: Final = 1e13
+GPU_BATCH_TOKENS: Final = (16_384, 262_144)
 LAUNCH_TOKENS: Final = {"cpu": 64, "cuda": 2048}
 COUNTED: Final = ("word " * 60, "word " * 120)  # two lengths, to tell tokens from pairs of tokens
 # What torch says when memory is full: on Linux, elsewhere, in oneDNN, and in cuBLAS.
@@ -142,6 +146,8 @@ class SentenceTransformerEngine:
             engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
             if measured:
                 engine.arithmetic = engine.measure(getattr(torch, dtype))
+                if engine.asynchronous:
+                    engine.batch_tokens = gpu_batch_tokens(engine.arithmetic)
         except DeviceFailed:
             raise
         except Exception as error:  # a model's files may make anything happen
@@ -285,6 +291,14 @@ class SentenceTransformerEngine:
         if self.spec.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
         return vectors.float().contiguous()
+
+
+def gpu_batch_tokens(arithmetic: Arithmetic) -> int:
+    """Tokens of a device batch on a GPU, before memory is learned."""
+    if not arithmetic.per_token:
+        return BATCH_TOKENS["cuda"]
+    least, most = GPU_BATCH_TOKENS
+    return max(least, min(most, int(BATCH_FLOPS / arithmetic.per_token)))
 
 
 @contextmanager
