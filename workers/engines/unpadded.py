@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -30,23 +30,12 @@ NAME: Final = "embedfarm-unpadded"
 # What a model passes on to its attention, though its forward pass may not name it.
 PASSED_ON: Final = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 IMPOSSIBLE: Final = ("softcap", "s_aux", "position_bias")  # what some models' attention has
+EVERYTHING: Final = -1  # FlashAttention's word for a window without an end
 COSINE_MIN: Final = 0.999  # of any text, with and without padding, in the model's own precision
 COPIES: Final = 4  # of the calibration texts, so that they fill a device batch
 ROUNDS: Final = 3
 
 log = logging.getLogger(__name__)
-
-
-class Sight(NamedTuple):
-    """What a token sees of its text.
-
-    Attributes:
-        reach: How far; -1 for as far as the text goes.
-        causal: Whether only what comes before it, and itself.
-    """
-
-    reach: int
-    causal: bool
 
 
 def attend(
@@ -81,11 +70,10 @@ def attend(
     more = [name for name in IMPOSSIBLE if options.get(name) is not None]
     if more:
         raise ModelError(f"its attention has {', '.join(more)}")
-    causal, window = options.get("is_causal"), options.get("sliding_window")
-    sight = Sight(
-        reach=-1 if window is None else window - 1,
-        causal=bool(getattr(module, "is_causal", False) if causal is None else causal),
-    )
+    window, causal = options.get("sliding_window"), options.get("is_causal")
+    reach = EVERYTHING if window is None else window - 1
+    if causal is None:
+        causal = getattr(module, "is_causal", False)
     scale, bounds = options.get("scaling"), options["cu_seq_lens_q"]
     grouped = query.shape[1] != key.shape[1]
     if query.device.type == "cpu":
@@ -94,7 +82,7 @@ def attend(
                 query[:, :, first:end],
                 key[:, :, first:end],
                 value[:, :, first:end],
-                attn_mask=_mask(end - first, sight),
+                attn_mask=_mask(end - first, reach, causal=causal),
                 scale=scale,
                 enable_gqa=grouped,
             )
@@ -111,20 +99,20 @@ def attend(
         max_q=longest,
         max_k=longest,
         scale=scale,
-        window_size=(sight.reach, 0 if sight.causal else sight.reach),
+        window_size=(reach, 0 if causal else reach),
         enable_gqa=grouped,
     )
     return cast("torch.Tensor", attended)[None], None
 
 
-def _mask(length: int, sight: Sight) -> torch.Tensor | None:
+def _mask(length: int, reach: int, *, causal: bool) -> torch.Tensor | None:
     """Which tokens see which, shape (length, length); None where all see all."""
-    if not sight.causal and not 0 <= sight.reach < length:
+    seen = length if reach == EVERYTHING else reach
+    if seen >= length and not causal:
         return None
     places = torch.arange(length)
     distances = places[:, None] - places
-    reach = sight.reach if sight.reach >= 0 else length
-    return (distances.abs() <= reach) & ((distances >= 0) | (not sight.causal))
+    return (distances.abs() <= seen) & ((distances >= 0) | (not causal))
 
 
 AttentionInterface.register(NAME, attend)
