@@ -193,14 +193,17 @@ class TaskWorker(Worker):
         started_job_registry: StartedJobRegistry | None = None,
         exc_string: str = "",
     ) -> None:
-        """End the farm's job, and tell of a failure, if the job is not tried again."""
-        reason = _last_sentence(exc_string) or "no reason is known"
+        """End the farm's job, and tell of a failure, if the job is not tried again.
+
+        Both come first: a failed job has a reason, and once it has failed it may be deleted or
+        enqueued again at any moment, by the same name.
+        """
         if not job.should_retry and self._stopped_job_id != job.id:
-            end_farm_job(job, reason, self._settings)  # first: a failed job has a reason
-        super().handle_job_failure(job, queue, started_job_registry, exc_string)
-        if job.get_status() == JobStatus.FAILED:
+            reason = _last_sentence(exc_string) or "no reason is known"
+            end_farm_job(job, reason, self._settings)
             cancelled = job.get_meta().get("state") == "cancelled"
             tell(job, "cancelled" if cancelled else "failed", reason)
+        super().handle_job_failure(job, queue, started_job_registry, exc_string)
 
     # What a crash leaves.
 

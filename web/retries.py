@@ -1,5 +1,6 @@
 """Jobs that are tried again: those that failed, and the chunks that failed of those that ended."""
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any, Final
@@ -70,7 +71,8 @@ def _begin_anew(services: Services, facts: JobFacts) -> None:
     terms = Terms(facts.priority, facts.tenant, facts.weight, facts.deadline_ms)
     services.farm.admit(facts.job, services.settings.jobs_max)
     handle.create(handle.spec(), 0, terms, notes)
-    services.submissions.embed(facts.job, call)
+    with contextlib.suppress(DuplicateJobError):  # who asked at the same time has it done
+        services.submissions.embed(facts.job, call)
 
 
 def _call_for(out: Path, settings: Settings) -> Call:

@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from fastapi.testclient import TestClient
+from rq import Worker
 
 from embedfarm import wire
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
+from producer.ingest import TaskJob, TaskWorker
 from producer.tasks import cleanup
 from tests.farm.harness import check_output, texts_of, write_corpus
 from tests.ingest.door import START_SECONDS, Door
@@ -405,6 +407,27 @@ def test_a_failed_job_says_why_and_is_tried_again(
         out = wait_for(web, job, "finished")["out"]
         check_output(Path(out), ["a river"], 16)
         wait_until(lambda: "no chunk of it failed" in web.post(f"/v1/jobs/{job}/retry").text)
+
+
+def test_a_job_that_is_deleted_as_soon_as_it_has_failed(
+    web: TestClient, client: redis.Redis, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ingest worker has nothing more to do with it, and leaves nothing of it."""
+    job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
+    fail, states = Worker.handle_job_failure, list[str]()
+
+    def delete(*words: Any) -> None:  # noqa: ANN401 -- as RQ has it
+        fail(*words)
+        states.append(facts(web, job)["state"])
+        assert web.delete(f"/v1/jobs/{job}").status_code == 204
+
+    monkeypatch.setattr(Worker, "handle_job_failure", delete)
+    worker = TaskWorker(Settings(redis_url=server.url))
+    request = TaskJob.fetch(f"http-{job}", worker.connection, "json")
+    worker.handle_job_failure(request, worker.queues[0], exc_string="CommandFailed: no memory")
+    worker.connection.close()
+    assert states == ["failed"]
+    assert not client.exists(f"rq:job:http-{job}")
 
 
 def test_a_job_that_its_worker_gave_up_has_failed(
