@@ -216,8 +216,9 @@ class Monitor:
 
     def _check_drained(self, key: bytes, upto: int, starts: Iterable[bytes]) -> None:
         """Only results go that are wholly on disk."""
+        there = self._results.get(key, {})  # a crash may have taken all that were ever there
         for start in starts:
-            data = self._results[key].get(start)
+            data = there.get(start)
             if data is None:
                 continue
             result = decode(Result, data)
