@@ -81,7 +81,9 @@ class TaskJob(ReadableJob):
 
     def get_meta(self, refresh: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- as RQ has it
         """What the job says of itself; whoever enqueued it may have put anything there."""
-        meta: Any = super().get_meta(refresh)
+        meta: Any = None
+        with contextlib.suppress(ValueError):  # no JSON
+            meta = super().get_meta(refresh)
         self.meta = meta if isinstance(meta, dict) else {}
         return self.meta
 

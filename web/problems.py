@@ -30,6 +30,8 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 FAULTS_MAX: Final = 5  # of a request, that are told
 USUAL: Final = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503)  # that every route may give
 
+_PROBLEM: Final = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+
 SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -110,22 +112,23 @@ def _openai_type(status: int) -> str:
 
 def problems(*further: int) -> dict[int | str, dict[str, Any]]:
     """The errors of a route for its document: the usual ones and further ones."""
-    reference = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
-        status: {
-            "description": HTTPStatus(status).phrase,
-            "content": {MEDIA_TYPE: reference},
-        }
+        status: {"description": HTTPStatus(status).phrase, **_PROBLEM}
         for status in sorted({*USUAL, *further})
     }
 
 
 def openai_problems(*further: int) -> dict[int | str, dict[str, Any]]:
-    """As `problems`, of a route for which `is_openai` holds."""
-    return {
+    """As `problems`, of a route for which `is_openai` holds.
+
+    A request that is no HTTP has no route that could be known, so that 400 has both shapes.
+    """
+    answers: dict[int | str, dict[str, Any]] = {
         status: {"description": HTTPStatus(status).phrase, "model": OpenaiProblem}
         for status in sorted({*USUAL, *further} - {422})
     }
+    answers[400] |= _PROBLEM
+    return answers
 
 
 Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]

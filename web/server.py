@@ -6,6 +6,7 @@ The time for a head to arrive is limited here, its whole size and the time for a
 
 import asyncio
 import socket
+from http import HTTPStatus
 from typing import Final
 
 import h11
@@ -16,50 +17,70 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from embedfarm.notify import Notifier
 from embedfarm.settings import Settings
 from web.gate import HEAD_BYTES_MAX
+from web.problems import MEDIA_TYPE, SECURITY_HEADERS, Problem
 
 BACKLOG: Final = 128
 TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
+def _refusal(detail: str) -> tuple[h11.Event, ...]:
+    """The answer to what is no HTTP, in the shape of every other error."""
+    status = HTTPStatus.BAD_REQUEST
+    problem = Problem(title=status.phrase, status=status, detail=detail)
+    headers = {"content-type": MEDIA_TYPE, "connection": "close"} | SECURITY_HEADERS
+    return (
+        h11.Response(status_code=status, headers=[*headers.items()], reason=status.phrase),
+        h11.Data(problem.model_dump_json().encode()),
+        h11.EndOfMessage(),
+    )
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection on which the head of a request does not come."""
+
+    head_seconds: float
+    _give_up: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
+        """Wait for the first head."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait on, from the first byte of a head to its last."""
+        super().data_received(data)
+        self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a head that cannot be read, whatever path it names, and close."""
+        for event in _refusal(msg):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._give_up is None:
+            self._give_up = self.loop.call_later(self.head_seconds, self._refuse)
+
+    def _stop_waiting(self) -> None:
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+
+    def _refuse(self) -> None:
+        self.transport.write(TOO_SLOW)
+        self.transport.close()
+
+
 def patient_for(seconds: float) -> type[H11Protocol]:
     """A protocol that closes connections on which the head of a request takes longer."""
-
-    class Protocol(H11Protocol):
-        """Closes a connection whose head does not come."""
-
-        _give_up: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
-            """Wait for the first head."""
-            super().connection_made(transport)
-            self._await_head()
-
-        def data_received(self, data: bytes) -> None:
-            """Wait on, from the first byte of a head to its last."""
-            super().data_received(data)
-            self._await_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Wait no more."""
-            self._stop_waiting()
-            super().connection_lost(exc)
-
-        def _await_head(self) -> None:
-            if self.conn.their_state is not h11.IDLE:
-                self._stop_waiting()
-            elif self._give_up is None:
-                self._give_up = self.loop.call_later(seconds, self._refuse)
-
-        def _stop_waiting(self) -> None:
-            if self._give_up is not None:
-                self._give_up.cancel()
-                self._give_up = None
-
-        def _refuse(self) -> None:
-            self.transport.write(TOO_SLOW)
-            self.transport.close()
-
-    return Protocol
+    return type("Protocol", (_Protocol,), {"head_seconds": seconds})
 
 
 def listen(host: str, port: int) -> socket.socket:
