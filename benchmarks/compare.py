@@ -1,9 +1,10 @@
 """The farm beside what people would use instead: same texts, same model, same machine, in turn.
 
     python -m benchmarks.compare [--chunks N] [--rounds N] [--corpora A,B] [--contenders A,B]
-                                 [--model NAME] [--device cpu|cuda]
+                                 [--model NAME] [--device cpu|cuda] [--resume]
 
-Writes build/bench.json, from which `benchmarks.report` and `benchmarks.chart` make the documents.
+Writes build/bench.json, from which `benchmarks.report` and `benchmarks.chart` make the documents;
+with `--resume` a run that was cut off goes on with the corpora that it has not there.
 A contender that cannot run is in it with its reason. `encode` always runs: its float32 vectors are
 what the others are compared with.
 """
@@ -284,15 +285,22 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=names, default=names)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--device", choices=tuple(BATCH_SIZES), default="cpu")
+    parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
     chosen = {BASELINE, *arguments.contenders}
     contenders = [each for each in CONTENDERS if each.name in chosen]
     place = Place(model_files.resolve(arguments.model), arguments.device, BUILD)
-    command = f"python -m benchmarks.compare {shlex.join(sys.argv[1:])}".strip()
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    command = f"python -m benchmarks.compare {shlex.join(words)}".strip()
+    path = BUILD / "bench.json"
     bench = Bench.begin(command, arguments.model, arguments.device)
+    if arguments.resume and path.exists():
+        bench.resume(path)
+    done = {each.corpus for each in bench.comparisons}
     for name in arguments.corpora:
-        bench.add(compare(name, contenders, arguments.chunks, arguments.rounds, place))
-        bench.save(BUILD / "bench.json")
+        if name not in done:
+            bench.add(compare(name, contenders, arguments.chunks, arguments.rounds, place))
+            bench.save(path)
 
 
 if __name__ == "__main__":

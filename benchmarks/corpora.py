@@ -79,11 +79,11 @@ def repeated(directory: Path, count: int) -> list[str]:
     return texts
 
 
-# Name, how it is made, and its share of `--chunks`: long texts take about eight times as long.
+# Name, how it is made, and its share of `--chunks`: long texts take over ten times as long.
 CORPORA: Final[dict[str, tuple[Make, float]]] = {
     "short": (short, 1.0),
     "mixed": (mixed, 1.0),
-    "long": (long, 0.15),
+    "long": (long, 0.06),
     "repeated": (repeated, 0.5),
 }
 

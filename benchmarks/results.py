@@ -14,6 +14,7 @@ BASELINE: Final = "encode"
 BEST_BATCH: Final = "encode, best batch"
 FARM: Final = "farm"
 BARE_ENGINE: Final = "bare engine"
+IDENTITY: Final = ("command", "model", "device", "hardware")  # of a run that may be gone on with
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -149,6 +150,18 @@ class Bench(msgspec.Struct, kw_only=True):
             dtype=find_dtype([]),
             hardware=describe_hardware(),
         )
+
+    def resume(self, path: Path) -> None:
+        """Take in what an earlier run of the same command found on this machine before it ended.
+
+        Raises:
+            msgspec.ValidationError: There is something else.
+        """
+        earlier = self.load(path)
+        if all(getattr(earlier, name) == getattr(self, name) for name in IDENTITY):
+            self.created = earlier.created
+            for comparison in earlier.comparisons:
+                self.add(comparison)
 
     def add(self, comparison: Comparison) -> None:
         """Take in what was found on one more corpus."""

@@ -33,12 +33,20 @@ class Sample:
 
 @dataclass
 class Pace:
-    """Rates over the last seconds, and the time they leave."""
+    """Rates over the last seconds, and the time they leave.
+
+    Time begins with the first progress: how long a model takes to load says nothing about a pace.
+    """
 
     samples: deque[Sample] = field(default_factory=deque)
+    _before: int | None = None  # chunks when it began to look
 
     def update(self, status: JobStatus, now: float) -> None:
         """Take the newest counters."""
+        if self._before is None:
+            self._before = status.chunks_done
+        if not self.samples and status.chunks_done == self._before:
+            return
         self.samples.append(Sample(now, status.chunks_done, status.real_tokens_done))
         while len(self.samples) > SAMPLES_MIN and now - self.samples[0].at > WINDOW_SECONDS:
             self.samples.popleft()

@@ -57,6 +57,26 @@ FULL = bench(
 )
 
 
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    """What is there of the same command is kept; what another machine or command found is not."""
+    path = tmp_path / "bench.json"
+    earlier = Bench.begin("compare --rounds 3", "some/model", "cpu")
+    earlier.created = "2026-11-21"
+    earlier.add(FULL.comparisons[0])
+    earlier.save(path)
+    later = Bench.begin("compare --rounds 3", "some/model", "cpu")
+    later.resume(path)
+    assert later == earlier
+    other = Bench.begin("compare --rounds 1", "some/model", "cpu")
+    other.resume(path)
+    assert not other.comparisons
+    earlier.hardware["Processor"] = "Some processor"
+    earlier.save(path)
+    elsewhere = Bench.begin("compare --rounds 3", "some/model", "cpu")
+    elsewhere.resume(path)
+    assert not elsewhere.comparisons
+
+
 def test_a_ratio_is_the_median_of_paired_rounds() -> None:
     """Rounds 5, 6 and 2 times as fast make 5: not the ratio of the medians, nor of the means."""
     farm, _, baseline, _ = FULL.comparisons[0].outcomes

@@ -11,6 +11,7 @@ from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from tests.farm.harness import run
 from tests.workers.tiny_models import SENTENCES, build
+from workers.engines import openvino, sentence_transformer
 from workers.engines.comparison import compare_engines, contenders, recall
 
 
@@ -31,6 +32,19 @@ def test_all_engines_of_a_cpu_are_compared(tmp_path: Path) -> None:
         assert each.tokens_per_second > 0
         assert each.cosine_least > 0.95
         assert len(each.seconds) == 2
+
+
+def test_the_peak_is_taken_between_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured while a model was loaded may be of a machine that had other work to do."""
+    for engine in (openvino, sentence_transformer):
+        monkeypatch.setattr(engine, "measure_peak", lambda *_: 1.0)
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)))
+    settings = Settings(engine_cache=tmp_path / "cache")
+    for each in compare_engines(spec, "cpu", SENTENCES, 1, settings):
+        assert (each.dtype == "int8") is (each.peak_ratio == 0)
+        assert each.peak_ratio < 1, each
 
 
 def test_what_does_not_run_has_its_reason(tmp_path: Path) -> None:

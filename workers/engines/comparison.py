@@ -17,6 +17,7 @@ from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.devices import available_cores
 from workers.engines import Engine, Tokenised, open_engine
+from workers.engines.arithmetic import measure_peak
 from workers.engines.sentence_transformer import resolve_dtype
 from workers.packing import pack
 from workers.parity import cosine
@@ -93,19 +94,43 @@ def compare_engines(
             each.reason = str(error)
     ran = [each for each in all_of_them if not each.reason]
     batch = engines[0].tokenise(texts)
+    vectors, peaks = _run_rounds(ran, engines, batch, rounds, torch.device(device))
+    for each, engine, made in zip(ran, engines, vectors, strict=True):
+        seconds = statistics.median(each.seconds)
+        pairs = zip(ran[0].seconds, each.seconds, strict=True)
+        each.tokens_per_second = float(batch.lengths.sum()) / seconds
+        each.times_first = statistics.median(theirs / ours for theirs, ours in pairs)
+        if each.dtype in peaks:
+            each.peak_ratio = engine.flops(batch.lengths) / seconds / peaks[each.dtype]
+        cosines = cosine(made, vectors[0])
+        each.cosine_mean, each.cosine_least = float(cosines.mean()), float(cosines.min())
+        each.recall = recall(made, vectors[0])
+    return all_of_them
+
+
+def _run_rounds(
+    ran: Sequence[Contender],
+    engines: Sequence[Engine],
+    batch: Tokenised,
+    rounds: int,
+    device: torch.device,
+) -> tuple[list[NDArray[np.float32]], dict[str, float]]:
+    """The vectors of each contender, and the device's best in operations per second by dtype.
+
+    It is taken between the runs: on a machine that others use too, one moment says little.
+    """
     vectors: list[NDArray[np.float32]] = []
+    peaks: dict[str, float] = {}
     for _ in range(rounds):
         vectors = []
         for each, engine in zip(ran, engines, strict=True):
             began = time.perf_counter()
             vectors.append(embed(engine, batch))
             each.seconds.append(time.perf_counter() - began)
-    for each, engine, made in zip(ran, engines, vectors, strict=True):
-        _judge(each, ran[0], engine, batch.lengths)
-        cosines = cosine(made, vectors[0])
-        each.cosine_mean, each.cosine_least = float(cosines.mean()), float(cosines.min())
-        each.recall = recall(made, vectors[0])
-    return all_of_them
+            if each.dtype != "int8":
+                peak = measure_peak(device, getattr(torch, each.dtype))
+                peaks[each.dtype] = max(peak, peaks.get(each.dtype, 0.0))
+    return vectors, peaks
 
 
 def embed(engine: Engine, batch: Tokenised) -> NDArray[np.float32]:
@@ -134,15 +159,3 @@ def _neighbours(vectors: NDArray[np.float32], count: int) -> NDArray[np.intp]:
         np.fill_diagonal(scores[:, first:], -np.inf)
         found.append(np.argpartition(-scores, count - 1, axis=1)[:, :count])
     return np.concatenate(found)
-
-
-def _judge(
-    contender: Contender, first: Contender, engine: Engine, lengths: NDArray[np.int64]
-) -> None:
-    """How fast it was."""
-    seconds = statistics.median(contender.seconds)
-    pairs = zip(first.seconds, contender.seconds, strict=True)
-    contender.tokens_per_second = float(lengths.sum()) / seconds
-    contender.times_first = statistics.median(theirs / ours for theirs, ours in pairs)
-    if engine.peak_flops_per_second:
-        contender.peak_ratio = engine.flops(lengths) / seconds / engine.peak_flops_per_second
