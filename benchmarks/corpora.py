@@ -79,7 +79,7 @@ def repeated(directory: Path, count: int) -> list[str]:
     return texts
 
 
-# Name, how it is made, and its share of `--chunks`: long texts take over ten times as long.
+# Name, how it is made, and its share of `--chunks`: long texts take about six times as long each.
 CORPORA: Final[dict[str, tuple[Make, float]]] = {
     "short": (short, 1.0),
     "mixed": (mixed, 1.0),
