@@ -160,8 +160,9 @@ def one_line(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    rules = ["---:" if cell[:1].isdigit() else "---" for cell in rows[0]]
+    """A Markdown table, columns that begin with a number to the right."""
+    first = ["".join(column)[:1] for column in zip(*rows, strict=True)]
+    rules = ["---:" if each.isdigit() else "---" for each in first]
     lines = [heads, rules, *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
