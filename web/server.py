@@ -20,23 +20,11 @@ from web.gate import HEAD_BYTES_MAX
 from web.problems import MEDIA_TYPE, SECURITY_HEADERS, Problem
 
 BACKLOG: Final = 128
-TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-
-def _refusal(detail: str) -> tuple[h11.Event, ...]:
-    """The answer to what is no HTTP, in the shape of every other error."""
-    status = HTTPStatus.BAD_REQUEST
-    problem = Problem(title=status.phrase, status=status, detail=detail)
-    headers = {"content-type": MEDIA_TYPE, "connection": "close"} | SECURITY_HEADERS
-    return (
-        h11.Response(status_code=status, headers=[*headers.items()], reason=status.phrase),
-        h11.Data(problem.model_dump_json().encode()),
-        h11.EndOfMessage(),
-    )
+TOO_SLOW: Final = "the head came too slowly"
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection on which the head of a request does not come."""
+    """Refuses a head that does not come, or that is no HTTP, in the shape of every other error."""
 
     head_seconds: float
     _give_up: asyncio.TimerHandle | None = None
@@ -53,9 +41,7 @@ class _Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a head that cannot be read, whatever path it names, and close."""
-        for event in _refusal(msg):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -66,15 +52,27 @@ class _Protocol(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
         elif self._give_up is None:
-            self._give_up = self.loop.call_later(self.head_seconds, self._refuse)
+            self._give_up = self.loop.call_later(
+                self.head_seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, TOO_SLOW
+            )
 
     def _stop_waiting(self) -> None:
         if self._give_up is not None:
             self._give_up.cancel()
             self._give_up = None
 
-    def _refuse(self) -> None:
-        self.transport.write(TOO_SLOW)
+    def _refuse(self, status: HTTPStatus, detail: str) -> None:
+        problem = Problem(title=status.phrase, status=status, detail=detail)
+        body = problem.model_dump_json().encode()
+        headers = {
+            "content-type": MEDIA_TYPE,
+            "content-length": str(len(body)),
+            "connection": "close",
+            **SECURITY_HEADERS,
+        }
+        head = h11.Response(status_code=status, headers=[*headers.items()], reason=status.phrase)
+        for event in (head, h11.Data(body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
 
