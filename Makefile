@@ -53,7 +53,7 @@ test: .venv/installed-dev ## All tests but the slow ones, and those that need mo
 accept: .venv/installed-dev ## The slow tests: every promise at full size.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
-chaos: .venv/installed-dev ## A farm under fire for MINUTES, by SEED; as root, for disks of its own.
+chaos: .venv/installed-dev ## A farm of two tenants under fire for MINUTES, by SEED; as root, for disks of its own.
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) --report docs/reliability.md $(ARGS)
 
 bench-scheduling: install ## Policies side by side on real processes.

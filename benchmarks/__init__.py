@@ -1,1 +1,1 @@
-"""What is measured, by commands that anyone can run."""
+"""Benchmarks of the farm, each a command that anyone can run."""

@@ -2,7 +2,7 @@
 
     python -m benchmarks.batch_shapes [--engine NAME] [--dtype NAME] [--threads N]
 
-What `BATCH_TOKENS` and `LAUNCH_TOKENS` of the CPU in workers/engines were read off: the tokens
+`BATCH_TOKENS` and `LAUNCH_TOKENS` of the CPU in workers/engines were read off here: the tokens
 beyond which it gets no faster, and the time of a launch in tokens. The fit is
 `a + b * padded tokens + c * sum of squared lengths`, least squares of the relative error.
 """
@@ -27,7 +27,7 @@ REPEATS = 7
 
 
 def measure(engine: Engine, batch: Tokenised, rows: int) -> float:
-    """Least seconds of a forward pass of the first `rows` texts."""
+    """Return the least seconds of a forward pass of the first `rows` texts."""
     chosen = np.arange(rows)
     engine.forward(batch, chosen)
     times = []
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def report(shapes: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
-    """The fit, and how far off it is."""
+    """Print the fit, and how far off it is."""
     relative = shapes / seconds[:, None]
     (launch, token, square), *_ = np.linalg.lstsq(relative, np.ones(len(seconds)), rcond=None)
     errors = np.abs(relative @ (launch, token, square) - 1)

@@ -1,4 +1,4 @@
-"""docs/performance.svg from build/bench.json.
+"""Chart of a comparison: draws docs/performance.svg from build/bench.json.
 
 python -m benchmarks.chart [BENCH.json] [DIRECTORY]
 """
@@ -20,7 +20,7 @@ COLOUR_OTHERS: Final = "#a9b8b2"
 
 
 def draw(bench: Bench) -> Figure:
-    """A panel for each corpus, a bar for each contender."""
+    """Draw a panel for each corpus, with a bar for each contender."""
     panels = [each for each in bench.comparisons if each.find(BASELINE)]
     counts = [sum(bool(outcome.runs) for outcome in each.outcomes) for each in panels]
     heights = [INCHES_PER_PANEL + INCHES_PER_BAR * count for count in counts]
@@ -33,7 +33,7 @@ def draw(bench: Bench) -> Figure:
 
 
 def _draw_panel(panel: Any, comparison: Comparison) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
-    """One corpus, the fastest above."""
+    """Draw one corpus, the fastest contender at the top."""
     base = comparison.find(BASELINE)
     ran = [outcome for outcome in comparison.outcomes if outcome.runs and base]
     ordered = sorted(ran, key=lambda outcome: -outcome.seconds)

@@ -1,10 +1,11 @@
-"""Many people at once: clients that each send one small request after the other by HTTP.
+"""Benchmark of many people at once: clients that each send small requests in a row by HTTP.
 
     python -m benchmarks.clients [--clients 200] [--seconds 60] [--model M] [--workers N] [--json]
         [--report FILE]
 
-`embedfarm up --port` as it comes, but for its limits of rate. Each client sends POST /v1/embeddings
-with one to five short texts, and the next one as soon as it has the answer, on one connection. An
+The farm is `embedfarm up --port` with defaults, but without rate limits. Each client sends
+POST /v1/embeddings with one to five short texts, and the next one as soon as it has the answer, on
+one connection. An
 answer of 429 is no error: the client waits for as long as it is told. The memory of the process
 that serves is sampled; it is flat when its median of the last third is that of the first.
 """
@@ -39,7 +40,7 @@ from benchmarks.interactive import percentile
 from workers.devices import available_cores
 
 TEXTS_MAX: Final = 5
-TEXT_CHARACTERS: Final = 80  # a line: what people ask
+TEXT_CHARACTERS: Final = 80  # a line, as long as what people ask
 READY_SECONDS_MAX: Final = 300.0
 ANSWER_SECONDS_MAX: Final = 150.0  # more than the farm lets anybody wait
 SAMPLE_SECONDS: Final = 0.25
@@ -50,15 +51,15 @@ UNUSED: Final = ssl.create_default_context()  # else every client reads all cert
 
 @dataclass
 class Report:
-    """One run.
+    """Figures of one run.
 
     Attributes:
-        clients: At a time.
-        seconds: Of the run, warming up excluded.
+        clients: Clients at a time.
+        seconds: Length of the run, warm-up excluded.
         latencies: Seconds of each answer with vectors.
         statuses: How often each status came; "error" where no answer did, or a wrong one.
-        rss_bytes: Of the process that serves, at each sample.
-        load: Processes that wanted a core in the minute before, this run's excluded.
+        rss_bytes: Resident memory of the process that serves, at each sample.
+        load: Load average of the minute before the run: processes that wanted a core.
     """
 
     clients: int
@@ -70,12 +71,12 @@ class Report:
 
     @property
     def errors(self) -> int:
-        """Answers that were neither vectors nor 429."""
+        """Number of answers that were neither vectors nor 429."""
         return self.statuses.total() - self.statuses["200"] - self.statuses["429"]
 
     @property
     def growth(self) -> float:
-        """Of the memory, from the first third of the run to the last, by their medians."""
+        """Growth of memory from the run's first third to its last, by their medians, as a share."""
         third = max(1, len(self.rss_bytes) // 3)
         first, last = (
             statistics.median(part) for part in (self.rss_bytes[:third], self.rss_bytes[-third:])
@@ -83,7 +84,7 @@ class Report:
         return last / first - 1
 
     def figures(self) -> dict[str, float]:
-        """All that is reported, by name."""
+        """Return all that is reported, by name."""
         return {
             "clients": self.clients,
             "seconds": self.seconds,
@@ -103,7 +104,7 @@ class Report:
 
 @contextlib.contextmanager
 def farm(directory: Path, model: str, workers: int) -> Iterator[str]:
-    """`embedfarm up` with its state in a directory, and where it serves, once it answers."""
+    """Run `embedfarm up` with its state in a directory; yield its URL once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["up", "--devices", "cpu", "--workers", str(workers), "--port", str(port)]
@@ -126,10 +127,10 @@ def farm(directory: Path, model: str, workers: int) -> Iterator[str]:
 
 
 def wait_until_ready(url: str, model: str) -> None:
-    """Returns once there are vectors.
+    """Wait until the farm answers with vectors.
 
     Raises:
-        TimeoutError: There were none in `READY_SECONDS_MAX`.
+        TimeoutError: There were no vectors in `READY_SECONDS_MAX`.
     """
     deadline = time.monotonic() + READY_SECONDS_MAX
     while time.monotonic() < deadline:
@@ -146,10 +147,10 @@ def wait_until_ready(url: str, model: str) -> None:
 
 
 def server_process(url: str) -> psutil.Process:
-    """The process that serves an address.
+    """Find the process that serves an address.
 
     Raises:
-        LookupError: There is none.
+        LookupError: No process serves it.
     """
     port = re.escape(url.rpartition(":")[2])
     for process in psutil.Process().children(recursive=True):
@@ -160,7 +161,7 @@ def server_process(url: str) -> psutil.Process:
 
 
 async def ask_on(url: str, model: str, lines: list[str], report: Report, end: float) -> None:
-    """One client, until a monotonic time."""
+    """Send one client's requests, one after the other, until a monotonic time."""
     async with httpx.AsyncClient(timeout=ANSWER_SECONDS_MAX, verify=UNUSED) as client:
         while time.monotonic() < end:
             texts = random.choices(lines, k=random.randint(1, TEXTS_MAX))  # noqa: S311 -- no secret
@@ -185,7 +186,7 @@ async def ask_on(url: str, model: str, lines: list[str], report: Report, end: fl
 
 
 async def run(url: str, model: str, report: Report, seconds: float) -> None:
-    """All clients for some seconds, after some to warm up, and the memory of what serves them."""
+    """Run all clients for some seconds after a warm-up, and sample the server's memory."""
     lines = [text.split("\n", 1)[0][:TEXT_CHARACTERS] for text in documentation()]
     warm = Report(report.clients)
     await _run(url, model, lines, warm, WARM_SECONDS)
@@ -214,7 +215,7 @@ async def _run(url: str, model: str, lines: list[str], report: Report, seconds: 
 
 
 def measure(directory: Path, model: str, workers: int, clients: int, seconds: float) -> Report:
-    """A farm of its own, asked by so many clients for so long."""
+    """Start a farm of its own, and have so many clients ask it for so long."""
     report = Report(clients)
     with farm(directory, model, workers) as url:
         asyncio.run(run(url, model, report, seconds))
@@ -222,7 +223,7 @@ def measure(directory: Path, model: str, workers: int, clients: int, seconds: fl
 
 
 def to_rows(report: Report) -> dict[str, str]:
-    """The figures for people, by name."""
+    """Format the figures for people, by name."""
     rows = {
         "clients": "{clients} for {seconds:.0f} s",
         "requests": "{requests:,}, {requests_per_second:,.0f}/s, of 1 to 5 lines each",
@@ -237,7 +238,7 @@ def to_rows(report: Report) -> dict[str, str]:
 
 
 def to_document(rows: dict[str, str], model: str, workers: int) -> str:
-    """A page of the documentation."""
+    """Make a page of the documentation from the rows."""
     table = "".join(f"| {name} | {text} |\n" for name, text in rows.items())
     return (
         "# Many clients\n\n"

@@ -1,4 +1,4 @@
-"""The farm beside what people would use instead: same texts, same model, same machine, in turn.
+"""Comparison of the farm with what people would use instead: same texts, model and machine.
 
     python -m benchmarks.compare [--chunks N] [--rounds N] [--corpora A,B] [--contenders A,B]
                                  [--model NAME] [--device cpu|cuda] [--resume]
@@ -44,7 +44,7 @@ from workers.engines import open_engine
 
 BUILD: Final = Path("build")
 PEERS: Final = Path(__file__).parent / "peers"
-# Nobody is asked for a model, and nobody is told of its use.
+# No model is fetched from the hub, and no usage is reported to anybody.
 QUIET: Final = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1"}
 BATCH_SIZES: Final = {"cpu": (4, 8, 16, 32, 64, 128), "cuda": (32, 64, 128, 256, 512, 1024)}
 SWEEP_CHUNKS: Final = 1000  # of few texts, large batches would pad more than they do
@@ -52,18 +52,18 @@ SLOW: Final = 2.0  # a contender that takes so many times as long as `encode` ru
 
 
 class Unavailable(RuntimeError):
-    """A peer is not installed; the message says why."""
+    """Raised when a peer is not installed; the message says why."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One line of the table.
+    """A way to embed a corpus, one line of the table.
 
     Attributes:
-        name: As the table has it.
+        name: Name in the table.
         peer: Module below benchmarks.peers.
-        size: What it is started with, see `benchmarks.peers.protocol.Task`.
-        dtype: The same.
+        size: Batch rows or workers, as `benchmarks.peers.protocol.Task.size`.
+        dtype: Type in which the farm computes; other peers choose by themselves.
         sweeps: Whether the best `size` is looked for first.
     """
 
@@ -90,7 +90,7 @@ CONTENDERS: Final = (
 
 
 class Reply(msgspec.Struct):
-    """What a peer says of itself, see `benchmarks.peers.protocol.report`."""
+    """Figures that a peer reports of its run, see `benchmarks.peers.protocol.report`."""
 
     seconds: float
     load_seconds: float
@@ -100,7 +100,7 @@ class Reply(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Place:
-    """Where and with what all contenders run.
+    """Model, device and directories with which all contenders run.
 
     Attributes:
         model: Directory of the model.
@@ -113,14 +113,14 @@ class Place:
     build: Path
 
     def vectors(self, contender: Contender) -> Path:
-        """Where a contender's vectors go."""
+        """Return the path for a contender's vectors."""
         return self.build / "bench" / f"{contender.name.replace(', ', '-').replace(' ', '-')}.npy"
 
     def python(self, peer: str) -> str:
-        """The interpreter of a peer's environment: the farm's own if it needs no other.
+        """Return the interpreter of a peer's environment: the farm's own if it needs no other.
 
         Raises:
-            Unavailable: It could not be installed; the message is the end of what pip said.
+            Unavailable: The peer is not installed; the message is the end of what pip said.
         """
         if not (PEERS / f"{peer}.txt").exists():
             return sys.executable
@@ -133,11 +133,11 @@ class Place:
 
 
 def run_once(contender: Contender, corpus: Path, place: Place) -> tuple[Run, Reply]:
-    """One run in processes of its own.
+    """Run a contender once, in processes of its own.
 
     Raises:
-        Unavailable: It is not installed.
-        CommandFailed: It did not work.
+        Unavailable: The contender's peer is not installed.
+        CommandFailed: The contender did not work.
     """
     out = place.vectors(contender)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -156,9 +156,9 @@ def run_once(contender: Contender, corpus: Path, place: Place) -> tuple[Run, Rep
 
 
 def find_best_size(contender: Contender, corpus: Path, place: Place) -> Contender:
-    """The contender with the batch size that is fastest on an evenly spaced part of a corpus.
+    """Find the batch size that is fastest on an evenly spaced part of a corpus.
 
-    One that does not fit into the device's memory is not.
+    A size with which the contender fails, as when memory is too small, counts as the slowest.
     """
 
     def seconds(sized: Contender) -> float:
@@ -179,7 +179,7 @@ def find_best_size(contender: Contender, corpus: Path, place: Place) -> Contende
 def run_rounds(
     contenders: Sequence[Contender], corpus: Path, rounds: int, place: Place
 ) -> tuple[list[Outcome], list[float]]:
-    """All contenders in turn, again and again, and the device's peak once a round."""
+    """Run all contenders in turn, again and again, and measure the device's peak once a round."""
     outcomes = [Outcome(contender=each.name) for each in contenders]
     peaks = []
     for turn in range(rounds):
@@ -199,7 +199,7 @@ def run_rounds(
 
 
 def _is_slow(outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
-    """Whether another round would take long, and tell nobody more."""
+    """Tell whether a contender is so slow that another round would be long and of no use."""
     baseline = next(each for each in outcomes if each.contender == BASELINE)
     if not (outcome.runs and baseline.runs):
         return False
@@ -207,7 +207,7 @@ def _is_slow(outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _add_run(contender: Contender, outcome: Outcome, corpus: Path, place: Place) -> None:
-    """One more run, or the reason why there is none of this contender."""
+    """Add one more run of a contender, or the reason why there is none."""
     try:
         run, reply = run_once(contender, corpus, place)
     except (Unavailable, CommandFailed) as error:
@@ -224,10 +224,10 @@ def _add_run(contender: Contender, outcome: Outcome, corpus: Path, place: Place)
 
 
 def measure_peak(place: Place, dtype: str) -> float:
-    """The device's peak in operations per second, measured by a process of its own.
+    """Measure the device's peak in operations per second, in a process of its own.
 
     Raises:
-        CommandFailed: It cannot be measured.
+        CommandFailed: The peak cannot be measured.
     """
     command = [sys.executable, "-m", "benchmarks.device_peak", place.device]
     answer = json.loads(_last_line(run_watched([*command, dtype])))
@@ -237,7 +237,7 @@ def measure_peak(place: Place, dtype: str) -> float:
 def measure_cosines(
     vectors: NDArray[np.float32], exact: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Cosine of each row with the same row of `exact`; NaN where a vector has no length."""
+    """Return the cosine of each row with that row of `exact`; NaN where a vector has no length."""
     ours, theirs = vectors.astype(np.float64), exact.astype(np.float64)
     norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     return np.asarray((ours * theirs).sum(axis=1) / norms)
@@ -246,7 +246,7 @@ def measure_cosines(
 def compare(
     name: str, contenders: Sequence[Contender], chunks: int, rounds: int, place: Place
 ) -> Comparison:
-    """All contenders on one corpus.
+    """Run all contenders on one corpus.
 
     Raises:
         benchmarks.corpora.CorpusUnavailable: This machine has not got the texts.
@@ -271,7 +271,7 @@ def compare(
 
 
 def _last_line(finished: Finished) -> str:
-    """What a process said last."""
+    """Return the last line of a process's output."""
     return finished.output.rstrip().rpartition("\n")[2]
 
 

@@ -31,18 +31,18 @@ Make: TypeAlias = Callable[[Path, int], list[str]]
 
 
 class CorpusUnavailable(RuntimeError):
-    """This machine cannot make a corpus; the message says why."""
+    """Raised when this machine cannot make a corpus; the message says why."""
 
 
 def pick(texts: Sequence[str], count: int) -> list[str]:
-    """`count` distinct texts, evenly spaced; beyond what there is, all again, numbered by round."""
+    """Pick `count` distinct texts, evenly spaced; if they are too few, repeats get a number."""
     if count > len(texts):
         return [*texts, *numbered(texts, count - len(texts))]
     return [texts[index * len(texts) // count] for index in range(count)]
 
 
 def numbered(texts: Sequence[str], count: int) -> list[str]:
-    """The first `count` of the texts over and over, each with the number of its round before it."""
+    """Repeat texts up to `count`, each with the number of its round before it, from 2 on."""
     rounds = range(2, 2 + -(-count // len(texts)))
     return [f"{number}. {text}" for number in rounds for text in texts][:count]
 
@@ -58,7 +58,7 @@ def mixed(_directory: Path, count: int) -> list[str]:
 
 
 def long(_directory: Path, count: int) -> list[str]:
-    """The same docstrings end to end, cut into windows of 512 tokens as MiniLM counts them."""
+    """Docstrings end to end, cut into windows of 512 tokens as MiniLM counts them."""
     text = "\n\n".join(documentation())
     tokenizer = load_tokenizer(model_files.resolve(MODEL) / "tokenizer.json")
     return pick(list(cut(text, partial(token_spans, tokenizer), WINDOW_TOKENS, 0)), count)
@@ -79,7 +79,7 @@ def repeated(directory: Path, count: int) -> list[str]:
     return texts
 
 
-# Name, how it is made, and its share of `--chunks`: long texts take about six times as long each.
+# Name, function that makes it, and share of `--chunks`; a long text takes about six times as long.
 CORPORA: Final[dict[str, tuple[Make, float]]] = {
     "short": (short, 1.0),
     "mixed": (mixed, 1.0),
@@ -89,10 +89,10 @@ CORPORA: Final[dict[str, tuple[Make, float]]] = {
 
 
 def write_corpus(name: str, directory: Path, chunks: int) -> Path:
-    """JSON Lines with the field "text" below `directory`, kept for the next time.
+    """Write JSON Lines with the field "text" below `directory`, unless they are there.
 
     Raises:
-        CorpusUnavailable: This machine has not got the texts.
+        CorpusUnavailable: The texts are not on this machine and cannot be fetched.
     """
     make, share = CORPORA[name]
     count = max(1, int(chunks * share))
@@ -107,18 +107,18 @@ def write_corpus(name: str, directory: Path, chunks: int) -> Path:
 
 
 def read_corpus(path: Path) -> list[str]:
-    """The texts of a corpus in order."""
+    """Read the texts of a corpus in order."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line)["text"] for line in file]
 
 
 def glosses(dictionary: Path) -> list[str]:
-    """What WordNet says of each of its meanings, by part of speech, in order of the files."""
+    """Return the gloss of each of WordNet's meanings, by part of speech, in order of the files."""
     return [gloss for part in PARTS_OF_SPEECH for gloss in _glosses(dictionary / f"data.{part}")]
 
 
 def _glosses(path: Path) -> Iterator[str]:
-    """Those of one file: what follows the bar; lines of the licence begin with a space."""
+    """Yield the glosses of one file, which follow a bar; the licence's lines begin with a space."""
     for line in path.read_text(encoding="utf-8").splitlines():
         _, bar, gloss = line.partition(" | ")
         if bar and not line.startswith(" "):
@@ -127,12 +127,12 @@ def _glosses(path: Path) -> Iterator[str]:
 
 @cache
 def documentation() -> list[str]:
-    """All docstrings; parsing the library takes seconds."""
+    """Return all docstrings of the standard library; parsing it takes seconds."""
     return [text for _, text in docstrings()]
 
 
 def wordnet(directory: Path) -> Path:
-    """The directory of WordNet's data files, fetched and unpacked at the first call."""
+    """Return the directory of WordNet's data files, fetched and unpacked at the first call."""
     root = directory.absolute() / "wordnet"
     dictionary = root / "usr" / "share" / "wordnet"
     if not dictionary.exists():
@@ -148,7 +148,7 @@ def wordnet(directory: Path) -> Path:
 
 
 def _command(command: Sequence[str], directory: Path) -> None:
-    """Run a command in a directory; what it says is an error's, if there is one."""
+    """Run a command in a directory; its output is kept for the error, if there is one."""
     subprocess.run(command, cwd=directory, check=True, capture_output=True)
 
 

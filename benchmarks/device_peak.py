@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices, measured by a process of its own.
+"""Speed at which a device multiplies matrices, measured by a process of its own.
 
 python -m benchmarks.device_peak DEVICE DTYPE
 """
@@ -14,7 +14,7 @@ from workers.engines.arithmetic import PEAK_SIZE, measure_peak
 
 
 def main() -> None:
-    """Print the peak as JSON."""
+    """Print the device's peak as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("device", choices=tuple(PEAK_SIZE))
     parser.add_argument("dtype")

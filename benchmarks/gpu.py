@@ -1,4 +1,4 @@
-"""The farm on a GPU: MiniLM, and known architectures with random weights, beside `encode`.
+"""Benchmark on a GPU: MiniLM, and known architectures with random weights, beside `encode`.
 
     python -m benchmarks.gpu [--models A B] [--corpora A B] [--chunks N] [--rounds N]
                              [--device cuda|cpu] [--build DIRECTORY] [--report FILE.md]
@@ -50,7 +50,7 @@ HEADS: Final = (
 
 
 def find_model(name: str, directory: Path) -> Path:
-    """The directory of a model; one with random weights is made at the first call."""
+    """Return the directory of a model; one with random weights is made at the first call."""
     if name == MINILM:
         return model_files.resolve(MODEL)
     made = directory / "models" / name
@@ -62,7 +62,7 @@ def find_model(name: str, directory: Path) -> Path:
 
 
 def render(benches: Sequence[Bench]) -> str:
-    """The whole document, Markdown."""
+    """Render the whole document in Markdown."""
     rows = [_row(bench, each) for bench in benches for each in bench.comparisons]
     commands = [f"- {bench.model}, {bench.created}: `{bench.command}`" for bench in benches]
     parts = [INTRODUCTION.format(minilm=MINILM), table(HEADS, rows)]
@@ -70,7 +70,7 @@ def render(benches: Sequence[Bench]) -> str:
 
 
 def _row(bench: Bench, comparison: Comparison) -> list[str]:
-    """The line of a model and a corpus: what the farm reached, else why it did not."""
+    """Make the line of a model and a corpus: what the farm reached, else why it did not."""
     name = bench.model
     farm = comparison.find(FARM)
     if farm is None:

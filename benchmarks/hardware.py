@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""Description of the hardware and the libraries that a benchmark ran on."""
 
 import importlib.metadata
 import platform
@@ -20,7 +20,7 @@ LIBRARIES: Final = ("torch", "sentence-transformers", "transformers", "tokenizer
 
 
 def describe_hardware() -> dict[str, str]:
-    """Processor, memory, GPUs and versions of the farm's libraries, by name."""
+    """Describe processor, memory, GPUs and versions of the farm's libraries, by name."""
     cpu = parse_cpuinfo(CPUINFO.read_text(encoding="utf-8") if CPUINFO.exists() else "")
     facts = {
         "Processor": cpu.get("model name", platform.machine()),
@@ -35,12 +35,12 @@ def describe_hardware() -> dict[str, str]:
 
 
 def parse_cpuinfo(text: str) -> dict[str, str]:
-    """Fields of the first processor in Linux' /proc/cpuinfo; other processors say the same."""
+    """Return the fields of the first processor in Linux' /proc/cpuinfo; the others say the same."""
     first = text.partition("\n\n")[0]
     lines = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def find_flags(cpu: dict[str, str]) -> set[str]:
-    """Its instruction sets: x86 calls them flags, ARM features."""
+    """Return a processor's instruction sets: x86 calls them flags, ARM features."""
     return set(cpu.get("flags", cpu.get("Features", "")).split())

@@ -1,4 +1,4 @@
-"""Requests beside a job: how long 100 texts take on a busy farm, and what they cost the job.
+"""Benchmark of requests beside a job: seconds of 100 texts on a busy farm, and cost for the job.
 
     python -m benchmarks.interactive [--requests N] [--share S] [--workers N] [--json]
 
@@ -41,7 +41,7 @@ from embedfarm.status import JobGone
 WARM_CHUNKS: Final = 500
 CHUNKS: Final = 500_000  # more than a run of 500 requests gets through
 TEXTS: Final = 100
-TEXT_CHARACTERS: Final = 80  # a line: what people ask
+TEXT_CHARACTERS: Final = 80  # a line, as long as what people ask
 TIMEOUT_SECONDS: Final = 60.0
 ASKERS: Final = 64
 PHASE_SECONDS: Final = (17.0, 29.0, 41.0)  # a part of the output is written about every 80
@@ -55,13 +55,13 @@ LOSS_ALLOWED: Final = 0.03
 
 @dataclass
 class Phase:
-    """A time with requests, or without.
+    """A stretch of the run, with requests or without.
 
     Attributes:
-        seconds: Between the first commit of the job in it and the last.
-        tokens: Of the job in that time.
+        seconds: Time between the first commit of the job in the phase and the last.
+        tokens: Tokens of the job in that time.
         batches: Device batches of the job.
-        forward_seconds: What they took.
+        forward_seconds: Time that these device batches took.
     """
 
     seconds: float = 0.0
@@ -70,7 +70,7 @@ class Phase:
     forward_seconds: float = 0.0
 
     def add(self, other: "Phase") -> None:
-        """Take another phase of the same kind in."""
+        """Add the figures of another phase of the same kind."""
         self.seconds += other.seconds
         self.tokens += other.tokens
         self.batches += other.batches
@@ -78,28 +78,28 @@ class Phase:
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput of the job."""
+        """Throughput of the job in tokens per second."""
         return self.tokens / self.seconds
 
     @property
     def batch_seconds(self) -> float:
-        """A device batch on average."""
+        """Mean seconds of a device batch."""
         return self.forward_seconds / self.batches
 
 
 @dataclass
 class Report:
-    """One run.
+    """Figures of one run.
 
     Attributes:
-        alone: Seconds of requests before there was a job.
-        quiet: All phases without requests.
-        busy: All phases with.
+        alone: Seconds of each request before there was a job.
+        quiet: Sum of all phases without requests.
+        busy: Sum of all phases with requests.
         latencies: Seconds of each request, from when it was due.
-        waited: Seconds until a worker took the first piece of each.
-        served: Seconds of devices for each, of all that shared it together.
-        lane_tokens: Of all requests.
-        lane_seconds: Of all phases with requests.
+        waited: Seconds until a worker took the first piece of each request.
+        served: Seconds that all devices together worked for each request.
+        lane_tokens: Tokens of all requests.
+        lane_seconds: Time of all phases with requests.
     """
 
     alone: list[float] = field(default_factory=list)
@@ -113,22 +113,22 @@ class Report:
 
     @property
     def share(self) -> float:
-        """Of the tokens in phases with requests, those of requests."""
+        """Share of requests in all tokens of the phases with requests."""
         lane = self.lane_tokens / self.lane_seconds
         return lane / (lane + self.busy.tokens_per_second)
 
     @property
     def loss(self) -> float:
-        """By how much the job was slower with requests than without."""
+        """Share of its speed that the job lost to requests."""
         return 1 - self.busy.tokens_per_second / self.quiet.tokens_per_second
 
     @property
     def allowed(self) -> float:
-        """Seconds that 99 of 100 requests may take at most."""
+        """Most seconds that 99 of 100 requests may take."""
         return self.quiet.batch_seconds + percentile(self.alone, 50) + SECONDS_ALLOWED
 
     def figures(self) -> dict[str, float]:
-        """All that is reported, by name."""
+        """Return all that is reported, by name."""
         return {
             "requests": len(self.latencies),
             "tokens_per_request": self.lane_tokens / len(self.latencies),
@@ -153,7 +153,7 @@ class Report:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value below which so many percent lie."""
+    """Return the value below which so many percent lie."""
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -161,10 +161,12 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 @dataclass
 class Traffic:
-    """Sends requests.
+    """Sender of requests.
 
     Attributes:
-        share: Of all tokens that are to be theirs.
+        lane: Queue for interactive requests.
+        spec: Specification of all requests.
+        share: Share of requests in all tokens.
     """
 
     lane: Lane
@@ -174,14 +176,14 @@ class Traffic:
     numbers: Iterator[int] = field(default_factory=count)
 
     def send(self, requests: int, rate: float) -> list[tuple[float, LaneAnswer]]:
-        """Send so many at a steady rate; the seconds from when each was due, and its answer."""
+        """Send requests at a steady rate; return seconds since each was due, and its answer."""
         began = time.monotonic()
         with ThreadPoolExecutor(max_workers=ASKERS) as pool:
             asked = [pool.submit(self.ask, began + place / rate) for place in range(requests)]
             return [each.result() for each in asked]
 
     def ask(self, due: float) -> tuple[float, LaneAnswer]:
-        """Send one, not sooner than at a monotonic time."""
+        """Send a request at a monotonic time at the earliest; return its latency and answer."""
         threading.Event().wait(max(0.0, due - time.monotonic()))
         first = next(self.numbers) * TEXTS
         chosen = [self.lines[(first + place) % len(self.lines)] for place in range(TEXTS)]
@@ -190,12 +192,12 @@ class Traffic:
 
 
 def texts() -> list[str]:
-    """First lines of docstrings."""
+    """Return the first lines of the standard library's docstrings."""
     return [text.split("\n", 1)[0] for text in documentation()]
 
 
 class Watch:
-    """Follows a job in a thread, and says what became of it in a phase."""
+    """Observer that follows a job in a thread, and notes what becomes of it in a phase."""
 
     def __init__(self, farm: Farm, job: str) -> None:
         self._farm = farm
@@ -206,7 +208,7 @@ class Watch:
 
     @contextlib.contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Add what happens inside to `phase`."""
+        """Add to `phase` what the job does inside the block."""
         watch = Watch(self._farm, self._job)
         before = watch._account()
         watch._thread.start()
@@ -241,7 +243,7 @@ class Watch:
 def measure(
     directory: Path, settings: Settings, workers: int, requests: int, share: float
 ) -> Report:
-    """Requests alone, then phases in turn beside a job until there were enough requests."""
+    """Send requests alone, then run phases in turn beside a job until there are enough requests."""
     report = Report()
     few = write_corpus("mixed", directory, WARM_CHUNKS)
     many = write_corpus("mixed", directory, CHUNKS)
@@ -263,7 +265,7 @@ def measure(
 
 
 def measure_phases(report: Report, farm: Farm, job: str, traffic: Traffic, seconds: float) -> None:
-    """A phase without requests, and one with, of so many seconds each."""
+    """Run a phase without requests and one with, of so many seconds each."""
     watch, settings = Watch(farm, job), traffic.lane.settings
     threading.Event().wait(settings.lane_quiet_seconds + settings.micro_batch_seconds_max)
     with watch.phase(report.quiet):
@@ -282,10 +284,10 @@ def measure_phases(report: Report, farm: Farm, job: str, traffic: Traffic, secon
 
 
 def wait_for_job(farm: Farm) -> str:
-    """The job, once it runs at full speed.
+    """Wait until a job runs at full speed, and return its id.
 
     Raises:
-        TimeoutError: It does not.
+        TimeoutError: No job runs at full speed in time.
     """
     deadline = time.monotonic() + START_SECONDS_MAX
     while time.monotonic() < deadline:
@@ -299,7 +301,7 @@ def wait_for_job(farm: Farm) -> str:
 
 @contextlib.contextmanager
 def embedding(corpus: Path, out: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`embedfarm embed` on a farm, ended at the latest with the block."""
+    """Run `embedfarm embed` on a farm; it is ended with the block at the latest."""
     words = ["embed", str(corpus), "--out", str(out), "--redis", url, "--model", MODEL]
     with subprocess.Popen(
         [sys.executable, "-c", "from embedfarm.cli import main; main()", *words],
@@ -314,7 +316,7 @@ def embedding(corpus: Path, out: Path, url: str) -> Iterator[subprocess.Popen[by
 
 
 def to_table(report: Report) -> str:
-    """The figures for people."""
+    """Format the figures for people."""
     f = report.figures()
     latency = (f["p50_seconds"], f["p99_seconds"], f["max_seconds"])
     rows = {

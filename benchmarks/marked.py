@@ -1,4 +1,4 @@
-"""Parts of documents that commands write."""
+"""Marked parts of documents, which commands write."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ def write_marked(path: Path, name: str, text: str) -> None:
     """Put Markdown between `<!-- name -->` and `<!-- end of name -->` in a document.
 
     Raises:
-        ValueError: It has no such part.
+        ValueError: The document has no such part.
     """
     mark, mark_end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, found, rest = path.read_text(encoding="utf-8").partition(mark)

@@ -1,9 +1,9 @@
-"""What it is worth to pack many chunks at a time: a corpus on this CPU, so many of it at a time.
+"""Benchmark of packing: how much faster a corpus is when more of its chunks come together.
 
     python -m benchmarks.packing [--corpus NAME] [--chunks N] [--rounds N] [--launches A,B]
 
 Sizes and launch costs take turns, each is run once in a round, on one thread; seconds are medians.
-What says that micro-batches of some seconds have chunks enough, also on a slow worker.
+It shows that micro-batches of some seconds have chunks enough, also on a slow worker.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SIZES: Final = (100, 225, 450, 900, 1800)
 
 
 def embed(engine: Engine, texts: list[str], launch_tokens: float) -> tuple[int, int, int]:
-    """Embed texts that come together; device batches, tokens, and tokens with their padding."""
+    """Embed texts together; return device batches, tokens, and tokens with their padding."""
     batch = engine.tokenise(texts)
     batches = pack(batch.lengths, engine.batch_tokens, launch_tokens, padded=engine.padded)
     for rows in batches:

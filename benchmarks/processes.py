@@ -1,4 +1,4 @@
-"""Runs a command and watches every process below it: processor time and resident memory."""
+"""Runner of a command that watches every process below it: processor time and resident memory."""
 
 import subprocess
 import threading
@@ -15,15 +15,15 @@ ERROR_CHARACTERS: Final = 2_000
 
 
 class CommandFailed(RuntimeError):
-    """A command ended with a status other than 0; the message has the end of what it said."""
+    """Raised when a command ends with a status other than 0; has the end of its output."""
 
 
 @dataclass
 class Usage:
-    """What one process used, or several of one name.
+    """Processor time and memory of one process, or of several of one name.
 
     Attributes:
-        cpu_seconds: User and system time.
+        cpu_seconds: User and system time in seconds.
         rss_bytes: Resident memory at each sample.
     """
 
@@ -32,18 +32,18 @@ class Usage:
 
     @property
     def rss_bytes_max(self) -> int:
-        """Peak of the samples."""
+        """Largest of the samples, in bytes."""
         return max(self.rss_bytes, default=0)
 
 
 @dataclass
 class Finished:
-    """A command that ended well.
+    """A command that ended with status 0.
 
     Attributes:
         output: Its standard output.
-        wall_seconds: From its start to its end.
-        usage: By name of process.
+        wall_seconds: Time from the command's start to its end.
+        usage: Usage by name of process.
         rss_bytes_max: Peak of the sum over all processes; pages that two share count twice.
     """
 
@@ -57,7 +57,7 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = 
     """Run a command to its end.
 
     Raises:
-        CommandFailed: Its status was not 0.
+        CommandFailed: The command's status was not 0.
     """
     began = time.monotonic()
     with subprocess.Popen(
@@ -75,7 +75,7 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 class _Watcher(threading.Thread):
-    """Samples a process and its descendants until it is stopped."""
+    """Thread that samples a process and its descendants until it is stopped."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Watcher(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Look every `SAMPLE_SECONDS`."""
+        """Take a sample every `SAMPLE_SECONDS`."""
         while not self._ended.wait(SAMPLE_SECONDS):
             try:
                 processes = [self._root, *self._root.children(recursive=True)]
@@ -94,12 +94,12 @@ class _Watcher(threading.Thread):
             self.sums.append(sum(map(self._sample, processes)))
 
     def stop(self) -> None:
-        """Returns when no sample will be taken any more."""
+        """Stop, and wait until no sample will be taken any more."""
         self._ended.set()
         self.join()
 
     def _sample(self, process: psutil.Process) -> int:
-        """Note what a process uses now; gives its resident bytes."""
+        """Note what a process uses now; return its resident bytes."""
         try:
             usage = self.usage[_name(process)]
             times = process.cpu_times()
@@ -111,7 +111,7 @@ class _Watcher(threading.Thread):
 
 
 def _name(process: psutil.Process) -> str:
-    """What a process is in the farm."""
+    """Return the name of a process's role in the farm."""
     words = process.cmdline()
     if "scheduler.main" in words:
         return "scheduler"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.random_models NAME [DIRECTORY]
 
-They take the tokens of all-MiniLM-L6-v2, so that texts have as many tokens as there.
+The models use the tokenizer of all-MiniLM-L6-v2, so that texts have as many tokens as with it.
 """
 
 import argparse
@@ -33,12 +33,12 @@ SEED: Final = 0
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model is made of.
+    """Configuration of a model of a known architecture.
 
     Attributes:
-        config: Of the transformer, as its publisher has it.
-        pooling: How a text's vector comes from those of its tokens.
-        padding_side: Where padding goes: a decoder's last token is its last.
+        config: Configuration of the transformer, as its publisher has it.
+        pooling: Mode in which a text's vector is made from those of its tokens.
+        padding_side: Side of the padding: left for a decoder, whose last token is pooled.
     """
 
     config: PreTrainedConfig
@@ -47,7 +47,7 @@ class Architecture:
 
 
 def architectures() -> dict[str, Architecture]:
-    """By name of the published model."""
+    """Return the architectures by name of the published model."""
     return {
         "bge-base": Architecture(BertConfig(), "cls"),
         "bge-large": Architecture(
@@ -77,7 +77,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def build(architecture: Architecture, directory: Path) -> None:
-    """Write a sentence-transformers model in float32, the same each time."""
+    """Write a sentence-transformers model in float32, with the same weights each time."""
     torch.manual_seed(SEED)
     transformer = directory / "transformer"
     model = AutoModel.from_config(architecture.config)  # type: ignore[no-untyped-call] # not annotated
@@ -92,7 +92,7 @@ def build(architecture: Architecture, directory: Path) -> None:
 
 
 def main() -> None:
-    """Build one and print its directory."""
+    """Build a model and print its directory."""
     known = architectures()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=tuple(known))

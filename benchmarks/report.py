@@ -1,4 +1,4 @@
-"""docs/performance.md from build/bench.json.
+"""Report of a comparison: makes docs/performance.md from build/bench.json.
 
 python -m benchmarks.report [BENCH.json] [DIRECTORY]
 """
@@ -50,7 +50,7 @@ FARM_LINES: Final = (
 
 
 def render(bench: Bench) -> str:
-    """The whole document, Markdown."""
+    """Render the whole document in Markdown."""
     compared = [each for each in bench.comparisons if each.find(BASELINE)]
     rounds = max((len(each.peaks) for each in compared), default=0)
     introduction = INTRODUCTION.format(
@@ -70,7 +70,7 @@ def render(bench: Bench) -> str:
 
 
 def render_hardware(bench: Bench) -> str:
-    """What it ran on, and the versions of all that ran."""
+    """Render the hardware, and the versions of all contenders that ran."""
     rows = [[name, value] for name, value in bench.hardware.items()]
     outcomes = [outcome for each in bench.comparisons for outcome in each.outcomes]
     versions = sorted({outcome.version for outcome in outcomes if outcome.version})
@@ -79,13 +79,13 @@ def render_hardware(bench: Bench) -> str:
 
 
 def _render_comparison(comparison: Comparison) -> str:
-    """A corpus: what it is, a line for each contender, and the farm's ratios."""
+    """Render a corpus: what it is, a line for each contender, and the farm's ratios."""
     head = f"## {comparison.corpus.capitalize()}\n\n{comparison.about} {_describe(comparison)}\n"
     return "\n".join([head, table(list(COLUMNS), _rows(comparison)), _render_farm(comparison)])
 
 
 def _describe(comparison: Comparison) -> str:
-    """How much text a corpus is."""
+    """Say how much text a corpus has."""
     mean = comparison.tokens / comparison.chunks
     return (
         f"{comparison.chunks:,} chunks of {mean:.0f} tokens on average and at most "
@@ -97,7 +97,7 @@ Cell = Callable[[Comparison, Outcome], str]
 
 
 def _speedup(base: str) -> Cell:
-    """A cell with the speed relative to another contender."""
+    """Make the function for a cell with the speed relative to another contender."""
 
     def cell(comparison: Comparison, outcome: Outcome) -> str:
         other = comparison.find(base)
@@ -107,7 +107,7 @@ def _speedup(base: str) -> Cell:
 
 
 def _peak_share(comparison: Comparison, outcome: Outcome) -> str:
-    """Nothing for int8, of which torch has no peak that it could be a share of."""
+    """Format the share of the device's peak; nothing for int8, of which torch has no peak."""
     return "" if outcome.facts.get("dtype") == "int8" else f"{comparison.peak_share(outcome):.1%}"
 
 
@@ -128,13 +128,13 @@ COLUMNS: Final[dict[str, Cell]] = {
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    """A line for each contender that ran, the fastest first."""
+    """Make a line for each contender that ran, the fastest first."""
     ran = sorted((each for each in comparison.outcomes if each.runs), key=lambda o: o.seconds)
     return [[cell(comparison, outcome) for cell in COLUMNS.values()] for outcome in ran]
 
 
 def _render_farm(comparison: Comparison) -> str:
-    """The farm's ratios in words."""
+    """Render the farm's ratios in words."""
     farm = comparison.find(FARM)
     if farm is None:
         return ""
@@ -144,7 +144,7 @@ def _render_farm(comparison: Comparison) -> str:
 
 
 def _render_absent(comparisons: Sequence[Comparison]) -> str:
-    """What did not run, and why."""
+    """Render what did not run, and why."""
     rows = [
         [outcome.contender, comparison.corpus, one_line(outcome.reason)]
         for comparison in comparisons
@@ -155,12 +155,12 @@ def _render_absent(comparisons: Sequence[Comparison]) -> str:
 
 
 def one_line(text: str) -> str:
-    """The end of an error, which is what it is about, fit for a cell."""
+    """Return the last line of an error, which says what it is about, fit for a cell."""
     return text.strip().splitlines()[-1].replace("|", "\\|")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, columns that begin with a number to the right."""
+    """Make a Markdown table; columns that begin with a number are aligned to the right."""
     first = ["".join(column)[:1] for column in zip(*rows, strict=True)]
     rules = ["---:" if each.isdigit() else "---" for each in first]
     lines = [heads, rules, *rows]

@@ -1,4 +1,4 @@
-"""What a comparison found, as build/bench.json keeps it, and the figures that follow from it."""
+"""Results of a comparison, as build/bench.json keeps them, and figures that follow from them."""
 
 import datetime as dt
 import statistics
@@ -14,16 +14,16 @@ BASELINE: Final = "encode"
 BEST_BATCH: Final = "encode, best batch"
 FARM: Final = "farm"
 BARE_ENGINE: Final = "bare engine"
-IDENTITY: Final = ("command", "model", "device", "hardware")  # of a run that may be gone on with
+IDENTITY: Final = ("command", "model", "device", "hardware")  # equal in a run and its resume
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """One run of one contender.
+    """Figures of one run of one contender.
 
     Attributes:
-        seconds: From the first text to the last vector, with a warm model.
-        load_seconds: From nothing to a warm model.
-        wall_seconds: Of the process, from its start to its end.
+        seconds: Time from the first text to the last vector, with a warm model.
+        load_seconds: Time until the model is warm.
+        wall_seconds: Time from the start of the process to its end.
         rss_bytes_max: Peak of resident memory, summed over its processes.
     """
 
@@ -34,16 +34,16 @@ class Run(msgspec.Struct, kw_only=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """All runs of one contender on one corpus.
+    """Outcome of a contender on a corpus: all its runs, or why there are none.
 
     Attributes:
-        contender: Its name.
+        contender: Name of the contender.
         runs: One for each round; none where it did not work.
-        reason: Why there are none, "" where there are.
-        version: Of its package.
-        facts: What else it says of its last run.
-        cosine_mean: With the float32 vectors of `encode`, over all texts.
-        cosine_min: The same, of the worst text.
+        reason: Reason why there are no runs, "" where there are some.
+        version: Package and version of the contender.
+        facts: Further facts that it reports of its last run, by name.
+        cosine_mean: Mean cosine with the float32 vectors of `encode`, over all texts.
+        cosine_min: Least cosine with the float32 vectors of `encode`.
     """
 
     contender: str
@@ -56,48 +56,48 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Median of the runs."""
+        """Median of the runs' seconds from the first text to the last vector."""
         return statistics.median(run.seconds for run in self.runs)
 
     @property
     def wall_seconds(self) -> float:
-        """Median of the runs."""
+        """Median of the runs' seconds from the start of the process to its end."""
         return statistics.median(run.wall_seconds for run in self.runs)
 
     @property
     def load_seconds(self) -> float:
-        """Median of the runs."""
+        """Median of the runs' seconds until the model was warm."""
         return statistics.median(run.load_seconds for run in self.runs)
 
     @property
     def rss_bytes_max(self) -> float:
-        """Median of the peaks."""
+        """Median of the runs' peaks of resident memory, in bytes."""
         return statistics.median(run.rss_bytes_max for run in self.runs)
 
     def speedup(self, other: "Outcome") -> float:
-        """How many times as fast as another one: median over the rounds in which both ran."""
+        """Return how many times as fast it was as another: median over rounds in which both ran."""
         pairs = zip(self.runs, other.runs, strict=False)  # a slow one runs in the first round only
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
 
 def find_dtype(outcomes: Sequence[Outcome]) -> str:
-    """The type in which the farm computed, else that of `encode`."""
+    """Return the type in which the farm computed, else float32, that of `encode`."""
     found = (outcome.facts.get("dtype") for outcome in outcomes)
     return next((dtype for dtype in found if dtype), "float32")
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """All contenders on one corpus.
+    """Outcomes of all contenders on one corpus.
 
     Attributes:
-        corpus: Its name.
-        about: What it is, in a sentence.
-        chunks: Texts in it.
-        tokens: Of all texts, as the model counts and cuts them.
-        tokens_max: Of the longest.
-        flops: What the model needs for them, without padding.
+        corpus: Name of the corpus.
+        about: Sentence that says what the corpus is.
+        chunks: Number of texts in the corpus.
+        tokens: Tokens of all texts, as the model counts and cuts them.
+        tokens_max: Tokens of the longest text.
+        flops: Operations that the model needs for the texts, without padding.
         peaks: Measured peak of the device in operations per second, one for each round.
-        outcomes: By contender, in the order of the table.
+        outcomes: Outcomes by contender, in the order of the table.
     """
 
     corpus: str
@@ -110,25 +110,25 @@ class Comparison(msgspec.Struct, kw_only=True):
     outcomes: list[Outcome]
 
     def find(self, contender: str) -> Outcome | None:
-        """The outcome of one that ran, None of one that did not."""
+        """Return the outcome of a contender that ran, None if it did not."""
         return next((o for o in self.outcomes if o.contender == contender and o.runs), None)
 
     def peak_share(self, outcome: Outcome) -> float:
-        """Operations that the model needs, per second, as a share of the device's peak."""
+        """Return the model's operations per second as a share of the device's peak."""
         return self.flops / outcome.seconds / statistics.median(self.peaks)
 
 
 class Bench(msgspec.Struct, kw_only=True):
-    """One run of the benchmark.
+    """Comparisons of one run of the benchmark, with what it ran on.
 
     Attributes:
-        created: Day, as ISO 8601.
-        command: That made it.
-        model: Its name.
+        created: Day of the run, as ISO 8601.
+        command: Command that made it.
+        model: Name of the model.
         device: "cpu" or "cuda".
-        dtype: In which the farm computed, and the peak was measured.
-        hardware: What it ran on, by name of the part.
-        comparisons: By corpus.
+        dtype: Type in which the farm computed and the peak was measured.
+        hardware: Hardware and versions that it ran on, by name of the part.
+        comparisons: Comparisons by corpus.
     """
 
     created: str
@@ -141,7 +141,7 @@ class Bench(msgspec.Struct, kw_only=True):
 
     @classmethod
     def begin(cls, command: str, model: str, device: str) -> "Bench":
-        """One of today on this machine, with nothing in it."""
+        """Make an empty benchmark of today on this machine."""
         return cls(
             created=dt.datetime.now(dt.UTC).date().isoformat(),
             command=command,
@@ -155,7 +155,7 @@ class Bench(msgspec.Struct, kw_only=True):
         """Take in what an earlier run of the same command found on this machine before it ended.
 
         Raises:
-            msgspec.ValidationError: There is something else.
+            msgspec.ValidationError: The file holds something else.
         """
         earlier = self.load(path)
         if all(getattr(earlier, name) == getattr(self, name) for name in IDENTITY):
@@ -164,20 +164,20 @@ class Bench(msgspec.Struct, kw_only=True):
                 self.add(comparison)
 
     def add(self, comparison: Comparison) -> None:
-        """Take in what was found on one more corpus."""
+        """Add what was found on one more corpus."""
         self.comparisons.append(comparison)
         self.dtype = find_dtype(comparison.outcomes)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the benchmark as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     @classmethod
     def load(cls, path: Path) -> "Bench":
-        """Read what `save` wrote.
+        """Read a benchmark that `save` wrote.
 
         Raises:
-            msgspec.ValidationError: It is something else.
+            msgspec.ValidationError: The file holds something that is no benchmark.
         """
         return msgspec.json.decode(path.read_bytes(), type=cls)

@@ -1,4 +1,4 @@
-"""Policies side by side on real processes: workers of unequal speed share a job.
+"""Benchmark of policies on real processes: workers of unequal speed share a job.
 
     python -m benchmarks.scheduling [--seconds S] [--rounds N] [--policies P,P] [--json]
 
@@ -38,13 +38,13 @@ COMMAND: Final = (sys.executable, "-c", "from embedfarm.cli import main; main()"
 
 @dataclass(frozen=True)
 class Run:
-    """One job under one policy.
+    """Figures of one job under one policy.
 
     Attributes:
-        policy: Its name.
+        policy: Name of the policy.
         makespan: Seconds from the first block read to the last commit.
         ideal: Tokens over the sum of the workers' rates in this job.
-        micro_batches: Of all workers.
+        micro_batches: Number of micro-batches of all workers.
     """
 
     policy: str
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def ratio(self) -> float:
-        """How much longer than the ideal it took: 1 is perfect."""
+        """Makespan over the ideal: 1 is perfect."""
         return self.makespan / self.ideal
 
 
@@ -86,7 +86,7 @@ def run_policies(
 
 
 def _run(client: redis.Redis, corpus: Path, out: Path, url: str, policy: str) -> Run:
-    """One job."""
+    """Run one job."""
     words = ["embed", str(corpus), "--out", str(out), "--redis", url, "--model", MODEL, "--json"]
     subprocess.run([*COMMAND, *words], check=True, capture_output=True)
     facts: dict[str, Any] = json.loads((out / "manifest.json").read_text(encoding="utf-8"))

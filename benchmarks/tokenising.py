@@ -1,4 +1,4 @@
-"""How fast texts become tokens: by the model's preprocessing, by a producer, and out of a block.
+"""Benchmark of tokenising: by the model's preprocessing, by a producer, and out of a block.
 
     python -m benchmarks.tokenising [--chunks N] [--rounds N]
 
@@ -31,7 +31,7 @@ CORES: Final = "EMBEDFARM_BENCH_CORES"
 
 
 def measure(chunks: int, rounds: int) -> dict[str, float]:
-    """Tokens per second of each way, on the cores that this process may use."""
+    """Return the tokens per second of each way, on the cores that this process may use."""
     from embedfarm.token_ids import TokenEncoder  # noqa: PLC0415 # its threads are as many as cores
     from workers.engines.sentence_transformer import (  # noqa: PLC0415 # the same
         SentenceTransformerEngine,
@@ -74,7 +74,7 @@ def measure(chunks: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print a table; each number of cores in a process of its own."""
+    """Print a table; each number of cores is measured in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chunks", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=5)

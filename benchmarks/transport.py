@@ -1,9 +1,9 @@
-"""Everything but the model: throughput and memory of the whole farm with the null engine.
+"""Benchmark of everything but the model: throughput and memory of the farm with the null engine.
 
     python -m benchmarks.transport [--chunks N] [--workers N] [--format F] [--json]
 
 200-byte texts from JSON Lines, vectors of 384 floats in one .npy or in Parquet, all processes
-on this machine. Says what each process used, and so what bounds it.
+on this machine. The report says what each process used, and so what bounds the farm.
 """
 
 import argparse
@@ -24,14 +24,14 @@ MEBIBYTE: Final = 1 << 20
 
 @dataclass
 class Report:
-    """One run.
+    """Figures of one run.
 
     Attributes:
-        chunks: In the corpus.
+        chunks: Number of chunks in the corpus.
         sink: Format of the output.
-        embed_seconds: From the first block read to the last commit.
-        wall_seconds: Of the whole command, its start and end included.
-        usage: By process.
+        embed_seconds: Time from the first block read to the last commit.
+        wall_seconds: Time of the whole command, its start and end included.
+        usage: Usage by name of process.
     """
 
     chunks: int
@@ -47,7 +47,7 @@ class Report:
 
 
 def write_corpus(path: Path, chunks: int) -> None:
-    """A corpus of `chunks` distinct texts of `TEXT_BYTES` bytes."""
+    """Write a corpus of `chunks` distinct texts of `TEXT_BYTES` bytes."""
     filler = "the quick brown fox jumps over the lazy dog " * 5
     with path.open("w", encoding="ascii") as file:
         for index in range(chunks):
@@ -87,14 +87,14 @@ def main() -> None:
 
 
 def to_json(report: Report) -> str:
-    """The report as one JSON object, on a line."""
+    """Format the report as one JSON object, on a line."""
     peaks = {n: asdict(u) | {"rss_bytes": u.rss_bytes_max} for n, u in report.usage.items()}
     rate = {"chunks_per_second": report.chunks_per_second}
     return json.dumps(asdict(report) | rate | {"usage": peaks}) + "\n"
 
 
 def to_table(report: Report) -> str:
-    """The report for people."""
+    """Format the report for people."""
     lines = [
         f"{report.chunks:,} chunks of {TEXT_BYTES} bytes to {DIMENSIONS} floats, {report.sink}:"
     ]

@@ -1,9 +1,9 @@
-"""A week in fast-forward: many small jobs through one farm, and what is left of them.
+"""A week in fast-forward: many small jobs through one farm, and a count of what they leave.
 
     python -m benchmarks.week [--jobs 10000] [--json] [--report FILE]
 
-One farm as `embedfarm up --port` runs it. Jobs come by every door, and end in every way; what ended
-leaves by the setting `ended_jobs_max`, which is 100 here, and what was cancelled by the task
+The farm is as `embedfarm up --port` runs it. Jobs come by every door, and end in every way; what
+ended leaves by the setting `ended_jobs_max`, which is 100 here, and what was cancelled by the task
 `cleanup`. At up to twenty moments nothing is in work, and memory, keys, open files and threads
 are counted. Status 1 if a job went wrong, a key is left, or memory grew.
 """
@@ -53,14 +53,14 @@ from workers.devices import available_cores
 
 MODEL: Final = "null:16"
 SPEC: Final = JobSpec(model=MODEL)
-CHUNKS: Final = 20  # of a job
+CHUNKS: Final = 20  # of one job
 AT_ONCE: Final = 8
 MOMENTS: Final = 20
 MOMENTS_MIN: Final = 3
 MOMENT_JOBS: Final = 100  # fewer, of a short run
 WARM: Final = 2  # moments after which everything has been used once
 GROWTH_ALLOWED: Final = 0.05  # of memory, over the second half
-NOISE_BYTES: Final = 1 << 20  # so much comes and goes, however small a process is
+NOISE_BYTES: Final = 1 << 20  # memory that comes and goes, however small a process is
 FILES_ALLOWED: Final = 8  # connections come and go
 SECONDS_MAX: Final = 120.0  # for one job, and for the farm to come to rest
 LOOK_SECONDS: Final = 0.02
@@ -69,11 +69,11 @@ BYTES_MAX: Final = 1 << 20
 
 
 class WentWrong(RuntimeError):
-    """A job did not end as it should."""
+    """Raised when a job does not end as it should."""
 
 
 class Process(NamedTuple):
-    """A process at a moment: resident bytes, open files and sockets, threads."""
+    """Resources of a process at a moment: resident bytes, open files and sockets, threads."""
 
     rss_bytes: int
     files: int
@@ -82,15 +82,15 @@ class Process(NamedTuple):
 
 @dataclass
 class Moment:
-    """The farm at rest.
+    """Figures of the farm at rest.
 
     Attributes:
-        jobs: Done so far.
-        seconds: Since the first one.
+        jobs: Jobs done so far.
+        seconds: Time since the first job began.
         server_bytes: The server's `used_memory`, less its news and its hour of samples, which
             settings bound by number and time.
-        keys: On the server, records of ended jobs left out.
-        processes: By role.
+        keys: Keys on the server by kind, records of ended jobs left out.
+        processes: Processes by role.
     """
 
     jobs: int
@@ -102,12 +102,12 @@ class Moment:
 
 @dataclass
 class Week:
-    """One run.
+    """Figures of one run.
 
     Attributes:
         ended: Jobs by what became of them.
-        moments: In order.
-        load: Processes that wanted a core in the minute before.
+        moments: Moments in the order of time.
+        load: Load average of the minute before the run: processes that wanted a core.
     """
 
     ended: Counter[str] = field(default_factory=Counter)
@@ -116,23 +116,24 @@ class Week:
 
     @property
     def first(self) -> Moment:
-        """The first moment that counts."""
+        """The first moment that counts, after the warm-up."""
         return self.moments[min(WARM, len(self.moments)) - 1]
 
     @property
     def last(self) -> Moment:
-        """The last one."""
+        """The last moment of the run."""
         return self.moments[-1]
 
     @property
     def left(self) -> dict[str, int]:
-        """Keys that have become more, by kind."""
+        """Number of keys that were added on the server since the first moment, by kind."""
         return dict(self.last.keys - self.first.keys)
 
     def growth(self, of: Callable[[Moment], int]) -> float:
-        """How much a figure grows over the second half, by least squares, relative to its mean.
+        """Return how much a figure grows over the second half by least squares, over its mean.
 
-        Of what is small, relative to that of which the noise is what is allowed.
+        The divisor is at least `NOISE_BYTES / GROWTH_ALLOWED`, so that the noise of a small figure
+        stays within what is allowed.
         """
         half = self.moments[len(self.moments) // 2 :]
         values = np.array([of(each) for each in half], dtype=np.float64)
@@ -143,7 +144,7 @@ class Week:
 
     @property
     def growths(self) -> dict[str, float]:
-        """`growth` of the server's memory, and of each process."""
+        """Relative growth of the server's memory and of each process, over the second half."""
         roles = self.last.processes
         found = {"what the server holds": self.growth(lambda each: each.server_bytes)}
         for role in roles:
@@ -152,7 +153,7 @@ class Week:
 
     @property
     def faults(self) -> list[str]:
-        """What is not as it should be."""
+        """Descriptions of all that is not as it should be."""
         faults = [f"{count} more keys {kind}" for kind, count in self.left.items()]
         faults += [
             f"memory of {name} grew by {growth:.1%}"
@@ -168,12 +169,12 @@ class Week:
 
 @dataclass
 class Driver:
-    """Gives the farm jobs, and takes what comes of them.
+    """Client that gives the farm jobs, and takes what comes of them.
 
     Attributes:
-        url: The server.
-        home: A directory of its own.
-        settings: The farm's.
+        url: URL of the farm's server.
+        home: Directory for the corpora and outputs of its jobs.
+        settings: The farm's settings.
     """
 
     url: str
@@ -182,16 +183,16 @@ class Driver:
 
     @cached_property
     def client(self) -> redis.Redis:
-        """A client for all threads."""
+        """Redis client for all threads."""
         return connect(self.url)
 
     @cached_property
     def farm(self) -> Farm:
-        """The farm."""
+        """The farm on the server."""
         return Farm(self.client)
 
     def do(self, number: int) -> str:
-        """A whole job; what kind it was."""
+        """Do a whole job, and return its kind."""
         kind = kind_of(number)
         KINDS[kind](self, f"job-{number}")
         return kind
@@ -199,12 +200,12 @@ class Driver:
     # The kinds of jobs.
 
     def feed(self, name: str) -> None:
-        """Texts in by a program, vectors out by a program."""
+        """Do a job whose texts a program submits, and whose vectors a program takes."""
         self._submit(name, SPEC)
         self._take(name, failed=0)
 
     def embed(self, name: str) -> None:
-        """`embedfarm embed`, in this process."""
+        """Do a job by `embedfarm embed`, in this process."""
         corpus, out = self._corpus(name)
         request = Request((str(corpus),), CorpusOptions(), False, SPEC, "npy")
         place = Place(out, self.settings, "cpu", 0, name)
@@ -215,14 +216,14 @@ class Driver:
         shutil.rmtree(out.parent)
 
     def ingest(self, name: str) -> None:
-        """The task `embed_corpus`."""
+        """Do a job by the task `embed_corpus`."""
         corpus, out = self._corpus(name)
         report = self.task("embed_corpus", str(corpus), str(out), model=MODEL, job_id=name)
         _check(report["count"] == CHUNKS, f"{name}: {report}")
         shutil.rmtree(out.parent)
 
     def with_bad_chunks(self, name: str) -> None:
-        """A job of two blocks, of which one cannot be read."""
+        """Do a job of two blocks, of which one cannot be read."""
         job = self.farm.job(name)
         self.farm.admit(name, self.settings.jobs_max)
         job.create(SPEC, 0)
@@ -234,18 +235,18 @@ class Driver:
         self._take(name, failed=half)
 
     def refused(self, name: str) -> None:
-        """A job of a model that no worker can load."""
+        """Do a job of a model that no worker can load."""
         self._submit(name, JobSpec(model="null:nothing"))
         _wait(lambda: self.farm.refusals(name), f"{name} is refused")
         (reason,) = set(self.farm.refusals(name).values())
         self.farm.end(name, "failed", reason, self.settings)
 
     def cancelled(self, name: str) -> None:
-        """A job that is cancelled while it is in work, and left to `cleanup`."""
+        """Cancel a job while it is in work, and leave it to `cleanup`."""
         self._submit(name, SPEC).cancel()
 
     def deleted(self, name: str) -> None:
-        """A job that is deleted while it is in work."""
+        """Delete a job while it is in work."""
         self._submit(name, SPEC).delete()
 
     def _submit(self, name: str, spec: JobSpec) -> Job:
@@ -254,7 +255,7 @@ class Driver:
         return self.farm.job(name)
 
     def _take(self, name: str, *, failed: int) -> None:
-        """Read all results, and end the job."""
+        """Read all results of a job, and end it."""
         job, start, errors = self.farm.job(name), 0, 0
         deadline = time.monotonic() + SECONDS_MAX
         while start < CHUNKS:
@@ -270,17 +271,17 @@ class Driver:
         self.farm.end(name, "finished", "", self.settings, drained_upto=CHUNKS)
 
     def _corpus(self, name: str) -> tuple[Path, Path]:
-        """A corpus, and where its vectors shall be, below a directory of the job's own."""
+        """Write a corpus in the job's own directory; return its path and that for its vectors."""
         place = self.home / name
         place.mkdir()
         corpus = place / "corpus.txt"
         corpus.write_text("".join(f"{text}\n" for text in _texts(name)))
         return corpus, place / "out"
 
-    # Between them.
+    # Between the jobs.
 
     def task(self, name: str, *words: object, **options: object) -> Any:  # noqa: ANN401 -- its report
-        """What a task reports."""
+        """Run a task of RQ, and return its report."""
         queue = Queue("embedfarm", self.client, serializer="json")
         task = queue.enqueue(
             f"producer.tasks.{name}", *words, **options, result_ttl=int(SECONDS_MAX)
@@ -293,10 +294,10 @@ class Driver:
         return report
 
     def rest(self) -> None:
-        """Returns when nothing is in work, and what has ended is gone.
+        """Wait until nothing is in work, and remove what has ended.
 
         Raises:
-            WentWrong: It is not in time.
+            WentWrong: Something is still there after `SECONDS_MAX`.
         """
         self.task("cleanup", 0)
         for name in self.farm.ended_ids(self.settings.ended_jobs_max + AT_ONCE):
@@ -318,7 +319,7 @@ TURNS: Final = {3: "deleted", 7: "cancelled", 13: "refused", 17: "with bad chunk
 
 
 def kind_of(number: int) -> str:
-    """Of the twenty jobs in a row five are special, and one of 500 comes by RQ."""
+    """Choose a job's kind: five of twenty in a row are special, and one of 500 comes by RQ."""
     return "ingest" if number % 500 == 100 else TURNS.get(number % 20, "feed")  # noqa: PLR2004 -- said above
 
 
@@ -339,9 +340,9 @@ def _wait(condition: Callable[[], object], words: str) -> None:
 
 
 def count_keys(client: redis.Redis) -> Counter[str]:
-    """Keys by kind: names that differ from one to the next are left out.
+    """Count keys by kind: parts that differ from one name to the next are left out.
 
-    Nor does the stream of samples count, which is one key and begins after some seconds.
+    The stream of samples does not count either: it is one key and begins after some seconds.
     """
     kinds = Counter[str]()
     for key in set(client.scan_iter(count=1000)) - {wire.SAMPLES.encode()}:
@@ -353,13 +354,13 @@ def count_keys(client: redis.Redis) -> Counter[str]:
 
 
 def look_at(pid: int) -> Process:
-    """A process now."""
+    """Measure a process now."""
     process = psutil.Process(pid)
     return Process(process.memory_info().rss, process.num_fds(), process.num_threads())
 
 
 def look(driver: Driver, pids: dict[str, int], jobs: int, began: float) -> Moment:
-    """The farm at rest."""
+    """Let the farm come to rest, and measure it."""
     driver.rest()
     streams = (wire.EVENTS, wire.SAMPLES)
     aside = sum(driver.client.memory_usage(key, samples=0) or 0 for key in streams)
@@ -374,7 +375,7 @@ def look(driver: Driver, pids: dict[str, int], jobs: int, began: float) -> Momen
 
 @contextlib.contextmanager
 def farm(home: Path) -> Iterator[tuple[Driver, dict[str, int], str]]:
-    """A farm with every role, who gives it jobs, its processes, and where it serves."""
+    """Run a farm with every role; yield its driver, its processes' ids, and its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = Settings(ended_jobs_max=100, ingest_roots=[home], models=(MODEL,))
@@ -387,7 +388,7 @@ def farm(home: Path) -> Iterator[tuple[Driver, dict[str, int], str]]:
 
 
 def visit(url: str) -> None:
-    """What people and programs look at all the time, and a request for vectors."""
+    """Ask for the pages and lists that are looked at all the time, and for vectors."""
     with httpx.Client(base_url=url, timeout=SECONDS_MAX) as client:
         for path in ("/", "/workers", "/scheduler", "/metrics", "/v1/jobs"):
             client.get(path, headers={"accept": "text/html"}).raise_for_status()
@@ -396,17 +397,17 @@ def visit(url: str) -> None:
 
 
 def is_served(url: str) -> bool:
-    """Whether somebody answers there."""
+    """Tell whether the farm answers at a URL."""
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(f"{url}/livez").is_success
     return False
 
 
 def measure(home: Path, jobs: int) -> Week:
-    """So many jobs through a farm of its own.
+    """Run so many jobs through a farm of its own.
 
     Raises:
-        WentWrong: One did not end as it should.
+        WentWrong: A job did not end as it should.
     """
     week, step = Week(), -(-jobs // min(MOMENTS, max(MOMENTS_MIN, jobs // MOMENT_JOBS)))
     with farm(home) as (driver, pids, url), ThreadPoolExecutor(AT_ONCE) as pool:
@@ -420,7 +421,7 @@ def measure(home: Path, jobs: int) -> Week:
 
 
 def to_figures(week: Week) -> dict[str, Any]:
-    """All that is reported, by name."""
+    """Return all that is reported, by name."""
     return {
         "jobs": week.last.jobs,
         "seconds": week.last.seconds,
@@ -435,7 +436,7 @@ def to_figures(week: Week) -> dict[str, Any]:
 
 
 def to_table(week: Week) -> str:
-    """The figures for people, in Markdown."""
+    """Format the figures for people, in Markdown."""
     first, last, growths = week.first, week.last, week.growths
     ended = ", ".join(f"{count:,} {kind}" for kind, count in week.ended.most_common())
     rows: list[Sequence[str]] = [

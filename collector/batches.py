@@ -18,14 +18,14 @@ Vector = NDArray[np.float32]
 
 
 class Chunk(NamedTuple):
-    """One of the output: its vector, or why there is none."""
+    """One chunk of an output: its vector, or the reason why it has none."""
 
     vector: Vector | None
     reason: str = ""
 
 
 class Tally(NamedTuple):
-    """Requests that have an answer, and that have none; tokens of those that have."""
+    """Numbers of requests with and without an answer, and the tokens of those with one."""
 
     completed: int = 0
     failed: int = 0
@@ -33,10 +33,10 @@ class Tally(NamedTuple):
 
 
 def read_chunks(directory: Path, manifest: Manifest) -> Iterator[Chunk]:
-    """All chunks of a finished output, in order; memory holds one part.
+    """Yield all chunks of a finished output, in order; memory holds one part.
 
     Raises:
-        OutputError, OSError: It is damaged.
+        OutputError, OSError: The output is damaged.
     """
     sink, failures = open_sink(manifest.format, directory), read_failures(directory)
     for part in manifest.parts:
@@ -58,11 +58,11 @@ def assemble(
     """Write a line for each request, in their order: answers into one file, errors into the other.
 
     Args:
-        manifest: Of the output; it names the batch, and its model.
-        requests: All of them.
-        chunks: Of all requests, in their order.
+        manifest: Manifest of the output; it names the batch and its model.
+        requests: All requests of the batch.
+        chunks: Chunks of all requests, in the order of the requests.
         lengths: Tokens of each chunk.
-        files: That of the answers, and that of the errors.
+        files: The file of the answers, and that of the errors.
     """
     tally = Tally()
     for number, request in enumerate(requests):
@@ -83,7 +83,7 @@ def assemble(
 
 
 def find_fault(request: Planned, chunks: Iterable[Chunk]) -> tuple[str, str]:
-    """Code and message of why a request has no answer, both "" if it has one."""
+    """Return code and message of why a request has no answer, both "" if it has one."""
     for place, chunk in enumerate(chunks):
         if chunk.vector is None:
             return "failed", f"input {place}: {chunk.reason}"
@@ -93,7 +93,7 @@ def find_fault(request: Planned, chunks: Iterable[Chunk]) -> tuple[str, str]:
 
 
 def answer(request: Planned, chunks: Iterable[Chunk], model: str, tokens: int) -> dict[str, Any]:
-    """What `/v1/embeddings` would have answered."""
+    """Return the body that `/v1/embeddings` would have answered."""
     vectors = (chunk.vector for chunk in chunks if chunk.vector is not None)
     return {
         "object": "list",
@@ -111,7 +111,7 @@ def answer(request: Planned, chunks: Iterable[Chunk], model: str, tokens: int) -
 
 
 def _shape(vector: Vector, dimensions: int) -> Vector:
-    """The leading components, of length 1."""
+    """Return the leading `dimensions` components (0: all), scaled to length 1."""
     kept = vector[: dimensions or None]
     length = np.linalg.norm(kept)
     return np.asarray(kept / (length if length > 0 else 1), "<f4")

@@ -1,37 +1,42 @@
-"""Results out of the server in order of their start index, onto disk, then off the server."""
+"""A job's results: read from the server in order, put on disk, then deleted on the server."""
 
 import contextlib
 import errno
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from collector.manifest import About, Manifest, OutputError
+import redis
+
+from collector.manifest import About, Manifest, OutputError, Part
 from collector.output import Output
 from collector.results import check_place
+from collector.source import SourceChanged, SourceCheck
 from collector.writer import Writer
 from embedfarm.broker import UNAVAILABLE, persist
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import ForeignVersion, RecordError, Result
 from embedfarm.settings import Settings
-from embedfarm.status import JobGone, JobStatus
+from embedfarm.status import JobGone, JobStatus, is_gone
+from embedfarm.window import FarmWindow
 
 T = TypeVar("T")
 
 WAIT_SECONDS: Final = 1.0
 RESULTS_AHEAD: Final = 32
 GONE_LOOKS: Final = 15  # at a job that is not there, each `WAIT_SECONDS` after the one before
+DIFFERS: Final = "the source has other rows there than were embedded"
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # what somebody can make room for
 
 log = logging.getLogger(__name__)
 
 
 class JobEnded(RuntimeError):
-    """The job was cancelled, or failed, before all its results came."""
+    """Raised when the job was cancelled, or failed, before all its results came."""
 
 
 @dataclass
@@ -41,15 +46,20 @@ class Collector:
     A disk that is full is waited for: results stay on the server, where at `results_bytes_max` no
     more are made, and the job's `reason` says why.
 
+    Where others wait for room on the server, or this job itself does, a part is closed as soon as
+    nobody works on what would fill it: otherwise many jobs, each with a part begun, could fill the
+    server together, and none would go on.
+
     The results on the server never overlap: blocks tile the job, and a server that lost the end of
     its log has lost all that came of it. But after such a loss, results may begin elsewhere than
     those that were taken before.
 
     Attributes:
-        job: On a connection that nobody else uses.
-        output: Where results go.
-        stop: Ends all waiting.
-        on_part: Called after each durable part.
+        job: Job whose results are collected, on a connection that nobody else uses.
+        output: Output that the results go into.
+        stop: Event that ends all waiting.
+        on_part: Function that is called after each durable part.
+        source: Check of which results were made of the source; None trusts the server.
     """
 
     job: Job
@@ -57,9 +67,15 @@ class Collector:
     settings: Settings
     stop: threading.Event
     on_part: Callable[[], object] = lambda: None
+    source: SourceCheck | None = None
+    _window: FarmWindow = field(init=False)
     _gone: tuple[str, int] = ("", 0)  # the server that has no such job, and looks at it
     _damaged: tuple[int, str] | None = None  # where a result begins that cannot be read, and why
-    _lost_at: int = -1  # where the last one began that was given up for that
+    _lost_at: int = -1  # where the last result began that was made anew for that
+    _reading: int = 0  # number of the source's reading that all not on disk was compared with
+
+    def __post_init__(self) -> None:
+        self._window = FarmWindow(self.job.client, self.settings)
 
     def collect(self) -> int | None:
         """Collect until every chunk has its result in the output; None when `stop` came first.
@@ -69,9 +85,10 @@ class Collector:
 
         Raises:
             JobEnded: Somebody cancelled the job.
-            JobGone: Somebody deleted it.
-            OutputError, OSError: As for `Output.add`; or a result is of another version, or cannot
-                be read, nor can the one that came in its place.
+            JobGone: Somebody deleted the job.
+            OutputError: `Output.add` refused a result; or one is of another version, or cannot be
+                read, nor can the one that came in its place.
+            OSError: The disk refused for another reason than being full.
             redis.ConnectionError: The server stayed away.
         """
         try:
@@ -85,10 +102,11 @@ class Collector:
         return None
 
     def finish(self, count: int, about: About) -> Manifest | None:
-        """Finish the output of `count` chunks, as `Output.finish`; None when `stop` came first.
+        """Finish the output of `count` chunks with its manifest; None when `stop` came first.
 
         Raises:
-            TilingError, OSError: As for `Output.finish`.
+            TilingError: Not all of `count` chunks were added; nothing has changed.
+            OSError: The disk refused for another reason than being full.
         """
         finish = partial(self.output.finish, count, about)
         try:
@@ -102,8 +120,12 @@ class Collector:
         """Fetch results in order until the job is complete on the output; None after `stop`."""
         upto = self.output.buffered.stop
         while not self.stop.is_set():
+            if self.source is not None and self.source.reading != self._reading:
+                writer.flush()
+                self._read_anew(self.source)
+                upto = self.output.buffered.stop
             result = self._persist(partial(self._look, upto))
-            if result is not None:
+            if result is not None and (result := self._check(result)) is not None:
                 writer.put(result)
                 upto = result.start + result.count
                 continue
@@ -112,18 +134,24 @@ class Collector:
                 self._persist(partial(self._lose, *self._damaged))
             status = self._status()
             if status is not None and self._is_complete(status):
-                return status.chunk_count
+                return self.output.buffered.stop
             self._wait()
             upto = self.output.buffered.stop
         return None
 
+    def _read_anew(self, source: SourceCheck) -> None:
+        """Forget what is not on disk: it was compared with an earlier reading of the source."""
+        with source.held:
+            self.output.forget()
+            self._reading = source.reading
+
     # Results.
 
     def _look(self, start: int) -> Result | None:
-        """The result that begins at a chunk; None where there is none yet, or a damaged one.
+        """Return the result that begins at a chunk; None where none is yet, or a damaged one.
 
         Raises:
-            OutputError: It is of another version.
+            OutputError: The result is of another version.
         """
         try:
             result = self.job.result(start)
@@ -136,8 +164,22 @@ class Collector:
             return None
         return result
 
+    def _check(self, result: Result) -> Result | None:
+        """Return the result if it was made of the source's texts; None if not, or after `stop`."""
+        checked = result if self.source is None else self.source.accept(result, self.stop)
+        if checked is None and not self.stop.is_set():
+            self._damaged = result.start, DIFFERS
+        return checked
+
     def _lose(self, start: int, reason: str) -> None:
-        """Have a damaged result made anew, with all that is not on disk; but not for ever."""
+        """Have a wrong or damaged result made anew, with all that is not on disk.
+
+        Raises:
+            OutputError: The result is damaged a second time.
+            SourceChanged: The result is of other rows than the source's a second time.
+        """
+        if start == self._lost_at and reason == DIFFERS:
+            raise SourceChanged(f"row {start}: {reason}, twice: it changes while it is read")
         if start == self._lost_at:
             raise OutputError(f"result {start} of job {self.job.id}, once more: {reason}")
         log.error("result %d of job %s is made anew: %s", start, self.job.id, reason)
@@ -145,25 +187,38 @@ class Collector:
         self._lost_at, self._damaged = start, None
 
     def _take_straddling(self) -> None:
-        """Take the rest of a result that begins before the chunk that is next, and has it.
+        """Take the rest of a result that begins before the next chunk and contains it.
 
-        It is there when a server came back that had lost a split, or blocks that were then cut in
-        another way, and embedded again what was collected in other pieces.
+        There is one when a server came back that had lost a split, or blocks that were then cut in
+        another way, and what was collected in other pieces was embedded again.
         """
         upto = self.output.buffered.stop
         before = max((s for s in self.job.result_starts() if s < upto), default=None)
         result = None if before is None else self._look(before)
         if result is not None and result.start + result.count > upto:
-            self._keep(result.rest(upto))
+            rest = self._check(result.rest(upto))
+            if rest is not None:
+                self._keep(rest)
 
     def _keep(self, result: Result) -> None:
-        """Take one result; when it closes a part, take what is durable off the server."""
-        if self._store(partial(self.output.add, result), self.output.write) is not None:
+        """Add a result to the output; if it closes a part, delete durable results on the server."""
+        self._close(partial(self.output.add, result), self.output.write)
+
+    def _close(self, write: Callable[[], Part | None], again: Callable[[], Part | None]) -> None:
+        """Call `write` by `_store`; if it closes a part, delete durable results on the server."""
+        source = self.source
+        with contextlib.nullcontext() if source is None else source.held:
+            if source is not None and source.reading != self._reading:
+                return  # of an earlier reading; it is looked at again
+            part = self._store(write, again)
+            if source is not None:
+                source.forget(self.output.buffered.stop)
+        if part is not None:
             self._persist(self._forget_durable)
             self._store(self.on_part, self.on_part)
 
     def _store(self, write: Callable[[], T], again: Callable[[], T]) -> T:
-        """`write`; while the disk is full `again`, once what it left behind is undone.
+        """Return the answer of `write`; while the disk is full, undo its remains and call `again`.
 
         Raises:
             OSError: The disk refused for another reason, or `stop` was set.
@@ -196,14 +251,14 @@ class Collector:
             self.job.note("reason", reason)
 
     def _wait_for_nothing(self) -> None:
-        """Take back what was said, by this process or one that died."""
+        """Clear the reason for waiting that this process, or one that died, has given."""
         self.job.note("reason", "")
 
     def _forget_durable(self) -> None:
-        """Take results off the server that are on disk.
+        """Delete results on the server that are on disk.
 
-        Not the last one, which may go on beyond the disk (see `_take_straddling`); its turn comes
-        with the next part.
+        The last one stays, since it may go on beyond the disk (see `_take_straddling`); its turn
+        comes with the next part.
         """
         upto = self.output.next_index
         begun = sorted(start for start in self.job.result_starts() if start < upto)
@@ -212,26 +267,33 @@ class Collector:
     # The job.
 
     def _status(self) -> JobStatus | None:
-        """The job's status; None while it may be that the server forgot it.
+        """Return the job's status; None while it may be that the server forgot the job.
 
-        Its producer makes it again as soon as it notices; how long that takes is counted in looks
-        at one server, since this process may have been stopped in between, or that server too.
+        A crash may also bring back the record of an earlier job of that name, which had ended. Its
+        producer makes it again as soon as it notices; how long that takes is counted in looks at
+        one server, since this process may have been stopped in between, or that server too.
         """
         try:
             status = self._persist(self.job.status)
-        except JobGone:
-            server = self._persist(Farm(self.job.client).server_id)
-            before, looks = self._gone
-            self._gone = server, 1 + looks if server == before else 1
-            if self._gone[1] > GONE_LOOKS:
-                raise
-            return None
-        self._gone = "", 0
-        return status
+            if not status.ended:
+                self._gone = "", 0
+                return status
+            gone: Exception = JobEnded(f"the job is {status.state}")
+        except JobGone as error:
+            gone = error
+        server = self._persist(Farm(self.job.client).server_id)
+        before, looks = self._gone
+        self._gone = server, 1 + looks if server == before else 1
+        if self._gone[1] > GONE_LOOKS:
+            raise gone
+        return None
 
     def _is_complete(self, status: JobStatus) -> bool:
-        """Whether the result that is missing never comes, because there are no more chunks."""
-        if 0 <= status.chunk_count <= self.output.buffered.stop:
+        """Tell whether the missing result never comes, because there are no more chunks."""
+        count = status.chunk_count if self.source is None else self.source.count
+        if self.source is not None and self.source.reading != self._reading:
+            return False
+        if count is not None and 0 <= count <= self.output.buffered.stop:
             return True
         if status.state not in {"open", "closed", "paused"}:
             raise JobEnded(f"the job is {status.state}")
@@ -248,9 +310,23 @@ class Collector:
         if not self._persist(lambda: self.job.wait(self.job.keys.bell, WAIT_SECONDS)):
             self._persist(self._forget_durable)
             self._persist(self._take_straddling)
+            if self._persist(self._holds_up):
+                early = partial(self.output.write, early=True)
+                self._close(early, early)
+
+    def _holds_up(self) -> bool:
+        """Tell whether the server is short of room, and nobody works on more for the part begun."""
+        if not self.output.buffered or not self._window.seen().short:
+            return False
+        try:
+            return self.job.backlog()[1] == 0
+        except redis.ResponseError as error:
+            if not is_gone(error):
+                raise
+            return False  # its status will say so
 
     def _persist(self, attempt: Callable[[], T]) -> T:
-        """`attempt`, over outages of the server."""
+        """Return the answer of `attempt`, which is repeated over outages of the server."""
         return persist(
             attempt, self.stop, self.settings.reconnect_seconds_max, recover=self._forget_durable
         )

@@ -1,4 +1,4 @@
-"""A finished output in another format."""
+"""Export of a finished output into another format."""
 
 import shutil
 from itertools import islice
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from collector.files import remove_temporaries, sync_directory
+from collector.files import remove_temporaries, replacing, sync_directory
 from collector.manifest import (
     ERRORS_FILE,
     STATE_DIRECTORY,
@@ -24,7 +24,7 @@ ORIGIN_FILE = "export.json"
 
 
 def export(directory: Path, target: Path, sink: str) -> Manifest:
-    """Write the vectors of a finished output into another directory; its manifest then.
+    """Write the vectors of a finished output into another directory, and return its manifest.
 
     The parts are the same chunks, so that what ties them to their texts stays true, and the command
     that made the one output finds the other one finished, if it names its format. An interrupted
@@ -54,7 +54,7 @@ def export(directory: Path, target: Path, sink: str) -> Manifest:
 
 
 def _check_same(manifest: Manifest, target: Path, sink: str) -> Manifest:
-    """The manifest of an export that was made before, of these vectors and in this format."""
+    """Return the manifest of `target`, if it is an export of this output in this format."""
     there = read_manifest(target)
     if (there.job, there.errors_sha256, there.format) != (
         manifest.job,
@@ -66,7 +66,7 @@ def _check_same(manifest: Manifest, target: Path, sink: str) -> Manifest:
 
 
 def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Manifest:
-    """Write all parts; the manifest that knows them."""
+    """Write all parts, and return the manifest that lists them."""
     source, destination = open_sink(manifest.format, directory), open_sink(sink, target)
     failures = read_failures(directory)
     destination.resume([])
@@ -78,6 +78,10 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
         parts.append(msgspec.structs.replace(part, **written))
     destination.finish(manifest.count, manifest.layout)
     if manifest.failed:
-        shutil.copyfile(directory / ERRORS_FILE, target / ERRORS_FILE)
+        with (
+            (directory / ERRORS_FILE).open("rb") as errors,
+            replacing(target / ERRORS_FILE) as copy,
+        ):
+            shutil.copyfileobj(errors, copy)
     settings = manifest.settings | {"format": sink}
     return msgspec.structs.replace(manifest, format=sink, settings=settings, parts=parts)

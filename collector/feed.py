@@ -15,17 +15,17 @@ def acknowledge(job: Job, upto: int) -> None:
 
 
 def take(job: Job, start: int, limit: int, bytes_max: int) -> Chunks | None:
-    """Up to `limit` chunks from `start` on; None if that has no result yet.
+    """Return up to `limit` chunks from `start` on; None if `start` has no result yet.
 
     Args:
-        job: The feed.
-        start: First chunk.
-        limit: Most chunks.
-        bytes_max: Of vectors, after which no other result is added.
+        job: Job of the feed.
+        start: Index of the first chunk.
+        limit: Most chunks to return.
+        bytes_max: Bytes of vectors after which no other result is added.
 
     Raises:
         OutputError: A result contradicts itself.
-        RecordError: One cannot be read.
+        RecordError: A result cannot be read.
     """
     results: list[Result] = []
     upto, size = start, 0
@@ -42,10 +42,10 @@ def take(job: Job, start: int, limit: int, bytes_max: int) -> Chunks | None:
 
 
 def _straddling(job: Job, upto: int) -> Result | None:
-    """The rest of a result that begins before a chunk and has it.
+    """Return the rest, from chunk `upto` on, of a result that begins before it; else None.
 
-    A client may have taken a part of one. Or the server came back without blocks that were then
-    cut in another way.
+    There is one when a client has taken a part of a result, or when the server came back without
+    blocks that were then cut in another way.
     """
     before = max((start for start in job.result_starts() if start < upto), default=None)
     result = None if before is None else job.result(before)

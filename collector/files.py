@@ -24,19 +24,20 @@ class Span(NamedTuple):
 
 
 def whole(path: Path) -> Span:
-    """All bytes of a file."""
+    """Return the span of all bytes of a file."""
     return Span(path, 0, path.stat().st_size)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path`, durably, when the block ends.
+    """Open a file to write that takes the place of `path`, durably, when the block ends.
 
     A block that raises leaves `path` as it was, and a temporary file beside it that
     `remove_temporaries` finds.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
+    temporary.unlink(missing_ok=True)  # nothing of a file whose sync may have failed is used again
+    with temporary.open("xb") as file:
         yield file
         sync(file)
     temporary.replace(path)
@@ -58,6 +59,32 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def make_directories(directory: Path) -> None:
+    """Make a directory, and those above it that are missing; their names are on the disk then.
+
+    That holds for those that are there, too: who made them may have died before their sync.
+    """
+    if directory.is_dir():
+        _sync_names(directory)
+        return
+    make_directories(directory.parent)
+    directory.mkdir(exist_ok=True)
+    try:
+        sync_directory(directory.parent)
+    except OSError:
+        directory.rmdir()  # or the next attempt would find it, and believe that it lasts
+        raise
+
+
+def _sync_names(directory: Path) -> None:
+    """Sync the names of a directory and of those above it, as far as this user can make any."""
+    device = directory.stat().st_dev
+    for above in directory.absolute().parents:
+        if above.stat().st_dev != device or not os.access(above, os.R_OK | os.W_OK):
+            return
+        sync_directory(above)
+
+
 def remove_temporaries(directory: Path) -> None:
     """Delete what `replacing` left in `directory` when it was interrupted."""
     for path in directory.glob(f"*{TEMPORARY_SUFFIX}"):
@@ -68,7 +95,7 @@ class HashingFile(io.RawIOBase):
     """Passes bytes on to a file, and hashes them on the way, while the processor still has them.
 
     Attributes:
-        bytes: Passed on so far.
+        bytes: Number of bytes passed on so far.
     """
 
     def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
@@ -88,29 +115,29 @@ class HashingFile(io.RawIOBase):
         return len(view)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True: the file can be written."""
         return True
 
     def tell(self) -> int:
-        """Bytes written, wherever in the file the first one is."""
+        """Return the number of bytes written, wherever in the file the first one is."""
         return self.bytes
 
 
 def sha256_of(spans: Iterable[Span]) -> str:
-    """Hexadecimal SHA-256 over the bytes of the spans, one after the other.
+    """Return the hexadecimal SHA-256 over the bytes of the spans, one after the other.
 
     Raises:
         OSError: A file cannot be read. A file that ends early is no error: its digest differs.
     """
     digest = hashlib.sha256()
     for span in spans:
-        for piece in _read(span):
+        for piece in read_pieces(span):
             digest.update(piece)
     return digest.hexdigest()
 
 
-def _read(span: Span) -> Iterator[bytes]:
-    """The bytes of a span in pieces of bounded size."""
+def read_pieces(span: Span) -> Iterator[bytes]:
+    """Yield the bytes of a span in pieces of bounded size."""
     with span.path.open("rb") as file:
         file.seek(span.offset)
         left = span.bytes
@@ -120,7 +147,7 @@ def _read(span: Span) -> Iterator[bytes]:
 
 
 def ordered_lines(file: BinaryIO, key: Callable[[bytes], int], wanted: int = 0) -> Iterator[bytes]:
-    """The lines from the first one with a key of at least `wanted` on.
+    """Yield the lines from the first one with a key of at least `wanted` on.
 
     Keys ascend with the lines, so that few of the lines before it are read. A last line without an
     end is left out: somebody is writing it, or died doing so.
@@ -141,7 +168,7 @@ def ordered_lines(file: BinaryIO, key: Callable[[bytes], int], wanted: int = 0) 
 
 
 def last_line(file: BinaryIO) -> bytes:
-    """The last line that has an end; no bytes if there is none."""
+    """Return the last line that has an end; no bytes if there is none."""
     end = high = _end_of_lines(file)
     while high:
         high = max(0, high - _PIECE_BYTES)
@@ -153,7 +180,7 @@ def last_line(file: BinaryIO) -> bytes:
 
 
 def _line_from(file: BinaryIO, place: int) -> bytes:
-    """The first line that begins at a place in a file or behind it."""
+    """Return the first line that begins at a place in a file or behind it."""
     file.seek(max(0, place - 1))
     if place:
         file.readline()
@@ -161,7 +188,7 @@ def _line_from(file: BinaryIO, place: int) -> bytes:
 
 
 def _end_of_lines(file: BinaryIO) -> int:
-    """Where the last line with an end ends."""
+    """Return the offset behind the last line that has an end; 0 if there is none."""
     high = file.seek(0, os.SEEK_END)
     while high:
         low = max(0, high - _PIECE_BYTES)

@@ -5,21 +5,27 @@ from pathlib import Path
 
 import msgspec
 
-from collector.files import sync, sync_directory
+from collector.files import Span, read_pieces, replacing, sync
 from collector.manifest import Failure, Layout, OutputError, Part, WorkerFigures
+from collector.source import Mark
 
 
 class JournalError(OutputError):
-    """A journal that does not continue from line to line."""
+    """Raised when a journal does not continue from line to line."""
 
 
-class Entry(msgspec.Struct, kw_only=True):
-    """One line: a part that is on the disk, and what the manifest will need to know of it."""
+class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line: a part that is on the disk, and what the manifest will need to know of it.
+
+    Attributes:
+        mark: A place in the source, behind which no row of the part begins.
+    """
 
     part: Part
     layout: Layout
     failures: list[Failure]
     workers: dict[str, WorkerFigures]
+    mark: Mark | None = None
 
 
 _decoder = msgspec.json.Decoder(Entry)
@@ -29,7 +35,13 @@ class Journal:
     """Appends entries that are on the disk when `append` returns.
 
     A crash can only damage the last line, whose part nobody was told about yet: opening the
-    journal cuts such a line off. So does the next `append`, after one that the disk refused.
+    journal cuts such a line off.
+
+    A line whose sync failed may be seen for as long as the machine runs and yet never reach the
+    disk: the kernel tells of the failure once, and then counts the pages as written. Therefore the
+    sound lines are written into a new file before they are believed, when the journal is opened and
+    after an `append` that the disk refused. They say the truth: each of their parts was on the disk
+    before its line was written.
 
     Raises:
         JournalError: Another line is damaged, or a part does not begin where the last one ended.
@@ -38,30 +50,42 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.touch()
-        sync_directory(path.parent)
         self._bytes = _sound_bytes(path)
-        with path.open("r+b") as file:
-            file.truncate(self._bytes)
-            sync(file)
+        self._durable = False
+        self._renew()
 
     def __iter__(self) -> Iterator[Entry]:
-        """The entries in order, read from the disk: their failures need not fit in memory."""
+        """Yield the entries in order, read from the disk: their failures need not fit in memory."""
         with self._path.open("rb") as file:
             yield from map(_decoder.decode, file)
 
     def append(self, entry: Entry) -> None:
         """Add a line; it is on the disk when this returns."""
         line = msgspec.json.encode(entry) + b"\n"
-        with self._path.open("r+b") as file:
-            file.truncate(self._bytes)
-            file.seek(self._bytes)
+        if not self._durable:
+            self._renew()
+        self._durable = False
+        with self._path.open("ab") as file:
             file.write(line)
             sync(file)
         self._bytes += len(line)
+        self._durable = True
+
+    def keep(self, count: int) -> None:
+        """Take the lines behind the first `count` away, durably."""
+        with self._path.open("rb") as file:
+            self._bytes = sum(len(line) for line, _ in zip(file, range(count), strict=False))
+        self._renew()
+
+    def _renew(self) -> None:
+        """Write the sound lines into a new file, which takes the place of the old one."""
+        with replacing(self._path) as file:
+            file.writelines(read_pieces(Span(self._path, 0, self._bytes)))
+        self._durable = True
 
 
 def _sound_bytes(path: Path) -> int:
-    """Size of the lines that are whole."""
+    """Return the size in bytes of the lines that are whole."""
     sound = expected = 0
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -77,7 +101,7 @@ def _sound_bytes(path: Path) -> int:
 
 
 def _decode(line: bytes) -> Entry | None:
-    """The entry in a line, None when the line was torn."""
+    """Return the entry in a line; None when the line was torn."""
     try:
         return _decoder.decode(line) if line.endswith(b"\n") else None
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,7 +1,6 @@
 """What a finished output says about itself, and how its source is recognised again."""
 
 import fcntl
-import hashlib
 import platform
 import shutil
 import time
@@ -22,7 +21,7 @@ ERRORS_FILE: Final = "errors.jsonl"
 IDS_FILE: Final = "ids.jsonl"
 STATE_DIRECTORY: Final = ".embedfarm"
 DECIDED: Final = f"{STATE_DIRECTORY}/decided"
-# A checksum of `Result.checksums`.
+# Size of each checksum in `Result.checksums`.
 CHECKSUM_BYTES: Final = 4
 
 
@@ -31,22 +30,18 @@ class OutputError(ValueError):
 
 
 class ManifestError(OutputError):
-    """A manifest or error list that is absent, damaged or of another version."""
+    """Raised when a manifest or error list is absent, damaged or of another version."""
 
 
 class TilingError(OutputError):
-    """Parts that do not cover every chunk exactly once."""
-
-
-class SourceChanged(OutputError):
-    """The source no longer holds the texts that were embedded."""
+    """Raised when parts do not cover every chunk exactly once."""
 
 
 class Layout(msgspec.Struct, frozen=True):
     """What every row of an output has in common.
 
     Attributes:
-        dimensions: Components per vector; bytes of one with eight sign bits each.
+        dimensions: Components per vector; for sign bits the bytes, of eight bits each.
         dtype: "float32", "float16", "int8" or "uint8" (sign bits).
         ids: Whether the chunks carry identifiers of the caller's.
     """
@@ -57,7 +52,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def row_bytes(self) -> int:
-        """Size of one vector."""
+        """Size of one vector in bytes."""
         return self.dimensions * np.dtype(self.dtype).itemsize
 
 
@@ -70,7 +65,7 @@ class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
         bytes: Size of the part in `file`.
         ids_offset_bytes: Where the part's lines begin in ids.jsonl (npy).
         ids_bytes: Size of the part's lines in ids.jsonl; 0 where ids are in `file` or absent.
-        sha256: Of the part in `file`, followed by its lines in ids.jsonl.
+        sha256: SHA-256 of the part in `file`, followed by its lines in ids.jsonl.
     """
 
     file: str
@@ -81,7 +76,7 @@ class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
     sha256: str
 
     def spans(self, directory: Path) -> list[Span]:
-        """The bytes that `sha256` is about."""
+        """Return the spans of bytes that `sha256` is computed over."""
         spans = [Span(directory / self.file, self.offset_bytes, self.bytes)]
         if self.ids_bytes:
             spans.append(Span(directory / IDS_FILE, self.ids_offset_bytes, self.ids_bytes))
@@ -93,11 +88,13 @@ class Part(Written, kw_only=True):
 
     Attributes:
         start: Index of the first chunk.
-        count: Chunks, the failed ones included.
-        rows: Vectors: `count - errors`.
-        errors: Chunks that failed.
+        count: Number of chunks, the failed ones included.
+        rows: Number of vectors: `count - errors`.
+        errors: Number of chunks that failed.
         tokens: Tokens of the texts, as the model counts.
         texts_sha256: SHA-256 over the checksums of the chunks in order (`Result.checksums`).
+        names_sha256: SHA-256 over the ids of the chunks in order, each with a zero byte behind it;
+            "" where they have none.
     """
 
     start: int
@@ -106,6 +103,7 @@ class Part(Written, kw_only=True):
     errors: int
     tokens: int
     texts_sha256: str
+    names_sha256: str = ""
 
     @property
     def end(self) -> int:
@@ -136,7 +134,7 @@ class WorkerFigures(msgspec.Struct):
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what decides about the bytes of an output."""
+    """Return the versions of Python and the libraries that decide about an output's bytes."""
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -149,16 +147,17 @@ class About(msgspec.Struct, kw_only=True):
 
     Attributes:
         job: Identifier of the job.
-        model: As the user wrote it.
-        fingerprint: Of the model, by component.
-        source: Description of the corpus; `texts_sha256` in it covers the checksums of all chunks.
-        skipped: Rows of the source that became no chunk.
+        model: Name of the model, as the user wrote it.
+        fingerprint: Fingerprint of the model, by component.
+        source: Description of the corpus. "compared" in it says who has compared all texts with it,
+            and when; without that nobody has.
+        skipped: Number of rows of the source that became no chunk.
         settings: Whatever else decided about the vectors.
         load_seconds: Time until the model was loaded.
         embed_seconds: Time from the first block to the last result.
         embedded: Unix time of the last result, by the server's clock.
-        created: Unix time.
-        versions: Libraries by name.
+        created: Unix time when this was made.
+        versions: Versions of Python and the libraries, by name.
         accounts: What each worker's device did in the run that finished the output, by name:
             engine, padding, where time went, share of the peak, and a sample of its vectors beside
             float32 (`embedfarm.accounts`).
@@ -182,16 +181,16 @@ class Manifest(About, kw_only=True):
     """manifest.json: an output that has one is complete.
 
     Attributes:
-        version: Of this layout.
+        version: Version of the layout of manifest.json.
         format: Name of the sink.
-        dimensions: Components per vector; bytes of one with eight sign bits each.
+        dimensions: Components per vector; for sign bits the bytes, of eight bits each.
         dtype: "float32", "float16", "int8" or "uint8" (sign bits).
         ids: Whether the identifiers of the chunks are stored.
-        count: Chunks: indices 0 to `count - 1` are each in a part or in errors.jsonl.
-        failed: Chunks in errors.jsonl.
+        count: Number of chunks: 0 to `count - 1` are each in a part or in errors.jsonl.
+        failed: Number of chunks in errors.jsonl.
         tokens: Tokens of the texts, as the model counts.
-        errors_sha256: Of errors.jsonl, "" when no chunk failed.
-        parts: In order; they tile the chunks.
+        errors_sha256: SHA-256 of errors.jsonl, "" when no chunk failed.
+        parts: Parts in order; they tile the chunks.
         workers: What each worker did, by name.
     """
 
@@ -209,7 +208,7 @@ class Manifest(About, kw_only=True):
 
     @property
     def layout(self) -> Layout:
-        """What every row has in common."""
+        """What every row of the output has in common."""
         return Layout(self.dimensions, self.dtype, self.ids)
 
 
@@ -220,22 +219,22 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a finished output.
+    """Return the manifest of a finished output.
 
     A change of the output that was decided and then interrupted is completed first.
 
     Raises:
-        ManifestError: There is none, or it is damaged or of another version.
+        ManifestError: The manifest is absent, damaged or of another version.
     """
     settle(directory)
     return _read_manifest(directory / MANIFEST_FILE)
 
 
 def settle(directory: Path) -> None:
-    """Put the files of `DECIDED` in their places in `directory`; an interrupted one goes on.
+    """Put the files of `DECIDED` in their places in `directory`, or go on with doing that.
 
-    That directory appears at once, with all files that change and the manifest that knows them, so
-    that an output is the old one before and, for all that read it by its manifest, the new one
+    `DECIDED` appears at once, with all files that change and the manifest that lists them, so that
+    an output is the old one before and, for all that read it by its manifest, the new one
     from then on. The manifest comes last; it tells whether an error list is still wanted.
 
     Raises:
@@ -274,7 +273,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def read_failures(directory: Path) -> Iterator[Failure]:
-    """The lines of errors.jsonl in their order; none when there is no such file.
+    """Yield the lines of errors.jsonl in their order; none when there is no such file.
 
     Raises:
         ManifestError: A line is damaged; the message has its number.
@@ -295,7 +294,7 @@ def tile(parts: Iterable[Part], count: int) -> None:
     """Check that the parts, in their order, cover 0 to `count - 1` without gap or overlap.
 
     Raises:
-        TilingError: They do not; the message names the first chunks that are missing or double.
+        TilingError: The message names the first chunks that are missing or double.
     """
     bounds = [(0, 0), *((part.start, part.end) for part in parts), (count, count)]
     for (_, end), (start, _) in pairwise(bounds):
@@ -305,57 +304,3 @@ def tile(parts: Iterable[Part], count: int) -> None:
             raise TilingError(f"chunks {start} to {end - 1} are in more than one part")
         if start < end:
             raise TilingError(f"the parts go on to chunk {end - 1}, but there are only {count}")
-
-
-class PrefixCheck:
-    """Tells whether a source still begins with the texts that an output was made from.
-
-    Feed it the checksums (`records.text_checksums`) of the source's rows from the first on.
-    """
-
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self._whole = hashlib.sha256()
-        self._parts = iter(parts)
-        self._begin_part()
-
-    def feed(self, checksums: bytes) -> None:
-        """Take the checksums of the next rows, in batches of any size.
-
-        Raises:
-            SourceChanged: A part was made from other texts.
-        """
-        self._whole.update(checksums)
-        view = memoryview(checksums)
-        while self._part is not None and view:
-            piece, view = view[: self._left_bytes], view[self._left_bytes :]
-            self._digest.update(piece)
-            self._left_bytes -= len(piece)
-            if not self._left_bytes:
-                self._end_part(self._part)
-
-    def finish(self) -> str:
-        """Digest of the whole source, when all of it was fed.
-
-        Raises:
-            SourceChanged: The source ends before the parts do.
-        """
-        if self._part is not None:
-            raise SourceChanged(f"the source ends within {_rows(self._part)}")
-        return self._whole.hexdigest()
-
-    def _begin_part(self) -> None:
-        """Expect the next part, if there is one."""
-        self._part = next(self._parts, None)
-        self._digest = hashlib.sha256()
-        self._left_bytes = self._part.count * CHECKSUM_BYTES if self._part else 0
-
-    def _end_part(self, part: Part) -> None:
-        """Compare a part whose rows are all there."""
-        if self._digest.hexdigest() != part.texts_sha256:
-            raise SourceChanged(f"the source has other texts now in {_rows(part)}")
-        self._begin_part()
-
-
-def _rows(part: Part) -> str:
-    """The chunks of a part, for people."""
-    return f"rows {part.start} to {part.end - 1} ({part.file})"

@@ -7,7 +7,7 @@ its results be deleted elsewhere. So a crash anywhere repeats at most one part, 
 import fcntl
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ import msgspec
 
 from collector.files import (
     TEMPORARY_SUFFIX,
+    make_directories,
     remove_temporaries,
     replacing,
     sha256_of,
@@ -41,11 +42,13 @@ from collector.manifest import (
 )
 from collector.results import describe, gather, layout_of
 from collector.sinks import open_sink
+from collector.source import Mark
 from embedfarm.records import Result
 
 REQUEST_FILE: Final = "job.json"
 JOURNAL_FILE: Final = "parts.jsonl"
 LOCK_FILE: Final = "lock"
+CHANGEABLE: Final = frozenset({"skip_bad_rows"})
 
 _OURS: Final = re.compile(
     r"(part-\d{12}\.(parquet|jsonl)|embeddings\.npy|ids\.jsonl|errors\.jsonl)"
@@ -55,7 +58,7 @@ _NO_ROWS: Final = Layout(0, "float32", ids=False)
 
 
 class OutputBusy(OutputError):
-    """Another process writes to the directory."""
+    """Raised when another process writes to the directory."""
 
 
 class State(StrEnum):
@@ -67,7 +70,7 @@ class State(StrEnum):
 
 
 def read_state(directory: Path) -> State:
-    """How far the output in `directory` is; the directory need not exist."""
+    """Return how far the output in `directory` is; the directory need not exist."""
     if (directory / MANIFEST_FILE).exists():
         return State.FINISHED
     if (directory / STATE_DIRECTORY / REQUEST_FILE).exists():
@@ -76,10 +79,10 @@ def read_state(directory: Path) -> State:
 
 
 def read_request(directory: Path) -> dict[str, Any]:
-    """The request that the unfinished output in `directory` belongs to.
+    """Return the request that the unfinished output in `directory` belongs to.
 
     Raises:
-        OutputError: It is absent or damaged.
+        OutputError: The request is absent or damaged.
     """
     path = directory / STATE_DIRECTORY / REQUEST_FILE
     try:
@@ -89,7 +92,7 @@ def read_request(directory: Path) -> dict[str, Any]:
 
 
 def list_output_files(directory: Path) -> list[str]:
-    """Names of the files in `directory` that an output consists of, without the manifest."""
+    """List the names of the files in `directory` that make up an output, but for the manifest."""
     return sorted(path.name for path in directory.glob("*") if _OURS.fullmatch(path.name))
 
 
@@ -97,39 +100,53 @@ class Output:
     """One job's output directory, open in this process alone.
 
     Args:
-        directory: Made when absent.
+        directory: Directory of the output, made when absent.
         request: What identifies the job; an output is only continued under an equal request.
         sink: Name of the format.
         part_bytes_max: Bytes of vectors (or of ids, where those are longer) after which a part is
             closed, at the end of a result.
+        mark_before: Gives, for a row, the last place at or before it from which the source can be
+            read on.
 
     Raises:
-        OutputBusy: Another process has it open.
-        OutputError: It is finished, belongs to another request, or lost files it had.
+        OutputBusy: Another process has the directory open.
+        OutputError: The output is finished, belongs to another request, or lost files it had.
     """
 
     def __init__(
-        self, directory: Path, request: dict[str, Any], *, sink: str, part_bytes_max: int
+        self,
+        directory: Path,
+        request: dict[str, Any],
+        *,
+        sink: str,
+        part_bytes_max: int,
+        mark_before: Callable[[int], Mark | None] = lambda _row: None,
     ) -> None:
         self.directory = directory
         self._format = sink
         self._sink = open_sink(sink, directory)
         self._part_bytes_max = part_bytes_max
-        self._parts: list[Part] = []
-        self._workers: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
-        self._layout = _NO_ROWS
-        self._results: list[Result] = []
-        self._bytes = 0
-        self._expected = 0
+        self._mark_before = mark_before
         private = directory / STATE_DIRECTORY
         with ExitStack() as stack:
             stack.enter_context(locked(private))
             _claim(directory, {**request, "format": sink})
             self._journal = Journal(private / JOURNAL_FILE)
-            for entry in self._journal:
-                self._count(entry)
-            self.recover()
+            self._read_journal()
             self._closing = stack.pop_all()
+
+    def _read_journal(self) -> None:
+        """Count the parts that are on the disk, and undo what goes beyond them."""
+        self._parts: list[Part] = []
+        self._marks: list[Mark | None] = [None, None]
+        self._workers: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
+        self._layout = _NO_ROWS
+        self._results: list[Result] = []
+        self._bytes = 0
+        self._expected = 0
+        for entry in self._journal:
+            self._count(entry)
+        self.recover()
 
     def __enter__(self) -> Self:
         return self
@@ -161,6 +178,16 @@ class Output:
         """Chunks in memory, whose results must be kept elsewhere; `stop` is the next to add."""
         return range(self.next_index, self._expected)
 
+    @property
+    def mark(self) -> Mark | None:
+        """A place in the source before the last part, from which it can be read on."""
+        return self._marks[0]
+
+    def keep(self, count: int) -> None:
+        """Drop all parts behind the first `count`; a crash leaves files that the next run drops."""
+        self._journal.keep(count)
+        self._read_journal()
+
     def recover(self) -> None:
         """Undo what a write that was cut off has left on the disk."""
         remove_temporaries(self.directory)
@@ -175,7 +202,7 @@ class Output:
         Raises:
             OutputError: The result leaves a gap, contradicts itself, or has other dimensions,
                 another dtype, or ids where the others have none.
-            OSError: The disk refused; the result is taken all the same. `recover`, and `write`.
+            OSError: The disk refused; the result is taken all the same: `recover`, then `write`.
         """
         if result.start < self._expected:
             return None
@@ -190,13 +217,27 @@ class Output:
         self._bytes += _size(result)
         return self.write()
 
-    def write(self) -> Part | None:
-        """Put what is in memory on the disk if it fills a part, and return that.
+    def write(self, *, early: bool = False) -> Part | None:
+        """Put what is in memory on the disk if it fills a part, or `early`, and return that.
 
         Raises:
             OSError: The disk refused; `recover`, and write again.
         """
-        return self._write_part() if self._bytes >= self._part_bytes_max else None
+        full = self._bytes >= self._part_bytes_max
+        return self._write_part() if full or (early and self._results) else None
+
+    def forget(self) -> None:
+        """Drop what is in memory; its results are still elsewhere."""
+        self._results, self._bytes, self._expected = [], 0, self.next_index
+
+    def flush(self) -> None:
+        """Put what is in memory on the disk, as a part that may be small.
+
+        Raises:
+            OSError: The disk refused; `recover`, and write again.
+        """
+        if self._results:
+            self._write_part()
 
     def finish(self, count: int, about: About) -> Manifest:
         """Write what is buffered, the error list and the manifest; the output is complete then.
@@ -207,8 +248,7 @@ class Output:
         """
         if self._expected != count:
             raise TilingError(f"{self._expected} of {count} chunks have results")
-        if self._results:
-            self._write_part()
+        self.flush()
         tile(self._parts, count)
         self._sink.finish(count, self._layout)
         manifest = self._manifest(count, about, self._write_errors())
@@ -220,6 +260,7 @@ class Output:
     def _write_part(self) -> Part:
         """Put the buffered results on the disk, then into the journal."""
         entry = describe(self._results, self._sink.write(gather(self._results)))
+        entry.mark = self._mark_before(entry.part.end)
         self._journal.append(entry)
         self._count(entry)
         self._results, self._bytes = [], 0
@@ -228,6 +269,7 @@ class Output:
     def _count(self, entry: Entry) -> None:
         """Remember a part that is in the journal."""
         self._parts.append(entry.part)
+        self._marks = [self._marks[-1], entry.mark]
         self._layout = entry.layout
         self._expected = entry.part.end
         for name, figures in entry.workers.items():
@@ -244,7 +286,7 @@ class Output:
         return sha256_of([whole(path)])
 
     def _manifest(self, count: int, about: About, errors_sha256: str) -> Manifest:
-        """What the caller knows and what the parts add up to."""
+        """Return the manifest: what the caller knows, and what the parts add up to."""
         return Manifest(
             **msgspec.structs.asdict(about),
             format=self._format,
@@ -268,9 +310,9 @@ def locked(private: Path) -> Iterator[None]:
         private: The output's state directory.
 
     Raises:
-        OutputBusy: Another process has it.
+        OutputBusy: Another process holds the lock.
     """
-    private.mkdir(parents=True, exist_ok=True)
+    make_directories(private)
     with (private / LOCK_FILE).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,7 +322,7 @@ def locked(private: Path) -> Iterator[None]:
 
 
 def _size(result: Result) -> int:
-    """Bytes that a result counts for in a part: its vectors, or its ids where those are longer."""
+    """Return the bytes a result counts for: its vectors, or its ids where those are longer."""
     return max(len(result.vectors), sum(map(len, result.ids or ())))
 
 
@@ -290,7 +332,8 @@ def _claim(directory: Path, request: dict[str, Any]) -> None:
         case State.FINISHED:
             raise OutputError(f"{directory} is finished: it has a {MANIFEST_FILE}")
         case State.UNFINISHED:
-            compare_requests(directory, read_request(directory), request)
+            compare_requests(directory, read_request(directory) | _changes(request), request)
+            _store(directory, request)
         case State.NEW:
             _begin(directory, request)
 
@@ -312,6 +355,15 @@ def _begin(directory: Path, request: dict[str, Any]) -> None:
     """Store the request of a new output."""
     if files := list_output_files(directory):
         raise OutputError(f"{directory} holds {files[0]} of another output")
+    _store(directory, request)
+    sync_directory(directory)
+
+
+def _store(directory: Path, request: dict[str, Any]) -> None:
     with replacing(directory / STATE_DIRECTORY / REQUEST_FILE) as file:
         file.write(msgspec.json.format(msgspec.json.encode(request)) + b"\n")
-    sync_directory(directory)
+
+
+def _changes(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a request that a later run may change: it alters nothing finished."""
+    return {name: request[name] for name in CHANGEABLE & request.keys()}

@@ -31,7 +31,7 @@ STAGED: Final = f"{STATE_DIRECTORY}/staged"
 
 
 def patch(directory: Path, retried: Path) -> Manifest:
-    """Give chunks that failed the vectors that a retry made of them; the manifest then.
+    """Give failed chunks the vectors that a retry made of them, and return the new manifest.
 
     Files that change are written beside the output, decided on by one rename, and then put in their
     places (`settle`): a crash leaves the old output, or a new one that the next reader completes.
@@ -40,10 +40,11 @@ def patch(directory: Path, retried: Path) -> Manifest:
 
     Args:
         directory: A finished output, which no other process changes.
-        retried: Another one, of the chunks that `directory` lists as failed, in that order.
+        retried: A finished output of the chunks that `directory` lists as failed, in that order.
 
     Raises:
-        OutputError: One of them does not hold what it says, or `retried` is of something else.
+        OutputError: An output does not hold what its manifest says, or `retried` is of other
+            chunks.
         OSError: The disk refuses; nothing has changed.
     """
     manifest = read_manifest(directory)
@@ -65,7 +66,7 @@ def patch(directory: Path, retried: Path) -> Manifest:
 
 
 def _stage(directory: Path, manifest: Manifest, again: "_Retried", staged: Path) -> Manifest:
-    """Write the files that change into `staged`; the manifest that knows them."""
+    """Write the files that change into `staged`, and return the manifest that lists them."""
     old, new = open_sink(manifest.format, directory), open_sink(manifest.format, staged)
     failures = read_failures(directory)
     parts = []
@@ -90,7 +91,7 @@ def _stage(directory: Path, manifest: Manifest, again: "_Retried", staged: Path)
 
 
 def _merge(part: Part, old: Vectors, new: Vectors) -> Batch:
-    """All chunks of a part, with the vectors that it had and those that came to it."""
+    """Return all chunks of a part, with the vectors that it had and those of the retry."""
     matrix = np.zeros((part.count, *old.matrix.shape[1:]), old.matrix.dtype)
     good = np.zeros(part.count, np.bool_)
     ids = None if old.ids is None else [""] * part.count
@@ -104,13 +105,13 @@ def _merge(part: Part, old: Vectors, new: Vectors) -> Batch:
 
 
 def _change(part: Part, written: Written, errors: int) -> Part:
-    """What a part is after it was written again."""
+    """Return the record of a part after it was written again."""
     figures = {"rows": part.count - errors, "errors": errors}
     return msgspec.structs.replace(part, **msgspec.structs.asdict(written), **figures)
 
 
 class _Retried:
-    """What became of failed chunks the next time, in their order."""
+    """Finished output of a retry: what became of the failed chunks, in their order."""
 
     def __init__(self, directory: Path) -> None:
         self.manifest = read_manifest(directory)
@@ -122,7 +123,7 @@ class _Retried:
         self._matrix = np.empty((0, self.manifest.dimensions), self.manifest.dtype)
 
     def take(self, failed: Sequence[Failure]) -> tuple[Vectors, list[Failure]]:
-        """Of the next failed chunks: those that have a vector now, and the others."""
+        """Return vectors of the next failed chunks, and the failures of those still without one."""
         first, self._taken = self._taken, self._taken + len(failed)
         while self._read < self._taken:
             self._read_part()
@@ -147,7 +148,7 @@ class _Retried:
 
 
 def _add(before: Failure, again: Failure) -> Failure:
-    """One chunk that failed twice."""
+    """Return the failure of a chunk that failed twice, with all attempts counted."""
     return Failure(
         index=before.index,
         id=before.id,

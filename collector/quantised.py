@@ -1,4 +1,4 @@
-"""Stored vectors as numbers again."""
+"""Restoring the numbers that quantised vectors stand for."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,14 +14,14 @@ _STEPS: Final = 255  # of an int8, between the ends of its component's range
 def restore(
     matrix: Matrix, dimensions: int, ranges: Sequence[Sequence[float]]
 ) -> NDArray[np.float32]:
-    """What stored vectors stand for, shape (n, dimensions).
+    """Return the numbers that stored vectors stand for, float32, shape (n, dimensions).
 
     An int8 stands for the middle of its step, a bit for 1 or -1.
 
     Args:
         matrix: Stored vectors: floats, int8, or uint8 with eight sign bits each.
-        dimensions: Of the vectors before they were stored.
-        ranges: Least and greatest of each component, for int8.
+        dimensions: Components of each vector before it was stored.
+        ranges: Least and greatest value of each component; only int8 needs them.
     """
     if matrix.dtype == np.uint8:
         bits = np.unpackbits(matrix, axis=1, count=dimensions)

@@ -12,10 +12,10 @@ from collector.sinks import Vectors
 
 
 def component_ranges(parts: Iterable[Vectors]) -> NDArray[np.float32]:
-    """Least and greatest of each component over all vectors, shape (2, dimensions).
+    """Return the least and greatest of each component over all vectors, shape (2, dimensions).
 
     Raises:
-        OutputError: There are none, or they are quantised themselves.
+        OutputError: There are no vectors, or they are quantised themselves.
     """
     ranges: NDArray[np.float32] | None = None
     for vectors in parts:
@@ -31,10 +31,10 @@ def component_ranges(parts: Iterable[Vectors]) -> NDArray[np.float32]:
 
 
 def read_ranges(path: Path) -> NDArray[np.float32]:
-    """Ranges from a finished output of floats, or from an .npy of shape (2, dimensions).
+    """Read ranges from a finished output of floats, or from an .npy of shape (2, dimensions).
 
     Raises:
-        OutputError: It is neither.
+        OutputError: `path` is neither.
     """
     if path.is_dir():
         return component_ranges(iter_vectors(path))

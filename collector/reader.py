@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Head(msgspec.Struct):
-    """Of a journal's line, what is quick to read."""
+    """Beginning of a journal's line: the part alone, which is quick to read."""
 
     part: Part
 
@@ -39,16 +39,16 @@ _failures: Final = msgspec.json.Decoder(Failure)
 
 
 class NotBegun(OutputError):
-    """There is no output yet, or not any more."""
+    """Raised when there is no output yet, or not any more."""
 
 
 class Chunks(NamedTuple):
     """Consecutive chunks, and what became of each.
 
     Attributes:
-        batch: The chunks.
-        layout: Of their rows.
-        failures: Those that failed, in order.
+        batch: Vectors and ids of the chunks.
+        layout: Layout of the rows of `batch`.
+        failures: Chunks that failed, in order.
     """
 
     batch: Batch
@@ -57,11 +57,11 @@ class Chunks(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Index after the last one."""
+        """Index after the last chunk."""
         return self.batch.start + len(self.batch.good)
 
     def within(self, start: int, limit: int) -> "Chunks":
-        """Up to `limit` of them from chunk `start` on, in memory of their own."""
+        """Return up to `limit` of the chunks from `start` on, in memory of their own."""
         batch, first = self.batch, start - self.batch.start
         last = min(first + limit, len(batch.good))
         return Chunks(
@@ -77,7 +77,7 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(results: Sequence[Result]) -> Chunks:
-    """Those of consecutive results of one layout."""
+    """Return the chunks of consecutive results of one layout."""
     failures = [failure for result in results for failure in failures_of(result)]
     return Chunks(gather(results), layout_of(results[0]), failures)
 
@@ -97,12 +97,12 @@ class OutputReader:
 
     Attributes:
         available: Index after the last chunk that is on the disk.
-        count: Chunks of a finished output, else None.
-        job: Of a finished output, else "".
+        count: Number of chunks of a finished output, else None.
+        job: Identifier of the job of a finished output, else "".
 
     Raises:
-        NotBegun: There is none.
-        OutputError, OSError: It is damaged, or cannot be read.
+        NotBegun: There is no output.
+        OutputError, OSError: The output is damaged, or cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -118,10 +118,10 @@ class OutputReader:
         self._record.close()
 
     def read(self, start: int, limit: int) -> Chunks | None:
-        """Up to `limit` chunks from `start` on, all of one part; None if `start` is not there.
+        """Return up to `limit` chunks of one part from `start` on; None if `start` is not there.
 
         Raises:
-            OutputError, OSError: Its part is damaged, or was replaced meanwhile.
+            OutputError, OSError: The part is damaged, or was replaced meanwhile.
         """
         if start >= self.available:
             return None
@@ -130,12 +130,12 @@ class OutputReader:
         return Chunks(batch, layout, failures).within(start, limit)
 
     def failures(self, start: int, limit: int) -> list[Failure]:
-        """Up to `limit` failed chunks from chunk `start` on; what was before them is not read."""
+        """List up to `limit` failed chunks from `start` on; what was before them is not read."""
         return list(islice(self._record.failures_from(start), limit))
 
 
 class _Finished:
-    """A manifest and its list of errors."""
+    """Finished output: a manifest and its list of errors."""
 
     def __init__(self, directory: Path) -> None:
         manifest = read_manifest(directory)
@@ -145,24 +145,24 @@ class _Finished:
         self._errors = directory / ERRORS_FILE
 
     def part_of(self, index: int) -> _PartFacts:
-        """The part that has a chunk."""
+        """Return the part that has chunk `index`, its layout and what failed in it."""
         part = self._parts[bisect_right(self._parts, index, key=lambda each: each.end)]
         failures = list(islice(self.failures_from(part.start), part.errors))
         return _PartFacts(part, self._layout, failures)
 
     def failures_from(self, index: int) -> Iterator[Failure]:
-        """The failed chunks from one on, in order."""
+        """Yield the failed chunks from chunk `index` on, in order."""
         if self._failed:
             with self._errors.open("rb") as file:
                 lines = ordered_lines(file, lambda line: _decode(_failures, line).index, index)
                 yield from (_decode(_failures, line) for line in lines)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class _Unfinished:
-    """A journal, whose last line may be half written."""
+    """Unfinished output: a journal, whose last line may be half written."""
 
     count: None = None
     job = ""
@@ -179,17 +179,17 @@ class _Unfinished:
             raise
 
     def part_of(self, index: int) -> _PartFacts:
-        """The part that has a chunk."""
+        """Return the part that has chunk `index`, its layout and what failed in it."""
         entry = next(self._entries(index))
         return _PartFacts(entry.part, entry.layout, entry.failures)
 
     def failures_from(self, index: int) -> Iterator[Failure]:
-        """The failed chunks from one on, in order."""
+        """Yield the failed chunks from chunk `index` on, in order."""
         for entry in self._entries(index):
             yield from (each for each in entry.failures if each.index >= index)
 
     def _entries(self, index: int) -> Iterator[Entry]:
-        """From the part with a chunk on."""
+        """Return the entries of the journal from the part with chunk `index` on."""
         lines = ordered_lines(self._journal, lambda line: _decode(_heads, line).part.end, index + 1)
         return (_decode(_entries, line) for line in lines)
 
@@ -217,10 +217,10 @@ def _open(directory: Path) -> _Finished | _Unfinished:
 
 
 def read_parts(directory: Path) -> list[Part]:
-    """The parts of an unfinished output that are on the disk.
+    """Return the parts of an unfinished output that are on the disk.
 
     Raises:
-        OutputError, OSError: Its journal is damaged, or cannot be read.
+        OutputError, OSError: The journal is damaged, or cannot be read.
     """
     with (directory / STATE_DIRECTORY / JOURNAL_FILE).open("rb") as file:
         return [_decode(_heads, line).part for line in file if line.endswith(b"\n")]

@@ -3,6 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -19,13 +20,14 @@ from collector.manifest import (
     Written,
 )
 from collector.sinks import Batch
+from collector.source import names_sha256
 from embedfarm.records import Result
 
 _DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|i1": "int8", "|u1": "uint8"}
 
 
 def layout_of(result: Result) -> Layout:
-    """What the rows of a result look like.
+    """Return the layout of a result's rows.
 
     Raises:
         OutputError: The result contradicts itself, or its dtype is not one that is stored.
@@ -48,10 +50,11 @@ def layout_of(result: Result) -> Layout:
 
 
 def check_place(result: Result, start: int) -> None:
-    """Refuse what was found where the result from chunk `start` on should be.
+    """Refuse a result that does not begin at chunk `start`, or that `layout_of` refuses.
 
     Raises:
-        OutputError: As for `layout_of`; or it is another one.
+        OutputError: The result begins elsewhere, contradicts itself, or has a dtype that is not
+            stored.
     """
     layout_of(result)
     if result.start != start:
@@ -59,7 +62,7 @@ def check_place(result: Result, start: int) -> None:
 
 
 def gather(results: Sequence[Result]) -> Batch:
-    """The rows of consecutive results of one layout, in one copy."""
+    """Return the rows of consecutive results of one layout, in one copy."""
     first = results[0]
     vectors = np.frombuffer(b"".join(result.vectors for result in results), dtype=first.dtype)
     matrix = vectors.reshape(-1, first.dimensions)
@@ -71,10 +74,12 @@ def gather(results: Sequence[Result]) -> Batch:
 
 
 def describe(results: Sequence[Result], written: Written) -> Entry:
-    """The journal's line about consecutive results that were written as one part."""
+    """Return the journal's line about consecutive results that were written as one part."""
     count = sum(result.count for result in results)
     failures = [failure for result in results for failure in failures_of(result)]
     checksums = b"".join(result.checksums for result in results)
+    with_ids = results[0].ids is not None
+    ids = chain.from_iterable(result.ids or () for result in results) if with_ids else None
     part = Part(
         **msgspec.structs.asdict(written),
         start=results[0].start,
@@ -83,13 +88,14 @@ def describe(results: Sequence[Result], written: Written) -> Entry:
         errors=len(failures),
         tokens=sum(result.token_count for result in results),
         texts_sha256=hashlib.sha256(checksums).hexdigest(),
+        names_sha256=names_sha256(ids),
     )
     layout = layout_of(results[0])
     return Entry(part=part, layout=layout, failures=failures, workers=_workers(results))
 
 
 def failures_of(result: Result) -> Iterator[Failure]:
-    """The failed chunks of a result, each once and in order."""
+    """Yield the failed chunks of a result, each once and in order."""
     errors = {error.index: error for error in result.errors}
     for index, error in sorted(errors.items()):
         identifier = None if result.ids is None else result.ids[index - result.start]
@@ -97,7 +103,7 @@ def failures_of(result: Result) -> Iterator[Failure]:
 
 
 def _workers(results: Sequence[Result]) -> dict[str, WorkerFigures]:
-    """What each worker did."""
+    """Return what each worker did for these results, by its name."""
     figures: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
     for result in results:
         figures[result.worker] += WorkerFigures(result.count, result.token_count, result.seconds)

@@ -27,7 +27,7 @@ class Hit:
 
 
 def iter_vectors(directory: Path) -> Iterator[Vectors]:
-    """The vectors of a finished output in order, a part at a time, without the failed chunks.
+    """Return the vectors of a finished output in order, part by part, without the failed chunks.
 
     Raises:
         OutputError: There is no manifest, or a part does not hold what it says.
@@ -38,18 +38,18 @@ def iter_vectors(directory: Path) -> Iterator[Vectors]:
 
 
 def search(directory: Path, query: NDArray[np.float32], k: int) -> list[Hit]:
-    """The `k` chunks with the highest cosine to `query`, best first; ties in index order.
+    """Return the `k` chunks with the highest cosine to `query`, best first; ties in index order.
 
-    Of bits of hyperplanes the cosine is an estimate.
+    Where vectors are stored as bits of hyperplanes, the cosine is an estimate.
 
     Args:
         directory: A finished output of any format.
-        query: Shape (dimensions,), of any length but 0.
-        k: How many; fewer come back when there are fewer vectors.
+        query: Vector of shape (dimensions,), of any length but 0.
+        k: Number of chunks; fewer come back when there are fewer vectors.
 
     Raises:
         ValueError: The query is not a direction in the space of the output.
-        OutputError: As `iter_vectors`.
+        OutputError: There is no manifest, or a part does not hold what it says.
     """
     manifest = read_manifest(directory)
     direction = _direction(query, manifest)
@@ -66,7 +66,7 @@ def search(directory: Path, query: NDArray[np.float32], k: int) -> list[Hit]:
 
 
 def _direction(query: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:
-    """The query, scaled to length 1."""
+    """Return the query, scaled to length 1."""
     width = -(-len(query) // 8) if manifest.dtype == "uint8" else len(query)
     if manifest.settings.get("lsh_bits"):
         width = manifest.dimensions  # however many components were hashed
@@ -82,7 +82,7 @@ def _direction(query: NDArray[np.float32], manifest: Manifest) -> NDArray[np.flo
 
 
 def _direction_of_bits(direction: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """A query's own bits as 1 and -1, scaled to length 1: its product with others' is agreement."""
+    """Return a query's bits as 1 and -1, of length 1: the product with others' is agreement."""
     signs = restore(hash_vectors(direction[None], bits), bits, ())[0]
     return np.asarray(signs / np.sqrt(np.float32(bits)))
 
@@ -90,7 +90,7 @@ def _direction_of_bits(direction: NDArray[np.float32], bits: int) -> NDArray[np.
 def _hits(
     vectors: Vectors, direction: NDArray[np.float32], ranges: Sequence[Sequence[float]], k: int
 ) -> Iterator[list[Hit]]:
-    """The best of each slice of rows: as float32 a slice is small, a part might not be."""
+    """Yield the best of each slice of rows: as float32 a slice is small, a part might not be."""
     for first in range(0, len(vectors.indices), _ROWS_AT_A_TIME):
         stored = vectors.matrix[first : first + _ROWS_AT_A_TIME]
         rows = restore(stored, len(direction), ranges)
@@ -101,6 +101,6 @@ def _hits(
 
 
 def _hit(vectors: Vectors, row: int, score: float) -> Hit:
-    """One row as a hit."""
+    """Return the hit of one row."""
     identifier = None if vectors.ids is None else vectors.ids[row]
     return Hit(int(vectors.indices[row]), identifier, score)

@@ -1,10 +1,11 @@
 """Checks that an output holds what its manifest says, and comes from the source it names."""
 
 import hashlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,8 @@ class Problem:
     """Something an output should not have.
 
     Attributes:
-        file: Name in the output directory.
-        sentence: What is wrong with it.
+        file: Name of the file in the output directory.
+        sentence: What is wrong with the file.
     """
 
     file: str
@@ -42,7 +43,7 @@ class Problem:
 
 
 def verify(directory: Path, against: Iterator[Rows] | None = None) -> list[Problem]:
-    """All that is wrong with an output; nothing when it is as it was when it was finished.
+    """Return all problems of an output; none when it is as it was when it was finished.
 
     Args:
         directory: A finished output.
@@ -70,14 +71,37 @@ def verify(directory: Path, against: Iterator[Rows] | None = None) -> list[Probl
     return list(dict.fromkeys(problems))
 
 
+def comparison(manifest: Manifest) -> dict[str, Any] | None:
+    """Return who compared all texts with the source, when, and how many; None if nobody did."""
+    compared = manifest.source.get("compared")
+    return compared if isinstance(compared, dict) else None
+
+
+def describe_comparison(compared: dict[str, Any] | None, *, against: bool) -> str:
+    """Describe for people whether an output's texts were compared with its source.
+
+    Args:
+        compared: What `comparison` says.
+        against: Whether the texts were compared just now.
+    """
+    if against:
+        return "its texts are those of the source"
+    if compared is None:
+        return "its texts were never compared with their source; verify --against CORPUS does that"
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(compared["at"]))
+    who = f"{compared['by']}, {day} UTC"
+    return f"its {compared['rows']:,} texts were compared with their source by {who}"
+
+
 class _Expected(NamedTuple):
     """What a part should hold.
 
     Attributes:
-        indices: Its chunks that did not fail.
-        texts_sha256: Of the source's rows, "" when there is no source to compare with.
-        ids: Of the chunks that did not fail, None when there is no source to compare with or it
-            has none.
+        indices: Indices of the part's chunks that did not fail.
+        texts_sha256: SHA-256 over the checksums of the source's rows, "" when there is no source
+            to compare with.
+        ids: Ids of the chunks that did not fail, None when there is no source to compare with or
+            it has none.
     """
 
     indices: NDArray[np.int64]
@@ -95,7 +119,7 @@ class _Source:
         self._ids: list[str] = []
 
     def take(self, count: int) -> tuple[bytes, list[str]]:
-        """Checksums and ids of the next rows, fewer at the end of the source."""
+        """Return checksums and ids of the next `count` rows, fewer at the end of the source."""
         size = count * CHECKSUM_BYTES
         while len(self._checksums) < size and self._fetch():
             pass
@@ -104,14 +128,14 @@ class _Source:
         return rows
 
     def count_all(self) -> int:
-        """Rows in the source; what was not taken is read and dropped."""
+        """Return the number of rows in the source; what was not taken is read and dropped."""
         while self._fetch():
             self._checksums.clear()
             self._ids.clear()
         return self._count
 
     def _fetch(self) -> bool:
-        """Read a batch, if there is one."""
+        """Read a batch, and tell whether there was one."""
         batch = next(self._batches, None)
         if batch is None:
             return False
@@ -122,7 +146,7 @@ class _Source:
 
 
 def _check_totals(manifest: Manifest) -> Iterator[Problem]:
-    """The parts tile the chunks and add up."""
+    """Check that the parts tile the chunks and add up."""
     try:
         tile(manifest.parts, manifest.count)
     except TilingError as error:
@@ -136,7 +160,7 @@ def _check_totals(manifest: Manifest) -> Iterator[Problem]:
 
 
 def _check_files(directory: Path, manifest: Manifest) -> Iterator[Problem]:
-    """Files have the size their parts make up, and none is there that nobody lists."""
+    """Check that files have the size their parts make up, and that each is listed."""
     spans = [span for part in manifest.parts for span in part.spans(directory)]
     ends = {span.path.name: span.offset + span.bytes for span in spans}
     for name in list_output_files(directory):
@@ -148,7 +172,7 @@ def _check_files(directory: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _read_failed(directory: Path, manifest: Manifest) -> NDArray[np.int64]:
-    """The chunks that errors.jsonl lists, which has to be the file that was written."""
+    """Read the chunks that errors.jsonl lists, which has to be the file that was written."""
     path = directory / ERRORS_FILE
     sha256 = sha256_of([whole(path)]) if path.exists() else ""
     if sha256 != manifest.errors_sha256:
@@ -160,7 +184,7 @@ def _read_failed(directory: Path, manifest: Manifest) -> NDArray[np.int64]:
 
 
 def _expect(part: Part, failed: NDArray[np.int64], source: _Source | None) -> _Expected:
-    """What a part should hold; takes its rows from the source."""
+    """Return what a part should hold, and take its rows from the source."""
     indices = np.setdiff1d(np.arange(part.start, part.end, dtype=np.int64), failed)
     if source is None:
         return _Expected(indices, "", None)
@@ -173,7 +197,7 @@ def _expect(part: Part, failed: NDArray[np.int64], source: _Source | None) -> _E
 def _check_part(
     directory: Path, sink: Sink, layout: Layout, part: Part, expected: _Expected
 ) -> Iterator[Problem]:
-    """The part is undamaged, and holds what is expected."""
+    """Check that a part is undamaged, and holds what is expected."""
     if expected.texts_sha256 not in ("", part.texts_sha256):
         yield _problem(part, "was made from other texts than the source has there")
     try:
@@ -187,14 +211,14 @@ def _check_part(
 
 
 def _read(directory: Path, sink: Sink, layout: Layout, part: Part) -> Vectors:
-    """The rows of a part; damaged bytes are not even parsed."""
+    """Read the rows of a part; damaged bytes are not even parsed."""
     if sha256_of(part.spans(directory)) != part.sha256:
         raise PartError("has other bytes than were written")
     return sink.read(part, layout)
 
 
 def _check_vectors(vectors: Vectors, expected: _Expected) -> Iterator[str]:
-    """The right chunks in the right order, with vectors that mean something."""
+    """Check that the right chunks are there in order, with the right ids and sound vectors."""
     for index in np.setdiff1d(expected.indices, vectors.indices)[:1]:
         yield f"misses chunk {index}, which {ERRORS_FILE} does not list"
     for index in np.setdiff1d(vectors.indices, expected.indices)[:1]:
@@ -208,7 +232,7 @@ def _check_vectors(vectors: Vectors, expected: _Expected) -> Iterator[str]:
 
 
 def _check_floats(vectors: Vectors) -> Iterator[str]:
-    """Vectors that point somewhere; every row of integers does."""
+    """Check that vectors of floats are finite and not zero."""
     for index in vectors.indices[~np.isfinite(vectors.matrix).all(axis=1)][:1]:
         yield f"has a vector that is not finite, the first for chunk {index}"
     for index in vectors.indices[~vectors.matrix.any(axis=1)][:1]:
@@ -216,5 +240,5 @@ def _check_floats(vectors: Vectors) -> Iterator[str]:
 
 
 def _problem(part: Part, sentence: str) -> Problem:
-    """A problem of one part, which the sentence names."""
+    """Return a problem of one part, with its chunks named in the sentence."""
     return Problem(part.file, f"chunks {part.start} to {part.end - 1}: {sentence}")

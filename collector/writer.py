@@ -1,4 +1,4 @@
-"""Results onto disk in a thread of its own, while the next ones are fetched."""
+"""Writing of results to disk in a thread of its own, while the next ones are fetched."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,8 +14,8 @@ class Writer:
     Hashing, encoding and writing leave the interpreter's lock alone, so that fetching goes on.
 
     Args:
-        keep: Takes one result; called in one thread.
-        results_max: Results that may wait.
+        keep: Function that takes one result; called in one thread.
+        results_max: Most results that may wait.
     """
 
     def __init__(self, keep: Callable[[Result], None], results_max: int) -> None:
@@ -42,7 +42,7 @@ class Writer:
         self._waiting.append(self._thread.submit(self._keep_unless_failed, result))
 
     def _keep_unless_failed(self, result: Result) -> None:
-        """What comes after a result that could not be kept must not be kept either."""
+        """Keep a result, unless one before it could not be kept."""
         if self._failed:
             return
         try:

@@ -1,4 +1,4 @@
-"""`python -m embedfarm`: the command line, by the interpreter that runs already."""
+"""Entry point of `python -m embedfarm`: the command line, by the interpreter that runs already."""
 
 from embedfarm.cli import main
 

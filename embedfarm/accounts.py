@@ -1,6 +1,6 @@
-"""What a worker's device did for a job, where its time went, and how good the vectors are.
+"""Accounts of what a worker's device did for a job: counts, times, and how good the vectors are.
 
-Statistics: a worker that dies takes what it had not noted yet with it. Exact counts of chunks and
+They are statistics: what a worker that dies had not noted yet is lost. Exact counts of chunks and
 tokens come with the results.
 """
 
@@ -12,14 +12,14 @@ from embedfarm.records import Count, Fact, Record
 
 
 class Parity(Record):
-    """A sample of a job's vectors beside two others of the same texts.
+    """A sample of a job's vectors, compared with two other embeddings of the same texts.
 
     Attributes:
-        texts: Size of the sample.
-        reference_mean: Cosine with float32 on the CPU, on average; 0 without a reference.
-        reference_least: The same for the worst text.
-        composition_least: Cosine with vectors of the same engine, each text in a device batch of
-            its own, for the worst text.
+        texts: Number of texts in the sample.
+        reference_mean: Mean cosine with float32 on the CPU; 0 without a reference.
+        reference_least: Least cosine of a text with float32 on the CPU; 0 without a reference.
+        composition_least: Least cosine of a text with its vector by the same engine in a device
+            batch of its own.
     """
 
     texts: Count = 0
@@ -29,14 +29,14 @@ class Parity(Record):
 
 
 class Account(Record):
-    """What one worker did; accounts of the same worker add up.
+    """Account of what one worker did for a job; accounts of the same worker add up.
 
     Attributes:
-        engine: Name and precision, such as "torch bfloat16".
+        engine: Name and precision of the engine, such as "torch bfloat16".
         device: Kind of the device.
         chunks: Chunks committed.
         real_tokens: Tokens through the device, padding not included.
-        padded_tokens: The same with padding.
+        padded_tokens: Tokens through the device, padding included.
         batches: Device batches.
         batches_refused: Device batches that did not fit into memory.
         duplicates: Results that somebody else had stored before.
@@ -45,7 +45,8 @@ class Account(Record):
         cost_seconds: What a device batch takes: "launch", for each padded "token", and for each
             "pair" of tokens of a text (`embedfarm.costs`); empty until it is learned.
         flops: Floating-point operations that the model needs for the real tokens.
-        peak_flops_per_second: Measured on this device by multiplying matrices; 0 when unknown.
+        peak_flops_per_second: Peak of this device, measured by multiplying matrices; 0 when
+            unknown.
         seconds: Time by activity: "queue" (the device waits for work), "tokenise", "forward" (the
             device works), "lane" (it works for interactive requests meanwhile), "commit". All but
             "queue", "forward" and "lane" run beside the device.
@@ -73,7 +74,7 @@ class Account(Record):
         self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
 
     def add(self, other: "Account") -> None:
-        """Take a later account of the same worker in."""
+        """Add a later account of the same worker to this one."""
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in LATEST:
@@ -103,13 +104,13 @@ LATEST = (
 
 
 def describe(account: Account) -> dict[str, Any]:
-    """An account for people: its figures, and the ratios that they are kept for.
+    """Return an account for people: its figures, and the ratios that follow from them.
 
     Returns:
-        The attributes by name, and padding_ratio (padding in all tokens of device batches),
-        tokens_per_second (real ones, while the device worked), busy_ratio (of the time that the
-        device worked or waited), peak_ratio (of the measured peak); a ratio that is not known is
-        left out.
+        The attributes by name, and padding_ratio (padding as a share of all tokens of device
+        batches), tokens_per_second (real tokens, while the device worked), busy_ratio (working
+        time as a share of working and waiting time), peak_ratio (share of the measured peak); a
+        ratio that is not known is left out.
     """
     forward = account.seconds.get("forward", 0.0)
     waited = account.seconds.get("queue", 0.0)

@@ -1,4 +1,4 @@
-"""What there is to do on the farm: every job with its counters and who holds what, in one look."""
+"""Backlog of the farm: every job with its counters and the blocks that each worker holds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from embedfarm.unreadable import Report, name_once
 
 
 class Backlog(NamedTuple):
-    """A job, as the server has it.
+    """Backlog of one job, as the server has it.
 
     Attributes:
-        job: Its id.
+        job: Id of the job.
         status: State, counters and terms.
         waiting_blocks: Blocks that nobody has leased.
         held_blocks: Blocks leased and not committed, by worker.
@@ -30,12 +30,12 @@ class Backlog(NamedTuple):
 def read_backlogs(
     client: redis.Redis, jobs: Sequence[str], report: Report = name_once
 ) -> list[Backlog]:
-    """Those of the given jobs that are there, read in one round trip.
+    """Return the backlogs of those of the given jobs that exist, read in one round trip.
 
-    One whose keys hold what no program of ours wrote is reported and left out.
+    A job whose keys hold what no program of ours wrote is reported and left out.
 
     Raises:
-        redis.ResponseError: Something is wrong other than that.
+        redis.ResponseError: The server reports any other error.
     """
     fields = list(JobStatus.__dataclass_fields__)
     pipe = client.pipeline(transaction=False)
@@ -59,10 +59,10 @@ def read_backlogs(
 
 
 def _backlog(job: str, fields: Sequence[str], answers: Sequence[Any]) -> Backlog:
-    """A job out of the answers about it.
+    """Make a job's backlog out of the server's answers about it.
 
     Raises:
-        JobGone: It was deleted before, or between them.
+        JobGone: The job was deleted before or between these answers.
     """
     for answer in answers:
         if isinstance(answer, redis.ResponseError) and "NOGROUP" in str(answer):

@@ -1,4 +1,4 @@
-"""What is made of each line of a file of requests, between its reading and its answer."""
+"""Requests of a batch file, as planned from each of its lines until they are answered."""
 
 import msgspec
 
@@ -6,13 +6,13 @@ ENDPOINT = "/v1/embeddings"
 
 
 class Planned(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request of a batch.
+    """One request of a batch, planned from its line in the file.
 
     Attributes:
-        custom_id: As its line has it; None if it has none.
-        code: Of what is wrong with the line, "" if nothing is.
-        message: What that is.
-        chunks: Texts that it asks for.
+        custom_id: Id that the line gives the request; None if it gives none.
+        code: Code of the line's error, "" if nothing is wrong with it.
+        message: Message of the line's error, "" if nothing is wrong with it.
+        chunks: Number of texts that it asks vectors for.
         dimensions: Leading components wanted, 0 for all.
         base64: Whether vectors are wanted as base64 of little-endian float32.
     """

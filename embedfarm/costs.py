@@ -1,11 +1,11 @@
-"""What it takes to embed so many tokens of such lengths, learned from what ran.
+"""Cost model: the seconds that a batch takes, by its tokens and their texts' lengths.
 
     seconds = a + b * tokens + c * sum of squared lengths
 
-a is a launch, b the matrices that see each token, c attention, which sees each pair of tokens of a
-text. A worker learns it of device batches, with their padding, the scheduler of micro-batches. The
-figures are those of least squares of the relative error, in which older ones count less and less
-(Ljung, System Identification, 1999, section 11.2).
+a is the cost of a launch, b that of the matrices, which see each token, c that of attention, which
+sees each pair of tokens of a text. A worker learns them from device batches, padding included, the
+scheduler from micro-batches, by least squares of the relative error, in which older batches count
+less and less (Ljung, System Identification, 1999, section 11.2).
 """
 
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ RANK_MIN: Final = 1e-9  # batches that are all alike do not tell the terms apart
 
 
 class Cost(NamedTuple):
-    """Seconds by term.
+    """Seconds that each term of the cost model contributes.
 
     Attributes:
-        launch: Of a batch by itself.
-        token: Of a token.
-        pair: Of a pair of tokens of one text.
+        launch: Seconds for a batch by itself.
+        token: Seconds for each token.
+        pair: Seconds for each pair of tokens of one text.
     """
 
     launch: float
@@ -32,17 +32,17 @@ class Cost(NamedTuple):
     pair: float
 
     def seconds(self, tokens: float, pairs: float) -> float:
-        """What a batch takes."""
+        """Return the seconds that a batch takes."""
         return self.launch + self.token * tokens + self.pair * pairs
 
 
 @dataclass
 class Costs:
-    """Learns what batches of one kind take.
+    """Estimator that learns how long batches of one kind take.
 
     Attributes:
-        memory_batches: A batch so many batches ago counts 1 / e.
-        batches_min: Fewer say too little.
+        memory_batches: Number of batches after which a batch counts 1 / e.
+        batches_min: Number of batches below which no cost is learned.
     """
 
     memory_batches: int = 1000
@@ -54,7 +54,7 @@ class Costs:
     _found_at: int = -1
 
     def observe(self, tokens: float, pairs: float, seconds: float) -> None:
-        """Take in that so many tokens and pairs took so long."""
+        """Learn from a batch how long so many tokens and pairs took."""
         if seconds <= 0:
             return
         terms = np.asarray([1.0, tokens, pairs]) / (SCALES * seconds)
@@ -64,10 +64,10 @@ class Costs:
         self._count += 1
 
     def estimate(self, tokens: float, pairs: float) -> float:
-        """Seconds that a batch will take: by what was learned, before that by the mean rate.
+        """Estimate the time of a batch by the learned cost, before that by the mean rate.
 
         Returns:
-            0 when no batch has run yet.
+            Seconds, 0 when no batch has run yet.
         """
         cost = self.cost()
         if cost is not None:
@@ -78,7 +78,7 @@ class Costs:
         return float(rate * tokens)
 
     def cost(self) -> Cost | None:
-        """What was learned; None until it makes sense: batches must differ, and cost something."""
+        """Return the learned cost, None until batches differ enough to tell the terms apart."""
         if self._found_at != self._count:
             self._found, self._found_at = self._find(), self._count
         return self._found
@@ -86,7 +86,7 @@ class Costs:
     def _find(self) -> Cost | None:
         if self._count < self.batches_min:
             return None
-        # Without attention where that is all noise.
+        # The second round leaves attention out, where its part is all noise.
         for terms in (3, 2):
             moments, targets = self._moments[:terms, :terms], self._targets[:terms]
             found, _, rank, _ = np.linalg.lstsq(moments, targets, rcond=RANK_MIN)

@@ -1,7 +1,7 @@
-"""Which chunks of a job the server has, and which it should have and has not.
+"""Coverage of a job: the chunks that the server has, and those that it should have but lacks.
 
 Nothing is lost between the stations: a server that forgets the end of its log forgets it
-everywhere, and the producer sends it again. A hole in the midst is what somebody makes by hand, a
+everywhere, and the producer sends it again. A hole in the midst comes from a change by hand, a
 server that evicts keys, or an old backup. Only the source can fill it.
 """
 
@@ -22,15 +22,15 @@ SEQUENCE_MAX: Final = (1 << 64) - 1  # in an entry's ID
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the server has of a job, at one moment.
+    """The chunks of a job that the server has at one moment.
 
     Attributes:
-        drained_upto: As of `JobStatus`.
-        pushed_upto: The same.
-        results: Chunks that are embedded and not on disk.
-        waiting: Chunks that nobody has leased.
-        leased: Chunks that a worker holds.
-        added: Chunks that it was given again just now.
+        drained_upto: All chunks below this index are on disk.
+        pushed_upto: All chunks below this index were pushed.
+        results: Ranges of chunks that are embedded and not on disk.
+        waiting: Ranges of chunks that nobody has leased.
+        leased: Ranges of chunks that a worker holds.
+        added: Ranges of chunks that the server was given again just now.
     """
 
     drained_upto: int
@@ -41,7 +41,7 @@ class Coverage:
     added: Sequence[range]
 
     def missing(self, first: int = 0) -> list[range]:
-        """What of the chunks from `first` on, of those not on disk, is nowhere on the server."""
+        """Return ranges of pushed chunks, from `first` on, that neither disk nor server has."""
         there = chain(self.results, self.waiting, self.leased, self.added)
         upto = max(first, self.drained_upto)
         holes = []
@@ -55,14 +55,15 @@ class Coverage:
 
 
 def reconcile(job: Job, blocks: Iterable[Block] = ()) -> Coverage:
-    """What the server has of a job, once it has those of the blocks of which it had nothing.
+    """Return what the server has of a job, after giving it those of the blocks that it lacked.
 
-    Blocks that it has, in whole or in part, are left out, so that this may be repeated, and done
-    beside others who do the same, and beside the job's producer. Counters follow what is there.
+    Blocks that the server has, in whole or in part, are left out, so that a call may be repeated,
+    and may run beside other calls and the job's producer. When blocks are given, the job's counters
+    are set to what is there.
 
     Args:
-        job: On a connection of the caller's.
-        blocks: Of chunks that `Coverage.missing` named.
+        job: Handle on the job, with a connection of the caller's own.
+        blocks: Blocks of chunks that `Coverage.missing` named.
 
     Raises:
         JobGone: There is no such job.
@@ -70,7 +71,7 @@ def reconcile(job: Job, blocks: Iterable[Block] = ()) -> Coverage:
     keys = job.keys
     words = [word for b in blocks for word in (encode(b), b.start, b.count, b.token_count)]
     answer = job.client.register_script(wire.script("reconcile"))(
-        keys=[keys.blocks, keys.retry, keys.results, keys.meta], args=words
+        keys=[keys.blocks, keys.retry, keys.results, keys.meta], args=[job.owner, *words]
     )
     if answer is None:
         raise JobGone(job.id)
@@ -82,10 +83,10 @@ def reconcile(job: Job, blocks: Iterable[Block] = ()) -> Coverage:
 
 
 def is_waiting(job: Job, index: int) -> bool:
-    """Whether chunk `index` is in a block that nobody has begun, or that a worker holds.
+    """Tell whether chunk `index` is in a block that nobody has begun, or that a worker holds.
 
-    A quick look: False may also mean that it is in a piece of a block, or embedded; or that the job
-    is gone, or its group, which `reconcile` finds out.
+    This is a quick look: False may also mean that the chunk is in a piece of a block, or embedded,
+    or that the job or its consumer group is gone, which `reconcile` finds out.
     """
     client, stream = job.client, job.keys.blocks
     found = client.xrevrange(stream, f"{index + 1}-{SEQUENCE_MAX}", count=1)
@@ -104,17 +105,17 @@ def is_waiting(job: Job, index: int) -> bool:
 
 
 def _numbers(name: bytes) -> tuple[int, int]:
-    """Both numbers of an entry's ID."""
+    """Return both numbers of an entry's ID."""
     first, _, second = name.partition(b"-")
     return int(first), int(second)
 
 
 def _ranges(flat: Sequence[int]) -> list[range]:
-    """Ranges of which the start and the count come in turn, in order."""
+    """Return the ranges, in order, of a list in which starts and counts alternate."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return sorted((range(start, start + count) for start, count in pairs), key=lambda r: r.start)
 
 
 def describe_ranges(ranges: Sequence[range]) -> str:
-    """Some ranges for people, both ends as indices of chunks: "4 to 9, 12 to 12"."""
+    """Describe ranges for people, both ends as indices of chunks: "4 to 9, 12 to 12"."""
     return ", ".join(f"{each.start} to {each.stop - 1}" for each in ranges)

@@ -1,4 +1,4 @@
-"""Micro-batches as bars, a lane for each worker: simulated ones and real ones look alike."""
+"""Micro-batches as bars, a lane for each worker; simulated and real ones look alike."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -27,5 +27,5 @@ def draw_lanes(axes: Any, lanes: Sequence[str], bars: Iterable[Bar], edge: str) 
             linewidth=0.5,
         )
     axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(lanes)) - 0.5, -0.5)
     axes.spines[["top", "right"]].set_visible(False)

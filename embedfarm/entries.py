@@ -9,11 +9,12 @@ DIGITS_MAX: Final = 15
 class Entry(NamedTuple):
     """A leased stream entry: where it is pending, what it holds, and what is noted beside that.
 
-    What another program has left out is b"" or 1.
+    A field that another program has left out is b"" or 1.
 
     Attributes:
-        start: First chunk of a piece of a block that failed; -1 where nothing is noted.
-        attempts: Tries of the block that it is a piece of.
+        start: Index of the first chunk of a piece of a failed block; -1 where nothing is noted.
+        attempts: How often the block was tried that the entry is a piece of.
+        generation: Generation of the job for which the entry was pushed.
     """
 
     stream: str
@@ -23,6 +24,7 @@ class Entry(NamedTuple):
     tokens: int
     start: int = -1
     attempts: int = 0
+    generation: str = ""
 
 
 class Pending(NamedTuple):
@@ -36,7 +38,7 @@ class Pending(NamedTuple):
 
 
 def read_entries(stream: str, items: Iterable[Any]) -> list[Entry]:
-    """Entries with a payload; one deleted while pending has none and is nobody's work any more."""
+    """Return the entries with a payload; an entry deleted while pending has none and is no work."""
     return [
         Entry(
             stream,
@@ -46,6 +48,7 @@ def read_entries(stream: str, items: Iterable[Any]) -> list[Entry]:
             read_number(fields.get(b"tokens"), 1),
             read_number(fields.get(b"start"), -1),
             read_number(fields.get(b"attempts"), 0),
+            fields.get(b"generation", b"").decode(errors="replace"),
         )
         for identifier, fields in items
         if fields
@@ -53,5 +56,5 @@ def read_entries(stream: str, items: Iterable[Any]) -> list[Entry]:
 
 
 def read_number(value: bytes | None, absent: int) -> int:
-    """A number beside a record; `absent` where there is none that the scripts could count."""
+    """Return a number beside a record; `absent` where there is none that scripts could count."""
     return int(value) if value and value.isdigit() and len(value) <= DIGITS_MAX else absent

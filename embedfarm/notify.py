@@ -1,7 +1,7 @@
-"""Tells systemd how a process is, as sd_notify(3) describes: ready, alive, stopping.
+"""Notices to systemd about a process, as in sd_notify(3): that it is ready, alive, or stopping.
 
-Whoever goes round a loop that proves that the process does its work calls `tick` each time. There
-is no timer behind it: a loop that hangs is silent, and systemd starts the process again.
+A loop that proves that the process does its work calls `tick` each time round. There is no timer
+behind it: a loop that hangs is silent, and systemd starts the process again.
 """
 
 import logging
@@ -14,9 +14,9 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Notifier:
-    """What this process says to whoever started it; nothing where nobody asked for it.
+    """Sender of this process's notices to systemd; it sends none where systemd asked for none.
 
-    It takes what was asked out of the environment, so that no child speaks in its name.
+    It takes systemd's variables out of the environment, so that no child speaks in its name.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,10 @@ class Notifier:
         self._status = ""
 
     def tick(self, status: str) -> None:
-        """Say that the process is ready and lives, twice in the time that it has; and its status.
+        """Tell systemd that the process is ready and alive, and its status, no more than needed.
+
+        The process says that it is ready once, its status when that changes, and that it is alive
+        twice in the time after which systemd would start it again.
 
         Args:
             status: A few words for people; not empty.
@@ -48,7 +51,7 @@ class Notifier:
         self._send(words)
 
     def stop(self) -> None:
-        """Say that the process ends."""
+        """Tell systemd that the process is stopping."""
         if self._status != "stopping":
             self._status = "stopping"
             self._send(["STOPPING=1", "STATUS=stopping"])

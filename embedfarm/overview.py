@@ -35,14 +35,14 @@ class JobFacts(JobStatus):
 
 
 class Page(NamedTuple):
-    """Some jobs, and where the next page begins; None after the last one."""
+    """A page of jobs, and the cursor of the next page, None after the last one."""
 
     jobs: list[JobFacts]
     next: str | None
 
 
 def read_job(farm: Farm, job: str) -> JobFacts:
-    """One job.
+    """Return the facts of one job.
 
     Raises:
         JobGone: There is no such job.
@@ -54,7 +54,7 @@ def read_job(farm: Farm, job: str) -> JobFacts:
 
 
 def read_jobs(farm: Farm, jobs: Sequence[str]) -> list[JobFacts]:
-    """Those of the given jobs that are there, in as many round trips as they are thousands."""
+    """Return the facts of those of the jobs that exist, in one round trip for each thousand."""
     stats = farm.scheduler_stats()
     late = {} if stats is None else stats.late
     found = []
@@ -82,7 +82,8 @@ def _read(farm: Farm, jobs: Sequence[str], late: Mapping[str, float]) -> list[Jo
         except JobGone:
             continue
         else:
-            found.append(facts)
+            if farm.sees(facts.tenant):
+                found.append(facts)
     return found
 
 
@@ -90,14 +91,14 @@ def _describe(
     farm: Farm,
     job: str,
     values: Any,  # noqa: ANN401 # the server's reply, or what went wrong
-    notes: Any,  # noqa: ANN401 # the same
+    notes: Any,  # noqa: ANN401 # the server's reply, or what went wrong
     late_seconds: float,
 ) -> JobFacts:
-    """A job.
+    """Make the facts of a job out of the server's replies.
 
     Raises:
-        JobGone: There is none.
-        JobUnreadable: What is there, no program of ours wrote.
+        JobGone: There is no such job.
+        JobUnreadable: The job's key holds what no program of ours wrote.
     """
     if isinstance(values, redis.ResponseError):
         raise JobUnreadable(str(values))
@@ -128,25 +129,30 @@ def _describe(
 def read_page(
     farm: Farm, after: str, count: int, state: str | None = None, tenant: str | None = None
 ) -> Page:
-    """Up to `count` jobs of a state and a tenant if these are given.
+    """Return a page of up to `count` jobs, of a state and a tenant if these are given.
 
-    Unfinished ones come first, oldest first, then those that have ended, newest first. A page looks
-    at 10,000 jobs at most, so that it may have fewer, and still not be the last one.
+    Unfinished jobs come first, oldest first, then those that have ended, newest first. Unless the
+    farm is seen by one tenant, a page looks at about 10,000 jobs at most, so that it may have fewer
+    than `count` and not be the last one.
 
     Args:
-        farm: The farm.
-        after: `next` of the page before; "" for the first.
-        count: Most jobs in it.
-        state: As in `JobStatus`.
-        tenant: As in `JobStatus`; "" for those without one.
+        farm: Farm that has the jobs.
+        after: `next` of the page before; "" for the first page.
+        count: Most jobs in the page.
+        state: State of the jobs, as in `JobStatus`; None for any.
+        tenant: Tenant of the jobs, "" for jobs without one; None for any.
 
     Raises:
-        ValueError: `after` is none.
+        redis.ResponseError: `after` is no cursor.
     """
+    if farm.tenant is not None and tenant is not None and not farm.sees(tenant):
+        return Page([], None)
+    tenant = tenant if farm.tenant is None else farm.tenant
     chosen: list[str] = []
     looked = 0
     step = count + 1 if state is None and tenant is None else STEP
-    while looked < LOOKED_MAX:
+    # A tenant's page never ends at another one's job, since `next` names the last one looked at.
+    while looked < LOOKED_MAX or farm.tenant is not None:
         rows = _rows_after(farm.client, after, step, state)
         looked += len(rows)
         for job, wanted in zip(
@@ -170,7 +176,7 @@ class _Row(NamedTuple):
 
 
 def _rows_after(client: redis.Redis, after: str, count: int, state: str | None) -> list[_Row]:
-    """Jobs of the two lists; a cursor of the second one begins with a minus sign."""
+    """Return jobs of the farm's two lists; cursors of the second one begin with a minus sign."""
     rows: list[_Row] = []
     if not after.startswith("-") and state not in ENDED_STATES:
         rows = _rows(client, wire.JOBS, after, count, newest_first=False)
@@ -184,7 +190,7 @@ def _rows_after(client: redis.Redis, after: str, count: int, state: str | None) 
 def _rows(
     client: redis.Redis, key: str, after: str, count: int, *, newest_first: bool
 ) -> list[_Row]:
-    """Jobs of a list in the order of their times; of those of the same time, by name."""
+    """Return jobs of a list in the order of their times, and by name where times are equal."""
     first, last = ("+inf", "-inf") if newest_first else ("-inf", "+inf")
     skipped = 0
     if after:
@@ -204,7 +210,7 @@ def _rows(
 def _match(
     client: redis.Redis, jobs: Sequence[str], state: str | None, tenant: str | None
 ) -> list[bool]:
-    """Whether each of the jobs is there, and as it should be."""
+    """Tell for each of the jobs whether it exists, in the given state and of the given tenant."""
     pipe = client.pipeline(transaction=False)
     for job in jobs:
         pipe.hmget(wire.JobKeys(job).meta, ["state", "tenant"])

@@ -1,4 +1,4 @@
-"""How fast a farm is now and was lately, and what that foretells."""
+"""Pace of a farm, now and lately, and the time for the rest of its work that follows from it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ class Batch(NamedTuple):
 
     Attributes:
         end: Unix seconds at which it was reported.
-        seconds: It took, with what of the time around it the pipeline could not hide.
+        seconds: Time that it took, with the overhead that the pipeline could not hide.
         job: The job its chunks came from.
         chunks: Chunks in it.
         tokens: Real tokens in it.
@@ -35,7 +35,7 @@ class Pace(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Seconds, at least and at most."""
+    """Range of seconds: at least `low`, at most `high`."""
 
     low: float
     high: float
@@ -52,14 +52,14 @@ class Done(NamedTuple):
 def paces_now(
     batches: Mapping[str, Sequence[Batch]], busy: Collection[str], now: float
 ) -> dict[tuple[str, str], Pace]:
-    """Paces by worker and job over the last `NOW_SECONDS`.
+    """Return the paces over the last `NOW_SECONDS`, by worker and job.
 
-    Of a micro-batch counts as much as lies within. A worker's time begins with its first
-    micro-batch there; that of a busy one ends with its last, since what it is at counts later.
+    A micro-batch counts as far as it lies within this time. A worker's time begins with its first
+    micro-batch there; a busy worker's time ends with its last one, since the next counts later.
 
     Args:
-        batches: Those that ended within the time, by worker, oldest first.
-        busy: Workers that are at a micro-batch.
+        batches: Micro-batches that ended within this time, by worker, oldest first.
+        busy: Workers that have a micro-batch in hand.
         now: Unix seconds.
     """
     paces: defaultdict[tuple[str, str], Pace] = defaultdict(Pace)
@@ -75,7 +75,7 @@ def paces_now(
 
 
 def total(paces: Iterable[Pace]) -> Pace:
-    """Paces added up."""
+    """Return the sum of paces."""
     tokens, chunks = 0.0, 0.0
     for pace in paces:
         tokens += pace.tokens_per_second
@@ -84,13 +84,13 @@ def total(paces: Iterable[Pace]) -> Pace:
 
 
 def averages(done: Sequence[Done], now: float) -> dict[str, list[float]]:
-    """Amounts per second over each of `AVERAGE_SECONDS`, by name; none for who did nothing.
+    """Return amounts per second over each of `AVERAGE_SECONDS`, by name of who did anything.
 
     The time of each name begins with its first progress: what a job did not get before it began
     says nothing about how fast it is.
 
     Args:
-        done: Oldest first.
+        done: Work that was done, oldest first.
         now: Unix seconds.
     """
     begun: dict[str, int] = {}
@@ -112,7 +112,7 @@ def averages(done: Sequence[Done], now: float) -> dict[str, list[float]]:
 
 
 def foretell(left: float, rates: Iterable[float]) -> Range | None:
-    """Seconds for what is left, by the fastest and the slowest of the rates; None if all are 0."""
+    """Return the seconds for what is left, by the fastest and slowest rate; None if all are 0."""
     if left <= 0:
         return Range(0.0, 0.0)
     known = [rate for rate in rates if rate > 0]

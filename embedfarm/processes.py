@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from embedfarm.private import make_private
+
 LOGGER: Final = logging.getLogger(__name__)
 RESTART_SECONDS_MIN: Final = 0.1
 RESTART_SECONDS_MAX: Final = 5.0
@@ -47,7 +49,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class ChildError(RuntimeError):
-    """A child that ended for good; the message carries the end of its log."""
+    """Raised when a child ended for good; the message carries the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class Child:
     """A process to keep alive.
 
     Attributes:
-        name: Unique; names the log.
+        name: Unique name, also that of the log.
         command: Program and arguments.
-        environment: Added to the supervisor's own.
-        stop_signal: Asks the whole group to drain.
-        die_with_parent: For programs that do not watch the lifeline: Linux sends SIGTERM when the
-            supervisor dies. Elsewhere it has no effect.
+        environment: Variables added to the supervisor's own.
+        stop_signal: Signal that asks the whole group to drain.
+        die_with_parent: Whether Linux sends SIGTERM when the supervisor dies, for programs that do
+            not watch the lifeline. Elsewhere it has no effect.
     """
 
     name: str
@@ -77,7 +79,7 @@ class Exit:
     Attributes:
         name: The child's name.
         status: Exit status; negative for a signal, `NOT_STARTED` when the system refused it.
-        time: Unix time.
+        time: Unix time of the exit.
         restarted: Whether it starts again; False also for an exit that `stop` asked for.
     """
 
@@ -88,18 +90,18 @@ class Exit:
 
 
 class Supervisor:
-    """Keeps children alive from `start` to `stop`, which a `with` block calls.
+    """Supervisor that keeps children alive from `start` to `stop`, which a `with` block calls.
 
     Each child runs in a session and process group of its own, with its output appended to
     `<log_directory>/<name>.log`. All children stop at once: nest two supervisors where one child
     needs another one while it drains, such as a worker its server.
 
     Args:
-        children: What to run.
-        log_directory: Created when missing.
+        children: Processes to keep alive.
+        log_directory: Directory of the logs, created when missing.
         drain_seconds: How long all children together may take to stop.
-        fatal_statuses: Exit statuses after which a restart is in vain. Nor is a child restarted
-            that ends by itself with status 0.
+        fatal_statuses: Exit statuses after which a restart is in vain. A child that ends by itself
+            with status 0 is not restarted either.
         on_exit: Called after each exit, in the child's thread; it neither raises nor calls `stop`.
 
     Attributes:
@@ -128,7 +130,7 @@ class Supervisor:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Starts all children, without waiting until they are ready.
+        """Start all children, without waiting until they are ready.
 
         Raises:
             FileNotFoundError: A program does not exist; nothing was started.
@@ -136,7 +138,7 @@ class Supervisor:
         for child in self._children:
             if shutil.which(child.command[0]) is None:
                 raise FileNotFoundError(f"{child.name}: no program {child.command[0]!r}")
-        self._log_directory.mkdir(parents=True, exist_ok=True)
+        make_private(self._log_directory)
         for child in self._children:
             # It starts the child and outlives it: Linux ties die_with_parent to the thread.
             thread = threading.Thread(target=self._keep, args=(child,), daemon=True)
@@ -144,7 +146,7 @@ class Supervisor:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """Stops all children; a second call does nothing.
+        """Stop all children; a second call does nothing.
 
         A process that survives even SIGKILL for `KILL_SECONDS`, stuck in a driver, is left behind.
         """
@@ -177,7 +179,7 @@ class Supervisor:
         self.stop()
 
     def _keep(self, child: Child) -> None:
-        """Runs the child until it ends for good; the body of its thread."""
+        """Run the child until it ends for good, as the body of its thread."""
         pause = 0.0
         while not self._stopping.wait(pause):
             started = time.monotonic()
@@ -187,7 +189,7 @@ class Supervisor:
             pause = next_pause(pause, time.monotonic() - started)
 
     def _run(self, child: Child) -> int:
-        """One run of the child, from start to exit."""
+        """Run the child once, from start to exit, and return its exit status."""
         try:
             process = self._spawn(child)
         except OSError as error:  # out of memory, processes or files: may pass, so it is retried
@@ -201,7 +203,7 @@ class Supervisor:
         return status
 
     def _spawn(self, child: Child) -> subprocess.Popen[bytes]:
-        """Starts the child, and lets it know of a stop that came first."""
+        """Start the child, and signal it at once if a stop came first."""
         with self._lock, self._log(child).open("ab") as log:
             process = subprocess.Popen(
                 _tied(child.command) if child.die_with_parent else child.command,
@@ -217,7 +219,7 @@ class Supervisor:
             return process
 
     def _report(self, child: Child, status: int) -> bool:
-        """Records an exit; returns whether the child is to start again."""
+        """Record an exit; return whether the child is to start again."""
         stopping = self._stopping.is_set()
         final = status in self._final_statuses
         if final and not stopping:
@@ -228,7 +230,7 @@ class Supervisor:
         return ended.restarted
 
     def _failure(self, child: Child, status: int) -> ChildError:
-        """The error for a child that ended for good."""
+        """Return the error for a child that ended for good, with the end of its log."""
         path = self._log(child)
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
@@ -236,25 +238,25 @@ class Supervisor:
         return ChildError(f"{child.name} ended with status {status}; the end of {path}:\n{tail}")
 
     def _log(self, child: Child) -> Path:
-        """Where the child's output goes."""
+        """Return the path of the child's log."""
         return self._log_directory / f"{child.name}.log"
 
     def _join(self, seconds: float) -> None:
-        """Waits for all children to end, `seconds` in total."""
+        """Wait for all children to end, `seconds` in total."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def next_pause(pause: float, lived_seconds: float) -> float:
-    """Seconds until the next start: doubled each time, back to the least after a healthy run."""
+    """Return the seconds until the next start: doubled each time, least after a healthy run."""
     if lived_seconds >= HEALTHY_SECONDS:
         return RESTART_SECONDS_MIN
     return min(max(2 * pause, RESTART_SECONDS_MIN), RESTART_SECONDS_MAX)
 
 
 def stop_when_asked() -> threading.Event:
-    """An event that SIGTERM, SIGINT or the end of the supervisor sets, for a process of its own."""
+    """Return an event that SIGTERM, SIGINT or the end of this process's supervisor sets."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: set_by_signal(stop))
@@ -265,15 +267,15 @@ def stop_when_asked() -> threading.Event:
 def set_by_signal(event: threading.Event) -> None:
     """Set an event from a signal handler, a moment later and in a thread of its own.
 
-    The thread that was interrupted may be looking at the event, and so have the lock of it: a
-    handler that waited for that lock would wait for ever. (So it might for those that
-    `threading.Thread` takes.)
+    The interrupted thread may be looking at the event, and so hold its lock: a handler that waited
+    for that lock would wait for ever. The same might happen with the locks that `threading.Thread`
+    takes, so the new thread is a bare one.
     """
     _thread.start_new_thread(event.set, ())
 
 
 def watch_lifeline(stop: Callable[[], object]) -> None:
-    """Calls `stop` from a thread as soon as the supervisor of this process is gone.
+    """Call `stop` from a thread as soon as the supervisor of this process is gone.
 
     In a process that no supervisor started, whose stdin is somebody else's, it does nothing.
     """
@@ -283,7 +285,7 @@ def watch_lifeline(stop: Callable[[], object]) -> None:
 
 
 def _wait_end(stop: Callable[[], object]) -> None:
-    """Calls `stop` at the end of stdin."""
+    """Call `stop` at the end of stdin."""
     # Not sys.stdin.buffer: its lock, held by a daemon thread, aborts the interpreter at its exit.
     while os.read(0, 1):
         pass
@@ -291,14 +293,14 @@ def _wait_end(stop: Callable[[], object]) -> None:
 
 
 def _tied(command: list[str]) -> list[str]:
-    """The command, with SIGTERM for the death of this process where the system offers that."""
+    """Return the command, changed on Linux so that it gets SIGTERM when this process dies."""
     if sys.platform != "linux":
         return command
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signals a child and all that it started, those that outlived it included."""
+    """Signal a child and all that it started, those that outlived it included."""
     # PermissionError is how macOS puts it that only zombies are left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -2,8 +2,8 @@
 
 Every record is one byte, the version of its layout, and a msgpack array of its fields in the order
 below. A reader that meets another version refuses it by name, without guessing: `ForeignVersion`.
-A field may be added at the end of a record, with a default, without a new version; but one that
-says what vectors are, in a `JobSpec` or a `TokenRecipe`, is refused by who does not know it.
+A field may be added at the end of a record, with a default, without a new version; but a new field
+of a `JobSpec` or a `TokenRecipe`, which decide the vectors, is refused by older readers.
 """
 
 import zlib
@@ -53,15 +53,15 @@ Some: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 
 
 class RecordError(ValueError):
-    """Bytes off the wire that are not a record of a version this program reads."""
+    """Raised when bytes off the wire are not a record of a version that this program reads."""
 
 
 class ForeignVersion(RecordError):
-    """A record of another version: whole, it seems, and readable to another program."""
+    """Raised when a record has another version: undamaged, it seems, but not for this program."""
 
 
 class Rows(NamedTuple):
-    """Consecutive chunks as columns: a record per chunk would cost more than the chunk."""
+    """Consecutive chunks as columns, since a record per chunk would cost more than the chunk."""
 
     texts: list[str]
     ids: list[str] | None
@@ -72,12 +72,12 @@ class Record(msgspec.Struct, array_like=True, kw_only=True, gc=False):
 
 
 class TokenRecipe(Record, forbid_unknown_fields=True):
-    """How texts become token ids (`embedfarm.token_ids`).
+    """Recipe by which texts become token ids (`embedfarm.token_ids`).
 
     Attributes:
         tokenizer: SHA-256 of tokenizer.json.
-        prompt: Put before every text.
-        tokens_max: Tokens kept of a text, those that frame it included.
+        prompt: Prompt put before every text.
+        tokens_max: Tokens kept of a text, special tokens included.
     """
 
     tokenizer: str
@@ -89,11 +89,11 @@ class TokenIds(Record):
     """Chunks as a model's token ids, end to end.
 
     Attributes:
-        recipe: How they were made.
-        ids: Of all chunks, little-endian, of `width` bytes each.
-        width: 2 or 4.
+        recipe: Recipe by which the ids were made.
+        ids: Ids of all chunks, little-endian, of `width` bytes each.
+        width: Bytes of an id, 2 or 4.
         lengths: Tokens of each chunk, little-endian uint32.
-        checksums: `text_checksums` of the texts they were made of.
+        checksums: `text_checksums` of the texts that the ids were made of.
     """
 
     recipe: TokenRecipe
@@ -103,7 +103,7 @@ class TokenIds(Record):
     checksums: bytes
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit together, also off the wire."""
+        """Refuse sizes that do not fit together, also in a record off the wire."""
         if self.width not in {2, 4} or len(self.lengths) % 4:
             raise ValueError("token ids of 2 or 4 bytes and lengths of 4 are needed")
         if len(self.ids) != self.width * self.ends()[-1]:
@@ -112,17 +112,17 @@ class TokenIds(Record):
             raise ValueError("a checksum for each chunk is needed")
 
     def ends(self) -> NDArray[np.int64]:
-        """Where chunks end among the ids, after a zero for where the first one begins."""
+        """Return where each chunk ends among the ids, after a zero where the first one begins."""
         lengths = np.frombuffer(self.lengths, dtype="<u4")
         return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     def arrays(self) -> list[NDArray[np.int64]]:
-        """The ids of each chunk."""
+        """Return the ids of each chunk."""
         ids = np.frombuffer(self.ids, dtype=f"<u{self.width}").astype(np.int64)
         return np.split(ids, self.ends()[1:-1])
 
     def piece(self, first: int, end: int) -> "TokenIds":
-        """Those of chunks `first` to `end - 1`."""
+        """Return the token ids of chunks `first` to `end - 1`, counted from 0."""
         begins, ends = (self.width * int(self.ends()[chunk]) for chunk in (first, end))
         return TokenIds(
             recipe=self.recipe,
@@ -153,33 +153,33 @@ class Block(Record):
 
     @property
     def count(self) -> int:
-        """Chunks in it."""
+        """Number of chunks in the block."""
         return len(self.texts) if self.tokens is None else len(self.tokens.lengths) // 4
 
     @property
     def end(self) -> int:
-        """Index of the first chunk after it."""
+        """Index of the first chunk after the block."""
         return self.start + self.count
 
     def chunks(self) -> Sequence[str | NDArray[np.int64]]:
-        """Its chunks, each a text or token ids."""
+        """Return the block's chunks, each a text or token ids."""
         return self.texts if self.tokens is None else self.tokens.arrays()
 
     def identities(self) -> Sequence[str | bytes]:
-        """Its chunks, each a text or the bytes of its token ids: equal for equal chunks."""
+        """Return each chunk's text, or the bytes of its token ids: equal for equal chunks."""
         if self.tokens is None:
             return self.texts
         ends = (self.tokens.width * self.tokens.ends()).tolist()
         return [self.tokens.ids[first:end] for first, end in pairwise(ends)]
 
     def checksums(self) -> bytes:
-        """`text_checksums` of its texts."""
+        """Return `text_checksums` of the block's texts, 4 bytes per chunk."""
         return text_checksums(self.texts) if self.tokens is None else self.tokens.checksums
 
     def piece(self, first: int, end: int) -> "Block":
-        """A block of its chunks `first` to `end - 1`, counted from 0.
+        """Return a block of this block's chunks `first` to `end - 1`, counted from 0.
 
-        Tokens are shared out evenly, and those of all pieces together are those of the block.
+        The token count is shared out evenly; the pieces of a block add up to the block's count.
         """
         before, upto = (self.token_count * chunk // self.count for chunk in (first, end))
         return Block(
@@ -195,9 +195,9 @@ class ChunkError(Record):
     """One chunk that was given up on.
 
     Attributes:
-        index: Of the chunk in the job.
-        reason: For people.
-        attempts: How often it was tried, by itself and among others.
+        index: Index of the chunk in the job.
+        reason: Why the chunk failed, for people.
+        attempts: How often the chunk was tried, by itself and among others.
     """
 
     index: Count
@@ -215,9 +215,9 @@ class Result(Record):
         dtype: numpy name of the components, little-endian: "<f4", "<f2", "|i1" or "|u1".
         vectors: `count * dimensions` components, row-major; the row of a failed chunk is zero.
         checksums: `text_checksums` of the texts that were embedded, 4 bytes per chunk.
-        ids: As in the block.
+        ids: The caller's identifiers, one per chunk, or None.
         errors: The chunks that failed.
-        token_count: Tokens of the texts, as the model counts; one that repeats counts every time.
+        token_count: Tokens of the texts, as the model counts; a text that repeats counts each time.
         worker: Name of the worker that embedded the block.
         seconds: The block's share of the device's time.
     """
@@ -235,11 +235,11 @@ class Result(Record):
     seconds: Amount = 0.0
 
     def matrix(self) -> NDArray[Any]:
-        """Vectors as an array of shape (count, dimensions), without a copy."""
+        """Return the vectors as an array of shape (count, dimensions), without a copy."""
         return np.frombuffer(self.vectors, dtype=self.dtype).reshape(self.count, self.dimensions)
 
     def rest(self, start: int) -> "Result":
-        """The part of this result from chunk `start` on; tokens and time stay with the whole."""
+        """Return the part of this result from chunk `start` on, with all of its tokens and time."""
         skip = start - self.start
         return Result(
             start=start,
@@ -267,8 +267,8 @@ class Completion(Record):
         tokens: Tokens as the producer counted them, the unit of plans.
         padded_tokens: Tokens the device went through, padding included.
         real_tokens: Tokens the device went through, padding not included.
-        seconds: Time on the device.
-        overhead_seconds: Fixed time around it that the pipeline could not hide.
+        seconds: Time that the micro-batch took, with the overhead that the pipeline could not hide.
+        overhead_seconds: The part of `seconds` that is not the device's work.
         pairs: Sum of the squared lengths of its chunks, in the model's tokens.
     """
 
@@ -285,15 +285,15 @@ class Completion(Record):
 
 
 class Heartbeat(Record):
-    """What a worker says about itself about once a second.
+    """State that a worker reports about itself, about once a second.
 
     Attributes:
-        worker: Name, stable over restarts of the same device on the same host.
-        incarnation: Changes with every start; the newest owns the name.
+        worker: Name of the worker, stable over restarts of the same device on the same host.
+        incarnation: Id of this start of the worker; the newest one owns the name.
         host: Host name.
         pid: Process id on that host.
-        device: Such as "cpu-0" or "cuda-GPU-6f8e…".
-        state: "loading", "idle", "busy" or "draining".
+        device: Name of the device, such as "cpu-0" or "cuda-GPU-6f8e…".
+        state: State of the worker: "loading", "idle", "busy" or "draining".
         model: Key of the loaded model, "" when none is.
         job: The job of the current micro-batch, "" when idle.
         held_tokens: Tokens leased and not yet committed.
@@ -302,11 +302,11 @@ class Heartbeat(Record):
         tokens_done: Real tokens since the start.
         chunks_done: Chunks since the start.
         load_seconds: Time the model took to load.
-        device_facts: Memory and temperature and the like, by metric name.
+        device_facts: Memory, temperature and the like, by metric name.
         where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
-        lane: What was done for interactive requests since the start: "rounds" (runs that several
+        lane: Work for interactive requests since the start: "rounds" (runs that several requests
             may share), "pieces" of requests, "texts", "tokens", and the device's "seconds".
-        refused: Jobs that it could not embed a moment ago.
+        refused: Jobs that the worker could not embed a moment ago.
         model_bytes: Device memory that the loaded model took, 0 when that is not known.
     """
 
@@ -336,10 +336,11 @@ class JobShare(Record):
 
     Attributes:
         job: The job.
-        tokens: Size of the next micro-batch.
-        blocks: The same in stream entries, at least 1.
-        copies: Stream IDs that other workers hold and this one should embed as well (the tail).
-        open: Whether the producer adds more blocks, worth waiting for.
+        tokens: Size of the next micro-batch in tokens.
+        blocks: Size of the next micro-batch in stream entries, at least 1.
+        copies: IDs of stream entries that other workers hold, and of which this worker should embed
+            speculative copies at the job's tail.
+        open: Whether the producer adds more blocks, which are worth waiting for.
     """
 
     job: str
@@ -350,7 +351,7 @@ class JobShare(Record):
 
 
 class Plan(Record):
-    """What the scheduler tells one worker: which jobs, in which order, how much at a time."""
+    """Plan of the scheduler for one worker: which jobs, in which order, how much at a time."""
 
     worker: str
     fence: Count
@@ -364,17 +365,17 @@ class Policy(Record):
 
 
 class Decision(Record):
-    """What the scheduler decided and why, for people.
+    """Decision of the scheduler and its reasons, for people.
 
     Attributes:
-        time: Unix seconds.
-        seconds: It took, without the explaining.
-        passes: In their order.
-        notes: What each did: pairs of its name and some words, in which workers and jobs are named
-            as everywhere.
-        workers: The worker that each note is about, "" for none in particular; of the notes beyond
-            its end that is not known.
-        left_out: Notes by pass that were too many to be kept.
+        time: Unix time of the decision in seconds.
+        seconds: Seconds that the decision took, without the time to explain it.
+        passes: Names of the passes, in their order.
+        notes: What each pass did, as pairs of its name and a text, which calls workers and jobs by
+            their names and ids.
+        workers: The worker that each note is about, "" for none in particular; unknown for notes
+            beyond the end of this list.
+        left_out: Number of notes that were too many to be kept, by pass.
     """
 
     time: Fact
@@ -385,7 +386,7 @@ class Decision(Record):
     left_out: dict[str, Count] = {}
 
     def about(self, worker: str) -> "Decision":
-        """The same with the notes that are about this worker or none in particular; "" for all."""
+        """Return the decision with the notes about a worker or none in particular; "" for all."""
         rows = zip(self.notes, chain(self.workers, repeat("")), strict=False)
         kept = [row for row in rows if not worker or row[1] in {"", worker}]
         return msgspec.structs.replace(
@@ -397,21 +398,21 @@ class SchedulerStats(Record):
     """Figures of the active scheduler; "recent" is the last minute.
 
     Attributes:
-        passes: The active ones, in their order.
-        dropped: Passes that raised an error and were left out since, with the error.
-        decisions: Since it became active.
-        decision_seconds_mean: Of recent decisions.
-        decision_seconds_p99: Of recent decisions.
-        micro_batches: Since it became active.
-        tokens: Since it became active.
-        micro_batch_seconds_mean: Of recent micro-batches, time on the device.
-        micro_batch_seconds_p99: Of recent micro-batches.
-        tokens_per_second: Recent.
+        passes: Names of the active passes, in their order.
+        dropped: Errors of passes that raised one and are left out since, by pass.
+        decisions: Number of decisions since the scheduler became active.
+        decision_seconds_mean: Mean time of recent decisions.
+        decision_seconds_p99: 99th percentile of the time of recent decisions.
+        micro_batches: Number of micro-batches since the scheduler became active.
+        tokens: Tokens of the micro-batches since the scheduler became active.
+        micro_batch_seconds_mean: Mean time of recent micro-batches.
+        micro_batch_seconds_p99: 99th percentile of the time of recent micro-batches.
+        tokens_per_second: Recent tokens per second of all workers.
         prediction_error: Median of |took / predicted - 1| of recent micro-batches.
         padding: Recent padded tokens over real ones, less 1.
-        efficiency: Recent tokens, over what all workers' rates say they could have done of these
-            jobs, while there were any.
-        late: Jobs that miss their deadlines as things are, and by how many seconds.
+        efficiency: Recent tokens as a share of those that all workers, by their rates, could have
+            done of these jobs while there was work.
+        late: Seconds by which jobs miss their deadlines as things are, by job.
     """
 
     passes: list[str]
@@ -431,14 +432,14 @@ class SchedulerStats(Record):
 
 
 class Sample(Record):
-    """What the farm did in some seconds, for curves.
+    """Sample of what the farm did in some seconds, for curves.
 
     Attributes:
-        seconds: It is about so long, up to the time in its entry's ID.
-        workers: Real tokens and chunks done, by worker; those that did none are left out.
-        jobs: The same by job.
-        backlog_tokens: Tokens that are not done, of all jobs as far as they were sent.
-        workers_alive: How many workers there are.
+        seconds: Length of the time that it covers, which ends at the time in its entry's ID.
+        workers: Real tokens and chunks done, by worker; workers that did none are left out.
+        jobs: Real tokens and chunks done, by job; jobs that got none are left out.
+        backlog_tokens: Tokens that were sent and are not done, of all jobs.
+        workers_alive: Number of live workers.
     """
 
     seconds: Amount
@@ -454,8 +455,8 @@ class Rate(Record):
     Attributes:
         tokens_per_second: Exponential average, in the tokens of plans.
         overhead_seconds: Exponential average of the fixed time per micro-batch.
-        updated: Unix time of the last completion in it.
-        samples: Completions in it.
+        updated: Unix time of the last completion that was taken in.
+        samples: Number of completions that were taken in.
     """
 
     tokens_per_second: Speed
@@ -465,25 +466,25 @@ class Rate(Record):
 
 
 class JobSpec(Record, forbid_unknown_fields=True):
-    """What a job asks for; nothing in it changes once the job exists.
+    """Specification of a job; nothing in it changes once the job exists.
 
     Attributes:
-        model: Name or path, as the user wrote it.
-        dtype: How the model computes: "auto", "float32", "bfloat16", "float16" or "int8".
-        vector_dtype: What is stored: "float32", "float16", "int8", "ubinary" (sign bits) or "lsh"
-            (bits of random hyperplanes).
+        model: Name or path of the model, as the user wrote it.
+        dtype: Type that the model computes in: "auto", "float32", "bfloat16", "float16" or "int8".
+        vector_dtype: Type that is stored: "float32", "float16", "int8", "ubinary" (sign bits) or
+            "lsh" (bits of random hyperplanes).
         prompt: Text put before every chunk; "" for one of the model's own, if it has any.
         max_length: Tokens kept of a chunk, 0 for the model's own limit.
         normalize: Whether vectors are scaled to length 1 even if the model does not.
         dimensions: Leading components kept (Matryoshka), 0 for all.
-        name: For people.
+        name: Name of the job, for people.
         ranges: Least and greatest of each component for "int8", little-endian float32 of shape
             (2, dimensions).
-        engine: "auto", "torch" or "openvino".
+        engine: Engine that runs the model: "auto", "torch" or "openvino".
         long: What becomes of a text longer than the model's limit: "truncate", "windows" (their
             mean, weighted by tokens) or "error".
-        long_overlap: Tokens that a window repeats of the one before, about.
-        lsh_bits: Hyperplanes of "lsh", a multiple of 8.
+        long_overlap: About how many tokens a window repeats of the one before.
+        lsh_bits: Number of hyperplanes of "lsh", a multiple of 8.
         task: "query", "document" or "": the vectors are those of sentence-transformers'
             `encode_query`, `encode_document` or `encode`, which differ where a model has prompts or
             modules for each.
@@ -510,7 +511,7 @@ class JobSpec(Record, forbid_unknown_fields=True):
     prompt_name: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no worker could do, also off the wire."""
+        """Refuse a specification that no worker could serve, also off the wire."""
         for name, words in SPEC_WORDS.items():
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(words)}")
@@ -524,14 +525,14 @@ class JobSpec(Record, forbid_unknown_fields=True):
 
 
 class LanePiece(Record):
-    """Some texts of an interactive request; one device may take this piece, another the next.
+    """Piece of an interactive request: one device may take this piece, another the next.
 
     Attributes:
-        id: Of the request; names the key of the answers.
-        spec: As of a job; what is about storing vectors is ignored.
-        place: Of its first text in the request.
-        texts: At least one.
-        timeout_seconds: After its arrival on the server nobody waits for the answer any more.
+        id: Id of the request, which names the key of the answers.
+        spec: Specification as of a job; its fields about storing vectors are ignored.
+        place: Index in the request of the piece's first text.
+        texts: Texts of the piece, at least one.
+        timeout_seconds: Time after the piece's arrival on the server for which the asker waits.
     """
 
     id: str
@@ -542,22 +543,22 @@ class LanePiece(Record):
 
 
 class LaneAnswer(Record):
-    """What became of a piece, and then of the whole request: vectors, or why there are none.
+    """Answer to a piece, and then to the whole request: vectors, or why there are none.
 
     Attributes:
-        place: Of the first text in the request.
+        place: Index in the request of the first text.
         dimensions: Components of a vector.
         vectors: Little-endian float32, a row for each text; the row of a failed text is zero.
-        errors: The texts that failed, by place in the request.
+        errors: The texts that failed, by their index among the texts of this answer.
         reason: Why the whole request failed, "" where it did not.
-        late: Whether that is because a worker came to it after its time.
+        late: Whether it failed because a worker came to it after its time.
         worker: Name of the worker, or of several with commas between them.
         token_count: Tokens of the texts, as the model counts and cuts them.
-        seconds: Its share of the time from the moment at which a worker took it, and what else
-            was waiting, to that of the answers; of a request the sum over its pieces.
-        waited_seconds: From its arrival on the server until a worker took it; of a request until
-            one took the first of its pieces.
-        fingerprint: Of the model, as of a job.
+        seconds: The piece's share of the time from when a worker took it, with what else was
+            waiting, until the answers; for a request the sum over its pieces.
+        waited_seconds: Time from the piece's arrival on the server until a worker took it; for a
+            request the least of its pieces.
+        fingerprint: Fingerprint of the model by component, as for a job.
         unserved: Whether the reason is that no worker has such a model, whatever the texts are.
     """
 
@@ -575,7 +576,7 @@ class LaneAnswer(Record):
     unserved: bool = False
 
     def matrix(self) -> NDArray[np.float32]:
-        """Vectors as an array of shape (texts, dimensions), without a copy."""
+        """Return the vectors as an array of shape (texts, dimensions), without a copy."""
         return np.frombuffer(self.vectors, dtype="<f4").reshape(-1, self.dimensions)
 
 
@@ -586,15 +587,15 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def encode(record: Record) -> bytes:
-    """Bytes of a record."""
+    """Return the bytes of a record."""
     return _VERSION_BYTE + _encoder.encode(record)
 
 
 def decode(kind: type[R], data: bytes) -> R:
-    """The record in `data`.
+    """Return the record in `data`.
 
     Raises:
-        ForeignVersion: It is of a version not read here.
+        ForeignVersion: The record has a version that is not read here.
         RecordError: The bytes are damaged, or of another kind.
     """
     if data[:1] != _VERSION_BYTE:
@@ -606,7 +607,7 @@ def decode(kind: type[R], data: bytes) -> R:
 
 
 def _no_version(kind: type[Record], data: bytes) -> RecordError:
-    """What is wrong with bytes that do not begin with our version, and what to do about it."""
+    """Return an error that says why bytes do not begin with our version, and what to do."""
     if not data or data[0] > VERSIONS_MAX:
         begins = f"begins with byte {data[:1].hex()}" if data else "is empty"
         return RecordError(f"not a {kind.__name__} record: it {begins}, not with its version")
@@ -618,6 +619,6 @@ def _no_version(kind: type[Record], data: bytes) -> RecordError:
 
 
 def text_checksums(texts: Sequence[str]) -> bytes:
-    """CRC-32 of each text's UTF-8, as little-endian uint32: ties a vector to its text."""
+    """Return the CRC-32 of each text's UTF-8 as little-endian uint32: ties vectors to texts."""
     checksums = map(zlib.crc32, map(str.encode, texts))
     return np.fromiter(checksums, dtype="<u4", count=len(texts)).tobytes()

@@ -1,4 +1,4 @@
-"""The URL of the server: one that is named, with TLS or without, or whichever sentinels name.
+"""URLs of the server: one that is named, with TLS or without, or the one that sentinels name.
 
     redis://user:password@host:6379/0
     rediss://user:password@host:6380?ssl_ca_certs=/etc/embedfarm/ca.pem
@@ -35,18 +35,18 @@ ENCODE: Final = "write / ? # [ ] @ of a password as %2F %3F %23 %5B %5D %40"
 
 
 class UrlError(ValueError):
-    """No URL of a server; the message has no value of it, which might be a password."""
+    """Raised when a URL is not one of a server; the message has no value that may be a password."""
 
 
 def make_pool(url: str, **arguments: Any) -> redis.ConnectionPool:  # noqa: ANN401 -- as redis-py
-    """Connections to the server of `url`, none of which is made yet.
+    """Return a pool of connections to the server of `url`, none of which is made yet.
 
     Args:
-        url: See above.
-        arguments: Of the pool and of its connections, whatever the URL says.
+        url: URL in one of the forms that the module's docstring lists.
+        arguments: Arguments of the pool and of its connections, which overrule the URL's.
 
     Raises:
-        UrlError: There is no such server.
+        UrlError: The URL is not one of a server, or names a file that is not there.
     """
     parts = _split(url)
     arguments["driver_info"] = None  # CLIENT SETINFO is in no ACL file that Redis 7.0 can read
@@ -66,7 +66,7 @@ def make_pool(url: str, **arguments: Any) -> redis.ConnectionPool:  # noqa: ANN4
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a URL, one that a password has torn excepted: urllib quotes what it stumbles on.
+    """Split a URL; refuse one that a password breaks, of which urllib's errors would quote parts.
 
     Only the first of several hosts is looked at; urllib may refuse an address after a comma.
     """
@@ -86,13 +86,13 @@ def _split(url: str) -> SplitResult:
 
 
 def _address(netloc: str) -> tuple[str, int]:
-    """Host and port of a sentinel; a user before them is passed over."""
+    """Return host and port of a sentinel; a user before them is passed over."""
     parts = urlsplit(f"//{netloc}")
     return parts.hostname or "localhost", parts.port or SENTINEL_PORT
 
 
 def _sentinel_pool(parts: SplitResult, arguments: Mapping[str, Any]) -> redis.ConnectionPool:
-    """Connections to the primary of a service, looked up each time that one is made."""
+    """Return a pool of connections to a service's primary, looked up for each new connection."""
     user, at, hosts = parts.netloc.rpartition("@")
     name, _, database = parts.path.strip("/").partition("/")
     if not name:

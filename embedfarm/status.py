@@ -1,4 +1,4 @@
-"""What the server has counted of a job."""
+"""Status of a job: its state, and what the server has counted of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ ENDED_STATES: Final = frozenset({"finished", "failed"})
 
 
 class JobGone(LookupError):
-    """The job was deleted, or never was."""
+    """Raised when a job was deleted, or never was."""
 
 
 class JobUnreadable(JobGone):
-    """What is there under its name, no program of ours wrote."""
+    """Raised when no program of ours wrote what is there under a job's name."""
 
 
 def is_gone(error: Exception) -> bool:
-    """Whether an error says that the job was deleted under us.
+    """Tell whether an error says that the job was deleted in the meantime.
 
     redis-py puts words of its own before an error that comes out of a pipeline.
     """
@@ -76,7 +76,7 @@ class JobStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether it is only a record of what was."""
+        """Whether the job has ended, so that only a record of it is left."""
         return self.state in ENDED_STATES
 
     @property
@@ -86,7 +86,7 @@ class JobStatus:
 
     @property
     def removable(self) -> bool:
-        """Whether nobody works on it any more, and nothing of it is only on the server."""
+        """Whether the job may be removed: it was cancelled, has ended, or is all on disk."""
         return self.ended or self.state == "cancelled" or 0 <= self.chunk_count <= self.drained_upto
 
     @property
@@ -107,11 +107,11 @@ class JobStatus:
 
 
 def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobStatus:
-    """A status out of hash fields.
+    """Make a status out of hash fields.
 
     Raises:
         JobGone: The hash has no state.
-        JobUnreadable: It has values that no program of ours wrote.
+        JobUnreadable: The hash has values that no program of ours wrote.
     """
     known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
     if "state" not in known:
@@ -128,7 +128,7 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
 
 
 def _number(name: str, value: bytes) -> int:
-    """A counter; whoever reckons with it may make a float of it."""
+    """Return a counter; refuse one that a float could not hold exactly."""
     number = int(value)
     if abs(number) > COUNT_MAX:
         raise ValueError(f"{name} is beyond all counting")

@@ -1,6 +1,6 @@
-"""On what terms a job shares the farm with others.
+"""Terms on which a job shares the farm with others.
 
-They are no part of what the job asks for: they may change while it runs, and change no vector.
+They are no part of the job's specification: they may change while it runs, and change no vector.
 """
 
 import re
@@ -13,6 +13,7 @@ PRIORITIES: Final = {"normal": 0, "high": 1, "urgent": 2}
 WEIGHT_MAX: Final = 1000
 TENANT_CHARACTERS_MAX: Final = 64
 NO_DEADLINE: Final = "none"
+DEADLINE_MS_MAX: Final = 253_370_764_800_000  # the year 9999: with every zone in all calendars
 
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _UNIT_SECONDS: Final = (86400, 3600, 60, 1)
@@ -21,13 +22,13 @@ _DEADLINE_SECONDS_MAX: Final = 100 * 365 * 86400
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms of one job.
+    """Terms of one job: priority, tenant, weight and deadline.
 
     Attributes:
-        priority: 0 normal, 1 high, 2 urgent.
-        tenant: For whom it is done; jobs without a name here belong together as well.
-        weight: Its share of what its tenant gets, relative to the tenant's other jobs: 1 to 1000.
-        deadline_ms: Unix time in ms by which it should be done, 0 for none.
+        priority: Priority of the job: 0 normal, 1 high, 2 urgent.
+        tenant: Tenant for whom the job is done; jobs without one belong together as well.
+        weight: Share of what its tenant gets, relative to the tenant's other jobs: 1 to 1000.
+        deadline_ms: Unix time in ms by which the job should be done, 0 for none.
 
     Raises:
         ValueError: A value is out of range.
@@ -39,33 +40,33 @@ class Terms:
     deadline_ms: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no scheduler could use."""
+        """Refuse terms that no scheduler could use."""
         if self.priority not in PRIORITIES.values():
             raise ValueError(f"priority {self.priority} is not one of {describe_priorities()}")
         if len(self.tenant) > TENANT_CHARACTERS_MAX or not self.tenant.isprintable():
             raise ValueError(f"a tenant has at most {TENANT_CHARACTERS_MAX} printable characters")
         if not 1 <= self.weight <= WEIGHT_MAX:
             raise ValueError(f"weight {self.weight} is not in 1 to {WEIGHT_MAX}")
-        if self.deadline_ms < 0:
-            raise ValueError("a deadline lies after 1970, and 0 is none")
+        if not 0 <= self.deadline_ms <= DEADLINE_MS_MAX:
+            raise ValueError("a deadline lies after 1970 and before 9999, and 0 is none")
 
 
 USUAL: Final = Terms()
 
 
 def describe_priorities() -> str:
-    """All priorities, for people."""
+    """Return all priorities with their names, for people."""
     return ", ".join(f"{value} ({name})" for name, value in PRIORITIES.items())
 
 
 def priority_name(priority: int) -> str:
-    """Name of a priority; one that this program does not know is its number."""
+    """Return the name of a priority, or its number if this program does not know it."""
     names = {value: name for name, value in PRIORITIES.items()}
     return names.get(priority, str(priority))
 
 
 def read_deadline(text: str, now: float | None = None) -> int:
-    """Unix ms of a deadline as people write it, 0 for "none" and for nothing at all.
+    """Return the Unix ms of a deadline as people write it, 0 for "none" and for an empty text.
 
     Args:
         text: A time in ISO 8601, local if it names no zone, or a duration such as "2h", "90m" or
@@ -73,7 +74,7 @@ def read_deadline(text: str, now: float | None = None) -> int:
         now: Unix time from which a duration counts; None for the clock's.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text is neither.
     """
     if text in {"", NO_DEADLINE}:
         return 0
@@ -88,7 +89,7 @@ def read_deadline(text: str, now: float | None = None) -> int:
 
 
 def _later(text: str, now: float) -> float | None:
-    """Unix time after a duration, None if `text` is none."""
+    """Return the Unix time after a duration, None if `text` is no duration."""
     found = _DURATION.fullmatch(text)
     if found is None:
         return None

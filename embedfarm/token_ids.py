@@ -4,7 +4,7 @@ Workers find out whether that gives what the model's own preprocessing gives, an
 `TokenRecipe` how; from then on a producer with the same tokenizer.json may send ids for texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -19,32 +19,33 @@ from embedfarm.model_files import sha256
 from embedfarm.records import TokenRecipe
 
 FILE: Final = "tokenizer.json"
+IDS_AT_A_TIME: Final = 1 << 13  # each takes some 400 bytes while it is compared
 CHARACTERS_PER_TOKEN_MAX: Final = 32  # of texts that are cut before they are tokenised
 
 
 class RecipeMismatch(ValueError):
-    """The tokenizer at hand is not the one that a recipe is about."""
+    """Raised when the tokenizer at hand is not the one that a recipe is about."""
 
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """Makes token ids by a recipe; may be used by several threads."""
+    """Encoder that makes token ids by a recipe; several threads may use it."""
 
     recipe: TokenRecipe
     tokenizer: Tokenizer
 
     @classmethod
     def describe(cls, directory: Path, prompt: str, tokens_max: int) -> "TokenEncoder":
-        """An encoder for the model in a directory, and with it the recipe.
+        """Make an encoder for the model in a directory, and with it the recipe.
 
         Args:
-            directory: Where tokenizer.json is.
-            prompt: Put before every text.
-            tokens_max: Tokens kept of a text, those that frame it included.
+            directory: Directory with tokenizer.json.
+            prompt: Prompt put before every text.
+            tokens_max: Tokens kept of a text, special tokens included.
 
         Raises:
-            OSError: There is no such file.
-            ValueError: It is no tokenizer.
+            OSError: There is no tokenizer.json.
+            ValueError: The file is no tokenizer.
         """
         file = directory / FILE
         recipe = TokenRecipe(tokenizer=sha256(file), prompt=prompt, tokens_max=tokens_max)
@@ -58,11 +59,12 @@ class TokenEncoder:
 
     @classmethod
     def open(cls, directory: Path, recipe: TokenRecipe) -> "TokenEncoder":
-        """An encoder by a recipe that somebody else made.
+        """Make an encoder by a recipe that somebody else made.
 
         Raises:
             RecipeMismatch: The directory's tokenizer is another one.
-            OSError, ValueError: As for `describe`.
+            OSError: There is no tokenizer.json.
+            ValueError: The file is no tokenizer.
         """
         encoder = cls.describe(directory, recipe.prompt, recipe.tokens_max)
         if encoder.recipe != recipe:
@@ -71,11 +73,11 @@ class TokenEncoder:
 
     @cached_property
     def vocabulary(self) -> int:
-        """Ids are below this number."""
+        """Number that all token ids are below."""
         return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of all texts end to end, and how many each has, shape (texts,).
+        """Return the ids of all texts end to end, and how many each text has, shape (texts,).
 
         All cores are used unless TOKENIZERS_PARALLELISM says otherwise.
         """
@@ -91,16 +93,16 @@ class TokenEncoder:
         return ids, lengths
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
+        """Return the ids of each text."""
         prompt = self.recipe.prompt
         prompted = [prompt + text for text in texts] if prompt else list(texts)
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(prompted)]
 
 
 def cut_texts(texts: Sequence[str], tokens_max: int) -> list[str]:
-    """Texts without most of what is truncated anyway, so that a huge one costs no more.
+    """Return the texts without most of what is truncated anyway, so that a huge one costs no more.
 
-    They are cut before a blank, where every tokenizer ends a token. One that then has fewer than
+    They are cut before a blank, where every tokenizer ends a token. A cut text that has fewer than
     `tokens_max` tokens must be tokenised whole.
     """
     limit = tokens_max * CHARACTERS_PER_TOKEN_MAX
@@ -108,27 +110,42 @@ def cut_texts(texts: Sequence[str], tokens_max: int) -> list[str]:
 
 
 def _last_blank(text: str, limit: int) -> int:
-    """Where the last blank before `limit` is, after a character that is none; else the end."""
+    """Return the index of the last blank before `limit` that follows a word; else the end."""
     found = len(text[:limit].rsplit(maxsplit=1)[0]) if text[:limit].split(maxsplit=1)[1:] else 0
     return found or len(text)
 
 
 def decode_ids(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of which a tokenizer makes just these ids, with or without those that frame them.
+    """Return texts of which a tokenizer makes just these ids, with or without special tokens.
 
     Raises:
-        ValueError: No text has these.
+        ValueError: No text has these ids.
     """
     size = tokenizer.get_vocab_size()
     for place, row in enumerate(rows):
         if not row or max(row) >= size:
             raise ValueError(f"input {place}: token ids are 0 to {size - 1}, at least one")
     texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
-    plain = tokenizer.encode_batch(texts, add_special_tokens=False)
-    framed = tokenizer.encode_batch(texts)
-    for place, row in enumerate(rows):
-        if list(row) not in (plain[place].ids, framed[place].ids):
-            raise ValueError(
-                f"input {place}: not what the model's tokenizer makes of any text; send text"
-            )
+    for some in group_by_size([len(row) for row in rows], IDS_AT_A_TIME):
+        plain = tokenizer.encode_batch(texts[some], add_special_tokens=False)
+        framed = tokenizer.encode_batch(texts[some])
+        for place, row, one, other in zip(
+            range(some.start, some.stop), rows[some], plain, framed, strict=True
+        ):
+            if list(row) not in (one.ids, other.ids):
+                raise ValueError(
+                    f"input {place}: not what the model's tokenizer makes of any text; send text"
+                )
     return texts
+
+
+def group_by_size(sizes: Sequence[int], size_max: int) -> Iterator[slice]:
+    """Yield runs of neighbours that have at most `size_max` together, or of one that has more."""
+    start = total = 0
+    for place, size in enumerate(sizes):
+        if place > start and total + size > size_max:
+            yield slice(start, place)
+            start, total = place, 0
+        total += size
+    if sizes:
+        yield slice(start, len(sizes))

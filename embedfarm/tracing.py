@@ -1,4 +1,4 @@
-"""Traces of jobs and requests, for whoever sets `traces`; without, nothing of it is even imported.
+"""Traces of jobs and requests; without the setting `traces`, OpenTelemetry is not even imported.
 
 A job's trace begins with the command that submits it. Its context travels with the job, as the note
 `NOTE` in the format of W3C Trace Context, so that workers on other machines go on with it.
@@ -23,7 +23,7 @@ Fact = str | int | float
 
 
 def is_installed() -> bool:
-    """Whether the packages that traces need are there: those of `embedfarm[traces]`."""
+    """Tell whether the packages that traces need, `embedfarm[traces]`, are installed."""
     try:
         return find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter") is not None
     except ModuleNotFoundError:
@@ -35,10 +35,10 @@ def start(endpoint: str, role: str) -> None:
 
     Args:
         endpoint: URL for traces in protobuf, such as "http://localhost:4318/v1/traces".
-        role: What this process is.
+        role: What this process is, such as "worker".
 
     Raises:
-        ImportError: Unless `is_installed`.
+        ImportError: The packages that traces need are not installed.
     """
     if not endpoint:
         return
@@ -59,16 +59,16 @@ def start(endpoint: str, role: str) -> None:
 
 
 def enabled() -> bool:
-    """Whether anybody wants to know."""
+    """Tell whether this process sends traces."""
     return _state.tracer is not None
 
 
 @contextmanager
 def span(name: str, parent: str = "", **facts: Fact) -> Iterator[str]:
-    """What the block does, below `parent`, or else below what this thread does already.
+    """Trace the block as a span below `parent`, or else below this thread's current span.
 
-    Gives:
-        Its context, for children elsewhere; "" when nothing is traced.
+    Yields:
+        The span's context, for children in other processes; "" when nothing is traced.
     """
     if not enabled():
         yield ""
@@ -80,10 +80,10 @@ def span(name: str, parent: str = "", **facts: Fact) -> Iterator[str]:
 
 
 def record(name: str, parent: str, began: float, ended: float, **facts: Fact) -> str:
-    """Something that is over already, between two monotonic times; only while `enabled`.
+    """Record a span that is over already, between two monotonic times; only while `enabled`.
 
     Returns:
-        Its context, for children.
+        The span's context, for its children.
     """
     offset = time.time_ns() - time.monotonic_ns()
     done = _state.tracer.start_span(

@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=NAMED_MAX)
 def name_once(place: str, reason: str) -> None:
-    """Say in the log what is left out: once, as long as there are not very many."""
+    """Log what is left out: once for each place and reason, unless there are very many."""
     log.warning("%s is left out: %s", place, reason)
 
 
 def read_or_skip(kind: type[R], data: bytes, place: str, report: Report = name_once) -> R | None:
-    """The record in `data`, None for what cannot be read, which is reported."""
+    """Return the record in `data`; report it and return None if it cannot be read."""
     try:
         return decode(kind, data)
     except RecordError as error:
@@ -35,9 +35,9 @@ def read_or_skip(kind: type[R], data: bytes, place: str, report: Report = name_o
 def readable(
     kind: type[R], name: bytes, rows: Iterable[Any], place: str, report: Report = name_once
 ) -> Iterator[tuple[float, R]]:
-    """Records in the field `name` of a stream's entries, each after its Unix time.
+    """Yield the records in the field `name` of a stream's entries, each after its Unix time.
 
-    Entries without the field are about something else, and are no news.
+    Entries without the field are about something else, and are not reported.
     """
     for entry, fields in rows:
         if name in fields:
@@ -47,7 +47,7 @@ def readable(
 
 
 def read_words(data: bytes, place: str, report: Report = name_once) -> dict[str, str]:
-    """Words by name out of JSON; none where it is something else, which is reported."""
+    """Return words by name out of JSON; report anything else, and return none."""
     try:
         return msgspec.json.decode(data, type=dict[str, str])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -56,5 +56,5 @@ def read_words(data: bytes, place: str, report: Report = name_once) -> dict[str,
 
 
 def names_of(members: Any) -> list[str]:  # noqa: ANN401 # a reply, whose names any program chose
-    """Members of a list on the server as text; what is no UTF-8 names nothing that is there."""
+    """Return members of a list on the server as text; bytes that are no UTF-8 are replaced."""
     return [each.decode(errors="replace") for each in members]

@@ -26,6 +26,7 @@ from embedfarm.pace import (
 from embedfarm.records import Heartbeat, Sample
 from embedfarm.settings import Settings
 from embedfarm.unreadable import names_of, readable
+from embedfarm.window import ask_room, room_from
 
 JOBS_MAX: Final = 1000
 ENDED_MAX: Final = 5
@@ -37,12 +38,12 @@ class Point(NamedTuple):
     """A point of the farm's curves.
 
     Attributes:
-        time: Unix seconds of its end.
-        seconds: Over which it is an average.
-        tokens_per_second: Real tokens.
-        chunks_per_second: Chunks.
-        backlog_tokens: At its end.
-        workers_alive: At its end.
+        time: Unix time, in seconds, of the end of the time that the point covers.
+        seconds: Length of the time that the point covers.
+        tokens_per_second: Mean of real tokens per second.
+        chunks_per_second: Mean of chunks per second.
+        backlog_tokens: Tokens that were sent and not done at the end.
+        workers_alive: Number of live workers at the end.
     """
 
     time: float
@@ -57,9 +58,10 @@ class Point(NamedTuple):
 class JobView(JobFacts):
     """A job and how fast it goes.
 
-    `chunks_left` is what has no vector yet, None while the producer still adds chunks; then
-    nobody knows when it ends. `seconds_left` is also None while it stands still. `waiting_blocks`
-    nobody has leased. Rates are those of now, as of the farm.
+    `chunks_left` is the number of chunks without a vector, None while the producer still adds
+    chunks; then nobody knows when the job ends. `seconds_left` is also None while the job stands
+    still. `waiting_blocks` is the number of blocks that nobody has leased. Rates are over the last
+    15 seconds, as in `FarmView`.
     """
 
     waiting_blocks: int
@@ -74,22 +76,22 @@ class WorkerView:
     """A live worker.
 
     Attributes:
-        worker: Its name.
-        host: Host name.
-        device: Such as "cpu-0" or "cuda-GPU-6f8e…".
-        state: As in its heartbeat: "loading", "idle", "busy" or "draining".
+        worker: Name of the worker.
+        host: Name of its host.
+        device: Name of its device, such as "cpu-0" or "cuda-GPU-6f8e…".
+        state: State of the worker: "loading", "idle", "busy" or "draining".
         model: Key of the loaded model, "" when none is.
         job: The job of its current micro-batch, "" when idle.
-        tokens_per_second: Real tokens now, as of the farm.
-        chunks_per_second: Chunks now.
-        share: Its part of the farm's tokens of the last five minutes, 0 to 1.
+        tokens_per_second: Real tokens per second over the last 15 seconds, as in `FarmView`.
+        chunks_per_second: Chunks per second over the last 15 seconds, as in `FarmView`.
+        share: Its share of the farm's tokens of the last five minutes, 0 to 1.
         tokens_done: Real tokens since its start.
         chunks_done: Chunks since its start.
-        memory_used_bytes: Of its GPU, else of its process; None where that is not known.
-        memory_total_bytes: Of its GPU, else of its host; None where that is not known.
-        temperature_celsius: Of its GPU; None where that is not known.
-        utilization_ratio: Of its GPU, 0 to 1; None where that is not known.
-        refused: Jobs that it could not embed a moment ago.
+        memory_used_bytes: Memory used on its GPU, else by its process; None if not known.
+        memory_total_bytes: Memory of its GPU, else of its host; None if not known.
+        temperature_celsius: Temperature of its GPU; None if not known.
+        utilization_ratio: Utilization of its GPU, 0 to 1; None if not known.
+        refused: Jobs that the worker could not embed a moment ago.
     """
 
     worker: str
@@ -115,28 +117,27 @@ class FarmView:
     """The farm at one moment.
 
     Rates "now" are over the last 15 seconds, from the micro-batches that workers reported; of a
-    busy worker up to the end of its last one. Work that was waited for by somebody (the lane) is
-    not among them.
+    busy worker up to the end of its last one. Interactive requests do not count.
 
     Attributes:
         time: Unix seconds by the server's clock.
-        tokens_per_second: Real tokens now, of all workers.
-        chunks_per_second: Chunks now, of all workers.
+        tokens_per_second: Real tokens per second now, of all workers.
+        chunks_per_second: Chunks per second now, of all workers.
         rates: Averages of ten seconds over the last hour, oldest first; a scheduler notes them.
-        backlog_chunks: Chunks sent and not embedded, of all jobs here.
-        backlog_tokens: The same in tokens, as producers count them.
+        backlog_chunks: Chunks sent and not embedded, of all of `jobs`.
+        backlog_tokens: Tokens sent and not embedded, as producers count them, of all of `jobs`.
         backlog_seconds: Time for what was sent of the jobs that are not paused, by the slowest and
-            the fastest of the rates of now, of the last minute and of five; None while unknown.
-        reading: Jobs to which more chunks are added: the backlog is not all of them.
-        chunks_failed: Of all jobs here.
-        jobs: The newest 1,000, oldest first.
-        jobs_total: How many there are.
-        ended: The last five that have ended, newest first.
-        workers: Those that are alive, by name.
-        lost_seconds: Time since those were last seen that died in the last hour, by name.
-        scheduler_active: Whether there is one.
-        memory_used_bytes: Of the server.
-        memory_bytes_max: Of the server, 0 for no limit.
+            the fastest of the rates now, of the last minute and of five; None while unknown.
+        reading: Number of jobs whose producers still add chunks, beyond the backlog.
+        chunks_failed: Failed chunks of all of `jobs`.
+        jobs: The newest 1,000 jobs, oldest first.
+        jobs_total: Number of all jobs.
+        ended: The last five jobs that have ended, newest first.
+        workers: Live workers, by name.
+        lost_seconds: Time since workers that died in the last hour were last seen, by name.
+        scheduler_active: Whether a scheduler is active.
+        memory_used_bytes: Memory that the server uses.
+        memory_bytes_max: Memory that the server may use, 0 for no limit.
         bottlenecks: What holds the farm back, worst first.
     """
 
@@ -160,11 +161,11 @@ class FarmView:
     bottlenecks: tuple[Bottleneck, ...]
 
 
-# What is seen.
+# Parts of the view.
 
 
 def point(time: float, sample: Sample) -> Point:
-    """A sample as a point of the farm's curves."""
+    """Return a sample as a point of the farm's curves."""
     seconds = max(1e-6, sample.seconds)
     tokens = sum(tokens for tokens, _ in sample.jobs.values())
     chunks = sum(chunks for _, chunks in sample.jobs.values())
@@ -181,7 +182,7 @@ def point(time: float, sample: Sample) -> Point:
 def view_job(
     facts: JobFacts, waiting_blocks: int, pace: Pace, chunk_rates: Sequence[float]
 ) -> JobView:
-    """A job, from what is counted of it, its pace now, and its chunks per second lately."""
+    """Return the view of a job, from its facts, its pace now, and its chunk rates lately."""
     left = None
     if facts.chunk_count >= 0:
         left = max(0, facts.chunk_count - facts.first_chunk - facts.chunks_done)
@@ -197,7 +198,7 @@ def view_job(
 
 
 def view_worker(beat: Heartbeat, pace: Pace, share: float) -> WorkerView:
-    """A worker, from its heartbeat, its pace now and its share."""
+    """Return the view of a worker, from its heartbeat, its pace now and its share."""
     known = beat.device_facts
     return WorkerView(
         worker=beat.worker,
@@ -220,7 +221,7 @@ def view_worker(beat: Heartbeat, pace: Pace, share: float) -> WorkerView:
 
 
 def shares(recent: Sequence[tuple[float, Sample]], now: Mapping[str, Pace]) -> dict[str, float]:
-    """Each worker's part of the tokens in the samples; without any, of those of now."""
+    """Return each worker's share of the tokens in the samples, else of the tokens done now."""
     tokens: defaultdict[str, float] = defaultdict(float)
     for _, sample in recent:
         for worker, (done, _) in sample.workers.items():
@@ -232,7 +233,7 @@ def shares(recent: Sequence[tuple[float, Sample]], now: Mapping[str, Pace]) -> d
 
 
 def real_tokens_left(job: JobFacts) -> float:
-    """Of what was sent and is not embedded, in the tokens of the model as far as that is known."""
+    """Return the tokens sent and not embedded, as the model counts them where that is known."""
     if job.chunks_done:
         return max(0, job.chunks_in - job.chunks_done) * job.real_tokens_done / job.chunks_done
     return float(job.tokens_in)
@@ -240,13 +241,13 @@ def real_tokens_left(job: JobFacts) -> float:
 
 @dataclass(frozen=True)
 class Course:
-    """How it went: points of the last hour, and whole samples of the last five minutes."""
+    """Recent course of a farm: points of the last hour, and samples of the last five minutes."""
 
     points: tuple[Point, ...] = ()
     recent: tuple[tuple[float, Sample], ...] = ()
 
     def follow(self, samples: Sequence[tuple[float, Sample]], now: float) -> "Course":
-        """With new samples, and without those that are too old."""
+        """Return the course with new samples, and without those that are too old."""
         points = (*self.points, *(point(*each) for each in samples))
         recent = (*self.recent, *samples)
         return Course(
@@ -255,7 +256,7 @@ class Course:
         )
 
     def chunk_rates(self, now: float) -> dict[str, list[float]]:
-        """Chunks per second of each job, over the times of `averages`."""
+        """Return the chunks per second of each job, over each of `AVERAGE_SECONDS`."""
         return averages(
             [
                 Done(end, each.seconds, {job: chunks for job, (_, chunks) in each.jobs.items()})
@@ -265,7 +266,7 @@ class Course:
         )
 
     def token_rates(self, now: float) -> list[float]:
-        """Real tokens per second of the farm, over the times of `averages`."""
+        """Return the real tokens per second of the farm, over each of `AVERAGE_SECONDS`."""
         tokens = [(end, each, sum(n for n, _ in each.jobs.values())) for end, each in self.recent]
         done = [Done(end, each.seconds, {"": n} if n else {}) for end, each, n in tokens]
         return averages(done, now).get("", [])
@@ -273,9 +274,10 @@ class Course:
 
 @dataclass
 class FarmReader:
-    """Reads the view of a farm, in about eight round trips; safe between threads.
+    """Reader of the view of a farm, in about eight round trips; safe between threads.
 
-    It keeps the curves of an hour, so that the next look reads only what is new: use one for many.
+    It keeps the curves of an hour, so that the next look reads only what is new: use one reader for
+    many looks.
     """
 
     farm: Farm
@@ -285,7 +287,7 @@ class FarmReader:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> FarmView:
-        """The farm now.
+        """Return the view of the farm now.
 
         Raises:
             redis.ConnectionError, redis.TimeoutError: The server is away.
@@ -297,19 +299,22 @@ class FarmReader:
         pipe = self.farm.client.pipeline(transaction=False)
         pipe.time()
         pipe.zcard(wire.JOBS)
-        pipe.zrevrange(wire.JOBS, 0, JOBS_MAX - 1)
+        # Among the newest of all there may be none of one tenant.
+        pipe.zrevrange(wire.JOBS, 0, JOBS_MAX - 1 if self.farm.tenant is None else -1)
         pipe.zrevrange(wire.ENDED, 0, ENDED_MAX - 1)
         pipe.exists(wire.SCHEDULER)
         pipe.info("memory")
         pipe.xrange(wire.SAMPLES, self._after, "+")
-        (seconds, microseconds), jobs_total, newest, ended, active, memory, rows = pipe.execute()
+        ask_room(pipe)
+        clock, jobs_total, newest, ended, active, memory, rows, *room = pipe.execute()
+        seconds, microseconds = clock
         now = seconds + microseconds / 1e6
         if rows:
             self._after = f"({rows[-1][0].decode()}"
         self._course = self._course.follow(
-            list(readable(Sample, b"sample", rows, wire.SAMPLES)), now
+            self.farm.own_samples(list(readable(Sample, b"sample", rows, wire.SAMPLES))), now
         )
-        names = dict.fromkeys(names_of([*reversed(newest), *ended]))
+        names = dict.fromkeys(self.farm.own(names_of([*reversed(newest), *ended])))
         unreadable: dict[str, str] = {}
         farm = replace(self.farm, on_unreadable=unreadable.__setitem__)
         found = read_jobs(farm, list(names))
@@ -329,6 +334,8 @@ class FarmReader:
             memory_bytes_max=memory["maxmemory"],
             settings=self.settings,
             unreadable=unreadable,
+            room=room_from(*room),
+            sees_all=self.farm.tenant is None,
         )
         ended_jobs = [each for each in found if each.ended]
         return compose(now, situation, ended_jobs, batches, self._course)
@@ -341,14 +348,14 @@ def compose(
     batches: Mapping[str, Sequence[Batch]],
     course: Course,
 ) -> FarmView:
-    """The view, from what is there, what was done lately, and the hour's curves.
+    """Return the view of a farm, from its situation, recent work, and the last hour's curves.
 
     Args:
         now: Unix seconds.
-        situation: What is there.
+        situation: Jobs, workers and server as they are now.
         ended: Jobs that have ended.
         batches: Micro-batches of the last `NOW_SECONDS`, by worker.
-        course: Of the last hour.
+        course: Course of the last hour.
     """
     busy = {beat.worker for beat in situation.workers if beat.state == "busy"}
     paces = paces_now(batches, busy, now)
@@ -394,7 +401,7 @@ def compose(
 
 
 def _sum(paces: Mapping[tuple[str, str], Pace], place: int) -> dict[str, Pace]:
-    """Paces by worker (0) or by job (1)."""
+    """Return the paces added up by worker (`place` is 0) or by job (`place` is 1)."""
     sums: defaultdict[str, list[Pace]] = defaultdict(list)
     for names, pace in paces.items():
         sums[names[place]].append(pace)

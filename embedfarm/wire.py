@@ -29,6 +29,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:budget:<d>|<m> string  tokens of a device batch         worker    -> worker     7 d
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
+    ef:{farm}:window         hash    what all jobs hold, as counted   all       -> all        5 s
 
     ef:{farm}:ingest         hash    token, fence: who enqueues       ingest    -> ingest     5 s
     ef:{farm}:ingest-fence   string  counter of lock holders          ingest    -> ingest
@@ -37,6 +38,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:answer:<hash>  string  answer to an `Idempotency-Key`   web       -> web        24 h
     ef:{farm}:in-work:<hash> string  one whose request is in work     web       -> web        60 s
 
+    ef:{farm}:tenant:<name>  zset    job -> unix seconds of creation  web       -> web
     ef:{farm}:session:<hash> string  SHA-256 of who signed in's key   web       -> web        12 h
 
     ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
@@ -53,8 +55,10 @@ The lives in seconds are settings. The farm's own keys share the tag `{farm}`, b
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
 workers agreed on, "recipe", the `TokenRecipe` by which they read token ids, "refused:<worker>",
 why one cannot embed the job, "account:<worker>#<incarnation>", an `Account` of what it did,
-"command", the command line that does the same, "traceparent", for `embedfarm.tracing`, and "feed",
-with feeds. `meta` and the newest 100 of `failed` outlive the job for so long.
+"command", the command line that does the same, "traceparent", for `embedfarm.tracing`, "feed",
+with feeds, "owner", the output that the job fills, and "generation", the making of the job: whoever
+makes it anew under the same name begins another one, and blocks of earlier ones count no more
+(`scripts/create.lua`). `meta` and the newest 100 of `failed` outlive the job for so long.
 """
 
 from dataclasses import dataclass
@@ -76,69 +80,75 @@ DECISIONS: Final = "ef:{farm}:decisions"
 STATS: Final = "ef:{farm}:stats"
 INGEST: Final = "ef:{farm}:ingest"
 INGEST_FENCE: Final = "ef:{farm}:ingest-fence"
+WINDOW: Final = "ef:{farm}:window"
 LANES: Final = "ef:{farm}:lanes"
 LANE_SIZES: Final = "ef:{farm}:lane-sizes"
 LANE_BELL: Final = "ef:{farm}:lane-bell"
 
 
 def worker_key(name: str) -> str:
-    """Key of a worker's heartbeat."""
+    """Return the key of a worker's heartbeat."""
     return f"ef:{{farm}}:worker:{name}"
 
 
 def plan_key(name: str) -> str:
-    """Key of a worker's plan."""
+    """Return the key of a worker's plan."""
     return f"ef:{{farm}}:plan:{name}"
 
 
 def wake_key(name: str) -> str:
-    """Key of the list that a worker with nothing to do waits on."""
+    """Return the key of the list that a worker with nothing to do waits on."""
     return f"ef:{{farm}}:wake:{name}"
 
 
 def budget_key(device: str, model: str) -> str:
-    """Key of the budget learned on a kind of device for a model."""
+    """Return the key of the device batch's budget, learned on a kind of device for a model."""
     return f"ef:{{farm}}:budget:{device}|{model}"
 
 
 def recurring_key(run: str) -> str:
-    """Key of the newest run of a recurring job."""
+    """Return the key of the newest run of a recurring job."""
     return f"ef:{{farm}}:recurring:{run}"
 
 
 def answer_key(name: str) -> str:
-    """Key of the answer to a request that may come again."""
+    """Return the key of the answer to a request with an `Idempotency-Key`, which may come again."""
     return f"ef:{{farm}}:answer:{name}"
 
 
 def in_work_key(name: str) -> str:
-    """Key that is there while such a request is answered."""
+    """Return the key that exists while a request with an `Idempotency-Key` is answered."""
     return f"ef:{{farm}}:in-work:{name}"
 
 
 def lane_key(engine: str) -> str:
-    """Key of the requests that one engine serves."""
+    """Return the key of the interactive requests that one engine serves."""
     return f"ef:{{farm}}:lane:{engine}"
 
 
 def loader_key(engine: str) -> str:
-    """Key of the worker that loads an engine because requests ask for it."""
+    """Return the key of the worker that loads an engine because requests ask for it."""
     return f"ef:{{farm}}:loader:{engine}"
 
 
 def unloaded_key(engine: str) -> str:
-    """Key of the reasons why workers could not load an engine."""
+    """Return the key of the reasons why workers could not load an engine."""
     return f"ef:{{farm}}:unloaded:{engine}"
 
 
 def reply_key(request: str) -> str:
-    """Key of the answer to a request."""
+    """Return the key of the answers to an interactive request."""
     return f"ef:{{farm}}:reply:{request}"
 
 
 def session_key(digest: str) -> str:
-    """Key of a session on the pages, by the SHA-256 of its secret."""
+    """Return the key of a session on the pages, by the SHA-256 of its secret."""
     return f"ef:{{farm}}:session:{digest}"
+
+
+def tenant_key(tenant: str) -> str:
+    """Return the key of the jobs that a tenant has made by HTTP, if it may have only so many."""
+    return f"ef:{{farm}}:tenant:{tenant}"
 
 
 @dataclass(frozen=True)
@@ -152,56 +162,56 @@ class JobKeys:
 
     @property
     def blocks(self) -> str:
-        """Stream of blocks."""
+        """Key of the stream of blocks."""
         return self._key("in")
 
     @property
     def retry(self) -> str:
-        """Stream of pieces of failed blocks."""
+        """Key of the stream of blocks to try again: pieces of failed ones, and lost ones."""
         return self._key("retry")
 
     @property
     def results(self) -> str:
-        """Hash of results."""
+        """Key of the hash of results."""
         return self._key("res")
 
     @property
     def meta(self) -> str:
-        """Hash of spec, state and counters."""
+        """Key of the hash of spec, state and counters."""
         return self._key("meta")
 
     @property
     def failed(self) -> str:
-        """Stream of failed chunks."""
+        """Key of the stream of failed chunks."""
         return self._key("failed")
 
     @property
     def bell(self) -> str:
-        """List that the collector waits on."""
+        """Key of the list that the collector waits on."""
         return self._key("bell")
 
     @property
     def room(self) -> str:
-        """List that the producer waits on."""
+        """Key of the list that the producer waits on."""
         return self._key("room")
 
     def all(self) -> list[str]:
-        """Every key, for deletion."""
+        """Return every key of the job, for deletion."""
         return [
             self.blocks, self.retry, self.results, self.meta, self.failed, self.bell, self.room,
         ]  # fmt: skip
 
 
 def entry_id(start: int, count: int) -> str:
-    """Stream ID of the block of `count` chunks that begins at chunk `start`.
+    """Return the stream ID of the block of `count` chunks that begins at chunk `start`.
 
-    It names one block for ever: a server that lost its end may get other blocks from the same
-    start, and a late commit of the old one must not acknowledge those.
+    The ID names one block for ever: a server that lost the end of its log may get other blocks from
+    the same start, and a late commit of the old block must not acknowledge those.
     """
     return f"{start + 1}-{count}"
 
 
 @cache
 def script(name: str) -> str:
-    """Source of a Lua script; its head comment documents keys, arguments and answer."""
+    """Return the source of a Lua script, whose head comment documents its interface."""
     return (Path(__file__).parent / "scripts" / f"{name}.lua").read_text(encoding="utf-8")

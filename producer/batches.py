@@ -1,7 +1,9 @@
 """Files of requests, as OpenAI's batch protocol has them, made into a corpus."""
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 
@@ -9,16 +11,17 @@ import msgspec
 
 from embedfarm.batches import ENDPOINT, Planned
 from producer.readers.items import CorpusError
-from producer.readers.source import number_lines
 
 DIMENSIONS_MAX: Final = 1 << 16
+LINE_BYTES_MAX: Final = 8 << 20  # twice what a request may have that comes by itself
+LOOKED_BYTES_MAX: Final = 64 << 20  # for a model
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Texts of token ids; ValueError where no text has these."""
 
 
 class _Line(msgspec.Struct):
-    """A request."""
+    """A line of the file, which is one request."""
 
     custom_id: Annotated[str, msgspec.Meta(max_length=512)]
     method: str
@@ -27,7 +30,7 @@ class _Line(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What it asks for."""
+    """The body of a request, which says what is asked for."""
 
     model: str
     input: str | list[str | int | list[Annotated[int, msgspec.Meta(ge=0)]]]
@@ -37,20 +40,20 @@ class _Body(msgspec.Struct):
 
 
 class _Model(msgspec.Struct):
-    """No more of a body than its model."""
+    """The part of a request's body that names its model."""
 
     model: str
 
 
 class Counts(NamedTuple):
-    """Requests of a file, and those of them that cannot be done."""
+    """Numbers of the requests of a file, and of those that cannot be done."""
 
     total: int
     bad: int
 
 
 class _Refused(ValueError):
-    """A request that cannot be done; its arguments are a code and a sentence."""
+    """Raised when a request cannot be done; the arguments are a code and a sentence."""
 
 
 @dataclass
@@ -58,9 +61,9 @@ class Planner:
     """Reads requests of one model.
 
     Attributes:
-        model: What the batch embeds with.
-        models: What requests may name at all.
-        decode: For requests of token ids.
+        model: Model that the batch embeds with.
+        models: Models that requests may name at all.
+        decode: Makes texts of the token ids in requests.
         inputs_max: Most inputs of a request.
     """
 
@@ -71,7 +74,7 @@ class Planner:
     _seen: set[str] = field(default_factory=set)
 
     def read(self, line: bytes) -> tuple[Planned, list[str]]:
-        """What a line asks for, or what is wrong with it, and its texts."""
+        """Return what a line asks for, or what is wrong with it, and its texts."""
         custom_id = None
         try:
             request = _decode(line, _Line, "invalid_json_line")
@@ -148,13 +151,17 @@ def plan(source: Path, planner: Planner, corpus: BinaryIO, planned: BinaryIO, mo
 
 
 def find_model(source: Path, models: Sequence[str], most: int) -> str:
-    """The model of a batch: that of the first request which names one of these, else the first.
+    """Return the model of the first request that names one of `models`, else the first of them.
 
     Raises:
-        CorpusError: A line has no end.
+        CorpusError: A line is too long for a request.
         OSError: The file cannot be read.
     """
+    size = 0
     for _, line in zip(range(most), _lines(source), strict=False):
+        size += len(line)
+        if size > LOOKED_BYTES_MAX:
+            break
         try:
             request = msgspec.json.decode(line, type=_Line)
             model = msgspec.json.decode(request.body, type=_Model).model
@@ -167,6 +174,13 @@ def find_model(source: Path, models: Sequence[str], most: int) -> str:
 
 def _lines(source: Path) -> Iterator[bytes]:
     with source.open("rb") as file:
-        for _, line in number_lines(file, source.name):
+        file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
+        for number in count(1):
+            line = file.readline(LINE_BYTES_MAX + 1)
+            if not line:
+                return
+            if len(line) > LINE_BYTES_MAX:
+                detail = f"{source.name} line {number}: longer than {LINE_BYTES_MAX >> 20} MiB"
+                raise CorpusError(detail)
             if not line.isspace():
                 yield line

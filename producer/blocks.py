@@ -1,4 +1,4 @@
-"""Rows into blocks: consecutive chunks, sized to the farm."""
+"""Rows cut into blocks: consecutive chunks, sized to the farm."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ class Blocker:
 
     Attributes:
         start: Index of the next chunk that no block has yet.
-        tokens_max: What a chunk counts at most.
-        tokens_target: May change at any time; the next block to be full follows it.
-        chunks_max: The same.
+        tokens_max: Most tokens that a chunk counts for.
+        tokens_target: Estimated tokens of a block; may change at any time, for the next full block.
+        chunks_max: Most chunks of a block; may change at any time, for the next full block.
     """
 
     start: int
@@ -46,7 +46,7 @@ class Blocker:
         self.chunks_max = self.settings.block_chunks_max
 
     def add(self, rows: Rows, encoder: TokenEncoder | None = None) -> Iterator[Block]:
-        """Take rows in; yields the blocks that are full. All rows of a job have ids, or none.
+        """Take rows in, and yield the blocks that are full. All rows of a job have ids, or none.
 
         Args:
             rows: The next chunks.
@@ -72,14 +72,14 @@ class Blocker:
                 yield self._cut()
 
     def flush(self) -> Iterator[Block]:
-        """The last block, if anything is left."""
+        """Yield the last block, if anything is left."""
         if self._texts:
             yield self._cut()
 
     def _measure(
         self, texts: Sequence[str], token_ids: Sequence[NDArray[np.uint32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Bytes and tokens before each chunk, and after the last one."""
+        """Return the bytes and the tokens before each chunk, and after the last one."""
         if self._encoder:
             sizes = [ids.nbytes for ids in token_ids]
             tokens = np.asarray([len(ids) for ids in token_ids])
@@ -90,7 +90,7 @@ class Blocker:
         return _ends(sizes), _ends(tokens)
 
     def _full(self, token_ends: NDArray[np.int64], begin: int) -> int:
-        """After which chunk the block is full, when it goes on with chunk `begin`."""
+        """Return the end of the chunks that make the block full, when it goes on with `begin`."""
         wanted = token_ends[begin] + self.tokens_target - self._tokens
         enough = int(np.searchsorted(token_ends, wanted))
         first = begin - len(self._texts)
@@ -98,13 +98,13 @@ class Blocker:
         return max(begin + 1, min(enough, first + self.chunks_max))
 
     def _fitting(self, size_ends: NDArray[np.int64], begin: int) -> int:
-        """The first chunk from `begin` on that the block has no room for; it takes one at least."""
+        """Return the first chunk from `begin` on without room; an empty block has room for one."""
         room = size_ends[begin] + self.settings.block_bytes_max - self._bytes
         fitting = int(np.searchsorted(size_ends, room, side="right")) - 1
         return max(begin if self._texts else begin + 1, fitting)
 
     def _cut(self) -> Block:
-        """The block of all that came since the last one."""
+        """Make a block of all that came since the last one."""
         block = Block(
             start=self.start,
             texts=[] if self._encoder else self._texts,
@@ -118,7 +118,7 @@ class Blocker:
         return block
 
     def _pack(self, encoder: TokenEncoder) -> TokenIds:
-        """The token ids in as few bytes as they need."""
+        """Pack the token ids into as few bytes as they need."""
         ids = np.concatenate(self._token_ids)
         width = 2 if ids.max(initial=0) <= np.iinfo(np.uint16).max else 4
         lengths = np.fromiter(map(len, self._token_ids), dtype="<u4", count=len(self._token_ids))
@@ -132,11 +132,11 @@ class Blocker:
 
 
 def _encode(encoder: TokenEncoder, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-    """Token ids of each text."""
+    """Return the token ids of each text."""
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
 def _ends(sizes: ArrayLike) -> NDArray[np.int64]:
-    """Where each of these ends, after a zero for where the first one begins."""
+    """Return where each part ends, after a zero for where the first one begins."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

@@ -1,4 +1,4 @@
-"""Cuts a long text into chunks that each fit a number of tokens."""
+"""Long texts cut into chunks that each fit a number of tokens."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ _BREAKS: Final = (
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, with neither truncation nor padding.
+    """Load the tokenizer in a tokenizer.json, with neither truncation nor padding.
 
     Raises:
         ValueError: The file is missing or holds no tokenizer.
@@ -44,13 +44,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def token_spans(tokenizer: Tokenizer, text: str) -> list[Span]:
-    """The spans of the text's tokens; what a model puts around every text is not counted."""
+    """Return the spans of a text's tokens, without what a model puts around every text."""
     spans: list[Span] = tokenizer.encode(text, add_special_tokens=False).offsets
     return spans
 
 
 def cut(text: str, find_spans: FindSpans, chunk_tokens: int, chunk_overlap: int) -> Iterator[str]:
-    """Chunks of at most `chunk_tokens` tokens, each as `find_spans` counts it on its own.
+    """Yield chunks of at most `chunk_tokens` tokens, as `find_spans` counts each on its own.
 
     Together they hold every character of the text, in order, apart from white space around them. A
     chunk ends at the last paragraph end in its last third, else at a sentence end, else at white
@@ -80,7 +80,7 @@ def cut(text: str, find_spans: FindSpans, chunk_tokens: int, chunk_overlap: int)
 
 
 def _skip_spaces(text: str, start: int) -> int:
-    """Where the next character stands that is not white space."""
+    """Return the index of the next character that is not white space."""
     found = _NOT_SPACE.search(text, start)
     return found.start() if found else len(text)
 
@@ -88,7 +88,7 @@ def _skip_spaces(text: str, start: int) -> int:
 def _shrink(
     chunk: str, spans: Sequence[Span], find_spans: FindSpans, chunk_tokens: int
 ) -> tuple[str, Sequence[Span]]:
-    """The beginning of `chunk` that fits, and its spans; a cut may change the last tokens."""
+    """Return the beginning of `chunk` that fits, and its spans, which a cut may change."""
     while len(spans) > chunk_tokens and len(chunk) > 1:
         chunk = chunk[: _break_before(chunk, spans[chunk_tokens][0])].rstrip()
         spans = find_spans(chunk)
@@ -96,9 +96,10 @@ def _shrink(
 
 
 def _break_before(chunk: str, position: int) -> int:
-    """Where best to cut a chunk that ends in no white space: at `position` or up to a third before.
+    """Return the best place to cut a chunk: `position`, or up to a third before it.
 
-    At least 1, so that a character is left, and less than the length, so that the chunk shrinks.
+    The chunk must not end in white space. The place is at least 1, so that a character is left, and
+    less than the length, so that the chunk shrinks.
     """
     position = _skip_spaces(chunk, min(max(position, 1), len(chunk) - 1))
     for pattern in _BREAKS:
@@ -108,7 +109,7 @@ def _break_before(chunk: str, position: int) -> int:
 
 
 def _repeat_from(chunk: str, spans: Sequence[Span], chunk_overlap: int) -> int:
-    """Where in `chunk` the part begins that the next one repeats; its end for none."""
+    """Return where the part of `chunk` begins that the next one repeats; its end for none."""
     repeated = min(chunk_overlap, len(spans) // 2)
     position = spans[-repeated][0] if repeated else 0
     if not position:

@@ -18,6 +18,8 @@ from urllib.parse import urljoin
 import httpcore2
 import msgspec
 
+from embedfarm.private import make_private
+from embedfarm.redaction import name_source
 from embedfarm.settings import Settings
 from producer.outbound import RequestFailed, Url, header, send
 from producer.roots import allow_url
@@ -44,26 +46,30 @@ UNKNOWN: Final = Facts()
 
 
 def place_of(url: Url, out: Path) -> Path:
-    """Where the corpus of an output is kept; the end of its name is that of the URL's path."""
+    """Return the path of an output's corpus; its name ends as the URL's path does.
+
+    Another signature of the same URL gives the same path.
+    """
     name = _ODD.sub("_", url.path.rpartition("/")[2]).lstrip(".")[-NAME_CHARACTERS_MAX:]
-    key = hashlib.sha256(str(url).encode()).hexdigest()[:16]
+    key = hashlib.sha256(name_source(str(url)).encode()).hexdigest()[:16]
     return out / DIRECTORY / key / (name or "corpus")
 
 
 def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
-    """Have at `path` what the URL has now; what is there already is not fetched again.
+    """Fetch to `path` what the URL has now, unless it is there already.
 
     Args:
-        url: Below one of `ingest_urls`.
-        path: Of the file; what its directory has beside it belongs to this function.
-        settings: Limits, and where redirects may lead.
+        url: URL below one of `ingest_urls`.
+        path: Path of the file; what its directory has beside it belongs to this function.
+        settings: Limits, and the URLs that redirects may lead to.
         watch: Called with the number of bytes that have come, after each piece.
 
     Raises:
-        UrlRefused: Its address is not public, or a redirect leads to where nothing is allowed.
-        RequestFailed: It cannot be had now, is too large, takes too long, or is being fetched.
+        UrlRefused: The address is not public, or a redirect leads to where nothing is allowed.
+        RequestFailed: The file cannot be had now, is too large, takes too long, or is being
+            fetched already.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with (path.parent / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,7 +96,7 @@ def _fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], obje
 
 
 def _read_facts(note: Path) -> Facts:
-    """Of the file that is there; none of one that was not fetched to its end."""
+    """Return the facts of the file that is there; none of one not fetched to its end."""
     try:
         return msgspec.json.decode(note.read_bytes(), type=Facts)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -98,7 +104,7 @@ def _read_facts(note: Path) -> Facts:
 
 
 def _conditions(known: Facts) -> dict[str, str]:
-    """Headers that ask for a body only if it is another one."""
+    """Return headers that ask for a body only if it is another than the known one."""
     asked = {"if-none-match": known.etag, "if-modified-since": known.last_modified}
     return {name: value for name, value in asked.items() if value}
 
@@ -107,7 +113,7 @@ def _conditions(known: Facts) -> dict[str, str]:
 def _follow(
     url: Url, headers: Mapping[str, str], settings: Settings
 ) -> Iterator[httpcore2.Response]:
-    """The answer at the end of all redirects, each of which must be allowed."""
+    """Yield the answer at the end of all redirects, each of which must be allowed."""
     deadline = time.monotonic() + settings.fetch_seconds_max
     for _ in range(REDIRECTS_MAX + 1):
         with send(url, headers, hosts=settings.outbound_hosts, deadline=deadline) as response:
@@ -124,7 +130,7 @@ def _read_size(value: str) -> int:
 
 
 def _check(url: Url, response: httpcore2.Response, size: int, settings: Settings) -> None:
-    """Refuse what is no file, one that a server has packed, and one that says it is too large."""
+    """Refuse an answer that is no file, that is packed, or that says that it is too large."""
     if response.status != OK:
         raise RequestFailed(f"{url.place}: the server answers {response.status}")
     packed = header(response, "content-encoding")
@@ -137,7 +143,7 @@ def _check(url: Url, response: httpcore2.Response, size: int, settings: Settings
 def _save(
     response: httpcore2.Response, path: Path, size_max: int, watch: Callable[[int], object]
 ) -> int:
-    """Write the body, to its place once it is whole and on the disk; gives its size in bytes."""
+    """Write the body to its place once it is whole and on the disk; return its size in bytes."""
     partial = path.with_name(".partial")
     size = 0
     try:

@@ -5,19 +5,15 @@ from collections.abc import Sequence
 from embedfarm.jobs import BlocksLost, Job
 from embedfarm.records import Block, JobSpec, Rows, encode
 from embedfarm.settings import Settings
+from embedfarm.sizing import VECTOR_BYTES_GUESSED, used_bytes
 from embedfarm.status import JobStatus
+from embedfarm.window import FarmWindow
 from producer.blocks import TOKENS_MAX, Blocker
-from producer.submit import (
-    PROBE_TOKENS,
-    RESULT_BYTES_MAX,
-    VECTOR_BYTES_GUESSED,
-    JobRefused,
-    used_bytes,
-)
+from producer.submit import PROBE_TOKENS, RESULT_BYTES_MAX, JobRefused
 
 
 class OutOfPlace(RuntimeError):
-    """Texts that do not go on where the feed ends.
+    """Raised when texts do not go on where the feed ends.
 
     Attributes:
         expected: Index of the text that is wanted next.
@@ -29,11 +25,11 @@ class OutOfPlace(RuntimeError):
 
 
 class WindowFull(RuntimeError):
-    """The feed takes no more texts until results are taken."""
+    """Raised when there is no room for texts, in the window of the feed or of the farm."""
 
 
 def extend(job: Job, settings: Settings, start: int, rows: Rows, read: int = 0) -> int:
-    """Take texts into a feed, as many as its window has room for.
+    """Take texts into a feed, as many as its window and the farm's have room for.
 
     Args:
         job: The feed.
@@ -62,7 +58,8 @@ def extend(job: Job, settings: Settings, start: int, rows: Rows, read: int = 0) 
     if known >= len(rows.texts):
         return status.pushed_upto
     wanted = Rows(rows.texts[known:], rows.ids and rows.ids[known:])
-    blocks = _fitting(_cut(job.spec(), status, wanted, settings), status, settings)
+    window = FarmWindow(job.client, settings)
+    blocks = _fitting(_cut(job.spec(), status, wanted, settings), status, window)
     try:
         answers = job.push(blocks)
     except BlocksLost as error:
@@ -100,7 +97,7 @@ def _check(allowed: bool, state: str) -> None:  # noqa: FBT001 -- what is checke
 def _cut(
     spec: JobSpec, status: JobStatus, rows: Rows, settings: Settings
 ) -> list[tuple[Block, bytes]]:
-    """The rows as blocks that any worker does in a moment, with their bytes."""
+    """Cut rows into blocks that any worker does in a moment; return them with their bytes."""
     blocker = Blocker(
         status.pushed_upto, settings, spec.max_length or TOKENS_MAX, tokens_target=PROBE_TOKENS
     )
@@ -111,21 +108,24 @@ def _cut(
 
 
 def _fitting(
-    blocks: Sequence[tuple[Block, bytes]], status: JobStatus, settings: Settings
-) -> list[tuple[Block, bytes]]:
-    """The first of the blocks, as many as there is room for; an empty window takes one at least."""
+    blocks: Sequence[tuple[Block, bytes]], status: JobStatus, window: FarmWindow
+) -> Sequence[tuple[Block, bytes]]:
+    """Return the first blocks, as many as have room; an empty window takes at least one."""
     vector_bytes = _vector_bytes(status)
     used = used_bytes(status, vector_bytes)
-    fitting = []
+    costs: list[int] = []
     for block, data in blocks:
         cost = len(data) + block.count * vector_bytes
-        if used and used + cost > settings.window_bytes_max:
+        if used and used + cost > window.settings.window_bytes_max:
             break
-        fitting.append((block, data))
+        costs.append(cost)
         used += cost
-    if not fitting:
-        raise WindowFull("the window of the feed is full: take results, then send again")
-    return fitting
+    if not costs:
+        raise WindowFull("the window of the feed is full: acknowledge results, then send again")
+    count = window.reserve(status, vector_bytes, costs)
+    if not count:
+        raise WindowFull("other jobs fill the window of the farm: send again later")
+    return blocks[:count]
 
 
 def _vector_bytes(status: JobStatus) -> int:

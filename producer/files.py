@@ -7,19 +7,27 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from embedfarm.private import make_private
 from embedfarm.settings import Settings
-from producer.directories import OUTPUT, new_id, remove_directory
+from producer.directories import OUTPUT, new_id, put, read_kept, remove_directory
 
 CONTENT: Final = "content"
 ABOUT: Final = "about.json"
 
+ASKED: Final = "batch.json"  # in the directory of a batch: what is asked for, and by whom
 BATCH_INPUT: Final = "input.jsonl"  # in the directory of a batch
 COMPLETED: Final = "completed.json"
 
 _NAME: Final = re.compile(r"file-[0-9a-f]{32}(-output|-errors)?")
 
 
-class FileFacts(msgspec.Struct, kw_only=True):
+class _Owned(msgspec.Struct):
+    """A record of what has an owner: its tenant, "" if it is no tenant's."""
+
+    tenant: str = ""
+
+
+class FileFacts(_Owned, kw_only=True):
     """A file, as OpenAI's protocol has it; times are Unix seconds."""
 
     id: str
@@ -32,46 +40,62 @@ class FileFacts(msgspec.Struct, kw_only=True):
 
 
 def new_file_id() -> str:
-    """A new name of a file."""
+    """Return a new name for a file."""
     return f"file-{new_id()}"
 
 
 def keep_file(settings: Settings, content: Path, facts: FileFacts) -> None:
     """Move a file to where it is found by its id; one that is there already is replaced."""
     directory = settings.jobs_path / "files" / facts.id
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     content.replace(directory / CONTENT)
-    (directory / ABOUT).write_bytes(msgspec.json.encode(facts))
+    put(directory / ABOUT, msgspec.json.encode(facts))
 
 
 def content_of(settings: Settings, file: str) -> Path | None:
-    """Where the content of a file is, None if there is no such file."""
+    """Return the path of a file's content, None if there is no such file."""
     path = settings.jobs_path / "files" / file / CONTENT
     return path if _NAME.fullmatch(file) and path.with_name(ABOUT).exists() else None
 
 
-def facts_of(content: Path) -> FileFacts:
-    """What is known of a file."""
-    return msgspec.json.decode(content.with_name(ABOUT).read_bytes(), type=FileFacts)
+def facts_of(content: Path) -> FileFacts | None:
+    """Return what is known of a file; None where that is damaged, which is logged."""
+    return read_kept(content.with_name(ABOUT), FileFacts)
+
+
+def file_tenant(content: Path) -> str | None:
+    """Return the tenant that owns a file, "" if none does; None where that cannot be read."""
+    return _tenant_in(content.with_name(ABOUT))
+
+
+def batch_tenant(directory: Path) -> str | None:
+    """Return the tenant that owns a batch, "" if none does; None where that cannot be read."""
+    return _tenant_in(directory / ASKED)
+
+
+def _tenant_in(path: Path) -> str | None:
+    found = read_kept(path, _Owned)
+    return None if found is None else found.tenant
 
 
 def list_files(settings: Settings, after: str, *, newest_first: bool) -> Iterator[FileFacts]:
-    """All files after one, or after none, by the time of their making."""
+    """Yield files by the time of their making, after `after` if it is given; skip damaged ones."""
     names = [path.parent.name for path in (settings.jobs_path / "files").glob(f"*/{ABOUT}")]
     for name in sorted(names, reverse=newest_first):
         content = content_of(settings, name)
         passed = not after or (name < after if newest_first else name > after)
-        if passed and content is not None:
-            yield facts_of(content)
+        facts = facts_of(content) if passed and content is not None else None
+        if facts is not None:
+            yield facts
 
 
 def remove_file(content: Path) -> None:
-    """Remove a file."""
+    """Remove a file by the path of its content, with all that is known of it."""
     remove_directory(content.parent)
 
 
 def complete_batch(settings: Settings, batch: str, report: Mapping[str, Any]) -> None:
-    """Keep what came of a batch, and say at last that it is complete.
+    """Keep the results of a batch as files, and at last write that it is complete.
 
     Done again after a crash it keeps the same files under the same ids.
     """
@@ -88,9 +112,8 @@ def complete_batch(settings: Settings, batch: str, report: Mapping[str, Any]) ->
             created_at=int(path.stat().st_mtime),
             filename=f"{batch}_{kind}.jsonl",
             purpose="batch_output",
+            tenant=batch_tenant(directory) or "",
         )
         keep_file(settings, path, facts)
         completed[field] = facts.id
-    temporary = directory / f"{COMPLETED}.partial"
-    temporary.write_bytes(msgspec.json.encode(completed))
-    temporary.replace(directory / COMPLETED)
+    put(directory / COMPLETED, msgspec.json.encode(completed))

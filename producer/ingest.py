@@ -8,13 +8,14 @@ import contextlib
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable, Collection
-from typing import Any, Final
+from collections.abc import Collection
+from functools import partial
+from typing import Any, Final, cast
 
 import redis
-from rq import Queue, Retry, Worker
-from rq.exceptions import DeserializationError, NoSuchJobError
+from rq import Queue, Worker
+from rq.command import parse_payload
+from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.registry import (
     CanceledJobRegistry,
@@ -24,22 +25,31 @@ from rq.registry import (
     StartedJobRegistry,
 )
 from rq.utils import now
-from rq.worker_registration import clean_worker_registry
+from rq.worker_registration import clean_worker_registry, register
 
 from embedfarm.broker import host_name
+from embedfarm.redaction import hide_secrets
 from embedfarm.server_url import make_pool
 from embedfarm.settings import Settings
-from producer.command import Interrupted, stop_when_asked
+from producer.command import name_signal, stop_when_asked
 from producer.notices import tell
-from producer.outbound import hide_urls
-from producer.requests import DEATHS, ReadableJob, cancel_request, end_farm_job
+from producer.readable import (
+    UNREADABLE,
+    over_unreadable,
+    remove_unreadable,
+    remove_unreadable_of,
+)
+from producer.requests import (
+    cancel_request,
+    count_death,
+    end_farm_job,
+)
 from producer.rescue import find_lost, take
-from producer.tasks import DAY_SECONDS, QUEUE, TASKS
+from producer.task_job import GIVEN_UP, TaskJob
+from producer.tasks import DAY_SECONDS, QUEUE
 
 RESULT_SECONDS: Final = DAY_SECONDS
-FAILURE_SECONDS: Final = 7 * DAY_SECONDS
 CANCELLED_MAX: Final = 1000  # newest cancelled jobs that are looked at
-GIVEN_UP: Final = "given up: as many workers died with this job as deliveries_max allows"
 OVER: Final = frozenset(
     {JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED}
 )
@@ -48,92 +58,15 @@ log = logging.getLogger(__name__)
 
 
 def worker_name(pid: int) -> str:
-    """What a process of this host is called among RQ's workers."""
+    """Return the name of a process of this host among RQ's workers."""
     return f"{host_name()}-ingest-{pid}"
 
 
 def are_registered(client: redis.Redis, pids: Collection[int]) -> bool:
-    """Whether RQ knows all these processes of this host as workers."""
+    """Tell whether RQ knows all these processes of this host as workers."""
     prefix = Worker.redis_worker_namespace_prefix
     keys = [f"{prefix}{worker_name(pid)}" for pid in pids]
     return bool(keys) and client.exists(*keys) == len(keys)
-
-
-class TaskRefused(RuntimeError):
-    """A job that asks for something that is on no list; nothing of it was run."""
-
-
-class TaskJob(ReadableJob):
-    """An RQ job that can only be one of `producer.tasks.TASKS`, with JSON arguments."""
-
-    def restore(self, raw_data: Any) -> Any:  # noqa: ANN401 -- as RQ has it
-        """Give times to a job that was enqueued without; RQ's own are 3 minutes and a year.
-
-        RQ logs the description, which is made of the arguments unless the job came with another.
-        """
-        super().restore(raw_data)
-        self.description = hide_urls(self.description or "")
-        if self.timeout in {None, Queue.DEFAULT_TIMEOUT}:
-            self.timeout = Settings().ingest_seconds_max
-        if self.failure_ttl is None:
-            self.failure_ttl = FAILURE_SECONDS
-        self.get_meta(refresh=False)
-
-    def get_meta(self, refresh: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- as RQ has it
-        """What the job says of itself; whoever enqueued it may have put anything there."""
-        meta: Any = None
-        with contextlib.suppress(ValueError):  # no JSON
-            meta = super().get_meta(refresh)
-        self.meta = meta if isinstance(meta, dict) else {}
-        return self.meta
-
-    def _deserialize_data(self) -> None:
-        try:
-            super()._deserialize_data()  # type: ignore[no-untyped-call] # RQ is typed in part
-        except DeserializationError as error:
-            raise DeserializationError(
-                'refused: the job is not JSON; enqueue with Queue(…, serializer="json")'
-            ) from error
-
-    @property
-    def func(self) -> Callable[..., Any]:
-        """The task, found by its name on the list; nothing is imported for it."""
-        task = TASKS.get(str(self.func_name))
-        if task is None or self.instance is not None:
-            raise TaskRefused(f"refused: {self.func_name!r} is none of {', '.join(TASKS)}")
-        return task
-
-    @property
-    def success_callback(self) -> None:
-        """None: it would be another dotted path."""
-
-    @property
-    def failure_callback(self) -> None:
-        """None: it would be another dotted path."""
-
-    @property
-    def stopped_callback(self) -> Callable[[Job, redis.Redis], Any]:
-        """What RQ calls after it has killed a job on demand."""
-        return cancel_request
-
-    def send_webhooks(self, status: str | JobStatus, *, exc_string: str | None = None) -> None:
-        """Call no address for anyone."""
-
-    def perform(self) -> Any:  # noqa: ANN401 -- as RQ has it
-        """Run the task; one that is interrupted goes back into the queue, and costs no retry."""
-        names = (
-            self._success_callback_name,
-            self._failure_callback_name,
-            self._stopped_callback_name,
-        )
-        if any(names) or self.webhooks:
-            raise TaskRefused("refused: a job may bring no callbacks and no webhooks")
-        try:
-            result = super().perform()
-        except Interrupted:
-            return Retry(max=sys.maxsize)
-        tell(self, "finished")
-        return result
 
 
 class TaskWorker(Worker):
@@ -166,8 +99,43 @@ class TaskWorker(Worker):
             worker_ttl=15 + tick,  # RQ waits 15 s less for a job before it looks around
         )
 
+    @property
+    def _queue(self) -> Queue:
+        return self.queues[0]
+
+    # What cannot be read, for which no other job must pay.
+
+    def register_birth(self) -> None:
+        """Register this worker, after removing what an earlier one may have ended over."""
+        remove_unreadable(self._queue)
+        super().register_birth()  # type: ignore[no-untyped-call] # RQ is typed in part
+
+    def run_maintenance_tasks(self) -> None:
+        """Run RQ's maintenance, also where something cannot be read."""
+        over_unreadable(self._queue, super().run_maintenance_tasks)
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """Wait for the next job that can be read, and return it with its queue."""
+        wait = partial(super().dequeue_job_and_maintain_ttl, timeout, max_idle_time)
+        return over_unreadable(self._queue, wait)
+
+    def handle_payload(self, message: Any) -> None:  # noqa: ANN401 -- as RQ has it
+        """Obey an order to stop a job; ignore all other orders, readable or not."""
+        try:
+            if parse_payload(message)["command"] == "stop-job":
+                super().handle_payload(message)  # type: ignore[no-untyped-call] # as above
+        except UNREADABLE as error:
+            log.warning("an order that cannot be read is left out: %r", error)
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Run a job, after removing what RQ cannot read in the keys beside its own."""
+        remove_unreadable_of(job)
+        super().execute_job(job, queue)
+
     def get_heartbeat_ttl(self, job: Job) -> int:
-        """Seconds after which a silent worker has lost its job."""
+        """Return the seconds after which a silent worker has lost its job."""
         del job
         return self._lease_seconds
 
@@ -182,7 +150,7 @@ class TaskWorker(Worker):
                 os.kill(self.horse_pid, signal.SIGTERM)
 
     def setup_work_horse_signals(self) -> None:
-        """In the process of a job: stop its command when asked, or when the worker is gone."""
+        """Have a job's process stop its command when asked, or when the worker is gone."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop_when_asked(self.pid or 0)
 
@@ -200,18 +168,24 @@ class TaskWorker(Worker):
         Both come first: a failed job has a reason, and once it has failed it may be deleted or
         enqueued again at any moment, by the same name.
         """
+        job = cast("TaskJob", job)
+        exc_string = hide_secrets(job.given_up or exc_string)
         if not job.should_retry and self._stopped_job_id != job.id:
             reason = _last_sentence(exc_string) or "no reason is known"
             end_farm_job(job, reason, self._settings)
             cancelled = job.get_meta().get("state") == "cancelled"
             tell(job, "cancelled" if cancelled else "failed", reason)
-        super().handle_job_failure(job, queue, started_job_registry, exc_string)
+        try:
+            super().handle_job_failure(job, queue, started_job_registry, exc_string)
+        except UNREADABLE as error:
+            log.warning("job %s cannot even fail: %r", job.id, error)
+            job.forget()
 
     # What a crash leaves.
 
     def handle_work_horse_killed(
         self,
-        job: Job,
+        job: TaskJob,
         retpid: int | None,
         ret_val: int | None,
         rusage: Any,  # noqa: ANN401 -- as RQ has it
@@ -222,27 +196,27 @@ class TaskWorker(Worker):
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(retpid, signal.SIGKILL)  # the job's command
-        if self._forgive(job):
+        if self._forgive(job, f"its process was {_describe_end(ret_val or 0)}"):
             job.retries_left = (job.retries_left or 0) + 1
 
-    def _forgive(self, job: Job) -> bool:
-        """Whether a run that died may be repeated: until as many died without any progress."""
-        before = job.get_meta().get(DEATHS)
-        deaths = before + 1 if isinstance(before, int) else 1
-        job.meta[DEATHS] = deaths
-        job.save_meta()
-        return bool(deaths < self._settings.deliveries_max)
+    def _forgive(self, job: TaskJob, how: str) -> bool:
+        """Count a run that died; tell whether it may be repeated: not after too many in a row."""
+        if count_death(job) < self._settings.deliveries_max:
+            return True
+        job.given_up = f"{GIVEN_UP}: {how}"
+        return False
 
     def clean_registries(self) -> None:
-        """RQ's maintenance, but that lost jobs are repeated, and cancelled ones left by the farm.
+        """Clean RQ's registries, repeat lost jobs, and cancel cancelled ones on the farm.
 
-        Without RQ's lock, which a worker that dies in here would hold for a quarter of an hour:
-        each step is atomic.
+        RQ's lock, which a worker that dies in here would hold for a quarter of an hour, is not
+        taken: each step is atomic.
         """
-        [queue] = self.queues
+        queue = self._queue
         for registry in (FinishedJobRegistry, FailedJobRegistry, DeferredJobRegistry):
             registry(queue=queue, job_class=TaskJob).cleanup()
         clean_worker_registry(queue)
+        register(self)  # whoever may enqueue may have removed it
         self._repeat_lost(queue)
         self._cancel_cancelled(queue)
         self.last_cleaned_at = now()  # type: ignore[assignment] # RQ types what it begins with
@@ -251,27 +225,34 @@ class TaskWorker(Worker):
         """Repeat the jobs of dead workers, but not for ever."""
         for lost in find_lost(queue, self._lease_seconds):
             try:
-                job = TaskJob.fetch(lost.job, self.connection, "json")
+                job = cast("TaskJob", TaskJob.fetch(lost.job, self.connection, "json"))
             except NoSuchJobError:
                 take(queue, lost, repeat=False)
                 continue
             over = job.get_status() in OVER
-            repeat = not over and self._forgive(job)
+            repeat = not over and self._forgive(job, "its worker was lost")
             if take(queue, lost, repeat=repeat) and not over:
                 log.warning("job %s was lost with its worker", lost.job)
                 if not repeat:
-                    self.handle_job_failure(job, queue, exc_string=GIVEN_UP)
+                    self.handle_job_failure(job, queue)
 
     def _cancel_cancelled(self, queue: Queue) -> None:
-        """Cancel on the farm what was cancelled in the queue, having run before."""
+        """Cancel on the farm the jobs that were cancelled in the queue after they had begun."""
         registry = CanceledJobRegistry(queue=queue)
         for name in registry.get_job_ids(0, CANCELLED_MAX - 1, desc=True):
             with contextlib.suppress(NoSuchJobError):
                 cancel_request(TaskJob.fetch(name, self.connection, "json"), self.connection)
 
 
+def _describe_end(status: int) -> str:
+    """Describe how a process of that status, as `os.wait` has it, came to its end."""
+    if os.WIFSIGNALED(status):
+        return f"ended by {name_signal(os.WTERMSIG(status))}"
+    return f"ended with status {os.waitstatus_to_exitcode(status)}"
+
+
 def _last_sentence(trace: str) -> str:
-    """What an exception said, without its name and where it was raised."""
+    """Return what an exception said, without its name and where it was raised."""
     lines = trace.strip().splitlines()
     name, separator, said = lines[-1].partition(": ") if lines else ("", "", "")
     return said if separator and " " not in name else "".join(lines[-1:])

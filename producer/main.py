@@ -6,13 +6,14 @@ import signal
 import sys
 
 from embedfarm.processes import watch_lifeline
+from embedfarm.redaction import start_logging
 from embedfarm.settings import Settings
 from producer.ingest import TaskWorker
 
 
 def main() -> int:
     """Run jobs until SIGTERM, SIGINT or the end of the parent; any other end is an error."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(logging.INFO)
     worker = TaskWorker(Settings())
     watch_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM))
     worker.work()

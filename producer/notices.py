@@ -39,10 +39,10 @@ Event = dict[str, Any]
 
 
 def check_webhook(url: str, settings: Settings) -> None:
-    """Whether notices may be sent to a URL, as far as can be said now.
+    """Check that notices may be sent to a URL, as far as can be said now.
 
     Raises:
-        ValueError: They may not; the message is for whoever named it.
+        ValueError: Nothing may be sent there; the message is for whoever named the URL.
     """
     parts = parse_url(url)
     try:
@@ -52,12 +52,12 @@ def check_webhook(url: str, settings: Settings) -> None:
 
 
 def enqueue_notice(queue: Queue, url: str, event: Event) -> None:
-    """Have a URL told of an event, soon and then for some hours; once, however often it is asked.
+    """Enqueue an event for delivery to a URL, with retries for some hours; each event once.
 
     Args:
-        queue: That of `embedfarm ingest`, JSON.
-        url: Where to.
-        event: From `make_event`.
+        queue: Queue of `embedfarm ingest`, with JSON as its serializer.
+        url: URL of the receiver.
+        event: Document from `make_event`.
     """
     with contextlib.suppress(DuplicateJobError):
         queue.enqueue_call(
@@ -75,12 +75,12 @@ def enqueue_notice(queue: Queue, url: str, event: Event) -> None:
 
 
 def make_event(kind: str, key: str, facts: Mapping[str, Any]) -> Event:
-    """A document for a receiver.
+    """Make the document of an event for a receiver.
 
     Args:
-        kind: Such as "job.finished".
+        kind: Kind of event, such as "job.finished".
         key: What tells this event from others of its kind; the document's id is made of it.
-        facts: What JSON can say.
+        facts: Values that JSON can say.
     """
     name = hashlib.sha256(f"{kind} {key}".encode()).hexdigest()[:24]
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -91,11 +91,11 @@ def deliver(url: str, event: Event, settings: Settings) -> int:
     """Post an event to its receiver, once.
 
     Returns:
-        The status of its answer: one of success, or `GONE`.
+        The HTTP status of the answer: one of success, or `GONE`.
 
     Raises:
-        UrlRefused: Nothing may be sent there.
-        RequestFailed: It is not reached, or answers anything else.
+        UrlRefused: Nothing may be sent to that URL.
+        RequestFailed: The receiver is not reached, or answers anything else.
         ValueError: The event has no id that can be in a header.
     """
     target = parse_url(url)
@@ -113,7 +113,7 @@ def deliver(url: str, event: Event, settings: Settings) -> int:
 
 
 def _sign(name: str, body: str, settings: Settings) -> dict[str, str]:
-    """Headers of Standard Webhooks; without a secret, no signature among them."""
+    """Return the headers of Standard Webhooks, with a signature if there is a secret."""
     now = datetime.now(UTC)
     headers = {"webhook-id": name, "webhook-timestamp": str(int(now.timestamp()))}
     if secret := settings.webhook_secret.get_secret_value():
@@ -125,7 +125,7 @@ def tell(job: Job, state: str, reason: str = "") -> None:
     """Enqueue the notice of what became of a job, if its `webhook` asks for one; once a run.
 
     Args:
-        job: That ended.
+        job: Job that ended.
         state: "finished", "failed" or "cancelled".
         reason: Why it failed.
     """
@@ -144,7 +144,7 @@ def tell(job: Job, state: str, reason: str = "") -> None:
 
 
 def _webhook_of(job: Job) -> str:
-    """Where a job wants to be told of; "" for one that does not, or cannot be read."""
+    """Return the URL to which a job's notices go; "" without one, or if it cannot be read."""
     try:
         url = job.kwargs.get("webhook", "")
         parse_url(url)

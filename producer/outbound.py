@@ -22,7 +22,6 @@ PORTS: Final = {"http": 80, "https": 443}
 HEADERS: Final[dict[str, str]] = {"user-agent": "embedfarm", "accept-encoding": "identity"}
 
 _PLAIN: Final = re.compile(r"[!$-;=?-Z\[\]_a-z~]+")  # printable ASCII, of which no parser differs
-_URL: Final = re.compile(r"""(https?://)[^\s"'/?#]*?([^\s"'/?#@]*)[/?#][^\s"']*""", re.IGNORECASE)
 _HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_.])?")
 _GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
 _IPV4_TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
@@ -32,11 +31,11 @@ _NOT_PUBLIC: Final = tuple(  # though `is_global` of some versions of Python say
 
 
 class UrlRefused(ValueError):
-    """A URL that nothing is sent to; the message says why, without what may be secret in it."""
+    """Raised when nothing is sent to a URL; the message says why, without what may be secret."""
 
 
 class RequestFailed(RuntimeError):
-    """The other side was not reached, or did not answer as it should; later it may."""
+    """Raised when the other side was not reached or did not answer as it should; later it may."""
 
 
 class Url(NamedTuple):
@@ -44,10 +43,10 @@ class Url(NamedTuple):
 
     Attributes:
         scheme: "http" or "https".
-        host: In lower case; an IPv6 address without brackets.
-        port: Also where the URL names none.
-        path: At least "/".
-        query: Without the "?".
+        host: Host in lower case; an IPv6 address without brackets.
+        port: Port, also where the URL names none.
+        path: Path, at least "/".
+        query: Query without the "?".
     """
 
     scheme: str
@@ -78,10 +77,11 @@ class Url(NamedTuple):
 
 
 def parse_url(text: str) -> Url:
-    """The parts of a URL.
+    """Split a URL into its parts.
 
     Raises:
-        UrlRefused: It is no http or https URL, names a user, or could be read in more than one way.
+        UrlRefused: The text is no http or https URL, names a user, or could be read in more than
+            one way.
     """
     if not _PLAIN.fullmatch(text):
         raise UrlRefused("a URL is plain ASCII without blanks, quotes, backslashes and fragments")
@@ -103,13 +103,8 @@ def parse_url(text: str) -> Url:
     return Url(parts.scheme, host, port or PORTS[parts.scheme], parts.path or "/", parts.query)
 
 
-def hide_urls(text: str) -> str:
-    """The text with no more of each URL than its host: what follows may be a secret."""
-    return _URL.sub(r"\1\2/…", text)
-
-
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet, also when it carries an IPv4 address."""
+    """Tell whether an IP address is public, by the IPv4 address in it if it carries one."""
     ip = ipaddress.ip_address(address)
     if ip.version == 6:  # noqa: PLR2004 -- of IP
         carried = ip.ipv4_mapped or ip.sixtofour
@@ -124,16 +119,16 @@ def is_public(address: str) -> bool:
 
 
 def find_addresses(host: str, port: int, hosts: Collection[str]) -> list[str]:
-    """The addresses of a host, all of which may be sent to.
+    """Return the addresses of a host, all of which may be sent to.
 
     Args:
         host: Name or address.
-        port: The port meant.
+        port: Port to connect to.
         hosts: Names, or name:port, whose addresses may be private.
 
     Raises:
-        UrlRefused: One of them is not public.
-        RequestFailed: It has none now.
+        UrlRefused: An address of the host is not public, or that is no name of a host.
+        RequestFailed: The host has no address now.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -159,16 +154,16 @@ def send(
     hosts: Collection[str],
     deadline: float,
 ) -> Iterator[httpcore2.Response]:
-    """A GET, or with a body a POST, and its answer, whose body is still to be read.
+    """Send a GET, or with a body a POST, and yield the answer, whose body is still to be read.
 
     No redirect is followed, and no proxy used.
 
     Args:
-        url: Where to.
-        headers: Beside `HEADERS`.
-        body: Of the request.
-        hosts: As `find_addresses`.
-        deadline: On the monotonic clock; the whole answer must be there by then.
+        url: URL to send to.
+        headers: Headers to send beside `HEADERS`.
+        body: Body of the request.
+        hosts: Names, or name:port, whose addresses may be private.
+        deadline: Time on the monotonic clock by which the whole answer must be there.
 
     Raises:
         UrlRefused: An address of the host is not public.
@@ -197,13 +192,13 @@ def send(
 
 
 def header(response: httpcore2.Response, name: str) -> str:
-    """The value of a header; "" without it."""
+    """Return the value of a header; "" where there is none."""
     values = [value for key, value in response.headers if key.lower() == name.encode()]
     return values[0].decode("ascii", "ignore") if values else ""
 
 
 class _Guard(httpcore2.NetworkBackend):
-    """Connects to addresses that were checked."""
+    """A network backend that only connects to addresses that were checked."""
 
     def __init__(self, hosts: Collection[str], deadline: float) -> None:
         self._hosts = hosts
@@ -218,7 +213,7 @@ class _Guard(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
-        """The first of the host's addresses that answers."""
+        """Connect to the first of the host's addresses that answers."""
         del local_address, socket_options  # the pool has none
         *others, last = find_addresses(host, port, self._hosts)
         for address in others:
@@ -264,7 +259,7 @@ class _Timed(httpcore2.NetworkStream):
 
 
 def _left(deadline: float, seconds: float | None) -> float:
-    """Seconds that a step may take: those given, but not beyond the deadline."""
+    """Return the seconds that a step may take: those given, but not beyond the deadline."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise httpcore2.ReadTimeout("the time is up")

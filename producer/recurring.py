@@ -23,8 +23,9 @@ from embedfarm.entries import read_number
 from embedfarm.server_url import make_pool
 from embedfarm.settings import Recurring, Settings
 from embedfarm.unreadable import name_once
-from producer.ingest import FAILURE_SECONDS, RESULT_SECONDS
-from producer.requests import ReadableJob
+from producer.ingest import RESULT_SECONDS
+from producer.readable import ReadableJob, over_unreadable
+from producer.task_job import FAILURE_SECONDS
 from producer.tasks import QUEUE, TASKS
 
 MEMORY_SECONDS: Final = 400 * 86400  # longer than a year, which a cron expression may wait
@@ -35,18 +36,18 @@ log = logging.getLogger(__name__)
 
 
 class RecurringError(ValueError):
-    """A recurring job that cannot be; the message says which and why."""
+    """Raised when a recurring job has no valid schedule or task; the message says which."""
 
 
 class Timetable:
-    """One of several processes of which one enqueues.
+    """One of several processes, of which the elected one enqueues what is due.
 
     Args:
-        client: For the lock and the farm's own keys.
-        settings: The recurring jobs, and the server.
+        client: Client for the lock and the farm's own keys.
+        settings: Settings with the recurring jobs and the server's URL.
 
     Raises:
-        RecurringError: A cron expression or a task is none.
+        RecurringError: A cron expression is not valid, or there is no such task.
     """
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
@@ -74,14 +75,18 @@ class Timetable:
         fence = int(self._elect(keys=[wire.INGEST, wire.INGEST_FENCE], args=[self._token, ttl_ms]))
         if not fence:
             return
-        if self._retries.acquire_locks():
-            self._forget_unreadable()
-            self._retries.enqueue_scheduled_jobs()
+        over_unreadable(self._queue, self._enqueue_retries)
         for entry in self._settings.recurring:
             self._enqueue_due(entry, fence, now)
 
+    def _enqueue_retries(self) -> None:
+        """Enqueue the postponed jobs whose time has come."""
+        if self._retries.acquire_locks():
+            self._forget_unreadable()
+            self._retries.enqueue_scheduled_jobs()
+
     def _forget_unreadable(self) -> None:
-        """Drop the postponed jobs over which RQ would end."""
+        """Drop the postponed jobs that cannot be read, over which RQ would end."""
         registry = ScheduledJobRegistry(queue=self._queue)
         due = registry.get_jobs_to_schedule()
         jobs = ReadableJob.fetch_many(due, self._queue.connection, "json")
@@ -90,7 +95,7 @@ class Timetable:
                 registry.remove(name)
 
     def _enqueue_due(self, entry: Recurring, fence: int, now: float) -> None:
-        """Enqueue the newest run of a recurring job, unless it was; those before it are skipped."""
+        """Enqueue the newest run of a recurring job, unless it was; skip the runs before it."""
         due = int(croniter(entry.cron, datetime.fromtimestamp(now, UTC)).get_prev(float))
         name = identify(entry)
         key = wire.recurring_key(name)
@@ -107,7 +112,6 @@ class Timetable:
             self._queue.enqueue_call(
                 f"producer.tasks.{entry.task}",
                 kwargs=entry.arguments,
-                timeout=self._settings.ingest_seconds_max,
                 result_ttl=RESULT_SECONDS,
                 failure_ttl=FAILURE_SECONDS,
                 job_id=job,
@@ -119,6 +123,6 @@ class Timetable:
 
 
 def identify(entry: Recurring) -> str:
-    """A name for a recurring job, the same in every process that has it."""
+    """Return a name for a recurring job, the same in every process that has it."""
     words = json.dumps(entry.model_dump(), sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()[:12]

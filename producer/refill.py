@@ -9,8 +9,9 @@ from embedfarm.coverage import reconcile
 from embedfarm.jobs import Job
 from embedfarm.records import Block, Rows
 from embedfarm.settings import Settings
+from embedfarm.sizing import VECTOR_BYTES_GUESSED
 from producer.blocks import Blocker
-from producer.submit import RESULT_BYTES_MAX, VECTOR_BYTES_GUESSED
+from producer.submit import RESULT_BYTES_MAX
 
 GROUP_BYTES: Final = 4 << 20  # text sent at a time
 
@@ -27,11 +28,11 @@ def refill(
     """Send chunks again, those of them that are still missing.
 
     Args:
-        job: On a connection that nobody else uses.
-        missing: Which, in order.
+        job: Job, on a connection that nobody else uses.
+        missing: Ranges of the chunks to send, in order.
         source: All rows of the job, from chunk 0 on; it is read as far as is needed.
-        settings: Sizes of blocks.
-        stop: Ends the reading, and waiting for the server.
+        settings: Settings with the sizes of blocks.
+        stop: Event that ends the reading, and the waiting for the server.
 
     Returns:
         The number of chunks that the server took.
@@ -58,7 +59,7 @@ def refill(
 def _blocks(
     missing: Sequence[range], source: Iterable[Rows], settings: Settings, chunks_max: int
 ) -> Iterator[Block]:
-    """The missing chunks as blocks that are as large as may be: each is a lease of its own."""
+    """Yield the missing chunks in blocks as large as may be, since each is a lease of its own."""
     wanted = iter(missing)
     hole = next(wanted, None)
     blocker: Blocker | None = None
@@ -84,7 +85,7 @@ def _blocks(
 
 
 def _groups(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    """Blocks of about `GROUP_BYTES` of text together."""
+    """Yield groups of blocks that have about `GROUP_BYTES` of text together."""
     group: list[Block] = []
     size = 0
     for block in blocks:

@@ -2,67 +2,35 @@
 
 import contextlib
 import logging
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import redis
 from rq import get_current_job
 from rq.command import send_command
-from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
+from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.job import Job, JobStatus
 
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm
+from embedfarm.redaction import hide_urls
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone
 from producer.command import LOOK_SECONDS, check_stop
 from producer.notices import tell
-from producer.outbound import hide_urls
 from producer.roots import PathRefused, allow
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
-# What RQ raises over a hash with other fields than it writes, or over what is no hash.
-UNREADABLE: Final = (ValueError, TypeError, AttributeError, AssertionError, redis.ResponseError)
+PROGRESS: Final = ("done", "fetched_bytes")  # what tells that a job comes further
+NO_TIME: Final = -1  # as RQ says that a job may take as long as it likes
+SECONDS_MAX: Final = 10 * 365 * 86_400  # for whatever time is named
 DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
-
+DIED_AT: Final = "died_at"  # what was done when the last of them ended
 
 log = logging.getLogger(__name__)
-
-
-class ReadableJob(Job):
-    """An RQ job that is not there when it cannot be read, so that nobody ends over it."""
-
-    @classmethod
-    def fetch_many(
-        cls,
-        job_ids: Iterable[str],
-        connection: redis.Redis,
-        serializer: Any = None,  # noqa: ANN401 -- as RQ has it
-    ) -> list[Job | None]:
-        """The jobs, None for each that is not there or cannot be read."""
-        return [cls._find(each, connection, serializer) for each in job_ids]
-
-    @classmethod
-    def _find(cls, name: str, connection: redis.Redis, serializer: Any) -> Job | None:  # noqa: ANN401 -- as above
-        with contextlib.suppress(NoSuchJobError):
-            return cls.fetch(name, connection, serializer)
-        return None
-
-    def refresh(self) -> None:
-        """Read the job.
-
-        Raises:
-            NoSuchJobError: It is not there, or whoever wrote it was not RQ.
-        """
-        try:
-            super().refresh()  # type: ignore[no-untyped-call] # RQ is typed in part
-        except UNREADABLE as error:
-            if isinstance(error, redis.ResponseError) and "WRONGTYPE" not in str(error):
-                raise
-            log.warning("job %s is refused: it cannot be read: %r", self.id, error)
-            raise NoSuchJobError(f"{self.id} cannot be read") from error
 
 
 def begin(description: str, out: Path | None = None) -> None:
@@ -77,16 +45,39 @@ def begin(description: str, out: Path | None = None) -> None:
 
 
 def note(**facts: Any) -> None:  # noqa: ANN401 -- anything that JSON can say
-    """Keep facts in the current job's `meta`, if they are news; progress forgives deaths."""
+    """Keep facts in the current job's `meta`, if they are news; progress gives it more time."""
     job = get_current_job()
-    if job is None:
+    if job is None or job.meta | facts == job.meta:
         return
-    changed = job.meta | facts
-    if facts.get("done", 0) > job.meta.get("done", 0):
-        changed.pop(DEATHS, None)
-    if changed != job.meta:
-        job.meta = changed
-        job.save_meta()
+    if any(name in facts and facts[name] != job.meta.get(name) for name in PROGRESS):
+        expect_progress(job)
+    job.meta |= facts
+    job.save_meta()
+
+
+def expect_progress(job: Job) -> None:
+    """Have RQ end a job that names no time itself, unless it comes further in time.
+
+    Only while RQ waits for that signal: to anybody else it means the end of the process.
+    """
+    if job.timeout == NO_TIME and callable(signal.getsignal(signal.SIGALRM)):
+        signal.alarm(min(Settings().ingest_seconds_max, SECONDS_MAX))
+
+
+def count_death(job: Job) -> int:
+    """Count a run that died; return how many did so in a row since the job last came further."""
+    meta = job.get_meta()
+    done, before = number_in(meta, "done"), number_in(meta, DIED_AT)
+    deaths = 1 if done > before else 1 + number_in(meta, DEATHS)
+    job.meta |= {DEATHS: deaths, DIED_AT: max(done, before)}
+    job.save_meta()
+    return deaths
+
+
+def number_in(meta: Mapping[str, Any], name: str) -> int:
+    """Return a count in a job's `meta`; 0 where there is none, whatever stands there."""
+    value = meta.get(name)
+    return max(0, value) if isinstance(value, int) else 0
 
 
 def look(farm: Farm, out: Path) -> None:
@@ -114,7 +105,7 @@ class Watch:
         look: Called about once a second.
 
     Raises:
-        Interrupted: When called, as `stop_when_asked` says.
+        Interrupted: A call came after this process was asked to stop.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
@@ -122,7 +113,7 @@ class Watch:
         self._next = 0.0
 
     def __call__(self, size: int) -> None:
-        """So many bytes are there."""
+        """Note that `size` bytes are there, unless this process was asked to stop."""
         check_stop()
         if time.monotonic() >= self._next:
             note(state="fetching", fetched_bytes=size)
@@ -131,7 +122,7 @@ class Watch:
 
 
 def _end_unwanted(farm: Farm, out: Path) -> None:
-    """A job that was cancelled or deleted while it runs asks its worker to stop it."""
+    """Ask the worker to stop the current job if that was cancelled or deleted while it runs."""
     job = get_current_job()
     if job is None:
         return
@@ -145,21 +136,21 @@ def _end_unwanted(farm: Farm, out: Path) -> None:
 
 
 def farm_jobs(out: Path) -> Iterator[str]:
-    """The farm's jobs for an unfinished output: its own, and that of a retry of what failed."""
+    """Yield the farm's jobs for an unfinished output: its own, and those that retry failures."""
     for path in (out / JOB_ID_FILE, *out.glob(f".embedfarm/retry-*/{JOB_ID_FILE}")):
         with contextlib.suppress(FileNotFoundError):
-            yield path.read_text(encoding="utf-8")
+            yield from path.read_text(encoding="utf-8", errors="replace").split()[:1]
 
 
 def cancel_farm_jobs(farm: Farm, out: Path) -> None:
-    """Cancel the farm's jobs for an output; those that are gone already are none."""
+    """Cancel the farm's jobs for an output, but for those that are gone already."""
     for job in farm_jobs(out):
         with contextlib.suppress(JobGone):
             farm.job(job).cancel()
 
 
 def cancel_request(job: Job, connection: redis.Redis) -> None:
-    """Cancel what the farm does for an RQ job that was stopped or cancelled, once, and tell so."""
+    """Cancel, once, what the farm does for a stopped or cancelled RQ job, and send the notice."""
     meta = job.get_meta()
     if meta.get("state") != "cancelled":
         if "out" in meta:
@@ -175,9 +166,9 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
     """Note that the farm's job of an RQ job failed, if it was given one and that still goes on.
 
     Args:
-        job: It names its job on the farm by the option `job_id`.
-        reason: Why.
-        settings: How long the record is kept.
+        job: RQ job, which names its job on the farm by the option `job_id`.
+        reason: Why it failed.
+        settings: Settings that say how long the record is kept.
     """
     try:
         name = job.kwargs["job_id"]

@@ -1,15 +1,18 @@
 """RQ jobs that died with their worker, found and put back into the queue.
 
-A job is in the list of those on their way, then among the started ones with the time until which
-its worker has it. RQ fails those whose time ran out, unless they were enqueued with retries, and
-those that were stranded on the way.
+A job is first in RQ's intermediate queue, then among the started jobs with the time until which its
+worker has it. RQ fails the jobs whose time ran out, unless they were enqueued with retries, and
+those that were stranded in the intermediate queue.
 """
 
+import math
 import time
 from typing import NamedTuple, cast
 
+import redis
 from redis.client import Pipeline
 from rq import Queue
+from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus
 from rq.utils import now
 
@@ -18,8 +21,8 @@ class Lost(NamedTuple):
     """A job that no worker has.
 
     Attributes:
-        job: Its id.
-        entry: Its place among the started jobs; b"" when it is stranded on the way there.
+        job: Id of the job.
+        entry: Member of the started jobs; b"" for a job stranded in the intermediate queue.
     """
 
     job: str
@@ -27,9 +30,9 @@ class Lost(NamedTuple):
 
 
 def find_lost(queue: Queue, seconds: float) -> list[Lost]:
-    """The jobs whose workers were silent for too long, and those stranded for more than `seconds`.
+    """Return jobs whose workers were silent for too long, and jobs stranded over `seconds`.
 
-    From the queue to the start takes milliseconds, unless a reply is lost or a worker dies.
+    A job gets from the queue to its start in milliseconds, unless a reply is lost or a worker dies.
     """
     connection, stranded = queue.connection, queue.intermediate_queue
     entries = cast(
@@ -39,17 +42,25 @@ def find_lost(queue: Queue, seconds: float) -> list[Lost]:
     for job in stranded.get_job_ids():
         if job in queue.started_job_registry or stranded.set_first_seen(job):
             continue
-        seen = stranded.get_first_seen(job)
-        if seen is not None and (now() - seen).total_seconds() > seconds:
+        if _seen_ago(stranded, job) > seconds:
             lost.append(Lost(job, b""))
     return lost
 
 
+def _seen_ago(stranded: IntermediateQueue, job: str) -> float:
+    """Return the seconds since a stranded job was first seen; infinity if that is unreadable."""
+    try:
+        seen = stranded.get_first_seen(job)
+    except (ValueError, OverflowError, OSError, redis.ResponseError):
+        return math.inf
+    return 0.0 if seen is None else (now() - seen).total_seconds()
+
+
 def take(queue: Queue, lost: Lost, *, repeat: bool) -> bool:
-    """Remove a lost job from where it is, and queue it again if asked to, all at once.
+    """Remove a lost job from where it is, and queue it again if asked to, in one transaction.
 
     Returns:
-        Whether it still was lost; of several workers that see it, one gets this answer.
+        Whether the job still was lost; of several workers that see it, one is told so.
     """
     started, stranded = queue.started_job_registry.key, queue.intermediate_queue
     answers = list[bool]()

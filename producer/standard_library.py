@@ -25,7 +25,7 @@ _Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Dotted name, such as "csv.DictReader.fieldnames", and docstring without its indentation.
+    """Yield dotted names, such as "csv.DictReader.fieldnames", with their dedented docstrings.
 
     Modules, classes and functions, each name once, in order of file and line; docstrings of
     `CHARACTERS_MIN` to `CHARACTERS_MAX` characters. Tests, installed packages and files that do
@@ -39,7 +39,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def _file_docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
-    """Those of one file; none where it does not parse."""
+    """Yield the names and docstrings of one file; none where it does not parse."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Old files are full of escapes that will be errors one day
         try:
@@ -51,7 +51,7 @@ def _file_docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
 
 
 def _docstrings_below(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """That of the node, then those of what it defines, at any depth of statements."""
+    """Yield the docstring of a node, then those of what it defines, at any depth."""
     if isinstance(node, ast.Module | _Definition):
         text = ast.get_docstring(node) or ""
         if CHARACTERS_MIN <= len(text) <= CHARACTERS_MAX:
@@ -64,7 +64,7 @@ def _docstrings_below(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def write_corpus(path: str | Path) -> int:
-    """Write them to `path` as JSON Lines of "id" (the name) and "text"; gives their number.
+    """Write docstrings to `path` as JSON Lines of "id" (the name) and "text"; return their number.
 
     The text begins with the name, as the heading that it is in the documentation.
     """
@@ -78,7 +78,7 @@ def write_corpus(path: str | Path) -> int:
 
 
 def main() -> None:
-    """Write the corpus to the path on the command line, and say how much it is."""
+    """Write the corpus to the path on the command line, and print how much it is."""
     parser = argparse.ArgumentParser(
         prog="python -m producer.standard_library", description=__doc__
     )

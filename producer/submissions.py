@@ -1,26 +1,35 @@
-"""The RQ jobs behind jobs by HTTP: one for each at a time, named after it."""
+"""The RQ jobs behind jobs by HTTP: each job has one at a time, which is named after it."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import redis
 from rq import Queue
-from rq.exceptions import NoSuchJobError
-from rq.job import Job
-from rq.worker_registration import get_keys
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.utils import get_call_string
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
+from embedfarm.farm import Farm
+from embedfarm.redaction import hide_urls
 from embedfarm.settings import Settings
-from producer.directories import Call, directory_of, is_submitted, remove_directory
-from producer.ingest import FAILURE_SECONDS, OVER, RESULT_SECONDS
-from producer.requests import ReadableJob
+from embedfarm.status import JobGone
+from embedfarm.unreadable import name_once
+from producer.directories import OUTPUT, Call, directory_of, is_submitted, remove_directory
+from producer.ingest import OVER, RESULT_SECONDS
+from producer.readable import ReadableJob
+from producer.task_job import FAILURE_SECONDS
 from producer.tasks import QUEUE
 
 PREFIX: Final = "http-"
+DESCRIBED_CHARACTERS: Final = 75  # of an argument, as RQ describes a job that says nothing
 
 
 @dataclass(frozen=True)
 class Submissions:
-    """What HTTP asks of `embedfarm ingest`."""
+    """Requests of the HTTP server to `embedfarm ingest`."""
 
     client: redis.Redis
     settings: Settings
@@ -30,18 +39,18 @@ class Submissions:
         return Queue(QUEUE, self.client, serializer="json")
 
     def embed(self, job: str, call: Call, task: str = "embed_corpus") -> None:
-        """Have a task of `producer.tasks` done for a job.
+        """Enqueue a task of `producer.tasks` for a job.
 
         Raises:
-            rq.exceptions.DuplicateJobError: Another one for it is not done yet.
+            rq.exceptions.DuplicateJobError: Another task for the job is not done yet.
         """
         self._enqueue(task, job, (call.corpus, call.out), call.options)
 
     def answer(self, batch: str, model: str) -> None:
-        """Have the requests of a batch answered.
+        """Enqueue the task that answers the requests of a batch.
 
         Raises:
-            As `embed`.
+            rq.exceptions.DuplicateJobError: Another task for the batch is not done yet.
         """
         self._enqueue("embed_batch", batch, (), {"job_id": batch, "model": model})
 
@@ -50,20 +59,22 @@ class Submissions:
     ) -> None:
         before = self._request(job)
         if before is not None and not self.pending(job):
-            before.delete()
+            before.forget()
+        name = f"producer.tasks.{task}"
+        said = get_call_string(name, words, options, DESCRIBED_CHARACTERS) or ""
         self._queue.enqueue_call(
-            f"producer.tasks.{task}",
+            name,
             args=words,
             kwargs=options,
-            timeout=self.settings.ingest_seconds_max,
             result_ttl=RESULT_SECONDS,
             failure_ttl=FAILURE_SECONDS,
+            description=hide_urls(said),
             job_id=PREFIX + job,
             unique=True,
         )
 
     def cancel(self, job: str) -> None:
-        """Have nothing more done for a job; what runs is stopped within seconds."""
+        """Cancel what is to be done for a job; what runs is stopped within seconds."""
         request = self._request(job)
         if request is not None and self.pending(job):
             request.cancel()
@@ -72,22 +83,44 @@ class Submissions:
         """Forget what was to be done for a job, and remove its directory."""
         request = self._request(job)
         if request is not None:
-            request.delete()
+            request.forget()
         directory = directory_of(self.settings, job)
         if directory is not None:
             remove_directory(directory)
 
+    def was_made(self, job: str) -> bool:
+        """Tell whether a job is there, in whatever state, so that nothing of it is made again.
+
+        Raises:
+            JobGone: The job was there, and is there no more.
+        """
+        if Farm(self.client).exists(job):
+            return True
+        output = self.settings.jobs_path / job / OUTPUT
+        if output.exists() or self._request(job) is not None:
+            raise JobGone(job)
+        return False
+
+    def is_forgotten(self, job: str) -> bool:
+        """Tell whether a job that is there goes on while nobody was asked to do anything for it."""
+        status = Farm(self.client).job(job).status()
+        over = status.ended or status.state == "cancelled"
+        return not over and self._request(job) is None
+
     def pending(self, job: str) -> bool:
-        """Whether something is yet to be done for a job."""
+        """Tell whether something is yet to be done for a job."""
         request = self._request(job)
-        return request is not None and request.get_status() not in OVER
+        with contextlib.suppress(ValueError, InvalidJobOperation):  # a state that is none, or gone
+            return request is not None and request.get_status() not in OVER
+        return False
 
     def running(self, job: str) -> bool:
-        """Whether an ingest worker is at it."""
-        started = self._queue.started_job_registry.get_job_ids(cleanup=False)
-        return PREFIX + job in started
+        """Tell whether an ingest worker is at work on a job."""
+        all_of = partial(self.client.zrange, start=0, end=-1)
+        started = _members(all_of, self._queue.started_job_registry.key)
+        return (PREFIX + job).encode() in {each.partition(b":")[0] for each in started}
 
-    def _request(self, job: str) -> Job | None:
+    def _request(self, job: str) -> ReadableJob | None:
         if not is_submitted(job):
             return None
         try:
@@ -97,6 +130,20 @@ class Submissions:
 
 
 def has_worker(client: redis.Redis) -> bool:
-    """Whether an ingest worker is alive."""
-    keys = get_keys(Queue(QUEUE, client, serializer="json"))
+    """Tell whether an ingest worker is alive."""
+    keys = _members(client.smembers, WORKERS_BY_QUEUE_KEY % QUEUE)
     return bool(keys) and bool(client.exists(*keys))
+
+
+def _members(read: Callable[[str], Any], key: str) -> list[bytes]:
+    """Return the members of a set of RQ's; none where somebody has put something else there.
+
+    They stay bytes: who may write there may write what is no text, over which RQ would end.
+    """
+    try:
+        return list(read(key))
+    except redis.ResponseError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        name_once(key, str(error))
+        return []

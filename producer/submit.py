@@ -1,10 +1,11 @@
-"""Blocks into the stream, never more than a bounded window of them.
+"""Blocks sent into the stream, never more than a bounded window of them.
 
 The producer keeps what it sent last. When the server comes back with a suffix of its log missing,
 what it no longer knows is sent again; what it does know is refused by its explicit ID. What is
 neither known nor kept, only the source has (`Rewind`).
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from embedfarm.broker import persist
 from embedfarm.farm import Farm, model_key
-from embedfarm.jobs import BlocksLost
+from embedfarm.jobs import BlocksLost, JobTaken
 from embedfarm.records import Block, JobSpec, Rows, decode, encode
 from embedfarm.settings import Settings
-from embedfarm.status import JobGone, JobStatus
+from embedfarm.sizing import VECTOR_BYTES_GUESSED, used_bytes
+from embedfarm.status import ENDED_STATES, JobGone, JobStatus
 from embedfarm.terms import USUAL, Terms
 from embedfarm.token_ids import TokenEncoder
+from embedfarm.window import FarmWindow
 from producer.blocks import TOKENS_MAX, Blocker
 
 if TYPE_CHECKING:
@@ -34,8 +37,8 @@ GROUPS_PER_WINDOW: Final = 16  # a group is sent in one round trip, when there i
 RESULT_BYTES_MAX: Final = 1 << 20
 PROBE_TOKENS: Final = 1024  # size of a block while no worker's speed is known
 PROBE_BLOCKS: Final = 64  # backlog while no worker's speed is known
+GONE_SECONDS: Final = 1.0  # time between looks at a job that is not there
 LOOK_SECONDS: Final = 0.2  # time between looks at the workers, and at a window that is full
-VECTOR_BYTES_GUESSED: Final = 4096
 
 T = TypeVar("T")
 
@@ -43,11 +46,15 @@ log = logging.getLogger(__name__)
 
 
 class Rewind(RuntimeError):
-    """The server has lost blocks that only the source still has; `attach`, and submit again."""
+    """Raised when the server lost blocks that only the source has; `attach`, and submit again."""
 
 
 class JobRefused(RuntimeError):
-    """The server takes no more blocks of this job: it was cancelled, closed or deleted."""
+    """Raised when the server takes no more blocks of a job: cancelled, closed or deleted."""
+
+
+class Stale(RuntimeError):
+    """Raised when an earlier run has filled the job with other rows than the source has now."""
 
 
 class Sent(NamedTuple):
@@ -60,22 +67,24 @@ class Sent(NamedTuple):
 
 @dataclass
 class Submitter:
-    """Fills one job.
+    """Fills one job with blocks.
 
     Attributes:
-        farm: On a connection that nobody else uses.
+        farm: Farm, on a connection that nobody else uses.
         job: Id of the job.
-        spec: What it asks for.
+        spec: Specification of the job.
         start: First chunk that is still wanted; once open, the next one to send.
+        drained_upto: What the server has last been told to be on disk.
         stop: Ends all waiting.
         tokenizer: Directory of the model, so that token ids are sent in place of texts as soon as
             the workers have said how to make them; None sends texts.
-        terms: Of the job, if it is made here; one that exists keeps its own.
-        notes: As of `Job.create`.
+        terms: Terms of the job, if it is made here; one that exists keeps its own.
+        notes: Fields that are kept with the job if it is made here.
+        owner: Owner of the output that is filled; "" acts for any owner.
 
     Raises:
         FarmFull: The farm takes no new job now.
-        redis.ConnectionError: As for `submit`.
+        redis.ConnectionError: The server stayed away, or `stop` was set while it was.
     """
 
     farm: Farm
@@ -87,6 +96,8 @@ class Submitter:
     tokenizer: Path | None = None
     terms: Terms = USUAL
     notes: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
+    drained_upto: int = field(init=False)
     _encoder: TokenEncoder | None = None
     _kept: deque[Sent] = field(default_factory=deque)
     _kept_bytes: int = 0
@@ -96,7 +107,8 @@ class Submitter:
     _server: str = ""
 
     def __post_init__(self) -> None:
-        self._handle: Job = self.farm.job(self.job)
+        self._handle: Job = self.farm.job(self.job, self.owner)
+        self._window = FarmWindow(self.farm.client, self.settings)
         self._wanted = self.start
         self.attach()
 
@@ -104,12 +116,25 @@ class Submitter:
         """Make the job, or find out how far an earlier run has filled it.
 
         Raises:
-            FarmFull, redis.ConnectionError: As when a submitter is made.
+            FarmFull: The farm takes no new job now.
+            redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
         while self._kept:
             self._drop()
         status = persist(self._create, self.stop, self.settings.reconnect_seconds_max)
         self.start = status.pushed_upto
+        self.drained_upto = status.drained_upto
+
+    def start_over(self, upto: int) -> None:
+        """Have the server forget all from chunk `upto` on, so that it can be submitted again.
+
+        Raises:
+            FarmFull: The farm takes no new job now.
+            redis.ConnectionError: The server stayed away, or `stop` was set while it was.
+        """
+        self._wanted = upto
+        persist(partial(self._handle.lose, upto), self.stop, self.settings.reconnect_seconds_max)
+        self.attach()
 
     def submit(self, source: Iterable[Rows]) -> int:
         """Send the rows, which begin at chunk `start`, and close the job.
@@ -120,6 +145,7 @@ class Submitter:
 
         Raises:
             JobRefused: Somebody cancelled or deleted the job.
+            Stale: An earlier run closed the job before this many rows; `start_over`.
             Rewind: The source must be read again, from a new `start`; `attach` first.
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
@@ -137,31 +163,38 @@ class Submitter:
         return blocker.start
 
     def watch(self, chunk_count: int) -> None:
-        """Until `stop`, see to it that an outage of the server loses nothing of a closed job.
+        """Send again what outages of the server lose of a closed job, until `stop` is set.
 
         Raises:
-            JobRefused, Rewind, redis.ConnectionError: As for `submit`.
+            JobRefused: Somebody cancelled the job.
+            Rewind: The source must be read again, from a new `start`; `attach` first.
+            redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
-        try:
-            while not self.stop.is_set():
+        while not self.stop.is_set():
+            try:
                 self._close(chunk_count)
                 self._wait()
-        except JobGone:
-            # It is finished, or somebody deleted it. The collector knows, and ends the run.
-            self.stop.wait()
+            except JobGone:
+                # It is finished, or somebody deleted it. The collector knows, and ends the run,
+                # unless a server comes back that has it still.
+                self.stop.wait(GONE_SECONDS)
 
     # Sending.
 
     def _send(self, blocks: Iterable[Block]) -> None:
-        """Append blocks as soon as the window has room for them; not after `stop`."""
+        """Append blocks as soon as the windows have room for them; not after `stop`."""
         for group in self._groups(blocks):
-            if not self._wait_for_room(group):
-                return
-            self._keep(group)
-            self._persist(partial(self._push, group))
+            left = group
+            while left:
+                count = self._wait_for_room(left)
+                if not count:
+                    return
+                self._keep(left[:count])
+                self._persist(partial(self._push, left[:count]))
+                left = left[count:]
 
     def _groups(self, blocks: Iterable[Block]) -> Iterator[list[tuple[Block, bytes]]]:
-        """Blocks with their bytes, in groups that each take a small part of the window."""
+        """Yield blocks with their bytes, in groups that each take a small part of the window."""
         group: list[tuple[Block, bytes]] = []
         cost = 0
         for block in blocks:
@@ -179,7 +212,7 @@ class Submitter:
         return self.settings.window_bytes_max // GROUPS_PER_WINDOW
 
     def _cost(self, block: Block, data: bytes) -> int:
-        """Bytes of a block, and of its vectors when it is embedded."""
+        """Return the bytes of a block, and of its vectors when it is embedded."""
         return len(data) + block.count * self._vector_bytes
 
     def _push(self, group: Sequence[tuple[Block, bytes]]) -> None:
@@ -187,7 +220,7 @@ class Submitter:
             self._check(answer, {"added", "exists"})
 
     def _close(self, chunk_count: int) -> None:
-        """Say that all chunks are in, unless the server knows it."""
+        """Tell the server that all chunks are in, unless it knows."""
 
         def close() -> None:
             self._check(self._handle.close(chunk_count), {"closed", "paused"})
@@ -196,23 +229,40 @@ class Submitter:
             self._persist(close)
 
     def _check(self, state: str, allowed: set[str]) -> None:
-        """Give up unless the job is in a state that lets us go on."""
+        """Raise unless the job is in a state that lets us go on."""
         if state == "gone":
             self._check_server()
             raise JobGone(self.job)
+        if state in ENDED_STATES:
+            self._check_server()  # a crash may have brought back the record of an earlier one
+        if state == "closed" and state not in allowed:
+            raise Stale(f"job {self.job} was closed by an earlier run")
         if state not in allowed:
             raise JobRefused(f"job {self.job} takes no more chunks: it is {state}")
 
     def _create(self) -> JobStatus:
-        """Make the job unless it is there; its status."""
+        """Make the job unless it is there, and return its status."""
         self.farm.admit(self.job, self.settings.jobs_max)
         self._server = self.farm.server_id()
         self._handle.create(self.spec, self._wanted, self.terms, self.notes)
+        self._check_spec()
         self._check_server()  # not a job of one server, and the name of the next
         return self._look_at_job()
 
+    def _check_spec(self) -> None:
+        """Refuse a job of this name that asks for other vectors.
+
+        Raises:
+            JobTaken: The job that is there asks for other vectors.
+        """
+        with contextlib.suppress(JobGone):  # which is noticed next
+            there = self._handle.spec()
+            differing = _differing(there, self.spec)
+            if differing:
+                raise JobTaken(f"job {self.job} asks for other vectors: {', '.join(differing)}")
+
     def _check_server(self) -> None:
-        """Tell a job that was lost from one that was deleted.
+        """Raise if the job was lost with its server, and not deleted.
 
         Raises:
             BlocksLost: The server has started again since the job was made, or is another one.
@@ -223,14 +273,14 @@ class Submitter:
     # After an outage.
 
     def _persist(self, attempt: Callable[[], T]) -> T:
-        """`attempt`, over outages of the server."""
+        """Make an attempt, again after outages of the server, once lost blocks are sent again."""
         return persist(attempt, self.stop, self.settings.reconnect_seconds_max, self._resend)
 
     def _resend(self) -> None:
         """Send what the server has lost.
 
         Raises:
-            Rewind: It has lost blocks that are not kept.
+            Rewind: The server has lost blocks that are not kept.
         """
         status = self._create()
         missing = [sent for sent in self._kept if sent.start >= status.pushed_upto]
@@ -241,7 +291,7 @@ class Submitter:
             self._push(group)
 
     def _status(self) -> JobStatus:
-        """The job as the server has it, once it has again what it may have lost.
+        """Return the job's status, once the server has again what it may have lost.
 
         The client renews an idle connection without a word, so that an outage is not always met as
         an error.
@@ -270,7 +320,7 @@ class Submitter:
         return self._kept[0].start if self._kept else self.start
 
     def _keep(self, group: Sequence[tuple[Block, bytes]]) -> None:
-        """Remember a group; of text that is embedded but not on disk, no more than a window."""
+        """Keep a group, but no more than a window of text that is embedded and not on disk."""
         while self._kept_bytes > self.settings.window_bytes_max:
             self._drop()
         self._kept.extend(Sent(b.start, b.end, data) for b, data in group)
@@ -281,7 +331,7 @@ class Submitter:
         self._kept_bytes -= len(self._kept.popleft().data)
 
     def _forget(self, drained_upto: int) -> None:
-        """Drop what is on disk."""
+        """Drop the kept blocks whose vectors are on disk."""
         while self._kept and self._kept[0].end <= drained_upto:
             self._drop()
         # A block that is on disk in part is wanted whole, because it is sent whole.
@@ -289,19 +339,28 @@ class Submitter:
 
     # Back-pressure.
 
-    def _wait_for_room(self, group: Sequence[tuple[Block, bytes]]) -> bool:
-        """Whether the window has room for a group, which is waited for until `stop`."""
+    def _wait_for_room(self, group: Sequence[tuple[Block, bytes]]) -> int:
+        """Wait for room, and return how many blocks of a group there is room for; 0 after `stop`.
+
+        The job's own window must have room for the whole group. The farm's, which others may fill,
+        may have room for a part of it.
+        """
+        costs = list(starmap(self._cost, group))
         while not self.stop.is_set():
             status = self._status()
             self._check(status.state, {"open", "paused"})
-            if self._has_room(status, sum(starmap(self._cost, group))):
-                return True
+            if self._has_room(status, sum(costs)) and (count := self._reserve(status, costs)):
+                return count
             self._wait()
             self._look()
-        return False
+        return 0
+
+    def _reserve(self, status: JobStatus, costs: Sequence[int]) -> int:
+        """Reserve room in the farm's window for the first of some blocks; return how many fit."""
+        return self._persist(partial(self._window.reserve, status, self._vector_bytes, costs))
 
     def _has_room(self, status: JobStatus, cost: int) -> bool:
-        """Whether text and vectors on the server, now and when all of it is embedded, stay bounded.
+        """Tell whether text and vectors on the server stay bounded, also once all is embedded.
 
         When nothing waits there is room for a group, since the collector may need more to fill a
         part; workers stop at `results_bytes_max`.
@@ -319,7 +378,7 @@ class Submitter:
     # Sizing.
 
     def _size(self, blocker: Blocker) -> None:
-        """Make blocks a short time's work of the slowest live worker, and their results small."""
+        """Set the size of blocks: a short time's work of the slowest worker, with small results."""
         self._look()
         speed = self._speed or PROBE_TOKENS / self.settings.block_seconds
         blocker.tokens_target = speed * self.settings.block_seconds
@@ -327,7 +386,7 @@ class Submitter:
         blocker.chunks_max = max(1, min(chunks, self.settings.block_chunks_max))
 
     def _look(self) -> None:
-        """See how fast the workers are, if it is time to."""
+        """Look at how fast the workers are, if it is time to."""
         if time.monotonic() >= self._look_at:
             self._speed = self._persist(self._slowest)
             if self.tokenizer is not None and self._encoder is None:
@@ -345,7 +404,7 @@ class Submitter:
             self.tokenizer = None
 
     def _slowest(self) -> float:
-        """Tokens per second of the slowest live worker, as it says itself or as is remembered."""
+        """Return the slowest live worker's tokens per second, as it says or as is remembered."""
         workers = self.farm.workers()
         speeds = [beat.tokens_per_second for beat in workers if beat.tokens_per_second]
         if speeds or not workers:
@@ -356,7 +415,9 @@ class Submitter:
         return min(known, default=0.0)
 
 
-def used_bytes(status: JobStatus, vector_bytes: int) -> int:
-    """Room that a job takes of its window: texts that wait, their vectors to be, and results."""
-    vectors = (status.chunks_in - status.chunks_done) * vector_bytes
-    return status.bytes_in - status.bytes_done + vectors + status.result_bytes
+def _differing(there: JobSpec, ours: JobSpec) -> list[str]:
+    """Return in which fields two specs ask for other vectors; name and engine change none."""
+    names = [name for name in JobSpec.__struct_fields__ if name not in {"name", "engine", "model"}]
+    differing = [name for name in names if getattr(there, name) != getattr(ours, name)]
+    same_model = Path(there.model).resolve() == Path(ours.model).resolve()
+    return differing if same_model else ["model", *differing]

@@ -27,9 +27,11 @@ from producer.command import CommandFailed, check_stop, run_command
 from producer.directories import OUTPUT, directory_of, remove_old
 from producer.downloads import fetch, place_of
 from producer.files import BATCH_INPUT, complete_batch
+from producer.job_limits import limit
 from producer.notices import Event, deliver
 from producer.outbound import RequestFailed, Url, parse_url
-from producer.requests import ReadableJob, Watch, begin, farm_jobs, look, note
+from producer.readable import ReadableJob, over_unreadable
+from producer.requests import Watch, begin, farm_jobs, look, note
 from producer.roots import PathRefused, allow, allow_source, allow_url, is_url
 
 QUEUE: Final = "embedfarm"
@@ -40,7 +42,7 @@ EMBED_OPTIONS: Final = PATH_OPTIONS | {
     "model", "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",
     "on_bad_row", "dtype", "engine", "vector_dtype", "lsh_bits", "format", "task", "prompt",
     "prompt_name", "max_length", "long", "long_overlap", "dimensions", "normalize", "priority",
-    "tenant", "weight", "deadline", "job_id",
+    "tenant", "weight", "deadline", "job_id", "embed_changed",
 }  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ def embed_corpus(
         corpus: A file, directory or URL, or several; what is fetched is kept below `out`.
         out: The output directory.
         webhook: URL that is told when the job has finished, failed for good or was cancelled.
-        options: Those of `embedfarm embed` in `EMBED_OPTIONS`.
+        options: Options of `embedfarm embed`, those that `EMBED_OPTIONS` names.
 
     Returns:
         What `embedfarm embed --json` prints; chunks that failed are counted in it.
@@ -76,7 +78,7 @@ def embed_corpus(
 def retry_failed(
     corpus: str | list[str], out: str, *, webhook: str = "", **options: Option
 ) -> Report:
-    """Embed the chunks of a finished output that failed once more; otherwise as `embed_corpus`."""
+    """Embed again the failed chunks of a finished output; otherwise like `embed_corpus`."""
     _check_webhook(webhook)
     return _embed("retry what failed of", corpus, out, options, "--retry-failed")
 
@@ -86,14 +88,15 @@ def embed_batch(job_id: str, model: str) -> Report:
 
     Args:
         job_id: Name of the batch, and of its job on the farm.
-        model: What it embeds with.
+        model: Model that the batch embeds with.
 
     Returns:
         What `embedfarm batch --json` prints.
 
     Raises:
         PathRefused: There is no such batch.
-        As `embed_corpus`.
+        CommandFailed: The batch, the output or the farm refuses.
+        Interrupted: This process was asked to stop.
     """
     settings = Settings()
     directory = directory_of(settings, job_id)
@@ -104,7 +107,8 @@ def embed_batch(job_id: str, model: str) -> Report:
     words = ["batch", f"--out={out}", f"--model={model}", f"--job-id={job_id}", "--json"]
     with closing_client(settings.redis_url) as client:
         see = partial(look, Farm(client), out / "vectors")
-        report: Report = run_command([*words, "--", str(directory / BATCH_INPUT)], settings, see)
+        corpus = directory / BATCH_INPUT
+        report: Report = run_command([*words, "--", str(corpus)], limit(settings, [corpus]), see)
     complete_batch(settings, job_id, report)
     note(state="finished", done=report["total"], of=report["total"], failed=report["failed"])
     return report
@@ -114,7 +118,9 @@ def export(out: str, to: str, format: str = "npy") -> Report:  # noqa: A002 -- a
     """Write a finished output in another format into another directory.
 
     Raises:
-        As `embed_corpus`.
+        PathRefused: A path is not allowed.
+        CommandFailed: `embedfarm export` fails.
+        Interrupted: This process was asked to stop.
     """
     settings = Settings()
     source, target = allow(out, settings.task_roots), allow(to, settings.task_roots)
@@ -129,11 +135,14 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
     What the server has lost of an unfinished output is sent again out of the corpus.
 
     Returns:
-        Of a finished output "problems": of each the "file" and a sentence, the "problem"; none when
-        all is well. Otherwise what `embedfarm reconcile --json` prints.
+        For a finished output "problems": each has a "file", and a sentence as its "problem"; none
+        when all is well. For an unfinished one what `embedfarm reconcile --json` prints.
 
     Raises:
-        As `embed_corpus`.
+        PathRefused, UrlRefused: A path or URL is not allowed.
+        RequestFailed: A corpus cannot be fetched.
+        CommandFailed: `embedfarm verify` or `embedfarm reconcile` fails.
+        Interrupted: This process was asked to stop.
     """
     settings = Settings()
     directory = allow(out, settings.task_roots)
@@ -147,7 +156,7 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
 
 
 def cleanup(seconds: float = DAY_SECONDS) -> Report:
-    """Delete what nobody comes back for: from the server cancelled jobs, and embedded ones.
+    """Delete from the server cancelled and embedded jobs that nobody comes back for.
 
     From the disk go the directories of jobs by HTTP of which the server knows nothing any more,
     once they are older than `jobs_directory_seconds`.
@@ -155,7 +164,7 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
     An output whose job is deleted can still be resumed: what is not on disk is embedded again.
 
     Args:
-        seconds: Only what has rested for so long.
+        seconds: Time that something must have rested to be deleted.
 
     Returns:
         "jobs": ids of the farm's jobs, "requests": ids of the cancelled RQ jobs that were deleted,
@@ -163,14 +172,15 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
     """
     settings = Settings()
     begin(f"delete what has rested for {seconds:,.0f} s")
-    before = time.time() - seconds
     with closing_client(settings.redis_url) as client:
-        farm = Farm(client)
+        whole, microseconds = client.time()
+        now = min(time.time(), whole + microseconds / 1e6)  # neither clock alone makes old
+        before, farm = now - seconds, Farm(client)
         ended = [job for job, status in farm.statuses().items() if _is_over(status, before)]
         for job in ended:
             farm.job(job).delete()
         requests = _delete_cancelled(Queue(QUEUE, client, serializer="json"), before)
-        directories = remove_old(settings, time.time(), lambda job: not farm.exists(job))
+        directories = remove_old(settings, now, lambda job: not farm.exists(job))
     note(state="finished")
     return {"jobs": ended, "requests": requests, "directories": directories}
 
@@ -179,14 +189,14 @@ def notify(url: str, event: Event) -> Report:
     """Tell a URL of an event; `producer.notices.enqueue_notice` asks for it, with retries.
 
     Args:
-        url: Where to.
-        event: From `producer.notices.make_event`.
+        url: URL of the receiver.
+        event: Document from `producer.notices.make_event`.
 
     Returns:
-        "status": that of the answer.
+        "status": HTTP status of the answer.
 
     Raises:
-        UrlRefused, ValueError: Nothing may be sent there, or not this; it is not tried again.
+        UrlRefused, ValueError: Nothing may be sent there, or not this; there is no other try.
         RequestFailed: The receiver has not taken it.
     """
     job = get_current_job()
@@ -225,7 +235,7 @@ def _embed(
         fetched = _fetch(sources, place, settings, watch)
         try:
             report: Report = run_command(
-                [*words, "--", *fetched], settings, watch, {0, FAILED_CHUNKS}
+                [*words, "--", *fetched], limit(settings, sources), watch, {0, FAILED_CHUNKS}
             )
         except CommandFailed:
             watch()  # it may have been cancelled since
@@ -236,7 +246,7 @@ def _embed(
 
 
 def _run(words: list[str], settings: Settings, *statuses: int) -> Report:
-    """A command without progress, whose end may also have one of these statuses."""
+    """Run a command that shows no progress; its end may also have one of these statuses."""
     report: Report = run_command(words, settings, statuses={0, *statuses})
     note(state="finished")
     return report
@@ -248,7 +258,7 @@ def _check_webhook(url: str) -> None:
 
 
 def _sources(corpus: str | list[str], settings: Settings) -> list[Path | Url]:
-    """Where a corpus is, all of it allowed."""
+    """Return the paths and URLs of a corpus, all of which are allowed."""
     return [
         allow_url(name, settings.ingest_urls)
         if is_url(name)
@@ -258,7 +268,7 @@ def _sources(corpus: str | list[str], settings: Settings) -> list[Path | Url]:
 
 
 def _names(sources: list[Path | Url]) -> str:
-    """Sources for people; a query may hold a signature."""
+    """Name sources for people, URLs without their query, which may hold a signature."""
     return ", ".join(each.place if isinstance(each, Url) else str(each) for each in sources)
 
 
@@ -268,7 +278,7 @@ def _fetch(
     settings: Settings,
     look: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """The files and directories of a corpus, after what is elsewhere was fetched to below `out`."""
+    """Return a corpus's files and directories; first fetch what is elsewhere to below `out`."""
     paths = []
     for source in sources:
         if isinstance(source, Url):
@@ -285,10 +295,10 @@ def _fetch(
 
 
 def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]:
-    """Options as one word each, so that no value can pass for another option.
+    """Return each option as one word, so that no value can pass for another option.
 
     Raises:
-        PathRefused, ValueError: One is not allowed.
+        PathRefused, ValueError: An option is not allowed.
     """
     words = []
     for name, value in options.items():
@@ -305,12 +315,12 @@ def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]
 
 
 def _is_path(model: str) -> bool:
-    """Whether a model is named by a place on the disk, and not by its name on the hub."""
+    """Tell whether a model is named by a place on the disk, and not by its name on the hub."""
     return model.startswith(("/", ".", "~")) or Path(model).exists()
 
 
 def _is_over(status: JobStatus, before: float) -> bool:
-    """Whether nothing is left to do for a job, and it has rested since `before`."""
+    """Tell whether nothing is left to do for a job, and it has rested since `before`."""
     rested = max(status.created_ms, status.last_commit_ms) / 1000 < before
     return rested and (status.state == "cancelled" or status.embedded)
 
@@ -319,13 +329,13 @@ def _delete_cancelled(queue: Queue, before: float) -> list[str]:
     """Delete cancelled RQ jobs that were enqueued before a time; those that ended go by TTL."""
     registry = CanceledJobRegistry(queue=queue)
     deleted = []
-    for name in registry.get_job_ids():
+    for name in over_unreadable(queue, registry.get_job_ids):
         try:
             job = ReadableJob.fetch(name, queue.connection, serializer="json")
         except NoSuchJobError:
             registry.remove(name)
             continue
         if job.enqueued_at is None or job.enqueued_at.timestamp() < before:
-            job.delete()
+            job.forget()
             deleted.append(name)
     return deleted

@@ -1,4 +1,4 @@
-"""Who repeats which blocks at the tail: what plans said, until somebody did something else."""
+"""Speculative copies at the tail: which worker repeats which blocks, by what plans told it."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ Block = tuple[str, str]  # job, and ID of the entry
 
 @dataclass
 class Copies:
-    """Remembers, so that no block is repeated by two at a time.
+    """Remembers which worker repeats which blocks, so that no two repeat the same one at a time.
 
     A worker is taken to repeat what its last plan told it, and what an earlier one did unless it
     has completed something since: it may still be at that when its plan tells it something else.
@@ -31,7 +31,7 @@ class Copies:
         self._known = {**self._known, **self._told}
 
     def completed(self, worker: str) -> None:
-        """A worker has done something; if that was before its last plan, this one still counts."""
+        """Forget what a worker repeated by earlier plans, since it has completed something."""
         self._known = {
             block: name
             for block, name in self._known.items()
@@ -39,7 +39,7 @@ class Copies:
         }
 
     def by_job(self, alive: Collection[str]) -> Mapping[str, Mapping[str, str]]:
-        """The worker for each block, by job; what the dead repeated is forgotten."""
+        """Return the worker that repeats each block, by job; forget what the dead repeated."""
         self._known = {block: name for block, name in self._known.items() if name in alive}
         found: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for (job, identifier), worker in self._known.items():

@@ -35,7 +35,7 @@ class Predictors:
         costs: The cost model.
         level: Exponential average of what took place over what it predicted.
         costs_error: Mean of |took / predicted - 1|, None before the first prediction.
-        rate_error: The same of the exponential average.
+        rate_error: Mean of |took / predicted - 1| of the exponential average, None at first.
     """
 
     costs: Costs = field(default_factory=lambda: Costs(COSTS_MEMORY, COSTS_MIN))
@@ -47,9 +47,9 @@ class Predictors:
         """Compare what both would have predicted with what happened; then learn from it.
 
         Args:
-            done: What happened.
+            done: The micro-batch that was completed.
             rate: The exponential average before it.
-            weight: Of this micro-batch in the level.
+            weight: Weight of this micro-batch in the level.
         """
         cost = self.costs.cost()
         if rate is not None:
@@ -62,7 +62,7 @@ class Predictors:
         self.costs.observe(done.tokens, done.pairs, done.seconds)
 
     def better(self, rate: Rate, pairs_per_token: float) -> Rate:
-        """The rate by the better predictor, for chunks of such lengths.
+        """Return the rate by the better predictor, for chunks of such lengths.
 
         The overhead stays the measured one: least squares cannot tell it from drift well enough to
         size micro-batches by it.
@@ -76,14 +76,14 @@ class Predictors:
         return msgspec.structs.replace(rate, tokens_per_second=speed)
 
     def predict(self, done: Completion, rate: Rate) -> float:
-        """Seconds that a micro-batch takes, by the better predictor."""
+        """Predict the seconds that a micro-batch takes, by the better predictor."""
         cost = self._believed()
         if cost is None:
             return done.tokens / rate.tokens_per_second
         return self.level * cost.seconds(done.tokens, done.pairs)
 
     def _believed(self) -> Cost | None:
-        """The cost model, if it was the better one lately."""
+        """Return the cost model, if it was the better predictor lately."""
         if self.costs_error is None or self.rate_error is None:
             return None
         return self.costs.cost() if self.costs_error < self.rate_error else None
@@ -123,7 +123,7 @@ class History:
         """Take completions in; those without tokens or time say nothing.
 
         Args:
-            completions: Any number.
+            completions: Completions, any number of them.
             means: Mean tokens of a chunk by job: a micro-batch belongs to its job's length class,
                 whatever its own mean happens to be.
             now: Unix time.
@@ -164,11 +164,11 @@ class History:
         )
 
     def _weight(self, seconds: float) -> float:
-        """Share of the latest `seconds` in an average over all time."""
+        """Return the share of the latest `seconds` in an average over all time."""
         return -math.expm1(-math.log(2) * seconds / self.half_life_seconds)
 
     def rates(self, model: str, length: int) -> Mapping[str, Rate]:
-        """Rates by worker for chunks of a length class, by the better predictor of each.
+        """Return rates by worker for chunks of a length class, by the better predictor of each.
 
         The exponential average of a class that is not known is that of the nearest one.
         """
@@ -185,7 +185,7 @@ class History:
         }
 
     def predict(self, done: Completion, chunk_tokens_mean: float) -> float:
-        """Seconds that a micro-batch should take, by what is known before it is learned; else 0."""
+        """Predict the seconds of a micro-batch, by what is known before it is learned; else 0."""
         kind = done.model, length_class(chunk_tokens_mean)
         rate = self._rates.get(kind, {}).get(done.worker)
         if rate is None:
@@ -193,7 +193,7 @@ class History:
         return self._predictors[done.model, done.worker].predict(done, rate)
 
     def take_changes(self, now: float) -> tuple[Mapping[str, Rate], list[str]]:
-        """Rates to store since the last call, and the keys of those too old to believe."""
+        """Return rates that changed since the last call, and keys of those too old to believe."""
         old = []
         for kind, rates in self._rates.items():
             for worker in [w for w, rate in rates.items() if now - rate.updated > HISTORY_SECONDS]:
@@ -204,7 +204,7 @@ class History:
             self._forget()
         changes = {
             rate_key(worker, *kind): self._rates[kind][worker]
-            for kind, worker in self._changed
+            for kind, worker in sorted(self._changed)
             if worker in self._rates[kind]
         }
         self._changed.clear()
@@ -221,16 +221,16 @@ class History:
 
 
 def rate_key(worker: str, model: str, length: int) -> str:
-    """Where the rate for a length class is kept."""
+    """Return the key under which the rate for a length class is kept."""
     return f"{worker}|{model}|{length}"
 
 
 def _error(known: float | None, took: float, predicted: float) -> float:
-    """The recent error of a predictor after one more micro-batch."""
+    """Return the recent error of a predictor after one more micro-batch."""
     error = abs(took / predicted - 1) if predicted > 0 else 1.0
     return error if known is None else mix(known, error, ERROR_WEIGHT)
 
 
 def mix(old: float, new: float, weight: float) -> float:
-    """Average of two numbers, the new one with this share."""
+    """Return the average of two numbers, with `weight` as the share of the new one."""
     return old + weight * (new - old)

@@ -10,12 +10,12 @@ class Demand(NamedTuple):
     """What a job has leased and wants.
 
     Attributes:
-        job: Its id.
-        tenant: Its tenant.
-        weight: Its part of the tenant's share.
-        leased_tokens: Leased since it came, done or not.
+        job: Id of the job.
+        tenant: Tenant of the job.
+        weight: The job's part of the tenant's share.
+        leased_tokens: Tokens leased since the job came, done or not.
         speed: Tokens per second of all workers on such chunks, 0 while none is known.
-        wants: Whether it has blocks to lease.
+        wants: Whether the job has blocks to lease.
     """
 
     job: str
@@ -30,9 +30,11 @@ class Service(NamedTuple):
     """What a job has had, in seconds of the whole farm.
 
     Attributes:
-        job_seconds: For its weight; of jobs of a tenant, the differences count.
-        tenant_seconds: Of its tenant, for its weight; of tenants, the differences count.
-        waited_seconds: Since it last got any, 0 for a job that wants none.
+        job_seconds: Service of the job over its weight; the differences between a tenant's jobs
+            count.
+        tenant_seconds: Service of its tenant over the tenant's weight; the differences between
+            tenants count.
+        waited_seconds: Time since the job last got any service, 0 for a job that wants none.
     """
 
     job_seconds: float = 0.0
@@ -42,7 +44,7 @@ class Service(NamedTuple):
 
 @dataclass
 class _Account:
-    """Of a job or a tenant: service so far, and whether it wanted any at the last look."""
+    """Account of a job or a tenant: service so far, and whether it wanted any at the last look."""
 
     seconds: float = 0.0
     wants: bool = False
@@ -59,7 +61,7 @@ class Ledger:
     for later (the virtual time of Goyal, Vin and Cheng 1996).
 
     Attributes:
-        tenant_weights: Share of each tenant beside the others, where that is not 1.
+        tenant_weights: Weight of each tenant beside the others, where that is not 1.
     """
 
     tenant_weights: Mapping[str, int] = field(default_factory=dict)
@@ -70,8 +72,8 @@ class Ledger:
         """Charge every job for what it leased since the last call.
 
         Args:
-            demands: Of all unfinished jobs.
-            now: On any clock that only goes forward.
+            demands: Demands of all unfinished jobs.
+            now: Seconds on any clock that only goes forward.
         """
         groups: defaultdict[str, list[Demand]] = defaultdict(list)
         for each in demands:
@@ -100,9 +102,10 @@ class Ledger:
 def _let_in(
     accounts: Mapping[str, _Account], names: Iterable[str], wanting: Collection[str]
 ) -> dict[str, _Account]:
-    """Accounts of these names; who wants service again is raised to the least of who wanted it.
+    """Return accounts of these names; raise who wants service again to the least of who wanted it.
 
-    Where nobody did, to the most of all: one that only waits for its producer is not far ahead.
+    Where nobody wanted service, the account is raised to the most of all: one that only waits for
+    its producer is not far ahead.
     """
     most = max((a.seconds for a in accounts.values()), default=0.0)
     floor = min((a.seconds for n, a in accounts.items() if n in wanting and a.wants), default=most)
@@ -116,7 +119,7 @@ def _let_in(
 
 
 def _charge(account: _Account, demand: Demand, now: float) -> float:
-    """Charge one job; what its tenant has to pay, in seconds."""
+    """Charge one job, and return the seconds that its tenant has to pay."""
     if not account.served_at or not demand.wants:
         account.served_at = now
     if account.tokens is None:  # what was leased before we came is held against nobody

@@ -16,6 +16,7 @@ from embedfarm.farm import Farm
 from embedfarm.notify import Notifier
 from embedfarm.records import Decision, JobShare, Plan
 from embedfarm.settings import Settings
+from embedfarm.window import FarmWindow
 from scheduler.history import History
 from scheduler.ledger import Ledger
 from scheduler.observer import Observer
@@ -39,7 +40,7 @@ class Scheduler:
     """One scheduler process; the holder of the lock plans, any number of others stand by.
 
     Attributes:
-        tick: Told what it is each time that its loop has gone round.
+        tick: Called with "active" or "standing by" each time that the loop has gone round.
     """
 
     url: str
@@ -68,7 +69,8 @@ class Scheduler:
 
     def _new_observer(self) -> Observer:
         history = History(self.settings.rate_half_life_seconds)
-        return Observer(self.farm, history, Ledger(self.settings.tenant_weights))
+        window = FarmWindow(self.farm.client, self.settings)
+        return Observer(self.farm, history, Ledger(self.settings.tenant_weights), window)
 
     def run(self) -> None:
         """Plan until `stop` is set; an outage of the server is waited out."""
@@ -86,7 +88,7 @@ class Scheduler:
             log.warning("lock not given back: %s", error)
 
     def _step(self) -> None:
-        """One decision, if the lock is ours; then wait for something to happen."""
+        """Make one decision, if the lock is ours; then wait for something to happen."""
         held = self.fence
         self.fence = self.farm.elect(self.token, self.settings.scheduler_ttl_seconds)
         if not self.fence:
@@ -100,7 +102,7 @@ class Scheduler:
             self._listen()
 
     def _take_over(self) -> None:
-        """Go on from what the last holder of the lock stored, and from the events of now."""
+        """Go on from what the last holder of the lock stored, and from the events from now on."""
         log.info("active, fence %d", self.fence)
         self._observer = self._new_observer()
         self._observer.history.recall(self.farm.history())
@@ -159,7 +161,7 @@ class Scheduler:
         return True
 
     def _draft(self, state: FarmState, *, explain: bool = False) -> Draft:
-        """A decision; a pass that raises is left out from now on."""
+        """Make a decision; a pass that raises is left out from now on."""
         while True:
             try:
                 return decide(state, self.passes, explain=explain)
@@ -169,7 +171,7 @@ class Scheduler:
                 self.passes = [each for each in self.passes if each.name != error.name]
 
     def _to_publish(self, draft: Draft, now: float) -> Mapping[str, Sequence[JobShare]]:
-        """What is new, and before plans lapse all: most of the time most say the same."""
+        """Return the shares that changed, or all before plans lapse: mostly few change."""
         if now >= self._publish_all_at:
             self._publish_all_at = now + self.settings.plan_ttl_seconds / 4
             return draft.shares
@@ -177,7 +179,7 @@ class Scheduler:
         return {name: made for name, made in draft.shares.items() if made != before.get(name)}
 
     def _idle_with_news(self, draft: Draft) -> list[str]:
-        """Workers that hold nothing, and wait while their plan has changed."""
+        """Return the workers that hold nothing, and wait while their plan has changed."""
         busy = {worker for job in draft.state.jobs for worker in job.held_blocks}
         return [
             worker
@@ -207,7 +209,7 @@ class Scheduler:
     # Learning.
 
     def _listen(self) -> None:
-        """Learn from completions; waits for the first one after a short pause."""
+        """Wait for the first completion after a short pause, and learn from all that have come."""
         gc.collect(generation=1)
         self.stop.wait(DECISION_SECONDS_MIN)
         wait = min(DECISION_SECONDS_MAX, self.settings.plan_ttl_seconds / 4)
@@ -232,5 +234,5 @@ def run_alone(url: str, settings: Settings, stop: threading.Event) -> None:
 
 
 def plans_of(shares: Mapping[str, Sequence[JobShare]], fence: int) -> list[Plan]:
-    """The plans that shares amount to, one for each worker."""
+    """Return the plans that shares amount to, one for each worker."""
     return [Plan(worker=name, fence=fence, shares=list(made)) for name, made in shares.items()]

@@ -4,13 +4,14 @@ import logging
 import sys
 
 from embedfarm.processes import stop_when_asked
+from embedfarm.redaction import start_logging
 from embedfarm.settings import Settings
 from scheduler.loop import run_alone
 
 
 def main() -> int:
     """Schedule until SIGTERM, SIGINT or the end of the parent."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(logging.INFO)
     settings = Settings()
     stop = stop_when_asked()
     run_alone(settings.redis_url, settings, stop)

@@ -12,6 +12,7 @@ from embedfarm.entries import Pending
 from embedfarm.farm import Farm, length_class, model_key
 from embedfarm.records import Completion, Heartbeat, RecordError
 from embedfarm.status import JobGone, is_gone
+from embedfarm.window import FarmWindow
 from scheduler.copies import Copies
 from scheduler.history import History
 from scheduler.ledger import Demand, Ledger
@@ -26,15 +27,17 @@ class Observer:
     """Reads the farm, and remembers what single looks do not show.
 
     Attributes:
-        history: How fast workers are.
-        ledger: What jobs and tenants have had.
-        copies: Who repeats which blocks.
-        model_bytes: Device memory that models took, where a worker said so.
+        history: Rates of the workers, learned from completions.
+        ledger: Service that jobs and tenants have had.
+        window: Room that all jobs may take on the server.
+        copies: Speculative copies, and which worker makes which.
+        model_bytes: Device memory that models took, by key, where a worker said so.
     """
 
     farm: Farm
     history: History
     ledger: Ledger
+    window: FarmWindow
     copies: Copies = field(default_factory=Copies)
     model_bytes: dict[str, int] = field(default_factory=dict)
     _models: dict[str, str] = field(default_factory=dict)
@@ -51,12 +54,12 @@ class Observer:
         self._began |= {done.worker: now for done in completions}
 
     def predict(self, done: Completion) -> float:
-        """Seconds that a micro-batch should have taken, as we knew before it was done; else 0."""
+        """Predict a micro-batch's seconds as if it had not been done yet; 0 if unknown."""
         mean = self._means.get(done.job, done.tokens / max(1, done.chunks))
         return self.history.predict(done, mean)
 
     def look(self) -> FarmState:
-        """The farm as it is now."""
+        """Read the farm as it is now."""
         found = read_backlogs(self.farm.client, self.farm.job_ids())
         backlogs = [each for each in found if each.status.state in ACTIVE and self._known(each)]
         self._models = {each.job: self._models[each.job] for each in backlogs}
@@ -100,10 +103,17 @@ class Observer:
             )
             for each in backlogs
         )
-        return FarmState(jobs, workers, rates, time.time(), model_bytes=self.model_bytes)
+        return FarmState(
+            jobs,
+            workers,
+            rates,
+            time.time(),
+            model_bytes=self.model_bytes,
+            room=self.window.look(),
+        )
 
     def _known(self, backlog: Backlog) -> bool:
-        """Whether the job's model is known; its spec is read once."""
+        """Tell whether the job's model is known; its spec is read once."""
         if backlog.job not in self._models:
             try:
                 self._models[backlog.job] = model_key(self.farm.job(backlog.job).spec())
@@ -114,7 +124,7 @@ class Observer:
         return True
 
     def _leases(self, backlog: Backlog) -> tuple[Pending, ...]:
-        """Who holds which block of a job, if they are few."""
+        """Return the leases of a job, if they are few enough for its end to be near."""
         if not 0 < sum(backlog.held_blocks.values()) <= TAIL_LEASES_MAX:
             return ()
         job = self.farm.job(backlog.job)
@@ -126,7 +136,7 @@ class Observer:
             return ()  # it has ended since its backlog was read
 
     def _workers(self) -> tuple[WorkerState, ...]:
-        """Live workers; what heartbeats say about the current micro-batch is brought up to date."""
+        """Return live workers; what heartbeats say of current work is brought up to date."""
         now = time.monotonic()
         beats = {beat.worker: beat for beat in self.farm.workers()}
         for name, beat in beats.items():

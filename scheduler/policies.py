@@ -45,32 +45,32 @@ _OWN: Final[Mapping[str, Callable[[Settings], Pass]]] = {
 
 
 class PolicyRefused(ValueError):
-    """A list of passes that no farm could work by; the message says why."""
+    """Raised when a list of passes is one that no farm could work by; the message says why."""
 
 
 class UnknownPass(PolicyRefused):
-    """No pass has this name, or the package that brings it does not load."""
+    """Raised when no pass has this name, or the package that brings it does not load."""
 
 
 def pass_names() -> list[str]:
-    """All passes there are: our own, and those that installed packages bring."""
+    """Return the names of all passes: our own, and those that installed packages bring."""
     return sorted({*_OWN, *(each.name for each in entry_points(group=ENTRY_POINTS))})
 
 
 def make_passes(names: Sequence[str], settings: Settings) -> tuple[Pass, ...]:
-    """The passes of these names, in this order.
+    """Make the passes of these names, in this order.
 
     Raises:
-        UnknownPass: One of them cannot be had.
+        UnknownPass: A pass cannot be had.
     """
     return tuple(_make(name, settings) for name in names)
 
 
 def check_policy(names: Sequence[str], settings: Settings) -> None:
-    """See to it that the passes can be had, and that a worker gets something to do by them.
+    """Check that the passes can be had, and that a worker gets something to do by them.
 
     Raises:
-        PolicyRefused: Otherwise.
+        PolicyRefused: A pass cannot be had or fails, or no worker gets anything to do.
     """
     status = JobStatus(state="closed", blocks_in=8, chunks_in=64, tokens_in=6400)
     state = FarmState((JobState("job", "model", status, 8),), (WorkerState("worker"),), {})

@@ -12,7 +12,7 @@ SAMPLE_SECONDS: Final = 10.0
 
 @dataclass
 class Sampler:
-    """Adds completions up.
+    """Adds completions up into samples.
 
     Attributes:
         began: Monotonic time of the last sample, or of the beginning.
@@ -30,7 +30,7 @@ class Sampler:
                 figures[name] = (tokens + done.real_tokens, chunks + done.chunks)
 
     def take(self, state: FarmState, now: float) -> Sample | None:
-        """A sample that ends now, if it is time for one; the next one begins there.
+        """Return a sample that ends now, if it is time for one; the next one begins there.
 
         Args:
             state: The farm.

@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 
 from embedfarm.entries import Pending
 from embedfarm.records import JobShare, Rate
+from embedfarm.sizing import ROOMY, FarmRoom
 from embedfarm.status import JobStatus
 from scheduler.ledger import Service
 
 NO_SERVICE: Final = Service()
-OVERDUE_SHARE: Final = 0.25  # who is late is taken to need so much more of the time it took
+OVERDUE_SHARE: Final = 0.25  # share of the time passed that a late worker is taken to need still
 SHARES_MAX: Final = 4  # jobs in a plan that have blocks to lease: one to work on, and some more
 
 
@@ -24,11 +25,11 @@ class WorkerState:
     """A live worker.
 
     Attributes:
-        name: Its name.
-        held_seconds: Since its current micro-batch began on the device, 0 when idle.
-        draining: It takes no more work.
+        name: Name of the worker.
+        held_seconds: Seconds since its current micro-batch began on the device, 0 when idle.
+        draining: Whether it takes no more work.
         model: Key of the model it has loaded, "" for none.
-        memory_bytes: Of its device; 0 where that is no limit.
+        memory_bytes: Memory of its device; 0 where that is no limit.
         refused: Jobs that it could not embed a moment ago.
     """
 
@@ -45,16 +46,16 @@ class JobState:
     """A job that is not finished.
 
     Attributes:
-        job: Its id.
-        model: Key under which rates are remembered.
-        length_class: Of its chunks (`embedfarm.farm.length_class`).
-        status: Its counters, and its terms.
+        job: Id of the job.
+        model: Key of its model, under which rates are remembered.
+        length_class: Length class of its chunks (`embedfarm.farm.length_class`).
+        status: Counters and terms of the job.
         waiting_blocks: Blocks that nobody has leased.
         held_blocks: Blocks leased and not committed, by worker.
         leases: Every lease, oldest block first; only looked up when nothing waits. Pieces of
             blocks that failed are not among them: each goes alone, and no worker copies it.
-        service: What it had of the farm so far.
-        copies: Who repeats which of the leased blocks, by ID of the entry.
+        service: Service that the job had of the farm so far.
+        copies: Worker that repeats a leased block, by ID of the entry.
     """
 
     job: str
@@ -82,13 +83,13 @@ class Pace(NamedTuple):
     """How fast a farm is on chunks of one model and length.
 
     Attributes:
-        rates: By worker, as far as they are known.
-        tokens_per_second: Of all workers that take work.
-        slowest: Of these the least.
-        fills: Tokens that keep all of these busy for as long as the k-th of them is with what it
-            holds; they are in the order of that time.
-        speeds: Tokens per second of the first k of them.
-        holds: What the first k of them still have to do for what they hold, in tokens.
+        rates: Rates by worker, as far as they are known.
+        tokens_per_second: Speed of all workers together that take work and have a rate.
+        slowest: Least speed among these workers.
+        fills: For each k, tokens that keep these workers busy for as long as the k-th of them is
+            with what it holds; the workers are in the order of that time.
+        speeds: For each k, tokens per second of the first k workers together.
+        holds: For each k, tokens that the first k workers still have to do of what they hold.
     """
 
     rates: Mapping[str, Rate] = {}
@@ -99,7 +100,7 @@ class Pace(NamedTuple):
     holds: Sequence[float] = ()
 
     def end(self, tokens: float) -> float:
-        """Seconds until so many tokens are done, if all share them who are not busy for longer."""
+        """Return the seconds until so many tokens are done by all who are not busy for longer."""
         last = max(0, bisect_left(self.fills, tokens) - 1)
         return (tokens + self.holds[last]) / self.speeds[last]
 
@@ -109,22 +110,23 @@ NO_PACE: Final = Pace()
 
 @dataclass(frozen=True)
 class FarmState:
-    """All that a decision looks at; what concerns all workers together is added up when it is made.
+    """All that a decision looks at; sums over all workers are computed when it is made.
 
     Attributes:
         jobs: Unfinished jobs.
         workers: Live workers.
         rates: Known rates by model and length class, and then by worker.
-        now: Unix seconds, to tell how old a rate is.
+        now: Unix time in seconds, to tell how old a rate is.
         planned: Names of the workers that a plan is wanted for; None for all.
         model_bytes: Device memory that a model needs, where that is known.
+        room: Room that is used and left in the farm's window.
         takers: Workers that take work.
-        asking: Those of them that a plan is wanted for.
-        held_seconds: Of each live worker, by name.
+        asking: Workers that take work and that a plan is wanted for.
+        held_seconds: `WorkerState.held_seconds` of each live worker, by name.
         busy_seconds: Seconds that a worker still needs for what it holds, if it holds anything.
-        busy: The same of all workers that take work, those that need the least first.
-        paces: By model and length class.
-        orphaned: Jobs of which somebody who is gone holds blocks.
+        busy: `busy_seconds` and name of each worker that takes work, the least busy first.
+        paces: Pace of the farm by model and length class.
+        orphaned: Jobs with blocks that are held by a worker that is gone.
     """
 
     jobs: tuple[JobState, ...]
@@ -133,6 +135,7 @@ class FarmState:
     now: float = 0.0
     planned: frozenset[str] | None = None
     model_bytes: Mapping[str, int] = field(default_factory=dict)
+    room: FarmRoom = ROOMY
     takers: Sequence[WorkerState] = field(init=False)
     asking: Sequence[WorkerState] = field(init=False)
     held_seconds: Mapping[str, float] = field(init=False)
@@ -158,18 +161,18 @@ class FarmState:
         made(self, "paces", {kind: _pace(rates, busy) for kind, rates in self.rates.items()})
 
     def pace(self, job: JobState) -> Pace:
-        """How fast the farm is on the chunks of a job."""
+        """Return how fast the farm is on the chunks of a job."""
         return self.paces.get((job.model, job.length_class), NO_PACE)
 
     def fits(self, worker: WorkerState, job: JobState) -> bool:
-        """Whether a worker can embed a job, as far as is known: it has room, and did not refuse."""
+        """Tell whether a worker has room for a job, as far as is known, and did not refuse it."""
         if job.job in worker.refused:
             return False
         needed = self.model_bytes.get(job.model, 0)
         return not worker.memory_bytes or needed <= worker.memory_bytes
 
     def _add_up(self) -> Mapping[str, float]:
-        """What each worker holds of all jobs, less what of it has passed on the device."""
+        """Return the seconds of work that each worker holds, less the time passed on the device."""
         passed = self.held_seconds
         held: defaultdict[str, float] = defaultdict(float)
         for job in self.jobs:
@@ -185,7 +188,7 @@ class FarmState:
 
 
 def _pace(rates: Mapping[str, Rate], busy: Sequence[tuple[float, str]]) -> Pace:
-    """How fast those are together whose rates are known, of workers by the time they are busy."""
+    """Compute the pace of the workers whose rates are known; `busy` has the least busy first."""
     known = [(seconds, rates[name].tokens_per_second) for seconds, name in busy if name in rates]
     sums = list(accumulate([speed for _, speed in known]))
     holds = list(accumulate([seconds * speed for seconds, speed in known]))
@@ -212,7 +215,7 @@ class Draft:
             that orders jobs splits tiers, and so leaves the order of the passes before it alone.
         queues: Per worker the jobs with blocks to lease that it tries, in this order, where that is
             not the order of the tiers.
-        shares: Per worker, how much of which job.
+        shares: Per worker, how much of which job it may lease.
         explain: Whether notes are wanted.
         notes: What each pass did.
     """
@@ -231,7 +234,7 @@ class Draft:
 
     @cached_property
     def waiting(self) -> Sequence[JobState]:
-        """Of the first tier that has any, the jobs with blocks to lease."""
+        """Jobs with blocks to lease of the first tier that has any."""
         lists = ([job for job in tier if job.waiting_blocks] for tier in self.tiers)
         return next((jobs for jobs in lists if jobs), [])
 
@@ -259,15 +262,15 @@ class Draft:
         return late
 
     def queue(self, worker: str) -> tuple[JobState, ...]:
-        """The jobs that a worker tries, in order."""
+        """Return the jobs that a worker tries, in order."""
         return self.queues.get(worker, self.first)
 
     def note(self, name: str, words: Iterable[str | tuple[str, str]]) -> "Draft":
         """Add what a pass did, if that is wanted.
 
         Args:
-            name: Of the pass.
-            words: Each a sentence, or one with the worker that it is about.
+            name: Name of the pass.
+            words: Sentences, each alone or with the worker that it is about.
         """
         if not self.explain:
             return self

@@ -19,9 +19,9 @@ class Done(NamedTuple):
     """A micro-batch that was reported.
 
     Attributes:
-        at: When.
-        completion: What it was.
-        predicted: Seconds that it should have taken, or 0.
+        at: Monotonic time of the report.
+        completion: The micro-batch as it was reported.
+        predicted: Seconds that the micro-batch should have taken, or 0.
         worth: Seconds that all workers together would need for it, 0 where that is not known.
     """
 
@@ -41,7 +41,7 @@ class Looked(NamedTuple):
 
 @dataclass
 class Statistics:
-    """Collects what `SchedulerStats` says."""
+    """Collects the figures of `SchedulerStats`."""
 
     decisions: int = 0
     micro_batches: int = 0
@@ -54,8 +54,8 @@ class Statistics:
         """Take a decision in.
 
         Args:
-            state: What it was about.
-            seconds: What it took.
+            state: State of the farm that the decision was about.
+            seconds: Time that the decision took.
             now: Monotonic time.
         """
         self.decisions += 1
@@ -83,7 +83,7 @@ class Statistics:
         late: Mapping[str, float],
         now: float,
     ) -> SchedulerStats:
-        """All of them."""
+        """Return all figures, those of decisions and micro-batches over the last minute."""
         since = now - RECENT_SECONDS
         done = [each for each in self._done if each.at >= since]
         looked = [each for each in self._looked if each.at >= since]
@@ -114,7 +114,7 @@ class Statistics:
 
 
 def _seconds_wanted(looked: Sequence[Looked], now: float) -> float:
-    """Time since the first of these looks in which there was something to do."""
+    """Return the seconds since the first of these decisions in which there was work to do."""
     ends = [*(each.at for each in looked[1:]), now]
     return sum(end - each.at for each, end in zip(looked, ends, strict=False) if each.wanted)
 

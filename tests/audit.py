@@ -1,4 +1,4 @@
-"""`make audit`: whether anything that constraints.txt pins has a known vulnerability.
+"""`make audit`: looks up whether a version in constraints.txt has a known vulnerability.
 
 pip-audit asks a service on the network. Where that is out of reach, or knows no such package, which
 is what a mirror without advisories answers, this says so and fails nothing.
@@ -19,10 +19,10 @@ COMMAND: Final = [
 
 
 def judge(report: dict[str, Any]) -> tuple[list[str], int, int]:
-    """What pip-audit's report says.
+    """Return what pip-audit's report says.
 
     Returns:
-        A sentence for each vulnerability, how many packages were looked up, and how many there are.
+        A sentence for each vulnerability, the packages that were looked up, and all packages.
     """
     packages = report["dependencies"]
     known = [each for each in packages if "skip_reason" not in each]
@@ -35,7 +35,7 @@ def judge(report: dict[str, Any]) -> tuple[list[str], int, int]:
 
 
 def main() -> int:
-    """Run it; 1 if something was found."""
+    """Run pip-audit, and return 1 if it found something."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "report.json"
         command = [*COMMAND, "--output", str(path)]

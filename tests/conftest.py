@@ -13,7 +13,7 @@ from embedfarm.broker import connect
 from embedfarm.settings import Settings
 from tests.support import SERVERS, LiveServer
 
-# How long an example takes says more about the machine; every test has its own limit.
+# The time of an example depends on the machine most, so it has no deadline; a test has its own.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
@@ -29,7 +29,7 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def places(run_path: Path) -> Iterator[None]:
-    """What tests start keeps converted models and jobs by HTTP here, not where the user's are."""
+    """Let programs that tests start keep models and jobs here, not where the user's are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EMBEDFARM_ENGINE_CACHE", str(run_path / "engines"))
         patch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(run_path / "jobs"))
@@ -38,7 +38,7 @@ def places(run_path: Path) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)  # after they are shuffled
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that run beside no other come last, so that the others need not wait for them."""
+    """Put the tests that run alone last, so that the others need not wait for them."""
     items.sort(key=_is_alone)
 
 
@@ -48,9 +48,9 @@ def _is_alone(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def room(request: pytest.FixtureRequest, run_path: Path) -> Iterator[None]:
-    """A test that measures time and is marked `alone` runs beside no other of this run.
+    """Let a test that is marked `alone` run beside no other test of this run.
 
-    It waits until no other is left, if need be: those that come last keep nobody waiting.
+    Such a test waits until no other one runs; it comes last, so that it keeps nobody waiting.
     """
     with (run_path / "room").open("w") as inside:
         fcntl.flock(inside, fcntl.LOCK_EX if _is_alone(request.node) else fcntl.LOCK_SH)
@@ -59,7 +59,7 @@ def room(request: pytest.FixtureRequest, run_path: Path) -> Iterator[None]:
 
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServer]:
-    """A server of our own, for one test, of each kind; it can be killed and started again."""
+    """A server of the test's own, of each kind; it can be killed and started again."""
     live = LiveServer(tmp_path / "server", request.param, Settings())
     try:
         live.start()
@@ -70,7 +70,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServe
 
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[redis.Redis]:
-    """A client of that server."""
+    """A client of the test's server."""
     client = connect(server.url)
     yield client
     client.close()

@@ -1,4 +1,4 @@
-"""A real disk that is small enough to be filled."""
+"""A real disk for tests that is small enough to be filled."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system in memory, and a file on it that takes up what room is left."""
+    """A file system in memory, with a file that takes up the room that is left."""
 
     path: Path
 
@@ -21,7 +21,7 @@ class Disk:
         return self.path / "ballast"
 
     def fill(self) -> None:
-        """Leave no room for another page."""
+        """Fill the disk, so that there is no room for another page."""
         with self._ballast.open("ab", buffering=0) as file:
             try:
                 while True:
@@ -37,13 +37,13 @@ class Disk:
             file.truncate(size - pages * PAGE_BYTES)
 
     def clear(self) -> None:
-        """Make all the room there is."""
+        """Make all room free again."""
         self._ballast.unlink()
 
 
 @contextlib.contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[Disk]:
-    """A disk at `path`, which must not exist; only root may make one."""
+    """Mount a disk at `path`, which must not exist; only root may do so."""
     path.mkdir()
     subprocess.run(
         ["/bin/mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", path], check=True

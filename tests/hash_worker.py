@@ -1,4 +1,4 @@
-"""A worker that embeds by hashing: real leases and commits, no model; and what to check it by."""
+"""A worker that embeds by hashing: real leases and commits, no model; and helpers to check it."""
 
 import contextlib
 import hashlib
@@ -35,20 +35,20 @@ def text_of(index: int) -> str:
 
 
 def corpus(first: int, end: int, batch: int = 100) -> Iterator[Rows]:
-    """Chunks `first` to `end - 1`, with ids."""
+    """Yield chunks `first` to `end - 1`, with ids."""
     for start in range(first, end, batch):
         indices = range(start, min(start + batch, end))
         yield Rows([text_of(index) for index in indices], [str(index) for index in indices])
 
 
 def vectors_of(texts: Sequence[str]) -> NDArray[Any]:
-    """The vector of each text, as rows."""
+    """The vectors that this worker makes of texts, as rows."""
     digests = [hashlib.sha256(text.encode()).digest()[:DIMENSIONS] for text in texts]
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIMENSIONS).astype("<f4")
 
 
 def result_of(block: Block) -> Result:
-    """A block, embedded."""
+    """The result of a block."""
     return Result(
         start=block.start,
         count=len(block.texts),
@@ -66,7 +66,7 @@ class Bench:
     """Threads and connections of one test; `stop` ends everything that waits, and so does leaving.
 
     Args:
-        url: The server.
+        url: URL of the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,11 +76,11 @@ class Bench:
         self.stop = threading.Event()
 
     def client(self) -> redis.Redis:
-        """A connection of one's own."""
+        """Open a connection that the test has for itself."""
         return self._clients.enter_context(closing_client(self._url))
 
     def run(self, work: Callable[..., T], *arguments: object) -> Future[T]:
-        """Does it in a thread."""
+        """Run a function in a thread."""
         return self._pool.submit(work, *arguments)
 
     def __enter__(self) -> Self:
@@ -93,13 +93,13 @@ class Bench:
 
 
 class HashWorker:
-    """Embeds what it leases at once; reports the speed that it is told to.
+    """A worker that embeds at once what it leases, and reports the speed that it is told to.
 
     Args:
         client: A connection that nobody else uses.
         job: Id of the job.
-        settings: Work stops where results are not collected.
-        tokens_per_second: Its heartbeat's.
+        settings: Limits, such as that of results on the server, at which it stops.
+        tokens_per_second: Speed that its heartbeat reports.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class HashWorker:
         self.farm.beat(beat, 60)
 
     def lease(self, count: int = 16) -> list[Entry]:
-        """Own leases that it does not know of, then new ones."""
+        """Lease blocks: first its own that were stranded, then new ones."""
         stranded = [
             entry
             for stream in (self.job.keys.retry, self.job.keys.blocks)
@@ -135,7 +135,7 @@ class HashWorker:
         return stranded + self.job.read("hash", count)
 
     def step(self, count: int = 16) -> int:
-        """Embed up to `count` blocks; gives the number of them."""
+        """Embed up to `count` blocks; return the number of them."""
         if not has_room(self.job.status(), self._settings):
             return 0
         entries = self.lease(count)

@@ -1,7 +1,8 @@
 """A worker process whose engine comes to harm by some texts: `python -m tests.poison_worker`.
 
-It is `workers.main` with another engine. While the file that `EMBEDFARM_TEST_HEALED` names exists,
-every text is harmless; while that of `EMBEDFARM_TEST_STUCK` does, the device's driver says nothing.
+The process is `workers.main` with another engine. While the file that `EMBEDFARM_TEST_HEALED` names
+exists, every text is harmless; while that of `EMBEDFARM_TEST_STUCK` does, the device's driver says
+nothing.
 """
 
 import os
@@ -39,7 +40,7 @@ class PoisonEngine(NullEngine):
     poisons: Final[dict[int, str]] = {}
 
     def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
-        """As its base; remembers the poisons, and comes to harm by one of them already."""
+        """Tokenise as the null engine does, note poisons, and hang at once on one that locks."""
         for text in only_texts(chunks):
             deed = text.partition(MARKER)[2]
             if deed and not Path(os.environ[HEALED]).exists():
@@ -49,7 +50,7 @@ class PoisonEngine(NullEngine):
         return super().tokenise(chunks)
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """As its base, without a poison among the rows."""
+        """Embed as the null engine does, unless a poison among the rows raises, kills or hangs."""
         deeds = {self.poisons.get(int(checksum)) for checksum in batch.features[rows]}
         if Path(os.environ[HEALED]).exists():
             deeds = set()
@@ -63,14 +64,14 @@ class PoisonEngine(NullEngine):
 
 
 def open_poison_engine(spec: JobSpec, *_: Any) -> PoisonEngine:  # noqa: ANN401 # as open_engine
-    """In the place of `workers.engines.open_engine`."""
+    """Open the poison engine, in the place of `workers.engines.open_engine`."""
     engine = PoisonEngine.open(spec)
     assert isinstance(engine, PoisonEngine)
     return engine
 
 
 def read_facts(_: object) -> dict[str, float]:
-    """In the place of what asks the device's driver."""
+    """Return no facts of the device, or hang like a driver that does not answer."""
     if Path(os.environ.get(STUCK, "/nowhere")).exists():
         threading.Event().wait()
     return {}

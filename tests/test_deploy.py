@@ -1,5 +1,6 @@
-"""What `deploy/` promises: images, compose services and systemd units."""
+"""Tests of what `deploy/` promises: images, compose services and systemd units."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from embedfarm.settings import Settings
 
 ROOT: Final = Path(__file__).parent.parent
 DEPLOY: Final = ROOT / "deploy"
+DOCKERFILE: Final = (DEPLOY / "Dockerfile").read_text()
 UNITS: Final = sorted((DEPLOY / "systemd").glob("*.service"))
 PROGRAM: Final = "/opt/embedfarm/.venv/bin/embedfarm"
 DRAIN_SECONDS: Final = Settings().drain_seconds
@@ -61,7 +63,7 @@ def instructions(name: str = "") -> list[tuple[str, str]]:
 
 
 def targets() -> dict[str, str]:
-    """The Dockerfile's stages: what each is built from, by name."""
+    """The Dockerfile's stages by name, with what each is built from."""
     stages = [arguments.split(" AS ") for _, arguments in instructions("FROM")]
     return {name: base for base, name in stages}
 
@@ -75,7 +77,7 @@ def unit(path: Path) -> RawConfigParser:
 
 
 def test_compose_has_only_known_keys() -> None:
-    """Every key is one of the compose specification's: a misspelt one would be an error at `up`."""
+    """Each key in the compose file is a known one, since a misspelt one would fail only at `up`."""
     assert compose().keys() <= COMPOSE_KEYS
     for service in SERVICES.values():
         assert service.keys() <= SERVICE_KEYS
@@ -86,7 +88,7 @@ def test_compose_has_only_known_keys() -> None:
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 def test_service_can_run(service: dict[str, Any]) -> None:
-    """Image, health check, time to drain; what it builds, needs and mounts is there."""
+    """Each service has image, health check and time to drain; what it builds or mounts exists."""
     assert not re.search(r"(^[^:]+|:latest)$", service["image"]), "an image needs a fixed tag"
     assert "build" in service or "healthcheck" in service, "our image brings its health check"
     assert int(service["stop_grace_period"].removesuffix("s")) >= DRAIN_SECONDS + 5
@@ -100,7 +102,7 @@ def test_service_can_run(service: dict[str, Any]) -> None:
 
 
 def test_valkey_keeps_what_it_acknowledged() -> None:
-    """AOF every second on a volume, nothing evicted, and no port open to the outside."""
+    """Valkey writes its AOF every second to a volume, evicts nothing, and opens no port."""
     valkey = SERVICES["valkey"]
     command = " ".join(valkey["command"])
     for option in (
@@ -114,7 +116,7 @@ def test_valkey_keeps_what_it_acknowledged() -> None:
 
 
 def test_roles_are_placed() -> None:
-    """A scheduler stands by, the GPU worker asks for GPUs, and only optional services wait."""
+    """A standby scheduler runs, the GPU worker asks for GPUs, and some services are optional."""
     assert SERVICES["scheduler"]["deploy"]["replicas"] == 2
     devices = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert all(device.keys() == DEVICE_KEYS for device in devices)
@@ -125,20 +127,23 @@ def test_roles_are_placed() -> None:
 
 
 def test_http_and_ingest_share_the_jobs() -> None:
-    """What one writes into the directory of jobs, the other reads from the same mount."""
-    serve, ingest = SERVICES["serve"], SERVICES["ingest"]
-    directory = serve["environment"]["EMBEDFARM_JOBS_DIRECTORY"]
-    assert ingest["environment"]["EMBEDFARM_JOBS_DIRECTORY"] == directory
-    mounts = [
-        {each.split(":")[-1] for each in service["volumes"]} & {"/data"}
-        for service in (serve, ingest)
-    ]
-    assert mounts == [{"/data"}] * 2
-    assert directory.startswith("/data/")
+    """Only `serve` and `ingest` have the directory of jobs, and no root of corpora holds it."""
+    having = {
+        name: service["environment"]
+        for name, service in SERVICES.items()
+        if "jobs:/jobs" in service["volumes"]
+    }
+    assert having.keys() == {"serve", "ingest"}
+    for environment in having.values():
+        assert environment["EMBEDFARM_JOBS_DIRECTORY"] == "/jobs"
+        for root in json.loads(environment["EMBEDFARM_INGEST_ROOTS"]):
+            assert not Path("/jobs").is_relative_to(root)
+    ((made, mode),) = re.findall(r"--owner=embedfarm .*--mode=(\d+) (/jobs)", DOCKERFILE)
+    assert (made, mode) == ("0700", "/jobs")
 
 
 def test_only_http_is_open_and_only_on_loopback() -> None:
-    """One port, which no other host reaches, and nobody without a key."""
+    """Only `serve` opens a port, on loopback, and it asks for keys."""
     ports = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert ports == {"serve": ["127.0.0.1:8080:8080"]}
     assert "EMBEDFARM_KEYS_FILE" in SERVICES["serve"]["environment"]
@@ -196,7 +201,7 @@ def test_units_pass_systemd(tmp_path: Path) -> None:
 def test_unit_restarts_drains_and_is_confined(path: Path) -> None:
     """A unit comes back after any end but a bad configuration, and has time to start and drain.
 
-    It is up when it says so, and a hang of its loop is an end.
+    A unit is up when it says so, and systemd ends one whose loop hangs.
     """
     service = unit(path)["Service"]
     assert service["Type"] == "notify"
@@ -216,7 +221,7 @@ def test_unit_restarts_drains_and_is_confined(path: Path) -> None:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_example_environment_has_what_units_use(path: Path) -> None:
-    """Every variable in a command line is in the example of the environment file."""
+    """Every variable in a unit's command line is in the example of the environment file."""
     example = (DEPLOY / "systemd" / "embedfarm.env.example").read_text()
     given = set(re.findall(r"^(\w+)=", example, re.MULTILINE))
     service = unit(path)["Service"]

@@ -1,4 +1,4 @@
-"""The house rules, as tests: see docs/decisions.md."""
+"""Tests of the house rules in docs/decisions.md."""
 
 import ast
 import io
@@ -19,6 +19,18 @@ PACKAGES = STATIONS | {"embedfarm"}
 MODULE_LINES_MAX = 300
 FUNCTION_LINES_MAX = 60
 FUNCTION_LINES_MEDIAN = 8
+# A docstring that begins so leans on its neighbour.
+LEANING = re.compile(
+    r"(As|Of|It|Its|They|Them|Their|He|Who|Whose|Whom|That|Those|These|Same|The same|Such|Also|And"
+    r"|But|Or|Else|With|Without|By|For|From|To|At|On|In|Until|After|Before|When|Which|Not|No|None"
+    r"|Some|Up|Another|Likewise)\b"
+)
+# A function that begins so does not say what it does.
+NO_VERB = re.compile(
+    r"(The|A|An|What|Whether|How|Where|Why|One|All|Each|Every|There|Number|Index|Key|Seconds|Bytes"
+    r"|Tokens|Vectors|Texts|Chunks|Blocks|Rows|Jobs|Workers|Files|Names|Entries|Options)\b"
+)
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules() -> list[Path]:
@@ -56,7 +68,7 @@ def code_lines(path: Path) -> int:
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
-    """Lines of all docstrings."""
+    """The numbers of all lines in docstrings."""
     bodies = [
         node.body
         for node in ast.walk(tree)
@@ -75,7 +87,7 @@ def docstring_lines(tree: ast.Module) -> set[int]:
 
 
 def function_lengths(path: Path) -> dict[str, int]:
-    """Lines from `def` to the end, minus the docstring, by name."""
+    """The lines of each function from `def` to its end, without the docstring, by name."""
     lengths = {}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -84,6 +96,32 @@ def function_lengths(path: Path) -> dict[str, int]:
             end = node.end_lineno or node.lineno
             lengths[f"{path.relative_to(ROOT)}:{node.name}"] = end - node.lineno + 1 - documentation
     return lengths
+
+
+def docstrings(path: Path) -> list[tuple[str, str, bool]]:
+    """Name and docstring of all that a file documents, and whether that is a function."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+            decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", ())]
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            is_property = any("property" in each for each in decorators)
+            name = f"{path.relative_to(ROOT)}:{getattr(node, 'name', '')}"
+            found.append((name, text, is_function and not is_property))
+    return found
+
+
+def test_docstrings_stand_alone() -> None:
+    """Docstrings begin with no pronoun or preposition, and those of functions with a verb."""
+    shipped, others = modules(), [*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
+    assert len(shipped) > 100
+    for path in [*shipped, *(each for each in others if "node_modules" not in each.parts)]:
+        for name, text, should_have_verb in docstrings(path):
+            first = " ".join(text.split("\n\n")[0].split())
+            assert not LEANING.match(first), f"{name}: {first}"
+            assert len(first.split()) >= 3, f"{name}: {first}"
+            if should_have_verb and path in shipped:
+                assert not NO_VERB.match(first), f"{name}: {first}"
 
 
 def test_stations_meet_only_in_the_contract() -> None:
@@ -96,7 +134,7 @@ def test_stations_meet_only_in_the_contract() -> None:
 
 
 def test_the_contract_is_light() -> None:
-    """No torch outside the workers' engines, and no web framework outside the web."""
+    """Only the workers' engines import torch, and only the web a web framework."""
     for path in modules():
         if "engines" not in path.parts:
             assert not imported(path) & {"torch", "sentence_transformers"}, path
@@ -105,13 +143,13 @@ def test_the_contract_is_light() -> None:
 
 
 def test_modules_are_small() -> None:
-    """No module has more than 300 code lines; over it, the file becomes a folder."""
+    """A module has at most 300 code lines; above that, the file becomes a folder."""
     sizes = {str(path.relative_to(ROOT)): code_lines(path) for path in modules()}
     assert not {name: size for name, size in sizes.items() if size > MODULE_LINES_MAX}
 
 
 def test_functions_are_small() -> None:
-    """No function has more than 60 lines, and half of them have at most 8."""
+    """A function has at most 60 lines, and half of them have at most 8."""
     lengths = {name: size for path in modules() for name, size in function_lengths(path).items()}
     assert not {name: size for name, size in lengths.items() if size > FUNCTION_LINES_MAX}
     assert statistics.median(lengths.values()) <= FUNCTION_LINES_MEDIAN

@@ -1,4 +1,4 @@
-"""The supervisor, with real child processes."""
+"""Tests of the supervisor, with real child processes."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def gone(pid: int) -> bool:
 
 
 def test_killed_child_starts_again(tmp_path: Path) -> None:
-    """After kill -9 the child runs again under another pid, and the exit is on record."""
+    """A child that got kill -9 runs again under another pid, and its exit is on record."""
     with Supervisor([python(FOREVER)], tmp_path, drain_seconds=10) as supervisor:
         wait_until(lambda: output(tmp_path).count("ready") == 1)
         first = supervisor.pids["child"]
@@ -93,7 +93,7 @@ def test_stop_drains(tmp_path: Path) -> None:
 
 
 def test_stop_reaches_a_child_that_is_starting(tmp_path: Path) -> None:
-    """A stop that comes just before the process exists is not lost."""
+    """A stop that comes just before the child's process exists is not lost."""
     supervisor = Supervisor([], tmp_path, drain_seconds=10)
     supervisor.stop()
     with supervisor._spawn(python(FOREVER)) as process:
@@ -109,7 +109,7 @@ def test_stop_signal_is_the_childs_own(tmp_path: Path) -> None:
 
 
 def test_a_signal_stops_whatever_is_done(tmp_path: Path) -> None:
-    """Also a thread that is just looking at the event, and so holds the lock of it."""
+    """A signal stops a process even while its thread holds the lock of the stop event."""
     program = (
         "from embedfarm.processes import stop_when_asked; stop = stop_when_asked();"
         f"{READY} all(iter(lambda: not stop.wait(0), False)); print('stopped')"
@@ -123,7 +123,7 @@ def test_a_signal_stops_whatever_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_child_that_ignores_the_stop_is_killed(tmp_path: Path) -> None:
-    """The drain is over after `drain_seconds` for all children together; then comes SIGKILL."""
+    """All children together have `drain_seconds` to end; then they get SIGKILL."""
     children = [python(STUBBORN, name) for name in ("a", "b", "c")]
     with Supervisor(children, tmp_path, drain_seconds=0.5) as supervisor:
         wait_until(lambda: all("ready" in output(tmp_path, name) for name in ("a", "b", "c")))
@@ -202,7 +202,7 @@ def test_missing_program_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_start_that_the_system_refuses_is_retried(tmp_path: Path) -> None:
-    """Where the log cannot be opened the child does not start; once it can, the child does."""
+    """A child whose log cannot be opened is started once it can."""
     obstacle = tmp_path / "child.log"
     obstacle.mkdir()
     with Supervisor([python(FOREVER)], tmp_path, drain_seconds=10) as supervisor:
@@ -236,12 +236,12 @@ with Supervisor([child], Path(sys.argv[1]), drain_seconds=10) as supervisor:
 
 
 def supervise(directory: Path, tie: str, command: list[str]) -> "subprocess.Popen[bytes]":
-    """A process of its own that supervises one child."""
+    """Start a process that supervises one child."""
     return subprocess.Popen([sys.executable, "-c", SUPERVISE, str(directory), tie, *command])
 
 
 def test_child_notices_that_its_supervisor_was_killed(tmp_path: Path) -> None:
-    """After kill -9 of the supervisor the lifeline ends, and the child ends by itself."""
+    """A child whose supervisor got kill -9 notices by the lifeline, and ends by itself."""
     with supervise(tmp_path, "untied", [sys.executable, "-c", LIFELINE_CHILD]) as supervisor:
         wait_until(lambda: output(tmp_path).endswith("\n"))
         supervisor.kill()
@@ -264,7 +264,7 @@ def test_tied_child_dies_with_its_supervisor(tmp_path: Path) -> None:
 
 
 def test_lifeline_of_an_unsupervised_process_is_ignored() -> None:
-    """Started by hand with stdin closed, a process does not take that for the supervisor's end."""
+    """A process with a closed stdin and no supervisor does not take that for a supervisor's end."""
     program = (
         "import threading; from embedfarm.processes import watch_lifeline;"
         "end = threading.Event(); watch_lifeline(end.set);"

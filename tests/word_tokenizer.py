@@ -11,7 +11,7 @@ WORDS: Final = {"[UNK]": 0, "a": 1, "b": 2, "p": 3, "chunk": 4, "number": 5}
 
 
 def write_tokenizer(directory: Path) -> Path:
-    """The directory, with the tokenizer in it."""
+    """Write the tokenizer to a directory, and return the directory."""
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token=next(iter(WORDS))))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.enable_padding()  # as the files of some models have it; ids are without

@@ -15,7 +15,6 @@ from embedfarm.broker import connect
 from embedfarm.lane import Lane
 from embedfarm.overview import read_jobs
 from embedfarm.settings import Settings
-from embedfarm.view import FarmReader
 from web import (
     batches,
     events,
@@ -33,7 +32,7 @@ from web import (
 )
 from web.gate import Gate
 from web.interactive import Desk
-from web.keys import Key
+from web.keys import Key, Keyring
 from web.metrics import Figures, Meter
 from web.pages import (
     charts,
@@ -47,6 +46,7 @@ from web.pages import (
     workers,
 )
 from web.pages.drawing import Gallery
+from web.pages.reading import Readers
 from web.problems import HANDLERS, Problem, is_openai
 from web.services import Passes, Services
 from web.sessions import Sessions
@@ -57,20 +57,23 @@ PAGES: Final = (
     scheduler.steering, charts.router, sign_in.router, steer.router,
 )  # fmt: skip
 
-OTHER_THREADS: Final = 64  # of routes that wait for the server only: anyio has 40
+OTHER_THREADS: Final = 64  # for routes that wait for the server only: anyio has 40
 
 
 def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastAPI:
-    """The application of a farm; it connects at the first request.
+    """Make the application of a farm; it connects at the first request.
 
     Args:
-        settings: Limits, and `redis_url`.
-        keys: Who may ask; none: everybody, so that it must be served on loopback only.
-        passes: What its scheduler can do.
+        settings: The farm's settings: limits, and `redis_url`.
+        keys: Keys of those who may ask; without any everybody may, so that it must be served on
+            loopback only. Keys that come from `keys_file` change with that file.
+        passes: The passes that the farm's scheduler can run.
     """
     client = connect(settings.redis_url, settings.http_waiting_max + OTHER_THREADS)
     services = Services(client, settings, passes)
-    sessions = Sessions(client, keys, settings.http_session_seconds)
+    path = settings.keys_file.expanduser() if keys and settings.keys_file else None
+    keyring = Keyring(keys, path)
+    sessions = Sessions(client, keyring, settings.http_session_seconds)
     desk = Desk(Lane(client, settings), settings.http_waiting_max)
     watch = Watch(partial(read_jobs, services.farm), settings.http_streams_max)
 
@@ -92,8 +95,9 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     app.state.services = services
     app.state.desk = desk
     app.state.watch = watch
+    app.state.keyring = keyring
     app.state.sessions = sessions
-    app.state.reader = FarmReader(services.farm, settings)
+    app.state.readers = Readers()
     app.state.gallery = Gallery()
     app.state.figures = Figures(services.farm)
     app.state.figures.waiting.set_function(lambda: desk.waiting)
@@ -116,14 +120,14 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     for router in PAGES:
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
-    app.add_middleware(Gate, keys=keys, settings=settings, sessions=sessions)
+    app.add_middleware(Gate, keys=keyring, settings=settings, sessions=sessions)
     app.add_middleware(Meter, figures=app.state.figures)
     app.openapi = lambda: _describe(app, keyed=bool(keys))  # type: ignore[method-assign] # as FastAPI documents it
     return app
 
 
 def _describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
-    """The OpenAPI document, with the errors as they are, and keys where they are asked for."""
+    """Return the OpenAPI document, with the errors as sent, and with keys where they are needed."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document["components"]

@@ -39,12 +39,13 @@ def _first(services: Service, job: JobId) -> JobFacts:
     dependencies=[*need(Scope.READ), PLACE],
 )
 async def follow_job(
+    services: Service,
     watch: Watching,
     job: JobId,
     facts: Annotated[JobFacts, Depends(_first)],
     last_event_id: Annotated[str, Header(description="What was seen last is not told again.")] = "",
 ) -> AsyncIterator[ServerSentEvent]:
-    """State and progress of a job when they change, until it has ended or is deleted."""
+    """Stream a job's state and progress when they change, until it has ended or is deleted."""
     seen, told = facts, last_event_id
     with watch.watching(job):
         while True:
@@ -56,13 +57,13 @@ async def follow_job(
             told = event.id or ""
             await watch.pause(EVENT_SECONDS)
             later = await watch.change(job, seen)
-            if later is None:
+            if later is None or not services.farm.sees(later.tenant):
                 return
             seen = later
 
 
 def _describe(facts: JobFacts) -> ServerSentEvent:
-    """An event whose id is a checksum of what it says, so that any process can tell it again."""
+    """Make the event of a job; its id is a checksum of its data, the same in every process."""
     data = msgspec.json.encode(facts)
     return ServerSentEvent(
         event="end" if facts.state in TERMINAL else "job",

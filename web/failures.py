@@ -17,7 +17,7 @@ from web.results import open_output
 from web.schemas import schema_of
 from web.services import Service, Services, need
 
-PLACE: Final = r"^((\d{1,18}-\d{1,18})?@\d{1,16})?$"  # in the list
+PLACE: Final = r"^((\d{1,18}-\d{1,18})?@\d{1,16})?$"  # where the next page of the list begins
 FIELDS: Final = ("index", "reason", "attempts")
 FailedChunk = schema_of(ChunkError)
 
@@ -25,7 +25,7 @@ router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 class FailurePage(BaseModel):
-    """Chunks that failed; with `next`, more may follow, even if these are fewer than asked for."""
+    """Chunks that failed; with `next`, more may follow, even if fewer than asked for are here."""
 
     errors: list[FailedChunk]  # type: ignore[valid-type] # it is made at run time
     next: str | None
@@ -43,10 +43,10 @@ def list_failures(
     limit: Limit = 100,
     after: Annotated[After, Query(pattern=PLACE)] = "",
 ) -> dict[str, Any]:
-    """The chunks of a job that failed so far, with the reason.
+    """List the chunks of a job that failed so far, with the reason.
 
-    Those that are on disk come first, in their order, if they can be read from here; then those of
-    the server's newest 10,000 that are not, as they failed.
+    Failed chunks on disk come first, in their order, if they can be read from here; then those of
+    the server's newest 10,000 that are not on disk, as they failed.
     """
     failed, more = read_failures(services, job, limit, after)
     return {
@@ -58,7 +58,7 @@ def list_failures(
 def read_failures(
     services: Services, job: str, limit: int, after: str
 ) -> tuple[Sequence[Failure | ChunkError], str | None]:
-    """Some failed chunks, as `list_failures` has them, and where more may follow.
+    """Return up to `limit` failed chunks, as `list_failures` lists them, and where more may follow.
 
     Raises:
         JobGone: There is no such job.
@@ -78,7 +78,7 @@ def read_failures(
 def _on_disk(
     services: Services, job: str, status: JobStatus, start: int, limit: int
 ) -> tuple[list[Failure], int]:
-    """Failed chunks from one on, and the index after the last chunk that is on disk."""
+    """Read failed chunks from one on, and the index after the last chunk that is on disk."""
     try:
         with open_output(services.settings, job, status) as reader:
             return reader.failures(start, limit), reader.available
@@ -87,7 +87,7 @@ def _on_disk(
 
 
 def _on_server(job: Job, limit: int, after: str, start: int) -> tuple[list[ChunkError], str | None]:
-    """Failed chunks from index `start` on, of which the server knows, and where to go on."""
+    """Read failed chunks from index `start` on that the server knows, and where to go on."""
     last, failed = job.failures(limit, after)
     more = f"{last}@{start}" if len(failed) == limit else None
     return [each for each in failed if each.index >= start], more

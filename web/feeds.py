@@ -1,11 +1,11 @@
-"""Feeds: jobs whose texts come over time, and whose results go to whoever reads them in order."""
+"""Feeds: jobs whose texts come over time, and whose results stay until they are acknowledged."""
 
 import contextlib
 import logging
 import uuid
 from typing import Annotated, Any, Final, Self
 
-from fastapi import APIRouter, HTTPException, Response
+from fastapi import APIRouter, HTTPException, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from collector.feed import acknowledge, take
@@ -16,15 +16,16 @@ from embedfarm.records import Rows
 from embedfarm.status import JobGone, JobStatus
 from producer.feed import OutOfPlace, WindowFull, close, extend
 from producer.submit import JobRefused
+from web.bodies import BoundedRoute
 from web.jobs import JobId
 from web.keys import Scope
 from web.orders import Embedding, Words
 from web.problems import problems
-from web.schemas import WHOLE, Body
+from web.schemas import WHOLE, Body, Many
 from web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
-NOTE: Final = "feed"  # with the job: that it is one
+NOTE: Final = "feed"  # the note of a job that says that it is a feed
 NEXT: Final = "x-next-start"
 FULL_SECONDS: Final = 1
 TEXTS_MAX: Final = 8192
@@ -43,29 +44,31 @@ PLACES: Final[dict[int | str, dict[str, Any]]] = {
     }
 }
 
-router: Final = APIRouter(prefix="/v1", tags=["feeds"])
+router: Final = APIRouter(prefix="/v1", tags=["feeds"], route_class=BoundedRoute)
 Index = Annotated[int, Field(ge=0, le=INDEX_MAX), WHOLE]
 Text = Annotated[str, StringConstraints(max_length=TEXT_CHARACTERS_MAX)]
 
 
 class FeedRequest(Embedding):
-    """What is asked for; nothing of it changes later but the terms of the job."""
+    """A request for a feed; only the terms of the job can be changed later."""
 
     model_config = ConfigDict(strict=True)
 
 
 class Texts(Body):
-    """Texts that go on where the feed ends; a repeat of those that it has changes nothing."""
+    """Texts that go on where the feed ends; to send texts that it has changes nothing."""
 
     model_config = ConfigDict(extra="forbid")
 
     start: Index = Field(description="Index of the first one.")
-    texts: Annotated[list[Text], Field(max_length=TEXTS_MAX)]
-    ids: list[Words] | None = Field(default=None, description="One for each text, if any has one.")
+    texts: Annotated[Many[Text], Field(max_length=TEXTS_MAX)]
+    ids: Annotated[Many[Words], Field(max_length=TEXTS_MAX)] | None = Field(
+        default=None, description="One for each text, if any has one."
+    )
     read: Index = Field(
         default=0,
         description="Results below this index were read, so that their texts are not asked for "
-        "again if the server has lost them.",
+        "again if the server has lost them. It acknowledges nothing.",
     )
 
     @model_validator(mode="after")
@@ -77,13 +80,13 @@ class Texts(Body):
 
 
 class Accepted(BaseModel):
-    """Texts below `next` are taken; where that is within those that were sent, send the others."""
+    """Index below which texts are taken; send those from `next` on again."""
 
     next: int
 
 
 class Closing(Body):
-    """How many texts there are."""
+    """The number of all texts of a feed, with which it is closed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -92,11 +95,12 @@ class Closing(Body):
 
 @router.post("/feeds", status_code=201, responses=problems(404), dependencies=need(Scope.SUBMIT))
 def make_feed(services: Service, key: Caller, request: FeedRequest, response: Response) -> JobFacts:
-    """Make a job that takes texts until it is closed, and keeps results until they are read."""
+    """Make a job that takes texts until it is closed, and keeps results until acknowledged."""
     farm, spec = services.farm, request.spec(services.find_model(request.model))
+    terms = services.grant(request.terms())
     name = uuid.uuid4().hex
     farm.admit(name, services.settings.jobs_max)
-    farm.job(name).create(spec, 0, request.terms(), {NOTE: "1"})
+    farm.job(name).create(spec, 0, terms, {NOTE: "1"})
     LOGGER.info("%s makes feed %r", key.name, name)
     response.headers["location"] = f"/v1/jobs/{name}"
     return read_job(farm, name)
@@ -104,7 +108,7 @@ def make_feed(services: Service, key: Caller, request: FeedRequest, response: Re
 
 @router.post("/jobs/{job}/texts", responses=problems(404) | PLACES, dependencies=need(Scope.SUBMIT))
 def add_texts(services: Service, job: JobId, sent: Texts) -> Accepted:
-    """Put texts into a feed; 429 while its window is full of results that nobody has read."""
+    """Put texts into a feed; 429 while its window is full of results that are kept."""
     handle = _feed(services, job)
     try:
         rows = Rows(sent.texts, sent.ids)
@@ -119,7 +123,7 @@ def add_texts(services: Service, job: JobId, sent: Texts) -> Accepted:
 
 @router.post("/jobs/{job}/close", responses=problems(404) | PLACES, dependencies=need(Scope.SUBMIT))
 def close_feed(services: Service, job: JobId, closing: Closing) -> JobFacts:
-    """Say that a feed has all its texts; it is finished once all its results were read."""
+    """Say that a feed has all its texts; it is finished once all results were acknowledged."""
     try:
         close(_feed(services, job), closing.count)
     except OutOfPlace as error:
@@ -129,40 +133,65 @@ def close_feed(services: Service, job: JobId, closing: Closing) -> JobFacts:
     return read_job(services.farm, job)
 
 
+@router.delete(
+    "/jobs/{job}/results", responses=problems(404) | PLACES, dependencies=need(Scope.SUBMIT)
+)
+def acknowledge_results(
+    services: Service,
+    job: JobId,
+    upto: Annotated[int, Query(ge=0, le=INDEX_MAX, description="First chunk that is kept.")],
+) -> JobFacts:
+    """Have the server forget the results of a feed below an index, which makes room for texts.
+
+    A feed that is closed is finished once all its results were acknowledged. To acknowledge results
+    again changes nothing.
+    """
+    handle = _feed(services, job)
+    status = handle.status()
+    if upto > status.pushed_upto:
+        raise _expects(status.pushed_upto)
+    if upto > status.drained_upto and not status.ended:
+        acknowledge(handle, upto)
+    if upto == status.chunk_count and status.state in {"closed", "paused"}:
+        with contextlib.suppress(JobGone):
+            services.farm.end(job, "finished", "", services.settings, drained_upto=upto)
+    return read_job(services.farm, job)
+
+
 def read_feed(
     services: Services, job: Job, status: JobStatus, start: int, limit: int
 ) -> Chunks | None:
-    """Results of a feed from chunk `start` on, if there are any; those before are given up.
+    """Read results of a feed from chunk `start` on, if there are any; reading changes nothing.
 
     Raises:
         HTTPException: `start` is not where a reader may be.
         OutputError: A result contradicts itself.
     """
     if start < status.drained_upto:
-        raise out_of_place(f"results below {status.drained_upto} were read", status.drained_upto)
+        kept = status.drained_upto
+        raise out_of_place(f"results below {kept} were acknowledged", kept)
     if start > status.pushed_upto:
-        raise out_of_place(f"text {status.pushed_upto} is expected next", status.pushed_upto)
+        raise _expects(status.pushed_upto)
     if status.ended:
-        return None
-    if start > status.drained_upto:
-        acknowledge(job, start)
-    if start == status.chunk_count and status.state != "cancelled":
-        with contextlib.suppress(JobGone):
-            services.farm.end(job.id, "finished", "", services.settings, drained_upto=start)
         return None
     return take(job, start, limit, services.settings.http_results_bytes_max)
 
 
+def _expects(index: int) -> HTTPException:
+    """Make the refusal of a request that is ahead of the feed's texts."""
+    return out_of_place(f"text {index} is expected next", index)
+
+
 def out_of_place(detail: str, expected: int) -> HTTPException:
-    """The refusal of a request that does not go on where the feed does."""
+    """Make the refusal of a request that does not go on where the feed does."""
     return HTTPException(409, detail, {NEXT: str(expected)})
 
 
 def _feed(services: Services, job: str) -> Job:
-    """A job that is a feed.
+    """Return the handle of a job that is a feed.
 
     Raises:
-        HTTPException: It is none.
+        HTTPException: The job is no feed.
         JobGone: There is no such job.
     """
     handle = services.farm.job(job)

@@ -3,7 +3,6 @@
 import logging
 import time
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -13,9 +12,9 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from embedfarm.terms import USUAL
 from producer.files import (
     FileFacts,
-    content_of,
     facts_of,
     keep_file,
     list_files,
@@ -25,7 +24,7 @@ from producer.files import (
 from web.keys import Scope
 from web.orders import FORM
 from web.problems import openai_problems
-from web.services import Caller, Service, Services, need
+from web.services import Caller, Service, need
 from web.uploads import receive_form, receiving
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ _FORM: Final = {
 
 
 class File(BaseModel):
-    """A file."""
+    """A file, as OpenAI's API shows it; its time is in Unix seconds."""
 
     id: str
     bytes: int
@@ -58,7 +57,7 @@ class File(BaseModel):
 
 
 class Files(BaseModel):
-    """Some files; more follow the last of them if `has_more`."""
+    """A page of files; more follow the last of them if `has_more`."""
 
     object: Literal["list"] = "list"
     data: list[File]
@@ -68,7 +67,7 @@ class Files(BaseModel):
 
 
 class Deleted(BaseModel):
-    """A file that is no more."""
+    """Receipt for a file that was deleted."""
 
     id: str
     object: Literal["file"] = "file"
@@ -85,7 +84,7 @@ async def upload_file(services: Service, who: Caller, request: Request) -> File:
     """Keep a file of requests for a batch."""
     if not request.headers.get("content-type", "").lower().startswith(FORM):
         raise HTTPException(415, f"send {FORM}")
-    async with receiving(request, services.settings) as upload:
+    async with receiving(request, services) as upload:
         fields = await receive_form(request, upload)
         if fields.get("purpose") != "batch":
             raise HTTPException(422, "purpose: files are for batches here: batch")
@@ -95,6 +94,7 @@ async def upload_file(services: Service, who: Caller, request: Request) -> File:
             created_at=int(time.time()),
             filename=upload.filename[:NAME_CHARACTERS_MAX],
             purpose="batch",
+            tenant=services.grant(USUAL).tenant,
         )
         await run_in_threadpool(keep_file, services.settings, upload.path, facts)
     LOGGER.info("%s uploads %s", who.name, facts.id)
@@ -109,9 +109,10 @@ def show_files(
     order: Literal["asc", "desc"] = "desc",
     purpose: Literal["", "batch", "batch_output"] = "",
 ) -> Files:
-    """Files by the time of their making."""
+    """List files by the time when they were made."""
     found = list_files(services.settings, after, newest_first=order == "desc")
-    wanted = (_describe(each) for each in found if purpose in {"", each.purpose})
+    seen = (each for each in found if services.farm.sees(each.tenant))
+    wanted = (_describe(each) for each in seen if purpose in {"", each.purpose})
     files = list(islice(wanted, limit + 1))
     page = files[:limit]
     return Files(
@@ -124,8 +125,11 @@ def show_files(
 
 @router.get("/{file}", responses=openai_problems(404), dependencies=need(Scope.READ))
 def show_file(services: Service, file: FileId) -> File:
-    """One file."""
-    return _describe(facts_of(find_content(services, file)))
+    """Show a file's facts."""
+    facts = facts_of(services.find_file(file))
+    if facts is None:
+        raise HTTPException(404, f"what is kept of {file} cannot be read")
+    return _describe(facts)
 
 
 @router.get(
@@ -138,28 +142,16 @@ def show_file(services: Service, file: FileId) -> File:
     dependencies=need(Scope.READ),
 )
 def send_content(services: Service, file: FileId) -> FileResponse:
-    """What is in a file."""
-    return FileResponse(find_content(services, file), media_type="application/octet-stream")
+    """Send what is in a file."""
+    return FileResponse(services.find_file(file), media_type="application/octet-stream")
 
 
 @router.delete("/{file}", responses=openai_problems(404), dependencies=need(Scope.SUBMIT))
 def delete_file(services: Service, who: Caller, file: FileId) -> Deleted:
-    """Remove a file; a batch that reads it has it still."""
-    remove_file(find_content(services, file))
+    """Remove a file; a batch that reads it keeps its content."""
+    remove_file(services.find_file(file))
     LOGGER.info("%s deletes %s", who.name, file)
     return Deleted(id=file)
-
-
-def find_content(services: Services, file: str) -> Path:
-    """Where the content of a file is.
-
-    Raises:
-        HTTPException: There is no such file.
-    """
-    found = content_of(services.settings, file)
-    if found is None:
-        raise HTTPException(404, f"no such file: {file}")
-    return found
 
 
 def _describe(facts: FileFacts) -> File:

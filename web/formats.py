@@ -11,11 +11,11 @@ from collector.reader import Chunks
 from collector.sinks.jsonl import print_rows
 from collector.sinks.npy import fill_failed, make_header
 
-COMPONENTS_AT_A_TIME: Final = 1 << 16  # as text half a megabyte
+COMPONENTS_AT_A_TIME: Final = 1 << 16  # half a megabyte as text
 
 
 def encode_lines(chunks: Chunks) -> Iterator[bytes]:
-    """JSON Lines: an object for each chunk, in pieces of many lines."""
+    """Yield JSON Lines: an object for each chunk, in pieces of many lines."""
     rows = max(1, COMPONENTS_AT_A_TIME // chunks.layout.dimensions)
     for start in range(chunks.batch.start, chunks.end, rows):
         yield b"".join(_lines(chunks.within(start, rows)))
@@ -36,7 +36,7 @@ def _lines(chunks: Chunks) -> Iterator[bytes]:
 
 
 def encode_arrow(chunks: Chunks) -> Iterator[bytes]:
-    """An Arrow IPC stream of one batch."""
+    """Yield an Arrow IPC stream of one batch."""
     table = record_batch(chunks)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
@@ -45,7 +45,7 @@ def encode_arrow(chunks: Chunks) -> Iterator[bytes]:
 
 
 def record_batch(chunks: Chunks) -> pa.RecordBatch:
-    """Chunks as columns index, id, vector and error."""
+    """Make an Arrow batch of chunks, with columns index, id, vector and error."""
     batch = chunks.batch
     reasons = {each.index: each.reason for each in chunks.failures}
     indices = range(batch.start, chunks.end)
@@ -64,7 +64,7 @@ def record_batch(chunks: Chunks) -> pa.RecordBatch:
 
 
 def encode_npy(chunks: Chunks) -> Iterator[bytes]:
-    """A matrix, in which the row of a failed chunk is NaN, or zero where vectors are integers."""
+    """Yield an npy matrix; a failed chunk's row is NaN, or zero where vectors are integers."""
     yield make_header(len(chunks.batch.good), chunks.layout)
     yield np.ascontiguousarray(fill_failed(chunks.batch)).tobytes()
 
@@ -80,7 +80,7 @@ FORMATS: Final[Mapping[str, Callable[[Chunks], Iterator[bytes]]]] = {
 
 
 def choose_format(accept: str) -> str | None:
-    """The media type of `FORMATS` that an Accept header prefers; None if it takes none of them."""
+    """Choose the media type of `FORMATS` that an Accept header prefers; None if it takes none."""
     wanted = dict(map(_range, filter(str.strip, accept.split(","))))
     if not wanted:
         return next(iter(FORMATS))
@@ -90,7 +90,7 @@ def choose_format(accept: str) -> str | None:
 
 
 def _range(text: str) -> tuple[str, float]:
-    """A media range of an Accept header and its quality; one that is malformed has none."""
+    """Parse a media range of an Accept header and its quality, which is 0 if it is malformed."""
     name, *parameters = (word.strip().lower() for word in text.split(";"))
     quality = next((each[2:] for each in parameters if each.startswith("q=")), "1")
     try:
@@ -100,6 +100,6 @@ def _range(text: str) -> tuple[str, float]:
 
 
 def _quality(wanted: Mapping[str, float], name: str) -> float:
-    """The quality of the range that fits best."""
+    """Return the quality of the most specific media range that fits a media type, 0 without one."""
     ranges = (name, f"{name.partition('/')[0]}/*", "*/*")
     return next((wanted[each] for each in ranges if each in wanted), 0.0)

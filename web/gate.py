@@ -1,14 +1,14 @@
-"""What every request goes through: whose it is, how often, from where, and how large.
+"""The gate that every request passes: whose it is, how often, from where, and how large.
 
-It stands before the routes, so that nobody without a key gets a body read.
+The gate stands before the routes, so that no body is read for a client without a key.
 """
 
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import math
 import time
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -22,12 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.settings import Settings
-from web.keys import ANYBODY, Key, find_key
+from web.keys import ANYBODY, Key, Keyring
 from web.pages.rendering import here, wants_page
 from web.problems import SECURITY_HEADERS, answer_problem
-from web.rates import Buckets
+from web.rates import Buckets, TenantTurns, TooMuchError
 from web.sessions import COOKIE, Sessions
 
+LOGGER: Final = logging.getLogger(__name__)
 OPEN_PATHS: Final = frozenset({
     "/livez", "/readyz", "/health", "/openapi.json", "/login", "/theme",
     "/static/style.css", "/static/live.js", "/static/icon.svg",
@@ -37,23 +38,26 @@ UPLOAD_PATHS: Final = frozenset({"/v1/jobs", "/v1/files", "/jobs/new"})
 HEAD_BYTES_MAX: Final = 16_384
 LINGER_BYTES: Final = 1 << 20
 LINGER_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 1.0  # between looks at the file of keys
 IDENTITY: Final = "identity"
-CLOSE: Final = {"connection": "close"}  # what was sent and not read is in the way of what follows
+CLOSE: Final = {"connection": "close"}  # unread bytes would stand before the next request
+
+
+class KeyTakenAwayError(Exception):
+    """Raised when the key of a request is taken away while its answer is sent."""
 
 
 class Gate:
     """ASGI middleware; the key of a request is in its `state.key` afterwards.
 
     Args:
-        app: What lies behind.
-        keys: Who may ask; without any, everybody on this machine.
+        app: The application behind the gate.
+        keys: Keys of those who may ask; without any, everybody on this machine may.
         settings: Limits of rate, size and time.
-        sessions: Who has signed in on the pages.
+        sessions: Sessions of those who have signed in on the pages.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[Key], settings: Settings, sessions: Sessions
-    ) -> None:
+    def __init__(self, app: ASGIApp, keys: Keyring, settings: Settings, sessions: Sessions) -> None:
         self._app = app
         self._keys = keys
         self._sessions = sessions
@@ -63,32 +67,43 @@ class Gate:
             settings.http_requests_burst,
             settings.http_clients_max,
         )
+        self._turns = TenantTurns(settings)
+        self._look_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is refused, and let all else through."""
+        """Answer a request that is refused, and let all others through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         send = _secure(_linger(receive, send))
         try:
-            scope.setdefault("state", {})["key"] = await self._admit(scope)
+            key = scope.setdefault("state", {})["key"] = await self._admit(scope)
         except HTTPException as refusal:
             await _answer_refusal(HTTPConnection(scope), refusal)(scope, receive, send)
-        else:
-            await self._app(scope, self._bound(receive, is_upload(scope)), send)
+            return
+        try:
+            with self._turns.turn(key.tenant if key else None, time.monotonic()):
+                body = self._bound(receive, is_upload(scope))
+                await self._app(scope, body, self._while_known(key, send))
+        except TooMuchError as error:
+            enough = too_often(str(error), error.retry_after_seconds)
+            await _answer_refusal(HTTPConnection(scope), enough)(scope, receive, send)
+        except KeyTakenAwayError:  # the connection breaks, so that nobody takes half for the whole
+            LOGGER.warning("an answer breaks off: key %s was taken away", key.name if key else "")
 
     async def _admit(self, scope: Scope) -> Key | None:
-        """Whose request it is; None where nobody need say so.
+        """Find the key of a request; None on a path that is open to everybody.
 
         Raises:
-            HTTPException: It is refused.
+            HTTPException: The request is refused.
         """
         headers = Headers(scope=scope)
         check_head(scope, headers)
+        await self._refresh()
         key = self._identify(headers)
         # Who has signed in counts by address: a wrong cookie must not be cheaper than no key.
-        self._take_turn(key.name if key and self._keys else _address(scope))
-        check_origin(headers, scope["method"], keyless=not self._keys)
+        self._take_turn(key.name if key and self._keys.asked else _address(scope))
+        check_origin(headers, scope["method"], keyless=not self._keys.asked)
         key = key or await self._recognise(HTTPConnection(scope).cookies.get(COOKIE, ""))
         if key is None and scope["path"] not in OPEN_PATHS:
             known = "a wrong key" if "authorization" in headers else "no key"
@@ -100,13 +115,32 @@ class Gate:
         return key
 
     def _identify(self, headers: Headers) -> Key | None:
-        if not self._keys:
+        if not self._keys.asked:
             return ANYBODY
         scheme, _, secret = headers.get("authorization", "").partition(" ")
-        return find_key(self._keys, secret.strip()) if scheme.lower() == "bearer" else None
+        return self._keys.find(secret.strip()) if scheme.lower() == "bearer" else None
+
+    async def _refresh(self) -> None:
+        """Follow the file of keys; a disk that does not answer must not stop the loop."""
+        now = time.monotonic()
+        if self._keys.path is not None and now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            await anyio.to_thread.run_sync(self._keys.refresh)
+
+    def _while_known(self, key: Key | None, send: Send) -> Send:
+        """Wrap `send`, so that an answer in many parts breaks off once its key is taken away."""
+
+        async def sending(message: Message) -> None:
+            if message.get("more_body") and key is not None and self._keys.asked:
+                await self._refresh()
+                if self._keys.known(key.sha256) != key:
+                    raise KeyTakenAwayError
+            await send(message)
+
+        return sending
 
     async def _recognise(self, session: str) -> Key | None:
-        """The key of somebody who has signed in."""
+        """Find the key of somebody who has signed in, by the session in the cookie."""
         if not session:
             return None
         try:
@@ -117,11 +151,8 @@ class Gate:
     def _take_turn(self, client: str) -> None:
         seconds = self._buckets.take(client, time.monotonic())
         if seconds:
-            raise HTTPException(
-                429,
-                f"more than {self._settings.http_requests_per_second:g} requests a second",
-                {"retry-after": str(math.ceil(seconds)), **CLOSE},
-            )
+            limit = self._settings.http_requests_per_second
+            raise too_often(f"more than {limit:g} requests a second", seconds)
 
     def _bytes_max(self, upload: bool) -> int:  # noqa: FBT001 -- of what kind the body is
         limits = self._settings
@@ -131,7 +162,7 @@ class Gate:
         return HTTPException(413, f"this body has at most {self._bytes_max(upload)} bytes", CLOSE)
 
     def _bound(self, receive: Receive, upload: bool) -> Receive:  # noqa: FBT001 -- as above
-        """Receives a body that may be neither larger nor slower than the limits.
+        """Wrap `receive`, so that a body can be neither larger nor slower than the limits.
 
         An upload has time as a whole, and each piece of it as much as any other body.
         """
@@ -161,14 +192,19 @@ class Gate:
 
 
 def is_upload(scope: Scope) -> bool:
-    """Whether a request's body goes to the disk, and not into the memory."""
+    """Tell whether a request's body goes to the disk, and not into memory."""
     media = Headers(scope=scope).get("content-type", "")
     to_disk = scope["path"] in UPLOAD_PATHS and scope["method"] == "POST"
     return to_disk and not media.lower().startswith("application/json")
 
 
+def too_often(detail: str, seconds: float) -> HTTPException:
+    """Make the refusal (429) of somebody who asks too much and may come again after `seconds`."""
+    return HTTPException(429, detail, {"retry-after": str(math.ceil(seconds)), **CLOSE})
+
+
 def _linger(receive: Receive, send: Send) -> Send:
-    """Takes for a moment what still comes, before a connection is closed behind a response.
+    """Wrap `send`, to take what still comes for a moment before a connection is closed.
 
     A connection that is closed while unread bytes lie there is reset, and the other side may then
     lose the response that says why.
@@ -200,7 +236,7 @@ async def _drain(receive: Receive) -> None:
 
 
 def _secure(send: Send) -> Send:
-    """Sends the security headers with every response."""
+    """Wrap `send`, to add the security headers to every response."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -211,7 +247,7 @@ def _secure(send: Send) -> Send:
 
 
 def _answer_refusal(request: HTTPConnection, refusal: HTTPException) -> Response:
-    """A problem; to a browser without a key the page that asks for one."""
+    """Answer with a problem, or send a browser without a key to the page that asks for one."""
     if refusal.status_code == HTTPStatus.UNAUTHORIZED and wants_page(request):
         return RedirectResponse(f"/login?then={quote(here(request))}", HTTPStatus.SEE_OTHER)
     return answer_problem(request, refusal.status_code, refusal.detail, refusal.headers)
@@ -223,11 +259,11 @@ def _address(scope: Scope) -> str:
 
 
 def check_head(scope: Scope, headers: Headers) -> None:
-    """Keep out what another program could take for another request, and what swells.
+    """Refuse a head that another program could take for another request, or that is too large.
 
     Raises:
-        HTTPException: It is long, or there are two hosts, two ways to find the end of the body, or
-            a coding of it that would have to be undone.
+        HTTPException: The head is too long, or it has two hosts, two ways to find the end of the
+            body, or a coding of the body that would have to be undone.
     """
     size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
     if size + sum(len(name) + len(value) for name, value in headers.raw) > HEAD_BYTES_MAX:
@@ -249,7 +285,7 @@ def check_origin(headers: Headers, method: str, *, keyless: bool) -> None:
     rebinding) it can read the answers.
 
     Raises:
-        HTTPException: It looks as if one tried.
+        HTTPException: The request looks like one from a page of another site.
     """
     host = headers.get("host", "")
     if keyless and not is_loopback(_hostname(host)):
@@ -260,7 +296,7 @@ def check_origin(headers: Headers, method: str, *, keyless: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine, reached from nowhere else."""
+    """Tell whether a host name or address means this machine, reached from nowhere else."""
     if host == "localhost":
         return True
     try:
@@ -270,7 +306,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _hostname(host: str) -> str:
-    """A Host header without the port; "" if it is none."""
+    """Return the name in a Host header without the port; "" if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -15,7 +15,7 @@ from producer.directories import new_id
 from web.keys import Key
 from web.services import Services
 
-WORK_SECONDS: Final = 60  # a request whose server died is in work for so long
+WORK_SECONDS: Final = 60  # time for which a request whose server died counts as in work
 AGAIN_SECONDS: Final = 1
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ IdempotencyKey = Annotated[
 
 
 class _Record(NamedTuple):
-    """What is kept of a request: its hash, the id of what it makes, and the answer once it is."""
+    """Record of a request: its hash, the id of what it makes, and the answer once there is one."""
 
     request: str
     id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -45,18 +45,18 @@ def answer_once(
     request: Any,  # noqa: ANN401 -- anything that JSON can say
     work: Callable[[str], str],
 ) -> tuple[str, str]:
-    """The id of what a request makes, and the answer to it, from now or from before.
+    """Do a request's work unless it was done before; return the id of what it makes and the answer.
 
     The id is kept before the work begins. So a request whose server died in between is done with
-    that id again: `work` must do nothing twice for one id.
+    that id again: `work` must do nothing twice for one id, and leaves what it finds as it is.
 
     Args:
-        services: Where it is kept, and for how long.
-        who: Keys of one are no keys of another.
-        key: As the request has it; None does the work whatever was before.
-        request: All that makes it another request.
-        work: Makes what is asked for under an id, 32 hexadecimal digits, and gives the answer, a
-            JSON object.
+        services: Has the server that keeps the record, and the setting for how long.
+        who: The caller; the same `key` of another caller is another one.
+        key: The `Idempotency-Key` of the request; with None the work is done whatever was before.
+        request: All in which requests differ, as values for JSON.
+        work: Function that makes what is asked for under an id (32 hexadecimal digits), and
+            returns the answer, a JSON object.
 
     Raises:
         HTTPException: The key was used for another request, its request is in work, or what is kept
@@ -66,7 +66,7 @@ def answer_once(
         made = new_id()
         return made, work(made)
     client = services.client
-    name = _hash([who.name, key])
+    name = _hash([*who.owner, key])
     in_work = wire.in_work_key(name)
     if not client.set(in_work, 1, nx=True, ex=WORK_SECONDS):
         found = _find(services, name, _hash(request))
@@ -104,7 +104,7 @@ def _find(services: Services, name: str, request: str) -> _Record | None:
 
 
 def _read(data: bytes, place: str) -> _Record:
-    """What was kept. What cannot be read is not as if it were absent: the request may be done."""
+    """Decode the record of a request; one that cannot be read is refused, since it may be done."""
     try:
         record = msgspec.json.decode(data, type=_Record)
         if record.answer is not None:

@@ -17,16 +17,17 @@ from embedfarm.records import JobSpec, LaneAnswer
 
 T = TypeVar("T")
 BUSY_SECONDS: Final = 1
-FAILED_MAX: Final = 3  # texts that are named
+FAILED_MAX: Final = 3  # texts that an error names
 
 
 @dataclass
 class Desk:
-    """Takes requests to the lane.
+    """Takes interactive requests to the lane, each in a thread, and bounds how many wait.
 
     Attributes:
-        lane: Where workers find them.
-        waiting_max: Requests, and threads, at a time.
+        lane: Queue on the server where workers find interactive requests.
+        waiting_max: Most requests, and threads, at a time.
+        waiting: Requests that wait now.
     """
 
     lane: Lane
@@ -38,10 +39,10 @@ class Desk:
         self._limiter = CapacityLimiter(self.waiting_max)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The outcome of some work in a thread; all that blocks or computes belongs there.
+        """Run work in a thread and return its outcome; all that blocks or computes belongs there.
 
         Raises:
-            HTTPException: Too many wait, or what `embed` raises.
+            HTTPException: Too many requests wait, or the work raised one.
         """
         if self.waiting >= self.waiting_max:
             raise _busy(f"{self.waiting} requests wait", BUSY_SECONDS)
@@ -54,12 +55,12 @@ class Desk:
     def embed(
         self, model: str, texts: Sequence[str], *, truncate: bool = True, prompt_name: str = ""
     ) -> LaneAnswer:
-        """The answer of the farm, vectors as the model makes them; called in a thread.
+        """Embed texts on the farm, vectors as the model makes them; this blocks: call in a thread.
 
-        Length and dimensions are cut by who asks, so that all requests share one engine.
+        The caller normalizes vectors and cuts dimensions, so that all requests share one engine.
 
         Raises:
-            HTTPException: There are no vectors, with a status that says whose fault it is.
+            HTTPException: The farm gave no vectors; the status says whose fault it is.
         """
         long = "truncate" if truncate else "error"
         spec = JobSpec(model=model, long=long, prompt_name=prompt_name)
@@ -87,10 +88,10 @@ def _busy(detail: str, seconds: float) -> HTTPException:
 def shape(
     vectors: NDArray[np.float32], dimensions: int | None = None, *, normalize: bool = True
 ) -> NDArray[np.float32]:
-    """Vectors with their leading components only, and of length 1 if wanted.
+    """Cut vectors to their leading `dimensions`, and scale them to length 1 if wanted.
 
     Raises:
-        HTTPException: They have fewer components.
+        HTTPException: The vectors have fewer components.
     """
     full = vectors.shape[1]
     if dimensions is not None and dimensions > full:

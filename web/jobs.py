@@ -1,12 +1,14 @@
-"""Jobs: what there is, how it goes, what failed, and what is to become of it."""
+"""Routes of jobs: list, show, pause, resume, cancel, change and delete them."""
 
 import logging
+from dataclasses import asdict
 from typing import Annotated, Final, Literal, Self
 
 from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from embedfarm.overview import JobFacts, read_job, read_page
+from web.bodies import BoundedRoute
 from web.keys import Key, Scope
 from web.orders import Tenant, TermsGiven
 from web.problems import problems
@@ -14,7 +16,7 @@ from web.services import Caller, Service, need
 
 LOGGER: Final = logging.getLogger(__name__)
 
-router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BoundedRoute)
 JobId = Annotated[str, Path(max_length=256, pattern=r"^[^{}]+$", description="As in the list.")]
 State = Literal["open", "closed", "paused", "cancelled", "finished", "failed"]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most in the answer.")]
@@ -22,20 +24,20 @@ After = Annotated[str, Query(max_length=300, description="`next` of the answer b
 
 
 class JobPage(BaseModel):
-    """Jobs; with `next`, more may follow, even if these are fewer than asked for."""
+    """Jobs; with `next`, more may follow, even if fewer than asked for are here."""
 
     jobs: list[JobFacts]
     next: str | None
 
 
 class TermsChange(TermsGiven):
-    """Terms of a job that are to be others from now on; what is left out stays."""
+    """New terms of a job; those that are left out stay."""
 
     model_config = ConfigDict(strict=True, json_schema_extra={"minProperties": 1})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse nothing at all."""
+        """Refuse a change without any terms."""
         if not self.model_fields_set:
             raise ValueError("give priority, tenant, weight or deadline_ms")
         return self
@@ -49,7 +51,7 @@ def list_jobs(
     limit: Limit = 100,
     after: Annotated[After, Query(pattern=r"^(-?\d+(\.\d+)?:.+)?$")] = "",
 ) -> JobPage:
-    """Jobs, of a state and a tenant if these are given.
+    """List jobs, those of a state and a tenant if these are given.
 
     Unfinished ones come first, oldest first, then those that have ended, newest first.
     """
@@ -59,7 +61,7 @@ def list_jobs(
 
 @router.get("/{job}", responses=problems(404), dependencies=need(Scope.READ))
 def show_job(services: Service, job: JobId) -> JobFacts:
-    """One job: what it asks for, how far it is, and who refused it."""
+    """Show a job: what it asks for, how far it is, and who refused it."""
     return read_job(services.farm, job)
 
 
@@ -88,7 +90,8 @@ def cancel_job(services: Service, key: Caller, job: JobId) -> JobFacts:
 @router.patch("/{job}", responses=problems(404), dependencies=need(Scope.SUBMIT))
 def set_terms(services: Service, key: Caller, job: JobId, change: TermsChange) -> JobFacts:
     """Change terms of a job; the next plan follows them."""
-    services.farm.job(job).set_terms(**change.model_dump(exclude_unset=True))
+    granted = asdict(services.grant(change.terms()))
+    services.farm.job(job).set_terms(**{name: granted[name] for name in change.model_fields_set})
     return _log("changes the terms of", services, key, job)
 
 
@@ -107,6 +110,6 @@ def delete_job(services: Service, key: Caller, job: JobId) -> None:
 
 
 def _log(verb: str, services: Service, key: Key, job: str) -> JobFacts:
-    """Note who did what, and say how the job is now."""
+    """Log who did what to a job, and return the job as it is now."""
     LOGGER.info("%s %s job %r", key.name, verb, job)
     return read_job(services.farm, job)

@@ -24,25 +24,25 @@ from embedfarm.records import Completion, Heartbeat, SchedulerStats
 from embedfarm.status import JobStatus
 from web.keys import Scope as KeyScope
 from web.problems import problems
-from web.services import need
+from web.services import Caller, Service, need
 
 PREFIX: Final = "farm_"
 METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TOKENS: Final = (100, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000)
 CHUNKS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-EVENTS_SECONDS: Final = 0.001  # the least that a read waits
+EVENTS_SECONDS: Final = 0.001  # the shortest time that a read of events can wait
 
 router: Final = APIRouter(tags=["operations"])
 
 
 @dataclass(eq=False)
 class Figures(Collector):
-    """All that `/metrics` says.
+    """All metrics that `/metrics` shows to the operator.
 
     Attributes:
-        farm: Whose.
-        registry: Has this collector, and what is counted here.
+        farm: The farm that is measured.
+        registry: Prometheus registry with this collector, and with what this program counts.
     """
 
     farm: Farm
@@ -92,7 +92,7 @@ class Figures(Collector):
         self.registry.register(self)
 
     def render(self) -> bytes:
-        """The text for a scrape; micro-batches since the last one are counted first."""
+        """Return the text for a scrape; micro-batches since the last scrape are counted first."""
         with self._lock:
             try:
                 self._follow()
@@ -117,11 +117,11 @@ class Figures(Collector):
             self._chunks.observe(each.chunks)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering does not ask the farm."""
+        """Describe no metric, so that registering does not ask the farm."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The farm now; without its server only that it is away."""
+        """Yield the farm's metrics now; without its server only that it is away."""
         yield _gauge("build_info", "The program.", {(version("embedfarm"),): 1.0}, "version")
         try:
             found = list(self._look())
@@ -142,7 +142,7 @@ class Figures(Collector):
 def job_metrics(
     statuses: Mapping[str, JobStatus], workers: Iterable[Heartbeat], now: float
 ) -> Iterator[Metric]:
-    """What there is to do, over all jobs."""
+    """Yield the metrics of all jobs: states, backlog, bytes of results and failed chunks."""
     states = Tally(status.state for status in statuses.values())
     yield _gauge("jobs", "Jobs.", {(name,): float(n) for name, n in states.items()}, "state")
     wanted = [status for status in statuses.values() if status.state != "cancelled"]
@@ -163,11 +163,9 @@ def job_metrics(
 
 
 def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
-    """Who works, how fast, and where the time goes; counters are since a worker's start."""
+    """Yield each worker's speed, leases and time by activity; counters begin at its start."""
     beats = list(workers)
-    states = Tally(beat.state for beat in beats)
-    yield _gauge("workers", "Live workers.", {(name,): float(n) for name, n in states.items()},
-                 "state")  # fmt: skip
+    yield _count_workers(beats)
     for name, attribute in (
         ("worker_rate_tokens_per_second", "tokens_per_second"),
         ("lease_size_tokens", "held_tokens"),
@@ -186,6 +184,12 @@ def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
     yield from _device_metrics(beats)
 
 
+def _count_workers(beats: Iterable[Heartbeat]) -> Metric:
+    states = Tally(beat.state for beat in beats)
+    values = {(name,): float(count) for name, count in states.items()}
+    return _gauge("workers", "Live workers.", values, "state")
+
+
 def _device_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
     facts: dict[str, dict[tuple[str, ...], float]] = {}
     for beat in beats:
@@ -197,7 +201,7 @@ def _device_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
 
 
 def scheduler_metrics(stats: SchedulerStats | None) -> Iterator[Metric]:
-    """Figures of the scheduler over the last minute; nothing when none was active lately."""
+    """Yield the scheduler's metrics of the last minute; none if none was active lately."""
     if stats is None:
         return
     for name, value in (
@@ -258,6 +262,19 @@ class Meter:
                 self._figures.latency.labels(route).observe(time.monotonic() - began)
 
 
+@dataclass(frozen=True)
+class TenantFigures(Collector):
+    """The metrics that `/metrics` shows to a tenant: its own jobs, and the live workers."""
+
+    farm: Farm
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the tenant's jobs and of the workers now."""
+        workers = self.farm.workers()
+        yield from job_metrics(self.farm.statuses(), workers, time.time())
+        yield _count_workers(workers)
+
+
 @router.get(
     "/metrics",
     response_class=Response,
@@ -265,7 +282,10 @@ class Meter:
     | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "OK"}},
     dependencies=need(KeyScope.READ),
 )
-def show_metrics(request: Request) -> Response:
-    """The farm's figures for Prometheus."""
-    figures = cast("Figures", request.app.state.figures)
-    return Response(figures.render(), media_type=CONTENT_TYPE_LATEST)
+def show_metrics(services: Service, who: Caller, request: Request) -> Response:
+    """Show the farm's figures for Prometheus; a tenant's key sees those of its own jobs."""
+    if who.tenant is None:
+        text = cast("Figures", request.app.state.figures).render()
+    else:
+        text = generate_latest(cast("CollectorRegistry", TenantFigures(services.farm)))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

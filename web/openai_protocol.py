@@ -3,32 +3,37 @@
 import base64
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Annotated, Final, Literal, cast
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Response
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from web.answers import list_of, respond
+from web.bodies import BoundedRoute
 from web.interactive import AtDesk, Desk, shape
 from web.keys import Scope
 from web.problems import openai_problems
-from web.schemas import WHOLE, Body
+from web.schemas import WHOLE, Body, Many
 from web.services import Service, Services, need
-from web.tokens import decode_ids, tokenizer_of
+from web.tokens import check_count, decode_ids, tokenizer_of
 
 OWNER: Final = "embedfarm"
 DIMENSIONS_MAX: Final = 1 << 16
+TOKENS_MAX: Final = 1 << 15  # of one text: no model reads more at once
 
-router: Final = APIRouter(prefix="/v1", tags=["OpenAI"])
+router: Final = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BoundedRoute)
 TokenId = Annotated[int, Field(ge=0, lt=2**32), WHOLE]
-Row = Annotated[list[TokenId], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1)]
-Rows = Annotated[list[Row], Field(min_length=1)]
+Row = Annotated[Many[TokenId], Field(min_length=1, max_length=TOKENS_MAX)]
+Texts = Annotated[Many[str], Field(min_length=1)]
+Rows = Annotated[Many[Row], Field(min_length=1)]
 
 
 class EmbeddingsRequest(Body):
-    """Texts, or token ids of the model's own tokenizer."""
+    """Texts to embed, or token ids of the model's own tokenizer."""
 
     input: str | Texts | Row | Rows
     model: str
@@ -46,7 +51,7 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens as the model counts and cuts them."""
+    """Tokens of the input, as the model counts and truncates them."""
 
     prompt_tokens: int
     total_tokens: int
@@ -71,7 +76,7 @@ class Model(BaseModel):
 
 
 class Models(BaseModel):
-    """All of them."""
+    """All models that may be asked for."""
 
     object: Literal["list"] = "list"
     data: list[Model]
@@ -84,54 +89,54 @@ class Models(BaseModel):
     dependencies=need(Scope.SUBMIT),
 )
 async def embeddings(services: Service, desk: AtDesk, request: EmbeddingsRequest) -> Response:
-    """Vectors of texts, by the worker that is free first."""
+    """Embed texts, on the worker that is free first."""
     services.find_model(request.model)
-    content = await desk.run(partial(_answer, services, desk, request))
-    return Response(content, media_type="application/json")
+    return await desk.run(partial(_answer, services, desk, request))
 
 
 @router.get("/models", responses=openai_problems(), dependencies=need(Scope.READ))
 async def list_models(services: Service) -> Models:
-    """The models that may be asked for."""
+    """List the models that may be asked for."""
     return Models(data=[Model(id=name) for name in services.settings.models])
 
 
 @router.get("/models/{model:path}", responses=openai_problems(404), dependencies=need(Scope.READ))
 async def show_model(services: Service, model: str) -> Model:
-    """One of them."""
+    """Show a model that may be asked for."""
     services.find_model(model)
     return Model(id=model)
 
 
-def _answer(services: Services, desk: Desk, request: EmbeddingsRequest) -> bytes:
-    """The body of the response: encoded here, since megabytes of it would hold everybody up."""
+def _answer(services: Services, desk: Desk, request: EmbeddingsRequest) -> Response:
+    """Embed the input and respond; only some rows are held as text at a time."""
     answer = desk.embed(request.model, _texts(services, request))
     vectors = shape(answer.matrix(), request.dimensions).astype("<f4", copy=False)
-    rows: Sequence[list[float] | str] = (
-        [base64.b64encode(row.tobytes()).decode() for row in vectors]
-        if request.encoding_format == "base64"
-        else cast("list[list[float]]", np.asarray(vectors, np.float64).tolist())
+    print_row = _in_base64 if request.encoding_format == "base64" else _as_numbers
+    rows = (
+        {"object": "embedding", "index": index, "embedding": print_row(row)}
+        for index, row in enumerate(vectors)
     )
-    return msgspec.json.encode(
-        {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": row}
-                for index, row in enumerate(rows)
-            ],
-            "model": request.model,
-            "usage": {"prompt_tokens": answer.token_count, "total_tokens": answer.token_count},
-        }
-    )
+    usage = {"prompt_tokens": answer.token_count, "total_tokens": answer.token_count}
+    rest = msgspec.json.encode({"model": request.model, "usage": usage})
+    return respond(chain([b'{"object":"list","data":'], list_of(rows), [b"," + rest[1:]]))
+
+
+def _in_base64(row: NDArray[np.float32]) -> str:
+    return base64.b64encode(row.tobytes()).decode()
+
+
+def _as_numbers(row: NDArray[np.float32]) -> list[float]:
+    return cast("list[float]", row.astype(np.float64).tolist())
 
 
 def _texts(services: Services, request: EmbeddingsRequest) -> Sequence[str]:
-    """The texts that are asked for, token ids made texts again."""
+    """Return the texts that are asked for; token ids are decoded to texts."""
     given = request.input
     if isinstance(given, str):
         return [given]
     if isinstance(given[0], str):
         return given
     rows = [given] if isinstance(given[0], int) else given
+    check_count(rows, services.settings)
     tokenizer = tokenizer_of(request.model, services.settings)
     return decode_ids(tokenizer, rows)

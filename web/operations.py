@@ -1,44 +1,51 @@
-"""Is it well, who works, and how is it decided: for people and for their tools."""
+"""Routes for operators: health, workers, and how the scheduler decides."""
 
 import logging
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, HTTPException, Query, Response
-from pydantic import BaseModel, ConfigDict
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import DECISIONS_MAX, Farm
 from embedfarm.records import Decision, Heartbeat, SchedulerStats
+from embedfarm.settings import Settings
+from embedfarm.window import FarmWindow
 from producer.submissions import has_worker
+from web.bodies import BoundedRoute
 from web.keys import Scope
 from web.problems import problems
-from web.schemas import Body, many, schema_of
+from web.schemas import Body, Many, many, schema_of
 from web.services import Caller, Service, need
 
 LOGGER: Final = logging.getLogger(__name__)
 SERVER_AWAY: Final = "the server is not to be reached"
 NO_SCHEDULER: Final = "no scheduler is active"
 NO_WORKER: Final = "no worker is alive"
+NO_ROOM: Final = "the farm's window is used up: producers wait until results are collected"
+PASSES_MAX: Final = 1000
+OLD_KEYS: Final = "the file of keys cannot be read: the keys of before go on counting"
 NO_INGEST: Final = "no ingest worker is alive: jobs by HTTP and RQ wait"
 
-router: Final = APIRouter(tags=["operations"])
+router: Final = APIRouter(tags=["operations"], route_class=BoundedRoute)
 Worker = schema_of(Heartbeat)
 Stats = schema_of(SchedulerStats)
 Explained = schema_of(Decision)
 
 
 class Alive(BaseModel):
-    """The program answers."""
+    """Sign that the program answers."""
 
     alive: bool
 
 
 class Ready(BaseModel):
-    """Whether the farm answers requests, and all that is missing in it.
+    """Whether the farm answers requests, and all that it lacks.
 
-    Without a scheduler workers go on, and without ingest workers only jobs wait.
+    Without a scheduler workers go on, without ingest workers only jobs wait, and where the farm's
+    window is used up requests are answered, but texts of jobs and feeds wait.
     """
 
     ready: bool
@@ -46,15 +53,15 @@ class Ready(BaseModel):
 
 
 class PassesChange(Body):
-    """The passes of a decision, in their order."""
+    """The scheduler's passes as they are to be, in their order."""
 
     model_config = ConfigDict(extra="forbid")
 
-    active: list[str]
+    active: Annotated[Many[str], Field(max_length=PASSES_MAX)]
 
 
 class PassesInUse(BaseModel):
-    """The passes of a decision in their order, and the others that there are."""
+    """The scheduler's passes in their order, and the others that there are."""
 
     active: list[str]
     others: list[str]
@@ -62,28 +69,30 @@ class PassesInUse(BaseModel):
 
 @router.get("/livez")
 async def live() -> Alive:
-    """Whether the program answers; it says nothing about the farm."""
+    """Tell whether the program answers; this says nothing about the farm."""
     return Alive(alive=True)
 
 
 @router.get("/health", responses={503: {"model": Ready}}, operation_id="health")
 @router.get("/readyz", responses={503: {"model": Ready}}, operation_id="ready")
-def ready(services: Service, response: Response) -> Ready:
-    """Whether the farm answers requests: 503 if not; the reasons say all that is missing."""
-    reasons = missing(services.farm)
+def ready(services: Service, request: Request, response: Response) -> Ready:
+    """Tell whether the farm answers requests, with 503 if not; `reasons` has all that it lacks."""
+    reasons = missing(services.farm, services.settings)
+    reasons += [OLD_KEYS] * bool(request.app.state.keyring.problem)
     is_ready = not {SERVER_AWAY, NO_WORKER} & set(reasons)
     if not is_ready:
         response.status_code = 503
     return Ready(ready=is_ready, reasons=reasons)
 
 
-def missing(farm: Farm) -> list[str]:
-    """What a farm needs and has not."""
+def missing(farm: Farm, settings: Settings) -> list[str]:
+    """Return the reasons why a farm is not whole: no server, scheduler, worker, ingest or room."""
     try:
         found = {
             NO_SCHEDULER: farm.has_scheduler(),
             NO_WORKER: bool(farm.workers()),
             NO_INGEST: has_worker(farm.client),
+            NO_ROOM: not FarmWindow(farm.client, settings).seen().short,
         }
     except UNAVAILABLE:
         return [SERVER_AWAY]
@@ -97,7 +106,7 @@ def missing(farm: Farm) -> list[str]:
     dependencies=need(Scope.READ),
 )
 def list_workers(services: Service) -> list[dict[str, Any]]:
-    """The workers that are alive."""
+    """List the live workers; a tenant's key does not see jobs and models of others."""
     return [msgspec.structs.asdict(beat) for beat in services.farm.workers()]
 
 
@@ -105,10 +114,10 @@ def list_workers(services: Service) -> list[dict[str, Any]]:
     "/v1/scheduler/stats",
     response_model=Stats,
     responses=problems(404),
-    dependencies=need(Scope.READ),
+    dependencies=need(Scope.READ, whole_farm=True),
 )
 def show_stats(services: Service) -> dict[str, Any]:
-    """Figures of the active scheduler, over the last minute."""
+    """Show the active scheduler's figures of the last minute."""
     stats = services.farm.scheduler_stats()
     if stats is None:
         raise HTTPException(404, NO_SCHEDULER)
@@ -119,27 +128,31 @@ def show_stats(services: Service) -> dict[str, Any]:
     "/v1/scheduler/explain",
     response_model=many(Explained),
     responses=problems(),
-    dependencies=need(Scope.READ),
+    dependencies=need(Scope.READ, whole_farm=True),
 )
 def explain(
     services: Service,
     worker: Annotated[str, Query(description="Only what concerns this one, or all.")] = "",
     last: Annotated[int, Query(ge=1, le=DECISIONS_MAX, description="Decisions.")] = 1,
 ) -> list[dict[str, Any]]:
-    """The last decisions, newest first, of which one in a second is kept: what each pass did."""
+    """Show what each pass did in the last decisions, newest first; one in a second is kept."""
     decisions = services.farm.decisions(last)
     return [msgspec.structs.asdict(each.about(worker)) for each in decisions]
 
 
-@router.get("/v1/scheduler/passes", responses=problems(), dependencies=need(Scope.READ))
+@router.get(
+    "/v1/scheduler/passes", responses=problems(), dependencies=need(Scope.READ, whole_farm=True)
+)
 def list_passes(services: Service) -> PassesInUse:
-    """The passes of a decision in their order, and the others that there are."""
+    """List the passes of a decision in their order, and the others that there are."""
     return _in_use(services, services.farm.policy() or services.passes.default)
 
 
-@router.put("/v1/scheduler/passes", responses=problems(409), dependencies=need(Scope.ADMIN))
+@router.put(
+    "/v1/scheduler/passes", responses=problems(409), dependencies=need(Scope.ADMIN, whole_farm=True)
+)
 def choose_passes(services: Service, key: Caller, change: PassesChange) -> PassesInUse:
-    """Choose the passes, from the next decision on; 409 for a list that no farm could work by."""
+    """Choose the passes from the next decision on; 409 for a list that no farm could work by."""
     try:
         services.passes.check(change.active)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What `POST /v1/jobs` asks for, in its three forms: texts, a file, or the place of one."""
+"""Bodies of `POST /v1/jobs` in their three forms: texts, a file, or the path or URL of a corpus."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,14 +21,14 @@ from starlette.concurrency import run_in_threadpool
 
 from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
 from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from embedfarm.terms import TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
+from embedfarm.terms import DEADLINE_MS_MAX, TENANT_CHARACTERS_MAX, WEIGHT_MAX, Terms
 from producer.readers.corpus import FORMATS, SUFFIXES
 from producer.readers.source import COMPRESSIONS, split_compression
-from web.schemas import WHOLE
+from web.bodies import read_json
+from web.schemas import WHOLE, Many
+from web.services import Services
 from web.uploads import Upload, receive_file, receive_form, receiving
 
-DEADLINE_MS_MAX: Final = 2**53  # what every JSON reader can say exactly
 DIMENSIONS_MAX: Final = 1 << 16
 TOKENS_MAX: Final = 1 << 20
 CHARACTERS_MAX: Final = 4096
@@ -53,7 +53,7 @@ Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
 
 
 class TermsGiven(BaseModel):
-    """On what terms a job shares the farm with others."""
+    """Terms on which a job shares the farm with others."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,17 +70,17 @@ class TermsGiven(BaseModel):
 
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
-        """Refuse what no scheduler could use."""
+        """Refuse terms that no scheduler could use."""
         self.terms()
         return self
 
     def terms(self) -> Terms:
-        """As the farm has them."""
+        """Convert them to the farm's `Terms`."""
         return Terms(self.priority, self.tenant, self.weight, self.deadline_ms)
 
 
 class Embedding(TermsGiven):
-    """What vectors are asked for."""
+    """Options that say which vectors are wanted."""
 
     model: Words = Field(default="", description="One that is served; by default the first one.")
     name: Name = Field(default="", description="For people.")
@@ -106,13 +106,13 @@ class Embedding(TermsGiven):
         return self
 
     def spec(self, model: str) -> JobSpec:
-        """As the farm's job has it."""
+        """Convert the options to the `JobSpec` of a farm's job."""
         known = {each.name for each in msgspec.structs.fields(JobSpec)} - {"model"}
         return JobSpec(model=model, **self.model_dump(include=known))
 
 
 class Options(Embedding):
-    """How a corpus is read, embedded and stored: as `embedfarm embed` has it."""
+    """Options by which a corpus is read, embedded and stored, as `embedfarm embed` has them."""
 
     format: Literal["parquet", "npy", "jsonl"] = Field(
         default="parquet", description="Of the output."
@@ -127,16 +127,16 @@ class Options(Embedding):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        """Refuse one field as text and id."""
+        """Refuse one field as both text and id."""
         if self.text_field == self.id_field:
             raise ValueError(f"field {self.text_field!r} cannot be text and id at once")
         return self
 
     def merge(self, others: Mapping[str, Any]) -> "Options":
-        """These, overruled by others.
+        """Return these options, overruled by others.
 
         Raises:
-            RequestValidationError: The others are none.
+            RequestValidationError: The others are no valid options.
         """
         try:
             return Options.model_validate(self.model_dump(exclude_unset=True) | dict(others))
@@ -144,7 +144,7 @@ class Options(Embedding):
             raise RequestValidationError(error.errors()) from error
 
     def for_task(self) -> dict[str, Any]:
-        """As `producer.tasks.embed_corpus` takes them, without what is usual anyway."""
+        """Return the options for `producer.tasks.embed_corpus`, without those left at defaults."""
         others = {*TermsGiven.model_fields, "name", "model"}
         return self.model_dump(exclude=others, exclude_defaults=True)
 
@@ -158,8 +158,8 @@ class TextWithId(BaseModel):
     id: str
 
 
-Texts = Annotated[list[str], Field(min_length=1)]
-TextsWithIds = Annotated[list[TextWithId], Field(min_length=1)]
+Texts = Annotated[Many[str], Field(min_length=1)]
+TextsWithIds = Annotated[Many[TextWithId], Field(min_length=1)]
 
 
 class Submission(Options):
@@ -177,13 +177,13 @@ class Submission(Options):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        """Take one corpus."""
+        """Refuse both texts and a source, and neither."""
         if ("texts" in self.model_fields_set) == ("source" in self.model_fields_set):
             raise ValueError("give texts or a source, and not both")
         return self
 
     def lines(self) -> Iterator[bytes]:
-        """The texts as JSON Lines."""
+        """Yield the texts as JSON Lines."""
         for each in self.texts:
             row = {"text": each} if isinstance(each, str) else {"text": each.text, "id": each.id}
             yield msgspec.json.encode(row) + b"\n"
@@ -191,12 +191,12 @@ class Submission(Options):
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for, whatever form it came in.
+    """A job that is asked for, whatever form the request came in.
 
     Attributes:
-        options: All that were given.
-        corpus: A path on the farm, or what an upload is to be called.
-        upload: What came with the request; None where `corpus` was there before.
+        options: All options that were given.
+        corpus: Path on the farm or URL of the corpus, or the name that an upload is to have.
+        upload: The corpus that came with the request; None where `corpus` was there before.
     """
 
     options: Options
@@ -204,22 +204,22 @@ class Order:
     upload: Upload | None
 
     def identity(self) -> list[Any]:
-        """All that makes it another order."""
+        """Return all in which one order differs from another: options, corpus and content."""
         content = "" if self.upload is None else self.upload.sha256
         return [self.options.model_dump(), self.corpus, content]
 
 
 @asynccontextmanager
-async def reading(request: Request, settings: Settings, options: Options) -> AsyncIterator[Order]:
-    """The order that a request makes; an upload that is not moved away in the block is removed.
+async def reading(request: Request, services: Services, options: Options) -> AsyncIterator[Order]:
+    """Give the order that a request makes; an upload that is not moved away in it is removed.
 
     Raises:
-        HTTPException, RequestValidationError: It makes none.
+        HTTPException, RequestValidationError: The request makes no valid order.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media not in {JSON, FORM, *FILE_TYPES}:
         raise HTTPException(415, f"send {JSON}, {FORM}, or a file as {', '.join(FILE_TYPES)}")
-    async with receiving(request, settings) as upload:
+    async with receiving(request, services) as upload:
         if media == JSON:
             yield await _read_json(request, upload, options)
         elif media == FORM:
@@ -233,22 +233,31 @@ async def reading(request: Request, settings: Settings, options: Options) -> Asy
 
 
 async def _read_json(request: Request, upload: Upload, options: Options) -> Order:
-    try:
-        asked = Submission.model_validate_json(await request.body(), strict=True)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from error
+    asked = await read_json(request, _check)
     given = asked.model_dump(exclude_unset=True, exclude={"texts", "source"})
     options = options.merge(given)
     if asked.source:
         return Order(options, asked.source, None)
     ids = {"id_field": "id"} if isinstance(asked.texts[0], TextWithId) else {"id_field": ""}
-    await run_in_threadpool(upload.write, b"".join(asked.lines()))
-    await run_in_threadpool(upload.close)
+    await run_in_threadpool(_write, asked, upload)
     return Order(options.merge({"text_field": "text", **ids}), "input.jsonl", upload)
 
 
+def _check(value: object) -> tuple[Submission | None, list[Any]]:
+    try:
+        return Submission.model_validate(value, strict=True), []
+    except ValidationError as error:
+        return None, error.errors()
+
+
+def _write(asked: Submission, upload: Upload) -> None:
+    for line in asked.lines():
+        upload.write(line)
+    upload.close()
+
+
 def _name_body(request: Request, chosen: str) -> str:
-    """What a body that is a file is to be called."""
+    """Name a body that is a file by its format and its Content-Encoding."""
     encoding = request.headers.get("content-encoding", "").lower()
     if encoding not in _ENCODINGS:
         raise HTTPException(
@@ -258,14 +267,14 @@ def _name_body(request: Request, chosen: str) -> str:
 
 
 def name_corpus(name: str, chosen: str) -> str:
-    """What an upload is to be called, so that readers know what it is: nothing of it is a user's.
+    """Name an upload so that readers know its format; nothing of the sender's name stays in it.
 
     Args:
-        name: As the sender calls it.
-        chosen: Its format, "" to go by the name; without any it is JSON Lines.
+        name: Name that the sender gave it.
+        chosen: Format of the upload, "" to go by the name; without an ending it is JSON Lines.
 
     Raises:
-        HTTPException: Its name says that it is of a format that is not read.
+        HTTPException: The ending of the name is not read, or it is Parquet that was compressed.
     """
     stem, compression = split_compression(name.lower())
     suffix = PurePosixPath(stem).suffix

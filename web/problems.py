@@ -28,6 +28,7 @@ OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches
 AWAY_SECONDS: Final = 5
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 FAULTS_MAX: Final = 5  # of a request, that are told
+DETAIL_CHARACTERS_MAX: Final = 2000  # names that were sent may be in it
 USUAL: Final = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503)  # that every route may give
 
 _PROBLEM: Final = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
@@ -44,7 +45,7 @@ SECURITY_HEADERS: Final = {
 
 
 class Problem(BaseModel):
-    """An error, as RFC 9457 has it."""
+    """An error in the shape of RFC 9457."""
 
     type: str = "about:blank"
     title: str
@@ -53,7 +54,7 @@ class Problem(BaseModel):
 
 
 class OpenaiFault(BaseModel):
-    """What went wrong, as OpenAI says it."""
+    """Message and type of an error, as OpenAI's API gives them."""
 
     message: str
     type: str
@@ -62,28 +63,30 @@ class OpenaiFault(BaseModel):
 
 
 class OpenaiProblem(BaseModel):
-    """An error, as OpenAI has it."""
+    """An error in the shape of OpenAI's API."""
 
     error: OpenaiFault
 
 
 def is_openai(path: str) -> bool:
-    """Whether a route speaks OpenAI's protocol, errors included."""
+    """Tell whether a route speaks OpenAI's protocol, errors included."""
     return any(path == each or path.startswith(f"{each}/") for each in OPENAI_PATHS)
 
 
 def answer_problem(
     request: HTTPConnection, status: int, detail: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The response to a request that failed: a page for a browser, else JSON.
+    """Respond to a request that failed, with a page for a browser, else with JSON.
 
     Args:
-        request: What failed; its path and who asks decide about the shape.
-        status: Of HTTP; 422 becomes 400 where OpenAI knows no other.
-        detail: For people.
-        headers: Further ones.
+        request: Request that failed; its path and client decide about the shape.
+        status: HTTP status; 422 becomes 400 on OpenAI's routes, which know no 422.
+        detail: Explanation for people.
+        headers: Further headers of the response.
     """
     openai = is_openai(request.url.path)
+    if len(detail) > DETAIL_CHARACTERS_MAX:
+        detail = f"{detail[: DETAIL_CHARACTERS_MAX - 1]}…"
     if wants_page(request) and not openai:
         told = {"status": status, "title": HTTPStatus(status).phrase, "detail": detail}
         page = render(request, "problem.html", told, status)
@@ -111,7 +114,7 @@ def _openai_type(status: int) -> str:
 
 
 def problems(*further: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route for its document: the usual ones and further ones."""
+    """Return the errors of a route for the OpenAPI document: the usual ones and further ones."""
     return {
         status: {"description": HTTPStatus(status).phrase, **_PROBLEM}
         for status in sorted({*USUAL, *further})
@@ -119,7 +122,7 @@ def problems(*further: int) -> dict[int | str, dict[str, Any]]:
 
 
 def openai_problems(*further: int) -> dict[int | str, dict[str, Any]]:
-    """As `problems`, of a route for which `is_openai` holds.
+    """Return errors of a route like `problems`, but in OpenAI's shape and without 422.
 
     A request that is no HTTP has no route that could be known, so that 400 has both shapes.
     """
@@ -135,7 +138,7 @@ Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
 
 
 def _say(status: int) -> Handler:
-    """Answers with a status, and with the error's own words where they are meant for people."""
+    """Make a handler that answers with a status, and with the error's own words but for 503."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if status != HTTPStatus.SERVICE_UNAVAILABLE:
@@ -162,7 +165,7 @@ async def _tell_refusal(request: Request, error: HTTPException) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """All methods of a path; Starlette says those of the first of its routes only."""
+    """List all methods of a path; Starlette names only those of its first matching route."""
     return [
         method
         for method in METHODS
@@ -174,7 +177,7 @@ def _allowed(request: Request) -> list[str]:
 
 
 async def _tell_faults(request: Request, error: RequestValidationError) -> Response:
-    """Names the fields; what was sent is not repeated."""
+    """Name the wrong fields; what was sent is not repeated."""
     faults = error.errors()
     told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults[:FAULTS_MAX]]
     if len(faults) > FAULTS_MAX:
@@ -183,7 +186,7 @@ async def _tell_faults(request: Request, error: RequestValidationError) -> Respo
 
 
 async def _hide(request: Request, _error: Exception) -> Response:
-    """The log has the traceback; nobody else gets it."""
+    """Answer an unexpected error without its details; only the log has the traceback."""
     detail = "a defect of the farm; its log says more"
     return answer_problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, detail, SECURITY_HEADERS)
 

@@ -1,4 +1,4 @@
-"""Results of a job, while it runs and afterwards."""
+"""Results of a job over HTTP, while it runs and afterwards."""
 
 import asyncio
 import contextlib
@@ -54,13 +54,13 @@ router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 class Look(NamedTuple):
-    """What a job has of results.
+    """Results of a job from a chunk on, as they were found.
 
     Attributes:
-        start: What was asked for.
-        chunks: Those from there on; None if none is there.
-        total: Chunks that there will be; -1 while that is not known.
-        state: Of the job.
+        start: Index of the chunk that was asked for.
+        chunks: Chunks from `start` on; None if none is there.
+        total: Chunks that the job will have; -1 while that is not known.
+        state: State of the job.
     """
 
     start: int
@@ -79,7 +79,7 @@ class Look(NamedTuple):
         return self.chunks is not None or self.next == self.total or self.state in TERMINAL
 
     def headers(self) -> dict[str, str]:
-        """`HEADERS` with their values."""
+        """Return the headers of `HEADERS` with their values."""
         complete = "true" if self.next == self.total else "false"
         values = (self.start, self.next - self.start, self.next, complete, self.state)
         return dict(zip(HEADERS, map(str, values), strict=True))
@@ -102,11 +102,11 @@ async def get_results(  # noqa: PLR0913, PLR0917 -- each is a parameter of the q
         float, Query(ge=0, le=WAIT_SECONDS_MAX, description="Seconds, while none is there.")
     ] = 0.0,
 ) -> Response:
-    """Chunks of a job in order, those that failed included, as far as they are durable.
+    """Read chunks of a job in order, those that failed included, as far as they are durable.
 
     An answer may have fewer than `limit`, and more may follow: go on at `x-next-start` until
-    `x-complete`. Of a feed, to ask for results says that those before them were read; the server
-    then forgets them.
+    `x-complete`. Reading changes nothing: results of a feed stay until `DELETE` on this path
+    acknowledges them.
     """
     media_type = choose_format(accept)
     if media_type is None:
@@ -138,7 +138,7 @@ async def _wait(
 
 
 def _look(services: Services, job: str, start: int, limit: int) -> Look:
-    """What is there now.
+    """Look which results of a job are there now.
 
     Raises:
         HTTPException: There are no results here, or not from `start` on.
@@ -171,11 +171,12 @@ def _look_on_disk(settings: Settings, job: str, status: JobStatus, start: int, l
 
 
 def open_output(settings: Settings, job: str, status: JobStatus) -> OutputReader:
-    """The output of a job, where it may be read from here.
+    """Open the output of a job, where it may be read from here.
 
     Raises:
-        HTTPException: It is not known, not below a directory that is allowed, or another job's.
-        NotBegun, OutputError, OSError: As when a reader is made.
+        HTTPException: The output is not known, below no allowed directory, or another job's.
+        NotBegun: There is no output yet, or not any more.
+        OutputError, OSError: The output cannot be read.
     """
     if not status.out:
         raise HTTPException(409, "results of this job are where its own program collects them")
@@ -184,5 +185,5 @@ def open_output(settings: Settings, job: str, status: JobStatus) -> OutputReader
     except PathRefused as error:
         raise HTTPException(409, f"results are not served from there: {error}") from error
     if reader.job not in {"", job}:
-        raise HTTPException(409, f"{status.out} is of another job: {reader.job}")
+        raise HTTPException(409, f"{status.out} is of another job")
     return reader

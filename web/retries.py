@@ -1,4 +1,4 @@
-"""Jobs that are tried again: those that failed, and the chunks that failed of those that ended."""
+"""Retries of jobs: of those that failed, and of the failed chunks of those that finished."""
 
 import contextlib
 import logging
@@ -39,7 +39,7 @@ router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     dependencies=need(Scope.SUBMIT),
 )
 def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
-    """Embed a failed job's corpus again, or of a finished job the chunks that failed."""
+    """Embed a failed job's corpus again, or the chunks of a finished job that failed."""
     facts = read_job(services.farm, job)
     if services.submissions.pending(job):
         raise HTTPException(409, f"something is yet to be done for job {job}")
@@ -51,22 +51,25 @@ def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
             services.submissions.embed(job, call, "retry_failed")
         else:
             raise HTTPException(409, f"job {job} is {facts.state}: there is nothing to retry yet")
-    except (DuplicateJobError, OSError, OutputError, PathRefused) as error:
+    except (DuplicateJobError, OSError, OutputError, PathRefused, ValueError) as error:
         raise HTTPException(409, f"job {job} cannot be tried again: {error}") from error
     LOGGER.info("%s retries job %r", who.name, job)
     return read_job(services.farm, job)
 
 
 def _begin_anew(services: Services, facts: JobFacts) -> None:
-    """Do what a failed job was to do, from where it came to.
+    """Do what a failed job was to do, from where it had stopped.
 
     Raises:
-        HTTPException: It did not come by HTTP, so that nobody here knows what that was.
+        HTTPException: The job did not come by HTTP, so that its task is not known here, or its
+            task cannot be read.
     """
     directory = directory_of(services.settings, facts.job)
     if directory is None:
         raise HTTPException(409, f"job {facts.job} was not submitted by HTTP: run it again")
     call, handle = read_call(directory), services.farm.job(facts.job)
+    if call is None:
+        raise HTTPException(409, f"what job {facts.job} was to do cannot be read: submit it again")
     notes = {"out": facts.out, "command": handle.noted("command")}
     terms = Terms(facts.priority, facts.tenant, facts.weight, facts.deadline_ms)
     services.farm.admit(facts.job, services.settings.jobs_max)
@@ -76,12 +79,12 @@ def _begin_anew(services: Services, facts: JobFacts) -> None:
 
 
 def _call_for(out: Path, settings: Settings) -> Call:
-    """The call that embeds again what failed of a finished output.
+    """Make the call that embeds again the chunks that failed of a finished output.
 
     Raises:
-        HTTPException: Nothing failed, or it cannot be asked for again.
+        HTTPException: No chunk failed, or the options cannot be given again.
         OutputError, OSError: There is no finished output.
-        PathRefused: It, or its corpus, lies where nobody may ask for anything.
+        PathRefused: The output or its corpus lies below no allowed directory.
     """
     manifest = read_manifest(allow(str(out), settings.task_roots))
     if not manifest.failed:
@@ -93,10 +96,10 @@ def _call_for(out: Path, settings: Settings) -> Call:
 
 
 def options_of(manifest: Manifest) -> dict[str, Any]:
-    """Options of `embedfarm embed` that made an output.
+    """Return the options of `embedfarm embed` that made an output.
 
     Raises:
-        HTTPException: It is of int8 vectors, whose ranges came from elsewhere.
+        HTTPException: The output has int8 vectors, whose ranges came from elsewhere.
     """
     said = manifest.settings
     if said["vector_dtype"] == "int8":

@@ -1,16 +1,22 @@
-"""What bodies are made of, so that the OpenAPI document says all of it."""
+"""Types that bodies are made of, so that the OpenAPI document says all of it."""
 
 from types import GenericAlias
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from embedfarm.records import Record
 
+T = TypeVar("T")
+
+Many: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
+"""A list in a body: what is wrong with its first wrong item is told, and the others are not looked
+at, since each error takes kilobytes."""
+
 
 class Body(BaseModel):
-    """What a request brings, with the types of JSON: no number is a boolean, no text a number."""
+    """A body with the types of JSON: no number is a boolean, and no text a number."""
 
     model_config = ConfigDict(strict=True)
 
@@ -24,7 +30,7 @@ WHOLE: Final = BeforeValidator(_as_integer)
 
 
 def schema_of(record: type[Record]) -> type[BaseModel]:
-    """A model with the fields of a record; its instances are made of `msgspec.structs.asdict`."""
+    """Make a model with the fields of a record; give it the dict of `msgspec.structs.asdict`."""
     fields: dict[str, Any] = {
         each.name: (each.type, ...) for each in msgspec.structs.fields(record)
     }
@@ -33,5 +39,5 @@ def schema_of(record: type[Record]) -> type[BaseModel]:
 
 
 def many(schema: type[BaseModel]) -> GenericAlias:
-    """A list of them; mypy takes `list[schema]` of what is made at run time for an error."""
+    """Return the type of a list of `schema`; mypy rejects `list[schema]`, made at run time."""
     return GenericAlias(list, (schema,))

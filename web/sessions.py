@@ -1,15 +1,14 @@
-"""Who has signed in on the pages: a random id in a cookie, of which the server keeps a hash."""
+"""Sessions of the pages: a random id in a cookie, of which the server keeps a hash."""
 
 import hashlib
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
 import redis
 
 from embedfarm import wire
-from web.keys import Key
+from web.keys import Key, Keyring
 
 COOKIE: Final = "embedfarm_session"
 SECRET_BYTES: Final = 32
@@ -19,28 +18,28 @@ SECRET_BYTES: Final = 32
 class Sessions:
     """Sessions on the farm's server, so that any `serve` knows them.
 
-    What is kept of a key is its SHA-256, so that a session ends with its key.
+    The SHA-256 of its key is kept with a session, so that the session ends with its key.
 
     Attributes:
-        client: Of the server.
-        keys: Who may sign in.
-        seconds: Life of a session.
+        client: Client of the farm's server.
+        keys: Keys of those who may sign in.
+        seconds: Life of a session, in seconds.
     """
 
     client: redis.Redis
-    keys: Sequence[Key]
+    keys: Keyring
     seconds: int
 
     def begin(self, key: Key) -> str:
-        """A new session's secret, for the cookie alone."""
+        """Begin a session, and return its secret, which is for the cookie alone."""
         secret = secrets.token_urlsafe(SECRET_BYTES)
         self.client.set(_place(secret), key.sha256, ex=self.seconds)
         return secret
 
     def find(self, secret: str) -> Key | None:
-        """The key with which a session was begun; None if it has ended, or the key is none now."""
+        """Find the key with which a session was begun; None if it has ended or the key is gone."""
         digest = cast("bytes | None", self.client.get(_place(secret)))
-        return next((key for key in self.keys if key.sha256.encode() == digest), None)
+        return None if digest is None else self.keys.known(digest.decode(errors="replace"))
 
     def end(self, secret: str) -> None:
         """Forget a session."""

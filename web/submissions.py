@@ -1,4 +1,4 @@
-"""Jobs that are submitted by HTTP, and tried again.
+"""Submission of jobs by HTTP.
 
 Such a job has a directory (`producer.directories`), and an RQ job that `embedfarm ingest` runs. It
 is on the farm from the moment that it is accepted, so that it can be steered before it runs.
@@ -18,8 +18,10 @@ from rq.exceptions import DuplicateJobError
 from starlette.concurrency import run_in_threadpool
 
 from embedfarm.overview import JobFacts, read_job
+from embedfarm.private import make_private
+from embedfarm.redaction import hide_in_word
 from embedfarm.settings import Settings
-from producer.directories import OUTPUT, Call, remove_directory, write_call
+from producer.directories import OUTPUT, Call, read_call, remove_directory, write_call
 from producer.notices import check_webhook
 from producer.outbound import UrlRefused
 from producer.roots import PathRefused, allow_source, allow_url, is_url
@@ -38,7 +40,7 @@ _FACTS: Final = TypeAdapter(JobFacts)
 
 
 class UploadedCorpus(Options):
-    """A form with a corpus as a file, whose name says its format, and options in other fields."""
+    """Form with a corpus as a file, whose name says its format, and options in other fields."""
 
     file: bytes
 
@@ -74,23 +76,20 @@ async def submit_job(
 
     Options are in the query, the JSON object or the form; what the body says counts.
     """
-    async with reading(request, services.settings, options) as order:
+    async with reading(request, services, options) as order:
         job, facts = await run_in_threadpool(_answer, services, who, idempotency_key, order)
     headers = {"location": f"{router.prefix}/{job}"}
     return Response(facts, 201, headers, "application/json")
 
 
 def _answer(services: Services, who: Caller, key: str | None, order: Order) -> tuple[str, str]:
-    """The job that an order makes, or made before, and its facts in JSON."""
-    model = services.find_model(order.options.model)
-    if order.options.webhook:
-        _check_webhook(order.options.webhook, services.settings)
-    if order.upload is None:
-        corpus = _find_source(order.corpus, services.settings)
-        order = replace(order, corpus=corpus)
+    """Make the job of an order, unless it was made before; return its id and its facts in JSON.
+
+    The order is checked only when its job is made: a repeat is answered though its corpus is gone.
+    """
 
     def submit(job: str) -> str:
-        _submit(services, job, order, model)
+        _submit(services, job, order)
         LOGGER.info("%s submits job %r", who.name, job)
         return _FACTS.dump_json(read_job(services.farm, job)).decode()
 
@@ -98,20 +97,20 @@ def _answer(services: Services, who: Caller, key: str | None, order: Order) -> t
 
 
 def _find_source(source: str, settings: Settings) -> str:
-    """Where a corpus is that the farm may read.
+    """Return where a corpus is, if the farm may read it and it is not among the jobs by HTTP.
 
     Raises:
-        PathRefused: It may not.
+        PathRefused: The farm may not read it.
     """
     try:
         if is_url(source):
             allow_url(source, settings.ingest_urls)
             return source
-        return str(allow_source(source, settings.ingest_roots))
+        return str(allow_source(source, settings.ingest_roots, settings.jobs_path))
     except UrlRefused as error:
         raise PathRefused(str(error)) from error
     except OSError as error:
-        raise PathRefused(f"{source!r}: {error.strerror}") from error
+        raise PathRefused(f"{hide_in_word(source)!r}: {error.strerror}") from error
 
 
 def _check_webhook(url: str, settings: Settings) -> None:
@@ -121,33 +120,63 @@ def _check_webhook(url: str, settings: Settings) -> None:
         raise HTTPException(422, f"webhook: {error}") from error
 
 
-def _submit(services: Services, job: str, order: Order, model: str) -> None:
-    """Make the directory, the farm's job and the RQ job; what is there already stays."""
-    settings, handle = services.settings, services.farm.job(job)
-    services.farm.admit(job, settings.jobs_max)
-    directory = settings.jobs_path / job
-    directory.mkdir(parents=True, exist_ok=True)
+def _submit(services: Services, job: str, order: Order) -> None:
+    """Make a job and have it done, or go on where an earlier try to do so has ended.
+
+    Raises:
+        JobGone: The job was made before, and the farm knows nothing of it any more.
+    """
+    directory = services.settings.jobs_path / job
+    there = services.submissions.was_made(job)
     try:
-        call = _put(directory, order, {"model": model, **order.options.for_task(), "job_id": job})
-        options = {name: value for name, value in call.options.items() if name != "webhook"}
-        command = ["embedfarm", "embed", *option_words(options, settings)]
-        command += [f"--out={call.out}", "--", *call.corpus]
-        notes = {"out": call.out, "command": shlex.join(command)}
-        handle.create(order.options.spec(model), 0, order.options.terms(), notes)
-        with contextlib.suppress(DuplicateJobError):
-            services.submissions.embed(job, call)
+        if not there:
+            _make(services, job, order, directory)
+        call = read_call(directory)
+        if call is not None and services.submissions.is_forgotten(job):
+            with contextlib.suppress(DuplicateJobError):
+                services.submissions.embed(job, call)
     except BaseException:
-        remove_directory(directory)
-        handle.delete()
+        if not there:
+            remove_directory(directory)
+            services.farm.job(job).delete()
         raise
 
 
-def _put(directory: Path, order: Order, options: dict[str, Any]) -> Call:
-    """Put what came with an order into its directory, and there what is to be done."""
+def _make(services: Services, job: str, order: Order, directory: Path) -> None:
+    """Put a job into its directory and on the farm."""
+    model, corpus = _check(services, order)
+    terms = services.grant(order.options.terms())
+    services.farm.admit(job, services.settings.jobs_max)
+    make_private(directory)
+    options = {"model": model, **order.options.for_task(), "job_id": job}
+    call = _put(directory, replace(order, corpus=corpus), options, terms.tenant)
+    notes = {"out": call.out, "command": _command(call, services.settings)}
+    services.farm.job(job).create(order.options.spec(model), 0, terms, notes)
+
+
+def _check(services: Services, order: Order) -> tuple[str, str]:
+    """Return the model and the corpus of an order, if all that it names may be asked for."""
+    model = services.find_model(order.options.model)
+    if order.options.webhook:
+        _check_webhook(order.options.webhook, services.settings)
+    if order.upload is not None:
+        return model, order.corpus
+    return model, _find_source(order.corpus, services.settings)
+
+
+def _command(call: Call, settings: Settings) -> str:
+    """Return the command that somebody on the farm's host could run instead."""
+    options = {name: value for name, value in call.options.items() if name != "webhook"}
+    words = ["embedfarm", "embed", *option_words(options, settings), f"--out={call.out}"]
+    return shlex.join(map(hide_in_word, [*words, "--", *call.corpus]))
+
+
+def _put(directory: Path, order: Order, options: dict[str, Any], tenant: str) -> Call:
+    """Put the upload of an order into its directory, with a record of what is to be done."""
     corpus = order.corpus
     if order.upload is not None:
         corpus = str(directory / order.corpus)
         order.upload.path.replace(corpus)
-    call = Call([corpus], str(directory / OUTPUT), options)
+    call = Call([corpus], str(directory / OUTPUT), options, tenant)
     write_call(directory, call)
     return call

@@ -1,31 +1,34 @@
 """The protocol of Text Embeddings Inference, and of TEI Machine where that has more."""
 
 import base64
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-import msgspec
 import numpy as np
 from fastapi import APIRouter, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
+from tokenizers import Encoding
 
-from embedfarm.hyperplanes import BITS_MAX, BITS_MIN, SEED_MAX, hash_vectors
+from embedfarm.hyperplanes import BITS_MAX, BITS_MIN, SEED_MAX, hash_once
+from web.answers import list_of, respond
+from web.bodies import BoundedRoute
 from web.interactive import AtDesk, Desk, shape
 from web.keys import Scope
 from web.orders import Words
 from web.problems import problems
-from web.schemas import WHOLE, Body
+from web.schemas import WHOLE, Body, Many
 from web.services import Service, Services, need
-from web.tokens import tokenize, tokenizer_of
+from web.tokens import check_texts, tokenize, tokenizer_of
 
-router: Final = APIRouter(tags=["TEI"])
-Inputs = str | Annotated[list[str], Field(min_length=1)]
+router: Final = APIRouter(tags=["TEI"], route_class=BoundedRoute)
+Inputs = str | Annotated[Many[str], Field(min_length=1)]
 
 
 class EmbedRequest(Body):
-    """Texts; one that is too long is cut unless `truncate` is false, which makes it an error."""
+    """Texts to embed; one that is too long is cut, or an error if `truncate` is false."""
 
     inputs: Inputs
     normalize: bool = True
@@ -34,7 +37,7 @@ class EmbedRequest(Body):
 
 
 class LshRequest(Body):
-    """Texts of which bits of random hyperplanes are wanted, a multiple of 8."""
+    """Texts to hash with random hyperplanes; `bitn`, the bits of each, is a multiple of 8."""
 
     inputs: Inputs
     bitn: Annotated[int, Field(ge=BITS_MIN, le=BITS_MAX, multiple_of=8), WHOLE] = 2048
@@ -44,17 +47,17 @@ class LshRequest(Body):
 
 
 class TokenizeRequest(Body):
-    """Texts of which the tokens are wanted."""
+    """Texts to split into tokens."""
 
     inputs: Inputs
     add_special_tokens: bool = True
 
 
 class RerankRequest(Body):
-    """Texts to be put in the order of their nearness to a query."""
+    """Texts to be sorted by their nearness to a query."""
 
     query: str
-    texts: Annotated[list[str], Field(min_length=1)]
+    texts: Annotated[Many[str], Field(min_length=1)]
     return_text: bool = False
     truncate: bool = True
 
@@ -78,7 +81,7 @@ class Ranked(BaseModel):
 
 
 class Info(BaseModel):
-    """What is served."""
+    """The model that is served, and its limits."""
 
     model_id: str
     auto_truncate: bool
@@ -89,7 +92,7 @@ class Info(BaseModel):
 
 @router.get("/info", responses=problems(), dependencies=need(Scope.READ))
 async def info(services: Service) -> Info:
-    """The model of these routes, and its limits."""
+    """Show the model of these routes, and its limits."""
     settings = services.settings
     return Info(
         model_id=settings.models[0],
@@ -107,9 +110,9 @@ async def info(services: Service) -> Info:
     dependencies=need(Scope.SUBMIT),
 )
 async def embed(services: Service, desk: AtDesk, request: EmbedRequest) -> Response:
-    """Vectors, in the order of the inputs."""
+    """Embed texts; vectors come in the order of the inputs."""
 
-    def work() -> bytes:
+    def work() -> Response:
         vectors = _vectors(
             services,
             desk,
@@ -117,33 +120,32 @@ async def embed(services: Service, desk: AtDesk, request: EmbedRequest) -> Respo
             truncate=request.truncate,
             prompt_name=request.prompt_name or "",
         )
-        return msgspec.json.encode(shape(vectors, normalize=request.normalize).tolist())
+        shaped = shape(vectors, normalize=request.normalize)
+        return respond(list_of(row.tolist() for row in shaped))
 
-    return Response(await desk.run(work), media_type="application/json")
+    return await desk.run(work)
 
 
 @router.post(
     "/lsh", response_model=list[str], responses=problems(), dependencies=need(Scope.SUBMIT)
 )
 async def lsh(services: Service, desk: AtDesk, request: LshRequest) -> Response:
-    """Bits that tell on which side of each hyperplane a vector lies, the first in the highest bit.
+    """Hash texts to bits: on which side of each hyperplane a vector lies, first in the highest bit.
 
     Two vectors at an angle of a differ in a share a / pi of the bits, on average.
     """
 
-    def work() -> bytes:
+    def work() -> Response:
         vectors = _vectors(services, desk, _listed(request.inputs), truncate=request.truncate)
-        rows = hash_vectors(vectors, request.bitn, request.seed)
-        if request.encoding == "hex":
-            return msgspec.json.encode([row.tobytes().hex() for row in rows])
-        return msgspec.json.encode([base64.b64encode(row.tobytes()).decode() for row in rows])
+        print_row = _in_hex if request.encoding == "hex" else _in_base64
+        return respond(list_of(map(print_row, hash_once(vectors, request.bitn, request.seed))))
 
-    return Response(await desk.run(work), media_type="application/json")
+    return await desk.run(work)
 
 
 @router.post("/rerank", responses=problems(), dependencies=need(Scope.SUBMIT))
 async def rerank(services: Service, desk: AtDesk, request: RerankRequest) -> list[Ranked]:
-    """The texts, nearest to the query first."""
+    """Sort texts, nearest to the query first."""
 
     def work() -> list[Ranked]:
         texts = [request.query, *request.texts]
@@ -161,31 +163,46 @@ async def rerank(services: Service, desk: AtDesk, request: RerankRequest) -> lis
     return await desk.run(work)
 
 
-@router.post("/tokenize", responses=problems(), dependencies=need(Scope.SUBMIT))
-async def tokens(services: Service, desk: AtDesk, request: TokenizeRequest) -> list[list[Token]]:
-    """Tokens of each text, none cut off."""
+@router.post(
+    "/tokenize",
+    response_model=list[list[Token]],
+    responses=problems(),
+    dependencies=need(Scope.SUBMIT),
+)
+async def tokens(services: Service, desk: AtDesk, request: TokenizeRequest) -> Response:
+    """Split each text into tokens, none cut off; a text has at most 32,768 bytes."""
     return await desk.run(partial(_tokens, services, request))
 
 
-def _tokens(services: Services, request: TokenizeRequest) -> list[list[Token]]:
-    tokenizer = tokenizer_of(services.settings.models[0], services.settings)
+def _tokens(services: Services, request: TokenizeRequest) -> Response:
     texts = _listed(request.inputs)
+    check_texts(texts, services.settings)
+    tokenizer = tokenizer_of(services.settings.models[0], services.settings)
     found = tokenize(tokenizer, texts, special=request.add_special_tokens)
-    return [
-        [
-            Token(
-                id=identifier,
-                text=word if special else text[start:stop],
-                special=bool(special),
-                start=start,
-                stop=stop,
-            )
-            for identifier, word, special, (start, stop) in zip(
-                each.ids, each.tokens, each.special_tokens_mask, each.offsets, strict=True
-            )
-        ]
-        for text, each in zip(texts, found, strict=True)
-    ]
+    return respond(_print(texts, found))
+
+
+def _print(texts: Sequence[str], found: Iterable[Encoding]) -> Iterator[bytes]:
+    """Yield a JSON list of lists; no more than one `Token` is made at a time."""
+    before = b"["
+    for text, each in zip(texts, found, strict=True):
+        yield before
+        yield from list_of(_describe(text, each))
+        before = b","
+    yield b"]"
+
+
+def _describe(text: str, found: Encoding) -> Iterator[dict[str, Any]]:
+    """Yield a `Token` for each token of a text."""
+    rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
+    for identifier, word, special, (start, stop) in rows:
+        yield {
+            "id": identifier,
+            "text": word if special else text[start:stop],
+            "special": bool(special),
+            "start": start,
+            "stop": stop,
+        }
 
 
 def _vectors(
@@ -197,3 +214,11 @@ def _vectors(
 
 def _listed(inputs: str | list[str]) -> list[str]:
     return [inputs] if isinstance(inputs, str) else inputs
+
+
+def _in_hex(row: NDArray[np.uint8]) -> str:
+    return row.tobytes().hex()
+
+
+def _in_base64(row: NDArray[np.uint8]) -> str:
+    return base64.b64encode(row.tobytes()).decode()

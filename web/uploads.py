@@ -2,8 +2,9 @@
 
 import hashlib
 import shutil
+import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from collector.files import sync
-from embedfarm.settings import Settings
+from embedfarm.private import make_private
 from embedfarm.settings.profiles import MEBIBYTE
 from producer.directories import UPLOADS
+from producer.storage import upload_suffix
+from web.services import Services
 
 FIELDS_MAX: Final = 64
 FIELD_BYTES_MAX: Final = 16_384
@@ -27,80 +30,88 @@ LOOK_BYTES: Final = 64 * MEBIBYTE  # between looks at the room on the disk
 
 @dataclass
 class Upload:
-    """A file that came, or is coming.
+    """A file that is being received, or has been.
 
     Attributes:
-        path: Where it is; whoever wants to keep it moves it away.
-        free_bytes_min: Room that it must leave on the disk.
-        filename: As the sender calls it, "" if there is no name; never a path here.
+        path: Where the file is; whoever wants to keep it moves it away.
+        free_bytes_min: Bytes that must stay free on the disk.
+        find_room: Function that returns how many bytes the sender may still have, or raises an
+            HTTPException if these are fewer than its argument.
+        filename: Name that the sender gave it, "" if there is none; never used as a path here.
+        size_bytes: Bytes received so far.
     """
 
     path: Path
     free_bytes_min: int
+    find_room: Callable[[int], int] = field(default=lambda _: sys.maxsize)
     filename: str = ""
     size_bytes: int = 0
     _digest: Any = field(default_factory=hashlib.sha256)
     _file: BinaryIO | None = None
-    _look_at: int = 0
+    _granted: int = 0
 
     @property
     def sha256(self) -> str:
-        """Of what came so far, in hexadecimal."""
+        """SHA-256 of the bytes that came so far, in hexadecimal."""
         return str(self._digest.hexdigest())
 
     def write(self, data: bytes) -> None:
         """Take the next bytes.
 
         Raises:
-            HTTPException: The disk is too full.
+            HTTPException: The disk is too full, or its sender has too much on it.
         """
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self.path.parent)
             self._file = self.path.open("xb")
-        if self.size_bytes >= self._look_at:
-            self.need(len(data))
-            self._look_at = self.size_bytes + LOOK_BYTES
+        if self.size_bytes + len(data) > self._granted:
+            room = min(LOOK_BYTES, self.need(len(data)))
+            self._granted = self.size_bytes + max(room, len(data))
         self._digest.update(data)
         self._file.write(data)
         self.size_bytes += len(data)
 
-    def need(self, count: int) -> None:
-        """Make sure that so many bytes have room.
+    def need(self, count: int) -> int:
+        """Make sure that so many bytes have room; return how many bytes the sender may still have.
 
         Raises:
-            HTTPException: They have not.
+            HTTPException: There is no room for them.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        room = self.find_room(count)
+        make_private(self.path.parent)
         if shutil.disk_usage(self.path.parent).free - count < self.free_bytes_min:
             raise HTTPException(507, "there is no room for it on the disk")
+        return room
 
     def close(self) -> None:
-        """Have all of it written; an upload of no bytes is an empty file."""
+        """Write all to the disk and close the file; an upload of no bytes is an empty file."""
         self.write(b"")
         assert self._file is not None  # noqa: S101 -- `write` opens it
         sync(self._file)
         self._file.close()
 
     def discard(self) -> None:
-        """Remove it, unless it was moved away."""
+        """Remove the file, unless it was moved away."""
         if self._file is not None:
             self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 @asynccontextmanager
-async def receiving(request: Request, settings: Settings) -> AsyncIterator[Upload]:
-    """An upload to receive; what is not moved away by the end of the block is removed.
+async def receiving(request: Request, services: Services) -> AsyncIterator[Upload]:
+    """Give an upload to receive; a file that is not moved away in the block is removed.
 
     Raises:
         HTTPException: There is no room for what is announced, or the sender went away.
     """
-    path = settings.jobs_path / UPLOADS / uuid.uuid4().hex
-    upload = Upload(path, settings.http_disk_bytes_min)
+    settings, name = services.settings, uuid.uuid4().hex
+    if services.caller.tenant is not None:
+        name += upload_suffix(services.caller.tenant)
+    path = settings.jobs_path / UPLOADS / name
+    upload = Upload(path, settings.http_disk_bytes_min, services.find_room)
     size = request.headers.get("content-length", "")
     try:
-        if size.isdecimal():
-            await run_in_threadpool(upload.need, int(size))
+        await run_in_threadpool(upload.need, int(size) if size.isdecimal() else 1)
         yield upload
     except ClientDisconnect as error:
         raise HTTPException(400, "the upload broke off") from error
@@ -116,10 +127,10 @@ async def receive_file(request: Request, upload: Upload) -> None:
 
 
 async def receive_form(request: Request, upload: Upload) -> dict[str, str]:
-    """Take a multipart form with one file, in a field of the name "file"; its other fields.
+    """Take a multipart form with one file, in the field "file", and return its other fields.
 
     Raises:
-        HTTPException: It is none, or has too much in its fields.
+        HTTPException: The body is no such form, or has too much in its fields.
     """
     _, options = parse_options_header(request.headers.get("content-type"))
     form = _Form(upload)
@@ -138,7 +149,7 @@ async def receive_form(request: Request, upload: Upload) -> dict[str, str]:
 
 @dataclass
 class _Form:
-    """Takes the parts of a form as the parser finds them."""
+    """Receiver for the parts of a form, as the parser finds them."""
 
     upload: Upload
     fields: dict[str, str] = field(default_factory=dict)
@@ -151,7 +162,7 @@ class _Form:
     _value: bytearray = field(default_factory=bytearray)
 
     def callbacks(self) -> Any:  # noqa: ANN401 -- a type that the library has for checkers only
-        """For `MultipartParser`."""
+        """Return the callbacks for `MultipartParser`."""
         names = (
             "part_begin", "header_field", "header_value", "header_end", "headers_finished",
             "part_data", "part_end", "end",

@@ -1,4 +1,4 @@
-"""Looks at the jobs that somebody waits for, on behalf of all who wait."""
+"""Watch over the jobs that somebody waits for, on behalf of all who wait."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ BUSY_SECONDS: Final = 1
 
 @dataclass
 class Watch:
-    """One task that reads all watched jobs together, as long as there are any.
+    """Task that reads all watched jobs together, as long as there are any.
 
-    So what streams and long polls cost the server depends on how many jobs they are about, and not
-    on how many they are. To be used within one event loop.
+    So the cost of streams and long polls for the server grows with the jobs that they are about,
+    and not with the number of streams. To be used within one event loop.
 
     Attributes:
-        read: The facts of those of the given jobs that are there; called in a thread.
-        places_max: Streams, and answers with results, at a time.
-        watched: How many wait for each job.
+        read: Function that returns the facts of the given jobs that are there; called in a thread.
+        places_max: Most streams, and answers with results, at a time.
+        watched: Number of clients that wait for each job.
     """
 
     read: Callable[[Sequence[str]], list[JobFacts]]
@@ -44,10 +44,10 @@ class Watch:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """One of the places.
+        """Take one of the places for the time of the block.
 
         Raises:
-            HTTPException: None is free.
+            HTTPException: No place is free.
         """
         if self._places >= self.places_max:
             raise HTTPException(
@@ -61,7 +61,7 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self, job: str) -> Iterator[None]:
-        """Have a job looked at."""
+        """Have a job looked at for the time of the block."""
         if job not in self.watched:
             self._new.add(job)
         self.watched[job] += 1
@@ -76,7 +76,7 @@ class Watch:
                 self._facts.pop(job, None)
 
     async def change(self, job: str, seen: JobFacts | None) -> JobFacts | None:
-        """Facts of a watched job that are others than `seen`, as soon as there are any.
+        """Wait until the facts of a watched job differ from `seen`, and return them.
 
         Returns:
             None if the job is gone, or the watch is closed.
@@ -95,7 +95,7 @@ class Watch:
         return self._closing.is_set()
 
     async def pause(self, seconds: float) -> None:
-        """Let some time pass, but none once the watch is closed."""
+        """Wait some seconds, but return at once when the watch is closed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()

@@ -19,9 +19,9 @@ class Budgets:
     jobs. The farm forgets it after a while: something else may have held the memory.
 
     Attributes:
-        farm: Where budgets are shared; None keeps them here.
+        farm: Farm through which budgets are shared; None keeps them here.
         device: Kind of the device.
-        batch_tokens_max: Where a budget begins; 0 takes the engine's own.
+        batch_tokens_max: Tokens with which a budget begins; 0 takes the engine's own.
     """
 
     farm: Farm | None = None
@@ -30,7 +30,7 @@ class Budgets:
     _known: dict[str, int] = field(default_factory=dict)
 
     def tokens(self, spec: JobSpec, engine: Engine) -> int:
-        """The budget of a job's device batches."""
+        """Return the budget of a job's device batches in tokens."""
         model = model_key(spec)
         if model not in self._known:
             start = self.batch_tokens_max or engine.batch_tokens
@@ -50,7 +50,7 @@ class Budgets:
             log.warning("budget kept here only, server away: %s", error)
 
     def _shared(self, model: str) -> int:
-        """What others have learned; 0 when nothing is known."""
+        """Return the budget that others have learned; 0 when nothing is known."""
         if self.farm is None:
             return 0
         try:

@@ -42,7 +42,8 @@ class Committer:
     device: str
     tokens_per_second: float = 0.0
     total: Account = field(default_factory=Account)
-    _accounts: OrderedDict[str, Account] = field(default_factory=OrderedDict)
+    # By job and generation.
+    _accounts: OrderedDict[tuple[str, str], Account] = field(default_factory=OrderedDict)
     _last_end: float = 0.0
 
     def commit(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
@@ -71,7 +72,7 @@ class Committer:
             self._trace(batch, chunks, began, ended)
 
     def _trace(self, batch: MicroBatch, chunks: int, began: float, ended: float) -> None:
-        """Tell of a micro-batch, and of its three stages, below what submitted the job."""
+        """Record traces of a micro-batch and of its three stages, below what submitted the job."""
         parent = self._persist(lambda: self.farm.job(batch.job).noted(tracing.NOTE))
         whole = tracing.record(
             "micro-batch", parent, batch.fetch_began, ended,
@@ -85,9 +86,10 @@ class Committer:
         tracing.record("commit", whole, began, ended)
 
     def _note(self, batch: MicroBatch) -> Account:
-        """The account of the job, noted before the results: with the last one the job may end."""
-        account = self._accounts.setdefault(batch.job, Account(device=self.device))
-        self._accounts.move_to_end(batch.job)
+        """Note and return the job's account, before the results: with the last one it may end."""
+        key = batch.job, batch.leases[0].entry.generation
+        account = self._accounts.setdefault(key, Account(device=self.device))
+        self._accounts.move_to_end(key)
         if len(self._accounts) > ACCOUNTS_MAX:
             self._accounts.popitem(last=False)
         batch.account.engine = f"{batch.engine.name} {batch.engine.fingerprint.get('dtype', '')}"
@@ -98,10 +100,10 @@ class Committer:
         return account
 
     def _send(self, job: str, group: Sequence[tuple[Lease, Result]]) -> int:
-        """One round trip, repeated while the server is away: a repeated commit is a duplicate.
+        """Commit in one round trip, repeated while the server is away: a repeat is a duplicate.
 
         Returns:
-            How many were duplicates.
+            The number of results that were duplicates.
         """
         handle = self.farm.job(job)
         pairs = [(lease.entry, result) for lease, result in group]
@@ -114,7 +116,7 @@ class Committer:
             return 0
 
     def _persist(self, call: Callable[[], T]) -> T:
-        """Call, again and again while the server is away."""
+        """Make a call, again and again while the server is away."""
         return persist(call, self.stop, self.settings.reconnect_seconds_max)
 
     def _report(self, batch: MicroBatch, chunks: int, tokens: int, ended: float) -> None:
@@ -148,7 +150,7 @@ class Committer:
 
 
 def _groups(results: Iterable[tuple[Lease, Result]]) -> Iterator[list[tuple[Lease, Result]]]:
-    """Runs of results of about `PIPELINE_BYTES` together."""
+    """Yield runs of results of about `PIPELINE_BYTES` together."""
     group: list[tuple[Lease, Result]] = []
     size = 0
     for lease, result in results:

@@ -25,12 +25,12 @@ CGROUP_MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
 class DeviceError(ValueError):
-    """A selection that cannot be served; the message lists what there is."""
+    """Raised when there is no such device, with a list of what there is, or when NVML fails."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker process is pinned to.
+    """A device to which one worker process is pinned.
 
     Attributes:
         kind: "cpu" or "cuda".
@@ -50,11 +50,11 @@ class Device:
 
     @property
     def product(self) -> str:
-        """What devices have in common that can do the same."""
+        """Name that devices share that can do the same: product and memory."""
         return f"{self.name}, {self.memory_total_bytes >> 30} GiB"
 
     def environment(self) -> dict[str, str]:
-        """Variables that pin a process; they must be set before it loads CUDA or torch."""
+        """Return the variables that pin a process; set them before it loads CUDA or torch."""
         threads = str(max(1, len(self.cores)))
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -73,7 +73,7 @@ class DeviceReport:
 
     Attributes:
         gpus: Every GPU, in NVML's order, each with its share of the cores.
-        facts: `facts` of each GPU by label.
+        facts: Metrics of each GPU by its label.
         reason: Why there are no GPUs, "" when there are some.
         broken: Whether NVML is there but failed, such as after half a driver update.
     """
@@ -85,17 +85,17 @@ class DeviceReport:
 
 
 def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = None) -> list[Device]:
-    """The devices that `--devices` names, one per worker to start.
+    """Find the devices that `--devices` names, one per worker to start.
 
     Args:
         selection: "all" (every GPU, or the CPU workers on a host without any), "cpu", or GPU
             indices and UUIDs with commas between them; one named twice counts once.
-        cpu_workers: How many CPU workers, 0 for `cpu_workers_default`.
+        cpu_workers: Number of CPU workers, 0 for `cpu_workers_default`.
         nvml: The NVML module.
 
     Raises:
-        DeviceError: No such device, or "all" on a host whose NVML is broken: going on without
-            its GPUs in silence would cost hours.
+        DeviceError: There is no such device, or "all" is selected on a host whose NVML is broken:
+            going on without its GPUs in silence would cost hours.
     """
     if selection == "cpu":
         return _cpu_devices(cpu_workers)
@@ -108,7 +108,7 @@ def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = Non
 
 
 def describe_devices(nvml: ModuleType | None = None) -> DeviceReport:
-    """The GPUs of this host, or the reason why there are none."""
+    """Describe the GPUs of this host, or the reason why there are none."""
     nvml = nvml or _load_nvml()
     try:
         with _session(nvml):
@@ -121,7 +121,7 @@ def describe_devices(nvml: ModuleType | None = None) -> DeviceReport:
 
 
 def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
-    """What a heartbeat says about a device; a metric the device does not support is left out.
+    """Measure a device for a heartbeat; a metric that it does not support is left out.
 
     Returns:
         For a GPU memory_used_bytes, memory_total_bytes, utilization_ratio (0 to 1),
@@ -145,7 +145,7 @@ def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
 
 
 def pinned(label: str, nvml: ModuleType | None = None) -> Device:
-    """The device that this process was pinned to, as its `environment` says."""
+    """Return the device that this process was pinned to, as its `environment` says."""
     cores = available_cores()[: int(os.environ.get("OMP_NUM_THREADS", "1"))]
     if not label.startswith("cuda"):
         return Device("cpu", label, "", cpu_name(), cores, psutil.virtual_memory().total)
@@ -156,7 +156,7 @@ def pinned(label: str, nvml: ModuleType | None = None) -> Device:
 
 
 def available_cores() -> tuple[int, ...]:
-    """The cores this process may use: its affinity, cut to the CPU quota of its cgroup."""
+    """Return the cores this process may use: its affinity, cut to the CPU quota of its cgroup."""
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
     else:
@@ -166,7 +166,7 @@ def available_cores() -> tuple[int, ...]:
 
 
 def cgroup_quota(root: Path, membership: Path) -> float:
-    """Cores' worth of CPU time granted by cgroup v2: the least of its group and those above it.
+    """Return the cores that cgroup v2 grants in CPU time: the least of a group and those above.
 
     Args:
         root: Where cgroup v2 is mounted.
@@ -180,24 +180,27 @@ def cgroup_quota(root: Path, membership: Path) -> float:
 
 
 def cpu_workers_default(cores: int) -> int:
-    """Two workers hide each other's waits on a small host; four cores each feed a larger one."""
+    """Return the usual number of CPU workers: one for four cores, but two on a small host.
+
+    Two workers hide each other's waits. There are no more workers than cores.
+    """
     return min(cores, max(2, cores // 4))
 
 
 def split_cores(cores: tuple[int, ...], groups: int) -> list[tuple[int, ...]]:
-    """Contiguous groups of cores, equal to within one; disjoint unless they outnumber the cores."""
+    """Split cores into contiguous groups, equal to within one; disjoint if cores are enough."""
     edges = [group * len(cores) // groups for group in range(groups + 1)] if groups else []
     return [cores[first : max(last, first + 1)] for first, last in pairwise(edges)]
 
 
 def _quota(cpu_max: str) -> float:
-    """Cores in a `cpu.max` line: "<quota> <period>" in microseconds, or "max <period>"."""
+    """Read the cores in a `cpu.max` line: "<quota> <period>" in microseconds, or "max <period>"."""
     quota, period = cpu_max.split()
     return math.inf if quota == "max" else int(quota) / int(period)
 
 
 def _cpu_devices(workers: int) -> list[Device]:
-    """CPU workers that split the available cores."""
+    """Return the devices of CPU workers that split the available cores."""
     count = workers or cpu_workers_default(len(available_cores()))
     name = cpu_name()
     total = psutil.virtual_memory().total
@@ -206,20 +209,20 @@ def _cpu_devices(workers: int) -> list[Device]:
 
 
 def cpu_name() -> str:
-    """The processor's product name as the kernel knows it, else its architecture."""
+    """Return the processor's product name as the kernel knows it, else its architecture."""
     lines = CPU_FACTS.read_text().splitlines() if CPU_FACTS.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return next(iter(names), platform.processor() or platform.machine())
 
 
 def _share_cores(devices: list[Device]) -> list[Device]:
-    """The devices, each with its share of the available cores."""
+    """Return the devices, each with its share of the available cores."""
     shares = split_cores(available_cores(), len(devices))
     return [replace(device, cores=share) for device, share in zip(devices, shares, strict=True)]
 
 
 def _pick(report: DeviceReport, selection: str) -> list[Device]:
-    """The GPUs that `selection` names, in its order, each once."""
+    """Return the GPUs that `selection` names, in its order, each once."""
     by_name = {gpu.uuid: gpu for gpu in report.gpus}
     by_name |= {str(index): gpu for index, gpu in enumerate(report.gpus)}
     names = [name.strip() for name in selection.split(",")]
@@ -235,13 +238,13 @@ def _pick(report: DeviceReport, selection: str) -> list[Device]:
 
 
 def _load_nvml() -> ModuleType:
-    """The NVML bindings; a host without GPUs never pays for them."""
+    """Import the NVML bindings, for which a host that asks for no GPU does not pay."""
     return importlib.import_module("pynvml")
 
 
 @contextmanager
 def _session(nvml: ModuleType) -> Iterator[None]:
-    """NVML, initialised; shut down whatever happens."""
+    """Initialise NVML for the body, and shut it down whatever happens."""
     nvml.nvmlInit()
     try:
         yield
@@ -250,7 +253,7 @@ def _session(nvml: ModuleType) -> Iterator[None]:
 
 
 def _absences(nvml: ModuleType) -> set[int]:
-    """NVML's errors that mean that the host has no GPU to use."""
+    """Return NVML's errors that mean that the host has no GPU to use."""
     return {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -259,7 +262,7 @@ def _absences(nvml: ModuleType) -> set[int]:
 
 
 def _gpu(nvml: ModuleType, index: int) -> tuple[Device, dict[str, float]]:
-    """One GPU, still without cores, and its metrics."""
+    """Return one GPU, still without cores, and its metrics."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     metrics = _read_metrics(nvml, handle)
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
@@ -268,7 +271,7 @@ def _gpu(nvml: ModuleType, index: int) -> tuple[Device, dict[str, float]]:
 
 
 def _read_metrics(nvml: ModuleType, handle: Any) -> dict[str, float]:  # noqa: ANN401 -- NVML's handles are opaque
-    """The metrics that the GPU supports."""
+    """Read the metrics that the GPU supports."""
     readers: dict[str, Callable[[], float]] = {
         "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
         "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,

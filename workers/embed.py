@@ -38,13 +38,13 @@ class Requests(Protocol):
     """Interactive requests, which go before what is left of a micro-batch."""
 
     def take(self) -> MicroBatch | None:
-        """Those that wait, for the engine of the current micro-batch; called often."""
+        """Take the requests that wait and that the loaded weights serve; called often."""
 
     def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
-        """Hand on what became of them; called soon after."""
+        """Hand on what became of the requests that were taken last; called soon after."""
 
     def batch_seconds(self) -> float:
-        """What a device batch of a micro-batch may take, 0 for as long as it likes."""
+        """Return the most seconds of a micro-batch's device batch, 0 for no limit."""
 
 
 @dataclass(eq=False)
@@ -52,15 +52,15 @@ class Run:
     """A micro-batch, or requests, on the way through the model.
 
     Attributes:
-        batch: What is run.
-        texts: Those that need the model.
-        sources: For each of them the first one that is equal, which is run in its place.
-        rows: Of all sources.
-        vectors: Of all rows of the batch, zero where there is none yet.
+        batch: Micro-batch, or requests in the form of one.
+        texts: Texts that need the model.
+        sources: For each of `texts` the first one that is equal, which is run in its place.
+        rows: Rows of all sources.
+        vectors: Vectors of all rows of the batch, zero where there is none yet.
         todo: Device batches to be started, the next one last.
-        tokens: Of all sources.
-        asked: Whether somebody waits for it: its device batches are as long as they like.
-        started: How many are started and not finished.
+        tokens: Tokens of all sources.
+        asked: Whether these are requests, whose device batches are as long as they like.
+        started: Number of device batches that are started and not finished.
     """
 
     batch: MicroBatch
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the device has nothing to do for it any more."""
+        """Whether the device has nothing to do for this run any more."""
         return not self.todo and not self.started
 
 
@@ -97,7 +97,7 @@ class Embedder:
         open_reference: Gives the same model in float32 on the CPU, None where there is none.
         timings: What device batches take, and how much slower they are made.
         watchdog: Watches over device batches.
-        requests: What goes before the rest of a micro-batch, None for nothing.
+        requests: Requests that go before the rest of a micro-batch, None for a worker without.
         progress: Told before each device batch which part of a micro-batch is left to do.
         lane_seconds: Time that went to requests so far.
     """
@@ -115,7 +115,7 @@ class Embedder:
     _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
 
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
-        """Vectors of all texts as they are stored, shape (n, width); accounts go to `batch`.
+        """Embed all texts, to vectors as they are stored, shape (n, width); accounts go to `batch`.
 
         A text that repeats goes through the model once. A chunk that the engine cannot embed gets a
         zero vector and an entry in `batch.reasons`. Rows of lost leases stay zero. When all leases
@@ -142,10 +142,10 @@ class Embedder:
         return stored
 
     def serve(self) -> bool:
-        """Answer the requests that wait, on a device that has no other work; False without any.
+        """Answer the requests that wait, on a device without other work; return False without any.
 
         Raises:
-            DeviceFailed: As `embed`.
+            DeviceFailed: Nothing works on this device any more.
         """
         began = time.monotonic()
         run = self._look()
@@ -159,7 +159,7 @@ class Embedder:
         return True
 
     def _open(self, batch: MicroBatch, *, asked: bool = False) -> Run:
-        """Pack what needs the model."""
+        """Pack what needs the model into a run."""
         texts = live_texts(batch)
         sources = first_texts(batch, texts)
         rows = batch.tokenised.rows_of(np.unique(sources))
@@ -168,7 +168,7 @@ class Embedder:
         return Run(batch, texts, sources, rows, vectors, self._pack(batch, rows), tokens, asked)
 
     def _close(self, run: Run) -> NDArray[Any]:
-        """Vectors as they are stored, of a run that is over."""
+        """Return the vectors of a run that is over, as they are stored."""
         batch = run.batch
         self._mend(batch, run.rows, run.vectors)
         unit = batch.engine.normalised
@@ -177,12 +177,12 @@ class Embedder:
         return _store(pooled, batch)
 
     def _look(self) -> Run | None:
-        """Requests that wait, if there are any."""
+        """Take the requests that wait as a run, None if there are none."""
         batch = None if self.requests is None else self.requests.take()
         return None if batch is None else self._open(batch, asked=True)
 
     def _answer(self, run: Run) -> None:
-        """Hand on what became of requests."""
+        """Hand on what became of a run of requests."""
         if self.requests is not None:
             self.requests.answer(run.batch, self._close(run))
 
@@ -218,7 +218,7 @@ class Embedder:
         Returns:
             The run for which the device worked, or was given work.
         """
-        # Where starting is doing, another batch would only delay what this one is waited for.
+        # Where a start does all the work, a second batch would only delay the result of the first.
         depth = STARTED_MAX if run.batch.engine.asynchronous else 1
         begins = bool(run.todo) and len(started) < depth
         if begins:
@@ -252,7 +252,7 @@ class Embedder:
             self.progress(run.batch, left / run.tokens)
 
     def _next(self, run: Run) -> NDArray[np.intp]:
-        """The rows of the next device batch, cut short while requests may come in."""
+        """Take the rows of the next device batch, cut short while requests may come in."""
         rows = run.todo.pop()
         limit = 0.0 if self.requests is None or run.asked else self.requests.batch_seconds()
         if not limit:
@@ -274,7 +274,7 @@ class Embedder:
         todo: list[NDArray[np.intp]],
         error: Exception,
     ) -> list[NDArray[np.intp]]:
-        """What is left to do after `rows` failed together; a row that fails alone is given up."""
+        """Return what is left to do once `rows` failed together; give up a row that fails alone."""
         full = isinstance(error, OutOfMemory)
         batch.account.batches_refused += full
         if len(rows) == 1:
@@ -289,7 +289,7 @@ class Embedder:
         return self._pack(batch, np.concatenate([rows, *todo]))
 
     def _pack(self, batch: MicroBatch, rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-        """Device batches of `rows` within the learned budget, the longest chunks last."""
+        """Pack `rows` into device batches within the learned budget, the longest chunks last."""
         engine = batch.engine
         budget = self.budgets.tokens(batch.spec, engine)
         lengths = batch.tokenised.lengths[rows]
@@ -299,7 +299,7 @@ class Embedder:
     def _mend(
         self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
     ) -> None:
-        """Run rows again in float32 that came out as nothing: half precision has narrow limits."""
+        """Run rows without a usable vector again in float32: half precision has narrow limits."""
         rows = _without_reason(batch, rows)
         bad = rows[_unusable(vectors[rows])]
         if not len(bad):
@@ -317,7 +317,7 @@ class Embedder:
         _fail(batch, bad[~vectors[bad].any(axis=1)], "the model gave the zero vector")
 
     def _keep_reference(self, batch: MicroBatch) -> Engine | None:
-        """The reference, from now on at hand: a model that needs it once will need it again."""
+        """Return the reference, and keep it: a model that needs it once will need it again."""
         if self._referred is not batch.engine:
             self._reference = self.open_reference(batch.engine, batch.spec)
             self._referred = batch.engine
@@ -355,7 +355,7 @@ class Embedder:
         return self.watchdog.watch("the reference", self.watchdog.load_limit, batch.leases)
 
     def _predict(self, batch: MicroBatch, rows: NDArray[np.intp]) -> float:
-        """Seconds that a device batch will take; 0 when nothing is known."""
+        """Predict the seconds that a device batch will take; 0 when nothing is known."""
         return self.timings.predict(batch.spec, batch.engine, batch.tokenised.lengths[rows])
 
     def _start(self, batch: MicroBatch, rows: NDArray[np.intp]) -> Finish:
@@ -378,7 +378,7 @@ class Embedder:
             self._finished = now
 
     def _count(self, batch: MicroBatch, rows: NDArray[np.intp]) -> None:
-        """Take a device batch that is done to account."""
+        """Add a device batch that is done to the micro-batch's account."""
         lengths = batch.tokenised.lengths[rows]
         batch.account.batches += 1
         batch.account.real_tokens += int(lengths.sum())
@@ -387,24 +387,24 @@ class Embedder:
 
 
 def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:
-    """Give the texts of some rows up."""
+    """Give up the texts of some rows, for this reason."""
     batch.reasons.update(dict.fromkeys(batch.tokenised.texts_of(rows).tolist(), reason))
 
 
 def _without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The rows whose texts have not failed."""
+    """Return the rows whose texts have not failed."""
     if not batch.reasons:
         return rows
     return rows[~np.isin(batch.tokenised.texts_of(rows), list(batch.reasons))]
 
 
 def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which rows have no direction: not finite, or zero."""
+    """Tell which rows have no direction: not finite, or zero."""
     return np.asarray(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
 
 
 def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[Any]:
-    """Vectors as they are stored; rows that are not finite, or too large for that, have failed."""
+    """Quantise vectors to be stored; fail rows that are not finite, or become so by it."""
     stored = quantise(vectors, batch.spec)
     seen = stored if stored.dtype.kind == "f" else vectors
     for row in np.flatnonzero(~np.isfinite(seen).all(axis=1)).tolist():

@@ -19,10 +19,12 @@ from embedfarm.jobs import Job
 from embedfarm.records import Block, ForeignVersion, JobShare, RecordError, decode
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone, is_gone
-from workers.engines import Chunk, Engine, Tokenised
+from embedfarm.window import FarmWindow
+from workers.engines import Engine
 from workers.leases import Holdings, Lease, MicroBatch
 from workers.models import JOBS_MAX, Models
 from workers.results import failure
+from workers.texts import tokenise
 
 PIECES: Final = 8  # a block that failed is split into this many
 IDLE_SECONDS: Final = 0.25  # an idle worker looks for expired leases this often
@@ -37,7 +39,7 @@ class Fetcher:
 
     Attributes:
         tokens_per_second: The worker's own rate.
-        when_idle: Called when there is no work; whether it found some of another kind.
+        when_idle: Called when there is no work; tells whether it found some of another kind.
     """
 
     farm: Farm
@@ -53,7 +55,7 @@ class Fetcher:
     _begun: set[str] = field(default_factory=set)
 
     def fetch(self) -> MicroBatch | None:
-        """The next micro-batch, None after a short wait in which none came.
+        """Fetch the next micro-batch, None after a short wait in which none came.
 
         Raises:
             redis.ConnectionError: The server is away; call `recover` when it is back.
@@ -62,7 +64,9 @@ class Fetcher:
             return None
         self._alone = False
         shares = [share for share in self._shares() if not self.models.refused(share.job)]
-        for share in sorted(shares, key=lambda share: self.models.ever_refused(share.job)):
+        shares.sort(key=lambda share: self.models.ever_refused(share.job))
+        stranded = [share for share in shares[1:] if self._is_stranded(share.job)]
+        for share in (*stranded, *(share for share in shares if share not in stranded)):
             try:
                 batch = self._fetch(share)
             except (JobGone, redis.ResponseError) as error:
@@ -82,7 +86,7 @@ class Fetcher:
         self._rescue_at.clear()
 
     def _fetch(self, share: JobShare) -> MicroBatch | None:
-        """A micro-batch of one job; loading its model may take minutes."""
+        """Fetch a micro-batch of one job; loading its model may take minutes."""
         job = self.farm.job(share.job)
         if self.models.swaps(job.id) and not self._may_swap(job):
             return None
@@ -103,14 +107,14 @@ class Fetcher:
         return self._tokenise(job.id, engine, leases, began)
 
     def _may_swap(self, job: Job) -> bool:
-        """Whether to load another model for a job: if it has work, and once the device is idle."""
+        """Tell whether to load another model for a job: if it has work, and nothing is held."""
         if not self._has_work(job):
             return False
         self._alone = not self.holdings.wait_empty(0)  # two models at a time may not fit
         return not self._alone
 
     def _choose(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
-        """All that is healthy; else one suspect, if nothing else is held that could die with it.
+        """Choose the healthy leases, else one suspect if nothing is held that could die with it.
 
         The rest is handed back, so that a delivery of a suspect always means that it was tried:
         beside one that kills the worker, the others would be counted out with it.
@@ -128,43 +132,61 @@ class Fetcher:
         return chosen
 
     def _suspect(self, lease: Lease) -> bool:
-        """Whether a block may bring the worker down."""
+        """Tell whether a block may bring the worker down."""
         retried = lease.entry.stream == wire.JobKeys(lease.job).retry
         return retried or lease.deliveries >= self.settings.deliveries_max
 
     # What to work on.
 
     def _shares(self) -> Sequence[JobShare]:
-        """The plan; without a scheduler half of what is there, at our own last rate."""
+        """Return the plan's shares; without a plan half of what is there, at our own last rate."""
         plan = self.farm.plan(self.worker)
         return plan.shares if plan is not None else list(self._own_shares())
 
     def _own_shares(self) -> Iterator[JobShare]:
-        for name in self.farm.job_ids():
+        room = FarmWindow(self.farm.client, self.settings).look()
+        for job in map(self.farm.job, self.farm.job_ids()):
             try:
-                status = self.farm.job(name).status()
-            except JobGone:
+                status = job.status()
+                # What a dead worker holds may be what the collector waits for.
+                may = sizing.has_room(status, self.settings, room) or self._has_expired(job)
+            except (JobGone, redis.ResponseError) as error:
+                if not is_gone(error):
+                    raise
                 continue
-            if status.state not in {"open", "closed"} or not sizing.has_room(status, self.settings):
+            if status.state not in {"open", "closed"} or not may:
                 continue
             waiting = max(0, status.tokens_in - status.tokens_done)
             limit = self.tokens_per_second * self.settings.micro_batch_seconds_max
             tokens = min(limit, waiting / 2)
             yield JobShare(
-                job=name,
+                job=job.id,
                 tokens=int(tokens),
                 blocks=sizing.blocks_for(tokens, status, self.settings),
                 open=status.state == "open",
             )
 
     def _has_work(self, job: Job) -> bool:
-        """Whether there are blocks of a job that nobody works on: worth loading its model."""
+        """Tell whether a job has blocks that nobody works on: worth loading its model."""
         waiting, held = job.backlog()
-        expired = (
-            job.expired(stream, self.settings.lease_seconds, 1)
-            for stream in (job.keys.retry, job.keys.blocks)
-        )
-        return waiting > 0 or (held > 0 and any(expired))
+        return waiting > 0 or (held > 0 and self._has_expired(job))
+
+    def _is_stranded(self, name: str) -> bool:
+        """Tell whether a job has leases that nobody renews.
+
+        They come before what is new of other jobs, which may never end.
+        """
+        try:
+            return self._may_rescue(name) and bool(self._stranded(self.farm.job(name))[1])
+        except redis.ResponseError as error:
+            if not is_gone(error):
+                raise
+            return False
+
+    def _has_expired(self, job: Job) -> bool:
+        """Tell whether a job has leases that nobody renews."""
+        streams = (job.keys.retry, job.keys.blocks)
+        return any(job.expired(stream, self.settings.lease_seconds, 1) for stream in streams)
 
     def _wait(self, shares: Sequence[JobShare]) -> None:
         """Wait for the next block of a job that grows, else for news from the scheduler."""
@@ -178,9 +200,9 @@ class Fetcher:
     # Leasing.
 
     def _lease(self, job: Job, share: JobShare) -> list[Lease]:
-        """Expired leases first, then new blocks, then copies at the tail."""
+        """Lease blocks: expired leases first, then new blocks, then copies at the tail."""
         leases = []
-        if time.monotonic() >= self._rescue_at.get(job.id, 0.0):
+        if self._may_rescue(job.id):
             leases = self._rescue(job, share.blocks)
         if not leases:
             leases = self._open(job.id, job.read(self.worker, share.blocks))
@@ -189,17 +211,31 @@ class Fetcher:
         return leases
 
     def _rescue(self, job: Job, count: int) -> list[Lease]:
-        """Take over leases nobody renewed, and our own that a lost reply or a crash stranded."""
+        """Take over leases that nobody renews."""
+        stream, found = self._stranded(job)
+        return self._claim(job, stream, dict(islice(found.items(), count))) if found else []
+
+    def _may_rescue(self, job: str) -> bool:
+        """Tell whether it is time to look for leases of a job that nobody renews."""
+        return time.monotonic() >= self._rescue_at.get(job, 0.0)
+
+    def _stranded(self, job: Job) -> tuple[str, Mapping[str, Pending]]:
+        """Find leases that nobody renewed, and our own that a lost reply or a crash stranded.
+
+        Returns:
+            The stream that they are of, and the leases by ID of the entry; if there are none, they
+            are not looked for again for a third of a lease.
+        """
         for stream in (job.keys.retry, job.keys.blocks):
             rows = job.pending(stream, self.worker, PENDING_MAX)
             rows += job.expired(stream, self.settings.lease_seconds, PENDING_MAX)
             found = {row.id: row for row in rows if not self.holdings.holds(stream, row.id)}
             if found:
-                return self._claim(job, stream, dict(islice(found.items(), count)))
+                return stream, found
         if len(self._rescue_at) >= JOBS_MAX:
             self._rescue_at.clear()  # to look too early costs a round trip
         self._rescue_at[job.id] = time.monotonic() + self.settings.lease_seconds / 3
-        return []
+        return "", {}
 
     def _claim(self, job: Job, stream: str, found: Mapping[str, Pending]) -> list[Lease]:
         """Lease pending entries by ID, each unless somebody else was quicker."""
@@ -210,7 +246,7 @@ class Fetcher:
         return leases
 
     def _copy(self, job: Job, ids: Sequence[str]) -> list[Lease]:
-        """Second tries of blocks that others hold."""
+        """Make speculative copies of blocks that others hold."""
         wanted = [each for each in ids if not self.holdings.holds(job.keys.blocks, each)]
         return self._open(job.id, job.copies(wanted), copied=True) if wanted else []
 
@@ -224,17 +260,16 @@ class Fetcher:
     ) -> list[Lease]:
         """Decode entries; those that may not be tried again are dealt with here.
 
-        One of another version is handed back, with all others, for a worker that reads it.
+        An entry of another version is handed back, with all others, for a worker that reads it.
         """
         leases = []
-        for entry in entries:
+        for entry in self._current(job, entries):
             tries = deliveries.get(entry.id, 0) + 1
             try:
                 lease = Lease(job, entry, _read(job, entry), tries, copied)
             except ForeignVersion as error:
                 self.models.refuse(job, str(error))
-                for each in entries:
-                    self.farm.job(job).release(each.stream, self.worker, [each.id])
+                self._release(job, entries)
                 return []
             except RecordError as error:
                 self._put_aside(job, entry, tries, str(error))
@@ -243,8 +278,35 @@ class Fetcher:
                 leases.append(lease)
         return leases
 
+    def _current(self, job: str, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries of the generation whose model was looked at; discard those of others.
+
+        Raises:
+            JobGone: The job was made anew since; all are handed back, and it is looked at afresh.
+        """
+        current = []
+        for entry in entries:
+            if self.models.knows(job, entry.generation):
+                current.append(entry)
+            elif self.models.knows(job, entry.generation):  # as the server has it now
+                self._release(job, entries)
+                raise JobGone(f"job {job} was made anew")
+            else:
+                log.error(
+                    "entry %s of %s is no block of the job: another generation",
+                    entry.id,
+                    entry.stream,
+                )
+                self.farm.job(job).discard(entry)
+        return current
+
+    def _release(self, job: str, entries: Sequence[Entry]) -> None:
+        """Hand entries back that were not tried."""
+        for entry in entries:
+            self.farm.job(job).release(entry.stream, self.worker, [entry.id])
+
     def _put_aside(self, job: str, entry: Entry, tries: int, reason: str) -> None:
-        """Fail the chunks of an entry that cannot be read; what is none of the job's just goes."""
+        """Fail the chunks of an entry that cannot be read; discard an entry that is no block."""
         chunks = _place(job, entry)
         handle = self.farm.job(job)
         if chunks and chunks.stop <= handle.status().pushed_upto:
@@ -255,7 +317,7 @@ class Fetcher:
             handle.discard(entry)
 
     def _may_try(self, lease: Lease) -> bool:
-        """Whether a block gets another try; if not it is split, or has failed."""
+        """Tell whether a block gets another try; if not, split it or fail it."""
         if not self._can_read(lease):
             self._give_up(lease, "its token ids were made for another model, or in another way")
             return False
@@ -267,7 +329,7 @@ class Fetcher:
         return False
 
     def _tries_max(self, lease: Lease) -> int:
-        """How often a block is tried."""
+        """Return how often a block is tried at most."""
         piece = lease.entry.stream == wire.JobKeys(lease.job).retry
         return 1 if piece and lease.block.count > 1 else self.settings.deliveries_max
 
@@ -293,7 +355,7 @@ class Fetcher:
             self.farm.job(lease.job).split(lease.entry, parts, lease.attempts)
 
     def _can_read(self, lease: Lease) -> bool:
-        """Whether the block has texts, or token ids of this job's recipe."""
+        """Tell whether the block has texts, or token ids of this job's recipe."""
         tokens = lease.block.tokens
         if tokens is None:
             return True
@@ -322,41 +384,17 @@ class Fetcher:
 
 
 def pieces(block: Block, count: int) -> list[Block]:
-    """`block` cut into at most `count` blocks of consecutive chunks."""
+    """Cut `block` into at most `count` blocks of consecutive chunks."""
     size = -(-block.count // count)
     firsts = range(0, block.count, size)
     return [block.piece(first, min(first + size, block.count)) for first in firsts]
 
 
-def tokenise(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:
-    """All chunks as tokens, and why single ones cannot be embedded; those are empty."""
-    reasons: dict[int, str] = {}
-    try:
-        tokenised = engine.tokenise(chunks)
-    except Exception as error:  # noqa: BLE001 # a tokenizer may raise anything; the chunk pays
-        log.warning("tokenising failed, trying chunks one by one: %r", error)
-        tokenised, reasons = _tokenise_each(engine, chunks)
-    return tokenised, reasons | dict(tokenised.reasons)
-
-
-def _tokenise_each(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:
-    """All chunks, with an empty text in place of each that cannot be tokenised."""
-    reasons = {}
-    kept = list(chunks)
-    for row, chunk in enumerate(chunks):
-        try:
-            engine.tokenise([chunk])
-        except Exception as error:  # noqa: BLE001 # as above
-            reasons[row] = f"the tokenizer raised {type(error).__name__}: {error}"
-            kept[row] = ""
-    return engine.tokenise(kept), reasons
-
-
 def _read(job: str, entry: Entry) -> Block:
-    """The block of an entry.
+    """Decode the block of an entry.
 
     Raises:
-        RecordError: There is none, or not the one that the entry's ID names.
+        RecordError: The entry has no good block, or not the one that its ID names.
     """
     block = decode(Block, entry.data)
     place = _place(job, entry)
@@ -371,7 +409,7 @@ def _read(job: str, entry: Entry) -> Block:
 
 
 def _place(job: str, entry: Entry) -> range | None:
-    """Chunks that an entry is about, by what is beside its block; None where nothing says."""
+    """Return the chunks of an entry, by what is beside its block; None where nothing says."""
     if entry.stream == wire.JobKeys(job).blocks:
         after, count = map(int, entry.id.split("-"))
         return range(after - 1, after - 1 + count)

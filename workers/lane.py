@@ -35,9 +35,9 @@ from embedfarm.records import (
 from embedfarm.settings import Settings
 from embedfarm.status import is_gone
 from workers.engines import Engine
-from workers.fetch import tokenise
 from workers.leases import Holdings, Lease, MicroBatch
 from workers.models import REFUSAL_SECONDS, Models
+from workers.texts import tokenise
 
 LISTEN_SECONDS: Final = 0.5  # a stop, or a request that a dead worker left, waits at most so long
 ROUNDS_MAX: Final = 4  # answered and not sent yet
@@ -57,7 +57,7 @@ class Reply(NamedTuple):
     vectors: NDArray[Any] | None = None
 
     def complete(self) -> LaneAnswer:
-        """The whole answer."""
+        """Return the whole answer, with the bytes of its vectors."""
         if self.vectors is None:
             return self.answer
         data = self.vectors.astype("<f4", copy=False).tobytes()
@@ -115,7 +115,7 @@ class LaneServer:
     # The device's side: all of this is called by the thread that drives it.
 
     def take(self) -> MicroBatch | None:
-        """Requests that the loaded weights serve; a round trip only when there may be some."""
+        """Take requests that the loaded weights serve; ask the server only if there may be some."""
         try:
             while not self.stop.is_set() and (key := self._next_rung()) is not None:
                 batch = self._take(key) if self.models.may_serve(key) else None
@@ -126,7 +126,7 @@ class LaneServer:
         return None
 
     def _take(self, key: str) -> MicroBatch | None:
-        """Requests of one engine.
+        """Take requests of one engine, None if there are none to embed.
 
         Raises:
             redis.ConnectionError: The server is away.
@@ -158,7 +158,7 @@ class LaneServer:
         return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
 
     def _next_rung(self) -> str | None:
-        """An engine that was asked for, off the list before the look: who comes later rings."""
+        """Take an engine that was asked for off the list; a request after that rings again."""
         with self._ringing:
             key = next(iter(self._rung), None)
             if key is not None:
@@ -166,7 +166,7 @@ class LaneServer:
         return key
 
     def _find(self, key: str) -> Engine | None:
-        """The engine of a key that is new here, None where it needs other weights.
+        """Find the engine of a key that is new here; None where it needs other weights.
 
         Raises:
             redis.ConnectionError: The server is away.
@@ -211,16 +211,16 @@ class LaneServer:
         self._put(Round(batch.leases[0].job, batch.leases, replies))
 
     def batch_seconds(self) -> float:
-        """What a device batch may take: a limit only while requests are coming."""
+        """Return the most seconds of a device batch while requests are coming, else 0: no limit."""
         quiet = time.monotonic() - self._heard_at > self.settings.lane_quiet_seconds
         return 0.0 if quiet else self.settings.lane_batch_seconds
 
     def gather(self) -> None:
-        """On an idle device, let a first request wait a moment for others to share its run."""
+        """Let the first request on an idle device wait a moment for others to share its run."""
         self.stop.wait(max(0.0, self._rang_at + self.settings.lane_wait_seconds - time.monotonic()))
 
     def _open(self, key: str, taken: Taken, refused: list[Reply]) -> LanePiece | None:
-        """The piece, None for one that was added to `refused`: late, damaged or dangerous."""
+        """Decode a piece; None for one that was added to `refused`: late, damaged or dangerous."""
         reason, late, piece = "", False, None
         try:
             piece = decode(LanePiece, taken.data)
@@ -308,7 +308,7 @@ class LaneServer:
             del item, answers  # while we wait, their memory may be wanted
 
     def _renew(self) -> None:
-        """Keep what is in hand."""
+        """Renew the leases of the requests in hand."""
         try:
             for (key, _), leases in self._held.by_stream().items():
                 self.lane.renew(key, self.worker, [lease.entry.id for lease in leases])
@@ -321,7 +321,7 @@ class LaneServer:
     # Which model: called by the thread that loads them, while nothing else is to be done.
 
     def load_wanted(self) -> bool:
-        """Load the engine that requests wait for in vain; whether one was looked for.
+        """Load the engine that requests wait for in vain; tell whether a loading was tried.
 
         Raises:
             redis.ConnectionError: The server is away.
@@ -333,7 +333,7 @@ class LaneServer:
         return False
 
     def _consider(self, key: str, oldest: Taken) -> bool:
-        """Load an engine for a request, or say why not; False to leave it to others."""
+        """Load an engine for a request, or refuse it; return False if no loading was tried."""
         if time.monotonic() < self._refused_until.get(key, 0.0):
             self._refuse_together(key)
             return False
@@ -381,12 +381,12 @@ class LaneServer:
 
 
 def _is_retry(taken: Sequence[Taken]) -> bool:
-    """Whether they are one request that a dead worker left."""
+    """Tell whether what was taken is one request that a dead worker left."""
     return any(each.deliveries > 1 for each in taken)
 
 
 def _lease(key: str, taken: Taken, piece: LanePiece) -> Lease:
-    """A piece in the form in which the device takes blocks."""
+    """Make a lease of a piece, since that is how the device takes blocks."""
     count = len(piece.texts)
     entry = Entry(wire.lane_key(key), taken.entry, b"", count, count)
     return Lease(key, entry, Block(start=0, texts=piece.texts), taken.deliveries)

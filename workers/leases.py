@@ -17,13 +17,13 @@ class Lease:
 
     Attributes:
         job: The job it belongs to.
-        entry: Where it is pending on the server.
-        block: Its content.
+        entry: The entry that is pending on the server.
+        block: Content of the entry.
         deliveries: How often the server has handed it out, this time included.
-        copied: Another worker holds the lease; this is a second try at the tail.
-        tried: The device has begun with it, so this delivery counts.
-        lost: The server gave it to somebody else, or it was committed elsewhere, or its job was
-            cancelled or deleted.
+        copied: Whether another worker holds the lease, and this is a speculative copy at the tail.
+        tried: Whether the device has begun with it, so that this delivery counts.
+        lost: Whether the server gave it to somebody else, it was committed elsewhere, or its job
+            was cancelled or deleted.
     """
 
     job: str
@@ -36,7 +36,7 @@ class Lease:
 
     @property
     def attempts(self) -> int:
-        """How often its chunks were tried, this time included, also in the block of which it is."""
+        """Tries of its chunks, with this one, and with those of the block it was split from."""
         return self.entry.attempts + self.deliveries
 
 
@@ -45,13 +45,13 @@ class MicroBatch:
     """The run of blocks that a worker embeds at a time, tokenised.
 
     Attributes:
-        leases: In the order of their texts.
-        tokenised: All texts of all leases.
+        leases: Leases in the order of their texts.
+        tokenised: Tokens of all texts of all leases.
         reasons: Why single texts cannot be embedded, by row in `tokenised`.
         fetch_began: Monotonic time at which fetching began.
         fetched: Monotonic time at which it was ready for the device.
         forward_began: Monotonic time at which the device began, 0 before.
-        account: What became of it so far.
+        account: Counts and times of what was done with it so far.
     """
 
     job: str
@@ -67,16 +67,16 @@ class MicroBatch:
 
     @property
     def forward_seconds(self) -> float:
-        """Time on the device."""
+        """Seconds that the micro-batch took on the device."""
         return self.account.seconds.get("forward", 0.0)
 
     @property
     def lost(self) -> bool:
-        """Whether nobody waits for any of it any more, as after a cancel."""
+        """Whether nobody waits for any block any more, as after a cancel."""
         return all(lease.lost for lease in self.leases)
 
     def rows(self) -> Iterable[tuple[Lease, slice]]:
-        """Each lease with its rows in `tokenised`."""
+        """Yield each lease with its rows in `tokenised`."""
         first = 0
         for lease in self.leases:
             end = first + lease.block.count
@@ -104,17 +104,17 @@ class Holdings:
             self._lock.notify_all()
 
     def holds(self, stream: str, entry_id: str) -> bool:
-        """Whether this process already works on an entry."""
+        """Tell whether this process already works on an entry."""
         with self._lock:
             return (stream, entry_id) in self._leases
 
     def wait_empty(self, seconds: float) -> bool:
-        """Whether nothing is held, now or at some time in the next `seconds`."""
+        """Wait at most `seconds` until nothing is held, and tell whether that came true."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._leases, seconds)
 
     def by_stream(self) -> Mapping[tuple[str, str], list[Lease]]:
-        """Leases of this worker's own (no copies) by job and stream."""
+        """Return this worker's own leases (no copies) by job and stream."""
         groups: dict[tuple[str, str], list[Lease]] = defaultdict(list)
         with self._lock:
             for lease in self._leases.values():
@@ -123,7 +123,7 @@ class Holdings:
         return groups
 
     def jobs(self) -> set[str]:
-        """The jobs of all leases, copies included."""
+        """Return the jobs of all leases, copies included."""
         with self._lock:
             return {lease.job for lease in self._leases.values()}
 

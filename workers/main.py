@@ -13,6 +13,7 @@ import sys
 from embedfarm import tracing
 from embedfarm.notify import Notifier
 from embedfarm.processes import stop_when_asked
+from embedfarm.redaction import start_logging
 from embedfarm.settings import Settings
 from workers import devices
 from workers.watchdog import show_what_held_the_lock
@@ -24,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(logging.INFO)
     settings = Settings()
     stop = stop_when_asked()
     tracing.start(settings.traces, "worker")
@@ -51,7 +52,7 @@ def main() -> int:
 
 
 def _facts(device: devices.Device) -> dict[str, float]:
-    """Facts for a heartbeat, none while NVML fails: the model's own calls will say if it is bad."""
+    """Return facts for a heartbeat, none while NVML fails: the model's calls notice what is bad."""
     try:
         return devices.facts(device)
     except devices.DeviceError as error:

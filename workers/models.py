@@ -1,4 +1,4 @@
-"""Which model is loaded: one at a time, and only for jobs whose files agree with ours."""
+"""The loaded model: one at a time, and only for jobs whose files agree with ours."""
 
 import gc
 import logging
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Models:
-    """Loads the model that a job needs, in place of the one before.
+    """Loads the model that a job needs, in place of the model before.
 
     Jobs that differ in what does not touch the weights, such as the prompt, share them: each such
     variant is an engine of its own, made in a moment.
 
     Attributes:
-        warm_up: Runs an engine that was just loaded for the first time.
+        warm_up: Function that runs a newly loaded engine for the first time.
         loading: Whether a model is being loaded now.
-        load_seconds: What the last loading took.
+        load_seconds: Time that the last loading took.
         loaded: Key of the loaded model, "" when there is none.
-        model_bytes: Device memory that it took.
+        model_bytes: Device memory that the loaded model took.
         serving: Held while requests are answered on an idle device, and while a model is replaced.
     """
 
@@ -56,42 +56,56 @@ class Models:
     # By `embedfarm.farm.engine_key`; None for one on other weights.
     _variants: dict[str, Engine | None] = field(default_factory=dict)
     _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
-    _specs: dict[str, JobSpec] = field(default_factory=dict)
+    _identities: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)
     _accepted: dict[str, Engine] = field(default_factory=dict)
     _refused_until: dict[str, float] = field(default_factory=dict)
 
     def refused(self, job: str) -> bool:
-        """Whether this worker refused the job a moment ago."""
+        """Tell whether this worker refused the job a moment ago."""
         return time.monotonic() < self._refused_until.get(job, 0.0)
 
     def refusals(self) -> list[str]:
-        """Jobs that this worker refused a moment ago."""
+        """Return the jobs that this worker refused a moment ago."""
         return [job for job in list(self._refused_until) if self.refused(job)]
 
     def ever_refused(self, job: str) -> bool:
-        """Whether this worker has refused the job at all."""
+        """Tell whether this worker has ever refused the job."""
         return job in self._refused_until
 
     def spec(self, job: str) -> JobSpec:
-        """What a job asks for.
+        """Return the specification of a job.
 
         Raises:
             embedfarm.jobs.JobGone: There is no such job.
         """
-        if job not in self._specs:
-            self._specs[job] = self.farm.job(job).spec()
+        return self._identity(job)[0]
+
+    def knows(self, job: str, generation: str) -> bool:
+        """Tell whether what is known about a job is of this generation; else forget it.
+
+        Raises:
+            embedfarm.jobs.JobGone: There is no such job.
+        """
+        if self._identity(job)[1] == generation:
+            return True
+        self.forget(job)
+        return False
+
+    def _identity(self, job: str) -> tuple[JobSpec, str]:
+        if job not in self._identities:
+            self._identities[job] = self.farm.job(job).identity()
             self._remember(job)
-        return self._specs[job]
+        return self._identities[job]
 
     def forget(self, job: str) -> None:
-        """Drop what is known about a job that was deleted: its id may come back as another one."""
+        """Drop what is known about a job that was deleted or made anew: it may be another one."""
         self._known.pop(job, None)
-        self._specs.pop(job, None)
+        self._identities.pop(job, None)
         self._accepted.pop(job, None)
         self._refused_until.pop(job, None)
 
     def swaps(self, job: str) -> bool:
-        """Whether the loaded model would have to go for this job.
+        """Tell whether the loaded model would have to go for this job.
 
         Raises:
             embedfarm.jobs.JobGone: There is no such job.
@@ -104,7 +118,7 @@ class Models:
             return False  # `prepare` refuses it
 
     def prepare(self, job: str) -> Engine | None:
-        """The engine for a job, None when this worker refuses it and has said why.
+        """Return the engine for a job, None when this worker refuses it and has said why.
 
         Raises:
             embedfarm.jobs.JobGone: There is no such job.
@@ -124,8 +138,9 @@ class Models:
         return engine
 
     def refuse(self, job: str, reason: str) -> None:
-        """Leave a job to others for a while, and say why."""
+        """Leave a job to others for a while, and say why; then it may have been made anew."""
         log.warning("job %s refused: %s", job, reason)
+        self._identities.pop(job, None)
         self._refused_until[job] = time.monotonic() + REFUSAL_SECONDS
         self._remember(job)
         self.farm.refuse(job, self.worker, reason)
@@ -137,24 +152,24 @@ class Models:
             self.forget(next(iter(self._known)))
 
     def open_reference(self, engine: Engine, spec: JobSpec) -> Engine | None:
-        """The same model in float32 on the CPU; None where there is none.
+        """Open the same model in float32 on the CPU; None where there is none.
 
         Raises:
-            embedfarm.model_files.ModelError: It does not load a second time.
+            embedfarm.model_files.ModelError: The model does not load a second time.
         """
         return open_reference(engine, spec, self.settings)
 
     def known(self, key: str) -> Engine | None:
-        """The engine of a key, if it is there."""
+        """Return the engine of a key, None if it is not there."""
         return self._variants.get(key)
 
     def may_serve(self, key: str) -> bool:
-        """Whether the loaded weights serve a key, as far as is known."""
+        """Tell whether the loaded weights serve a key, as far as is known."""
         variants = self._variants
         return bool(variants) and variants.get(key, self._engine) is not None
 
     def variant(self, spec: JobSpec) -> Engine | None:
-        """The engine of a spec on the loaded weights; None where it needs others.
+        """Return the engine of a spec on the loaded weights; None where it needs others.
 
         Raises:
             embedfarm.model_files.ModelError: The model cannot do what is asked for.
@@ -172,14 +187,14 @@ class Models:
         A model that is not to be had at all does not cost the one that is loaded.
 
         Raises:
-            embedfarm.model_files.ModelError: It is not to be had, or does not load.
+            embedfarm.model_files.ModelError: The model is not to be had, or does not load.
         """
         if not is_null(spec.model):
             resolve(spec.model, self.settings.model_cache)
         self._open(spec)
 
     def _open(self, spec: JobSpec) -> Engine:
-        """An engine on the loaded weights if they serve `spec`, else a new one in their place."""
+        """Return an engine on the loaded weights if they serve `spec`, else load others instead."""
         variant = self.variant(spec)
         if variant is not None:
             return variant

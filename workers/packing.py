@@ -1,4 +1,4 @@
-"""Which chunks go through the model together.
+"""Chunks packed into the device batches that go through the model together.
 
 A padded device batch costs `rows * longest` tokens, and each batch costs something by itself. So
 chunks are sorted by length and cut where the sum of both is least, within a budget. The plain sum
@@ -23,9 +23,9 @@ def pack(
     *,
     padded: bool,
 ) -> list[NDArray[np.intp]]:
-    """Device batches as arrays of positions in `lengths`, longest chunks first.
+    """Pack chunks into device batches: arrays of positions in `lengths`, longest chunks first.
 
-    Longest first, because running out of memory then happens at once and not at the end. Each
+    The longest are first, so that running out of memory happens at once and not at the end. Each
     position is in exactly one batch. A batch costs at most `budget_tokens`, unless it is a single
     chunk that alone costs more: an over-long chunk always goes alone.
 
@@ -46,7 +46,7 @@ def pack(
 
 
 def _cut_plain(ordered: NDArray[np.int64], budget_tokens: int) -> list[int]:
-    """Where batches begin, and the end: each is as full as the budget lets it be."""
+    """Return where batches begin, and the end: each is as full as the budget lets it be."""
     cuts = [0]
     while cuts[-1] < len(ordered):
         rows = ordered[cuts[-1] : cuts[-1] + min(budget_tokens, ROWS_MAX)]
@@ -56,7 +56,7 @@ def _cut_plain(ordered: NDArray[np.int64], budget_tokens: int) -> list[int]:
 
 
 def _cut_padded(ordered: NDArray[np.int64], budget_tokens: int, launch_tokens: float) -> list[int]:
-    """Where batches begin, and the end: a shortest path from place to place, each step a batch."""
+    """Return where batches begin, and the end: a cheapest path of which each step is a batch."""
     rows_max = np.clip(budget_tokens // ordered, 1, ROWS_MAX)
     places = _places(ordered, rows_max)
     costs = np.full(len(places), np.inf)
@@ -76,7 +76,7 @@ def _cut_padded(ordered: NDArray[np.int64], budget_tokens: int, launch_tokens: f
 
 
 def _places(ordered: NDArray[np.int64], rows_max: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where a batch may begin, and the end.
+    """Return where a batch may begin, and the end.
 
     Of many chunks these are the places where the length changes, and after each full batch of equal
     ones.
@@ -89,7 +89,7 @@ def _places(ordered: NDArray[np.int64], rows_max: NDArray[np.int64]) -> NDArray[
 
 
 def batch_tokens(lengths: NDArray[np.integer], *, padded: bool) -> int:
-    """What a device batch of such chunks costs in tokens, with its padding if it has any."""
+    """Return what a device batch of such chunks costs in tokens, with its padding if any."""
     if not padded or not len(lengths):
         return int(lengths.sum())
     return int(lengths.max()) * len(lengths)

@@ -23,17 +23,17 @@ def check_parity(
     rows: NDArray[np.intp],
     vectors: NDArray[np.float32],
 ) -> Parity | None:
-    """The receipt for a sample of rows; None where there is nothing to compare with.
+    """Make the receipt for a sample of rows; None where there is nothing to compare with.
 
     Args:
-        engine: Made the vectors.
+        engine: Engine that made the vectors.
         open_reference: Gives the same model in float32.
-        batch: Texts, the same for both.
-        rows: Those with a vector.
-        vectors: Of all texts, shape (n, dimensions).
+        batch: Texts, the same for both engines.
+        rows: Rows that have a vector.
+        vectors: Vectors of all rows, shape (n, dimensions).
 
     Raises:
-        DeviceFailed: The device is gone.
+        DeviceFailed: Nothing works on the device any more.
     """
     sample = sample_rows(batch.lengths, rows)
     try:
@@ -58,7 +58,7 @@ def check_parity(
 
 
 def sample_rows(lengths: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Some of `rows`, spread over their lengths, with few tokens together."""
+    """Choose some of `rows`, spread over their lengths, with few tokens together."""
     ordered = rows[np.argsort(lengths[rows], kind="stable")]
     places = np.linspace(0, len(ordered) - 1, min(SAMPLE_TEXTS, len(ordered))).astype(np.intp)
     sample = ordered[places]
@@ -68,7 +68,7 @@ def sample_rows(lengths: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[n
 
 
 def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Cosine of each pair of rows; NaN where a row is zero or not finite."""
+    """Return the cosine of each pair of rows; NaN where a row is zero or not finite."""
     left, right = one.astype(np.float64), other.astype(np.float64)
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):

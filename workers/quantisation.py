@@ -15,7 +15,7 @@ _BITS: Final = 8  # in a byte of a vector of bits
 
 
 def stored_width(spec: JobSpec, dimensions: int) -> int:
-    """Components of a stored vector: bytes of eight bits each for "ubinary" and "lsh"."""
+    """Return a stored vector's components: bytes of eight bits each for "ubinary" and "lsh"."""
     widths = {"ubinary": -(-dimensions // _BITS), "lsh": spec.lsh_bits // _BITS}
     return widths.get(spec.vector_dtype, dimensions)
 
@@ -24,7 +24,7 @@ def check_ranges(spec: JobSpec, dimensions: int) -> None:
     """Check that a job of "int8" has the range of every component, and no other job has any.
 
     Raises:
-        ModelError: It has not.
+        ModelError: The ranges have not the size that the job needs.
     """
     wanted = dimensions if spec.vector_dtype == "int8" else 0
     if len(spec.ranges) != 2 * wanted * np.dtype("<f4").itemsize:
@@ -32,15 +32,15 @@ def check_ranges(spec: JobSpec, dimensions: int) -> None:
 
 
 def quantise(vectors: NDArray[np.float32], spec: JobSpec) -> NDArray[Any]:
-    """Vectors as `spec` wants them stored, shape (n, `stored_width`).
+    """Quantise vectors as `spec` wants them stored, shape (n, `stored_width`).
 
     "int8" and "ubinary" are those of `sentence_transformers.util.quantize_embeddings`: 255 equal
     steps between the ends of each component's range; one bit per component that is above 0, the
     first component in the highest bit. "lsh" are those of `embedfarm.hyperplanes`.
 
     Args:
-        vectors: Shape (n, dimensions).
-        spec: With `ranges` for "int8".
+        vectors: Vectors of the model, shape (n, dimensions).
+        spec: Specification of the job, with `ranges` for "int8".
     """
     if spec.vector_dtype == "int8":
         return _to_int8(vectors, np.frombuffer(spec.ranges, dtype="<f4").reshape(2, -1))
@@ -53,7 +53,7 @@ def quantise(vectors: NDArray[np.float32], spec: JobSpec) -> NDArray[Any]:
 
 
 def _to_int8(vectors: NDArray[np.float32], ranges: NDArray[np.float32]) -> NDArray[np.int8]:
-    """The number of the step that each component is on, from -128."""
+    """Return the number of the step that each component is on, from -128."""
     least, greatest = ranges
     width = (greatest - least) / _STEPS
     with np.errstate(invalid="ignore", over="ignore"):  # such as of a row that has failed

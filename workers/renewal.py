@@ -8,7 +8,7 @@ from workers.leases import Holdings
 
 
 def lose_ended(farm: Farm, holdings: Holdings) -> bool:
-    """Whether a job that we hold blocks of was cancelled or deleted; the device drops those."""
+    """Mark leases of cancelled and deleted jobs as lost; tell whether there are such jobs."""
     jobs = holdings.jobs()
     ended = farm.ended(jobs) if jobs else set()
     holdings.lose(ended)
@@ -16,7 +16,7 @@ def lose_ended(farm: Farm, holdings: Holdings) -> bool:
 
 
 def renew(farm: Farm, worker: str, holdings: Holdings) -> None:
-    """Keep our leases; mark those that are lost, so that the device skips them."""
+    """Renew our leases; mark those that are lost, so that the device skips them."""
     for (job, stream), leases in holdings.by_stream().items():
         try:
             lost = farm.job(job).renew(stream, worker, [lease.entry.id for lease in leases])

@@ -14,11 +14,11 @@ from workers.quantisation import DTYPES, stored_width
 def results_of(
     batch: MicroBatch, vectors: NDArray[Any], worker: str
 ) -> Iterator[tuple[Lease, Result]]:
-    """Results of the leases that are still ours, cut one at a time: each is a copy of its rows.
+    """Yield the results of the leases still ours, one at a time: each is a copy of its rows.
 
     Args:
         batch: An embedded micro-batch.
-        vectors: Of all its texts, shape (n, width), as they are stored; a failed row is zero.
+        vectors: Vectors of its texts as they are stored, shape (n, width); a failed row is zero.
         worker: Name that the results carry.
     """
     lengths = batch.tokenised.text_lengths
@@ -54,7 +54,7 @@ def results_of(
 
 
 def failure(lease: Lease, spec: JobSpec, dimensions: int, worker: str, reason: str) -> Result:
-    """The result of a block whose every chunk is given up on."""
+    """Make the result of a block whose every chunk is given up on."""
     block = lease.block
     count = block.count
     width = stored_width(spec, dimensions)

@@ -8,7 +8,7 @@ from workers.devices import Device
 
 
 def children(devices: list[Device], settings: Settings) -> list[Child]:
-    """The worker processes of these devices; the server is `settings.redis_url`."""
+    """Return the worker processes of these devices; the server is `settings.redis_url`."""
     return [
         Child(
             name=f"worker-{device.label}",

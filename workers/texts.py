@@ -1,13 +1,43 @@
-"""Which texts of a micro-batch go through the model, and what becomes of those that repeat."""
+"""Texts as tokens, which of them go through the model, and what becomes of those that repeat."""
+
+import logging
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.engines import Chunk, Engine, Tokenised
 from workers.leases import MicroBatch
+
+log = logging.getLogger(__name__)
+
+
+def tokenise(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:
+    """Tokenise all chunks; return them, and by row why single ones cannot be embedded."""
+    reasons: dict[int, str] = {}
+    try:
+        tokenised = engine.tokenise(chunks)
+    except Exception as error:  # noqa: BLE001 # a tokenizer may raise anything; the chunk pays
+        log.warning("tokenising failed, trying chunks one by one: %r", error)
+        tokenised, reasons = _tokenise_each(engine, chunks)
+    return tokenised, reasons | dict(tokenised.reasons)
+
+
+def _tokenise_each(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:
+    """Tokenise all chunks, with an empty text in place of each that cannot be tokenised."""
+    reasons = {}
+    kept = list(chunks)
+    for row, chunk in enumerate(chunks):
+        try:
+            engine.tokenise([chunk])
+        except Exception as error:  # noqa: BLE001 # as above
+            reasons[row] = f"the tokenizer raised {type(error).__name__}: {error}"
+            kept[row] = ""
+    return engine.tokenise(kept), reasons
 
 
 def live_texts(batch: MicroBatch) -> NDArray[np.intp]:
-    """Texts that need the model: of leases that are ours, with tokens, not given up on already."""
+    """Return the texts that need the model: of leases still ours, with tokens, not given up on."""
     lengths = batch.tokenised.text_lengths
     for text in np.flatnonzero(lengths == 0).tolist():
         batch.reasons.setdefault(text, "the tokenizer makes no token of it")
@@ -19,7 +49,7 @@ def live_texts(batch: MicroBatch) -> NDArray[np.intp]:
 
 
 def first_texts(batch: MicroBatch, live: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each live text, the first one that is equal."""
+    """Return for each live text the first one that is equal."""
     keys = [key for lease in batch.leases for key in lease.block.identities()]
     first: dict[str | bytes, int] = {}
     found = (first.setdefault(keys[place], place) for place in live.tolist())

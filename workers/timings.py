@@ -1,4 +1,4 @@
-"""What device batches take on this device, learned from those that ran."""
+"""Times of device batches on this device, learned from those that ran."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ class Timings:
     """Times of device batches by model and engine; a batch is given by the tokens of its rows.
 
     Attributes:
-        slowdown: The device is made this many times slower, for tests.
+        slowdown: How many times slower the device is made, for tests.
     """
 
     slowdown: float = 1.0
@@ -34,25 +34,25 @@ class Timings:
     def observe(
         self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64], seconds: float
     ) -> None:
-        """Take in what a device batch took."""
+        """Learn from the seconds that a device batch took."""
         self._costs[_key(model_key(spec), engine)].observe(*_size(engine, lengths), seconds)
 
     def predict(self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64]) -> float:
-        """Seconds that a device batch will take; 0 when none has run yet."""
+        """Predict the seconds that a device batch will take; 0 when none has run yet."""
         return self._costs[_key(model_key(spec), engine)].estimate(*_size(engine, lengths))
 
     def cost(self, spec: JobSpec, engine: Engine) -> Cost | None:
-        """What was learned, None as long as that is too little."""
+        """Return what was learned, None as long as that is too little."""
         return self._costs[_key(model_key(spec), engine)].cost()
 
     def tokens_within(self, seconds: float, model: str, engine: Engine) -> int:
-        """Tokens of short texts that the device does in that time, at most its engine's own budget.
+        """Return the tokens of short texts that fit a time, at most the engine's own budget.
 
-        At least one, or a very slow device would never take a request. Few while its speed is not
-        known: too many would be kept from faster devices.
+        There is at least one, or a very slow device would never take a request. There are few while
+        the device's speed is not known: too many would be kept from faster devices.
 
         Args:
-            seconds: The time.
+            seconds: Time that the device may take.
             model: `embedfarm.farm.model_key` of the engine's spec.
             engine: The engine.
         """
@@ -81,12 +81,12 @@ class Timings:
 
 
 def _key(model: str, engine: Engine) -> str:
-    """All that changes what a device batch takes."""
+    """Return a key of all that changes what a device batch takes."""
     return f"{model}|{engine.name}"
 
 
 def _size(engine: Engine, lengths: NDArray[np.int64]) -> tuple[int, int]:
-    """Tokens, and pairs of tokens of one text, of a device batch with its padding if it has any."""
+    """Count the tokens, and pairs of tokens of one text, of a device batch with any padding."""
     if not engine.padded:
         return int(lengths.sum()), int((lengths**2).sum())
     longest = int(lengths.max())

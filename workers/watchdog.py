@@ -1,4 +1,4 @@
-"""Notices what does not end: a text that hangs the device, a driver that does not answer.
+"""Watchdog over what does not end: a text that hangs the device, a driver that is silent.
 
 What may hang is watched while it runs. A thread of its own looks at it, and adds up the time for
 which this process really ran: one that was stopped, or a machine that slept, has missed nothing.
@@ -30,9 +30,9 @@ class Watched:
     """Something that has begun and must end.
 
     Attributes:
-        what: For people, as the one who "did not finish".
+        what: Name for people: the subject of "did not finish".
         limit: The longest that it may take, in seconds; asked once it has taken the least one.
-        leases: What it is done for.
+        leases: Leases for which it is done.
         spent: Seconds that it has had so far.
     """
 
@@ -43,7 +43,7 @@ class Watched:
     _seen: float = field(default_factory=time.monotonic)
 
     def count(self) -> None:
-        """Add the time since it was last looked at."""
+        """Add the time since the last look."""
         now = time.monotonic()
         self.spent += min(now - self._seen, LOOK_SECONDS_MAX)
         self._seen = now
@@ -69,17 +69,17 @@ class Watchdog:
             self._watched.remove(watched)
 
     def bound(self, predicted_seconds: float) -> float:
-        """The longest that something may take of which so much was expected, 0 for unknown."""
+        """Return the most seconds that something may take, by those predicted, 0 for unknown."""
         settings = self.settings
         predicted = predicted_seconds or settings.hang_seconds
         return max(settings.hang_seconds, settings.hang_factor * predicted)
 
     def load_limit(self) -> float:
-        """The longest that the loading of a model may take."""
+        """Return the most seconds that the loading of a model may take."""
         return self.settings.load_seconds_max
 
     def look(self) -> Watched | None:
-        """Count time; the first one that has taken too long."""
+        """Count time; return the first one that has taken too long, None if none has."""
         watched = list(self._watched)
         for each in watched:
             each.count()
@@ -102,5 +102,5 @@ class Watchdog:
 
 
 def show_what_held_the_lock() -> None:
-    """Have the kernel's timer, when it ends this process, leave the stacks of all threads."""
+    """Have the stacks of all threads written when the kernel's timer ends this process."""
     faulthandler.register(signal.SIGPROF, chain=True)

@@ -61,14 +61,14 @@ class Worker:
     """A worker on one device.
 
     Attributes:
-        url: The server.
-        device: Such as "cpu-0"; with the host's name it is the worker's name.
-        device_kind: What like devices share, such as "NVIDIA L4, 22 GiB".
+        url: URL of the server.
+        device: Label of the device, such as "cpu-0"; with the host's name it is the worker's name.
+        device_kind: Name that like devices share, such as "NVIDIA L4, 22 GiB".
         torch_device: "cpu" or "cuda:0" (the process sees only its own device).
         settings: The farm's limits.
         stop: Set by a signal, a lost parent or a failed stage.
         facts: Measures the device for heartbeats.
-        tick: Told its state after each heartbeat, from the first one that the server got.
+        tick: Told the worker's state after each heartbeat, from the first one that the server got.
         left_loading: Whether `run` left a thread behind that may be loading a model.
     """
 
@@ -253,11 +253,11 @@ class Worker:
             del batch, vectors  # while we wait, their memory and model may be wanted
 
     def _progress(self, batch: MicroBatch, left: float) -> None:
-        """Correct when the next micro-batch is leased, while `left` of the current one is to do."""
+        """Correct the time of the next lease while the share `left` of a micro-batch is to do."""
         self._want(self._forecast(batch, left))
 
     def _forecast(self, batch: MicroBatch, left: float) -> float:
-        """The time at which the next micro-batch must be leased to be ready just in time.
+        """Forecast when the next micro-batch must be leased to be ready just in time.
 
         The later it is leased, the better its size is known, the less a slow worker keeps from
         others, and the sooner an urgent job is begun.
@@ -268,7 +268,7 @@ class Worker:
         return time.monotonic() + tokens / speed - lead if speed else 0.0
 
     def _want(self, at: float) -> None:
-        """Lease the next micro-batch at that time, unless it is in hand."""
+        """Set the time at which to lease the next micro-batch, unless that is in hand."""
         with self._wanted:
             if self._next_at < IN_HAND:
                 self._set_next(at)
@@ -279,7 +279,7 @@ class Worker:
             self._wanted.notify()
 
     def _wait_until_wanted(self) -> bool:
-        """Whether it is time to lease the next micro-batch; waits a little if not."""
+        """Wait a little for the time to lease the next micro-batch; tell whether it has come."""
         with self._wanted:
             left = self._next_at - time.monotonic()
             if left > 0:
@@ -360,7 +360,7 @@ class Worker:
         )
 
     def _facts(self) -> dict[str, float]:
-        """What the device's driver says; one that says nothing any more is not waited for."""
+        """Return what the device's driver says; the watchdog watches, since it may never answer."""
         with self.watchdog.watch("the device's driver", lambda: self.settings.hang_seconds):
             return self.facts()
 

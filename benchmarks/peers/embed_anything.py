@@ -24,7 +24,7 @@ def cache(model: Path, home: Path) -> None:
 
 
 def load(task: Task) -> Embed:
-    """The model on the CPU."""
+    """Load the model on the CPU."""
     if task.device != "cpu":
         sys.exit("the package for GPUs is another one")
     home = task.out.parent / "hub-cache"

@@ -1,4 +1,4 @@
-"""`SentenceTransformer.encode`, as it comes or with a batch size."""
+"""Peer `SentenceTransformer.encode`, with its default or a given batch size."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 
 
 def load(task: Task) -> Embed:
-    """The model in one process; `task.size` is the batch size."""
+    """Load the model in one process; `task.size` is the batch size."""
     model = SentenceTransformer(str(task.model), device=task.device, local_files_only=True)
     options: dict[str, Any] = {"batch_size": task.size} if task.size else {}
 

@@ -1,4 +1,4 @@
-"""`SentenceTransformer.encode` with its multi-process pool."""
+"""Peer `SentenceTransformer.encode` with its multi-process pool."""
 
 import os
 
@@ -8,7 +8,7 @@ from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 
 
 def load(task: Task) -> Embed:
-    """A process for each core, or what the pool takes on a machine with GPUs."""
+    """Start a process for each core, or those that the pool chooses on a machine with GPUs."""
     model = SentenceTransformer(str(task.model), device=task.device, local_files_only=True)
     cores = len(os.sched_getaffinity(0))
     pool = model.start_multi_process_pool(["cpu"] * cores if task.device == "cpu" else None)

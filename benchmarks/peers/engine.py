@@ -13,7 +13,7 @@ from workers.engines.comparison import embed as embed_packed
 
 
 def load(task: Task) -> Embed:
-    """The engine that a worker of the farm would open, with all cores."""
+    """Open the engine that a worker of the farm would open, with all cores."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # as in a worker
     torch.set_num_threads(len(available_cores()))
     device = "cuda:0" if task.device == "cuda" else task.device

@@ -14,7 +14,7 @@ EMBED = [sys.executable, "-c", "from embedfarm.cli import main; main()", "embed"
 
 
 def run(task: Task, directory: Path) -> dict[str, Any]:
-    """Embed into `directory`; gives what the command says of itself."""
+    """Embed into `directory`, and return the figures that the command prints."""
     command = [*EMBED, str(task.texts), "--out", str(directory), "--model", str(task.model)]
     devices = "cpu" if task.device == "cpu" else "all"
     command += ["--devices", devices, "--workers", str(task.size), "--dtype", task.dtype, "--json"]
@@ -24,7 +24,7 @@ def run(task: Task, directory: Path) -> dict[str, Any]:
 
 
 def read_vectors(directory: Path) -> Vectors:
-    """All vectors in order, shape (n, dimensions)."""
+    """Read all vectors in order, shape (n, dimensions)."""
     # Not before the farm has ended: its memory is measured together with this process.
     import numpy as np  # noqa: PLC0415 # as said above
     import pyarrow as pa  # noqa: PLC0415 # as said above
@@ -36,14 +36,14 @@ def read_vectors(directory: Path) -> Vectors:
 
 
 def output_seconds(directory: Path) -> float:
-    """Time from the last result to the complete output, with server and command on one host."""
+    """Return the seconds from the last result to the complete output, by the clock of one host."""
     path = directory / MANIFEST
     embedded: float = json.loads(path.read_text(encoding="utf-8"))["embedded"]
     return max(0.0, path.stat().st_mtime - embedded)
 
 
 def describe(directory: Path, figures: dict[str, Any]) -> dict[str, str]:
-    """What the manifest says about the run."""
+    """Describe the run by what its manifest says."""
     manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     workers = manifest["workers"].values()
     busy = sum(worker["seconds"] for worker in workers) / len(workers) / figures["embed_seconds"]

@@ -44,7 +44,7 @@ def export(model: Path, directory: Path) -> None:
 
 
 def load(task: Task) -> Embed:
-    """The model with mean pooling and normalisation, exported at the first call."""
+    """Load the model with mean pooling and normalisation; it is exported at the first call."""
     if task.device != "cpu":
         sys.exit("the package for GPUs is another one")
     digest = hashlib.sha256(str(task.model).encode()).hexdigest()

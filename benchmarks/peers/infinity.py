@@ -1,4 +1,4 @@
-"""infinity-emb's engine on torch, as it comes, without its HTTP server."""
+"""Peer infinity-emb: its engine on torch with defaults, without its HTTP server."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 
 
 def load(task: Task) -> Embed:
-    """The engine, which runs, with threads of its own, while it embeds."""
+    """Make the engine, which runs in threads of its own while it embeds."""
     engine = AsyncEmbeddingEngine.from_args(
         EngineArgs(model_name_or_path=str(task.model), engine="torch", device=task.device)
     )

@@ -1,8 +1,8 @@
-"""What a peer is to the benchmark: a process that embeds a file of texts and says how long it took.
+"""Protocol of peers: processes that embed a file of texts and say how long it took.
 
     python -m benchmarks.peers.NAME TEXTS MODEL DEVICE OUT [--size N] [--dtype NAME]
 
-It writes one row for each text to OUT (.npy), and its last line of output is a JSON object. Its
+A peer writes one row for each text to OUT (.npy), and its last line of output is a JSON object. Its
 environment has what the peer needs, and NumPy.
 """
 
@@ -27,15 +27,15 @@ Embed: TypeAlias = Callable[[list[str]], Vectors]
 
 @dataclass(frozen=True)
 class Task:
-    """What to embed, and with what.
+    """A task for a peer: the texts, the model, the device, and where the vectors go.
 
     Attributes:
         texts: JSON Lines with the field "text".
         model: Directory of a sentence-transformers model.
         device: "cpu" or "cuda".
-        out: Where the vectors go.
-        size: What the peer lets one choose (rows of a batch, number of workers); 0: its own.
-        dtype: In which the farm computes; others choose by themselves.
+        out: File for the vectors.
+        size: Rows of a batch or number of workers, as the peer has it; 0 for its default.
+        dtype: Type in which the farm computes; other peers choose by themselves.
     """
 
     texts: Path
@@ -46,13 +46,13 @@ class Task:
     dtype: str
 
     def read_texts(self) -> list[str]:
-        """All texts in order."""
+        """Read all texts in order."""
         with self.texts.open(encoding="utf-8") as file:
             return [json.loads(line)["text"] for line in file]
 
 
 def read_task() -> Task:
-    """The task on the command line."""
+    """Read the task from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("texts", type=Path)
     parser.add_argument("model", type=Path)
@@ -67,7 +67,7 @@ def measure(load: Callable[[Task], Embed], package: str) -> None:
     """Load, warm up and embed; only the embedding counts.
 
     Args:
-        load: Gives the function that embeds.
+        load: Function that loads the model and returns the function that embeds.
         package: The distribution whose version is reported.
     """
     task = read_task()
@@ -90,15 +90,15 @@ def report(  # noqa: PLR0913 # each is a figure by name
     load_seconds: float,
     facts: dict[str, str] | None = None,
 ) -> None:
-    """Hand over the vectors and the figures.
+    """Write the vectors to their file, and print the figures.
 
     Args:
         task: The task.
-        vectors: Shape (texts, dimensions).
+        vectors: Vectors in shape (texts, dimensions).
         package: The distribution whose version is reported.
-        seconds: From the first text to the last vector.
-        load_seconds: From nothing to a warm model.
-        facts: What else there is to say, by name.
+        seconds: Time from the first text to the last vector.
+        load_seconds: Time until the model is warm.
+        facts: Further facts, by name.
     """
     np.save(task.out, np.asarray(vectors, dtype=np.float32))
     figures = {

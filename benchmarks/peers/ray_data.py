@@ -1,4 +1,4 @@
-"""Ray Data's `map_batches` with `SentenceTransformer.encode` in an actor for each device."""
+"""Peer Ray Data: `map_batches` with `SentenceTransformer.encode` in an actor for each device."""
 
 import os
 import time
@@ -14,13 +14,13 @@ BATCH_ROWS: Final = 256  # of map_batches; encode makes its own batches of 32 fr
 
 
 class Embedder:
-    """An actor with the model."""
+    """Actor of Ray that holds the model."""
 
     def __init__(self, model: str, device: str) -> None:
         self.model = SentenceTransformer(model, device=device, local_files_only=True)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Vectors of a batch, with the time at which its embedding began."""
+        """Embed a batch, and add the time at which that began."""
         began = time.time()
         vectors = self.model.encode(list(batch["text"]))
         times = np.full(len(vectors), began)
@@ -28,7 +28,7 @@ class Embedder:
 
 
 def main() -> None:
-    """Run once; the loading of the model ends where the first batch begins."""
+    """Run the task once; the loading of the model ends where the first batch begins."""
     task = read_task()
     cores = len(os.sched_getaffinity(0))
     devices: dict[str, Any] = {"compute": ray.data.ActorPoolStrategy(size=cores)}

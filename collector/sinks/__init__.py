@@ -40,23 +40,24 @@ class Sink(Protocol):
         """Make the files final, once all `count` chunks are written."""
 
     def read(self, part: Part, layout: Layout) -> Vectors:
-        """The rows of a part of a finished output.
+        """Return the rows of a part of a finished output.
 
         Raises:
-            PartError: The files do not hold them.
+            PartError: The files do not hold those rows.
             OSError: The files cannot be read.
         """
 
     def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
-        """All chunks of a part that is on the disk, also while others are still to be written.
+        """Return all chunks of a part that is on the disk, also while others are not written yet.
 
         Args:
             part: A journalled part.
-            layout: Of the output.
+            layout: Layout of the output.
             failures: All chunks of the part that failed.
 
         Raises:
-            PartError, OSError: As for `read`.
+            PartError: The files do not hold the rows.
+            OSError: The files cannot be read.
         """
 
 
@@ -68,7 +69,7 @@ SINKS: Final[dict[str, Callable[[Path], Sink]]] = {
 
 
 def open_sink(name: str, directory: Path) -> Sink:
-    """The sink of that name; nothing on the disk changes yet.
+    """Return the sink called `name`; nothing on the disk changes yet.
 
     Raises:
         ValueError: There is no sink of that name.

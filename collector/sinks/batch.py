@@ -12,16 +12,16 @@ Matrix: TypeAlias = NDArray[Any]  # of floats, int8, or uint8 with eight sign bi
 
 
 class PartError(OutputError):
-    """Files that do not hold what the sink wrote."""
+    """Raised when files do not hold what the sink wrote."""
 
 
 class Vectors(NamedTuple):
     """Rows that have a vector.
 
     Attributes:
-        indices: int64, shape (rows,), ascending.
-        ids: One per row, or None.
-        matrix: Shape (rows, dimensions).
+        indices: Chunk of each row: int64, shape (rows,), ascending.
+        ids: One id per row, or None.
+        matrix: Vectors, shape (rows, dimensions).
     """
 
     indices: NDArray[np.int64]
@@ -34,8 +34,8 @@ class Batch(NamedTuple):
 
     Attributes:
         start: Index of the first chunk.
-        ids: One per chunk, or None.
-        matrix: Shape (count, dimensions); the rows of failed chunks mean nothing.
+        ids: One id per chunk, or None.
+        matrix: Vectors, shape (count, dimensions); the rows of failed chunks mean nothing.
         good: Whether each chunk has a vector, shape (count,).
     """
 
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     good: NDArray[np.bool_]
 
     def vectors(self) -> Vectors:
-        """The rows without the failed chunks; no copy when there are none of those."""
+        """Return the rows without the failed chunks; no copy when no chunk failed."""
         kept = np.flatnonzero(self.good).astype(np.int64)
         whole = len(kept) == len(self.good)
         return Vectors(
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 
 def spread(vectors: Vectors, part: Part, failures: Iterable[Failure]) -> Batch:
-    """All chunks of a part, those without a vector as zeros."""
+    """Return all chunks of a part, those without a vector as zeros."""
     rows = vectors.indices - part.start
     matrix = np.zeros((part.count, *vectors.matrix.shape[1:]), vectors.matrix.dtype)
     good = np.zeros(part.count, np.bool_)
@@ -72,7 +72,7 @@ def check_layout(vectors: Vectors, part: Part, layout: Layout) -> Vectors:
     """Pass on `vectors` as they were read.
 
     Raises:
-        PartError: They have another number of rows, dimensions, dtype or ids than promised.
+        PartError: The vectors have another number of rows, dimensions, dtype or ids than promised.
     """
     found = (vectors.matrix.shape, str(vectors.matrix.dtype), vectors.ids is not None)
     promised = ((part.rows, layout.dimensions), layout.dtype, layout.ids)
@@ -82,5 +82,5 @@ def check_layout(vectors: Vectors, part: Part, layout: Layout) -> Vectors:
 
 
 def _describe(shape: tuple[int, ...], dtype: str, ids: bool) -> str:  # noqa: FBT001 - unpacked
-    """A layout and its size, for people."""
+    """Describe a layout and its size, for people."""
     return f"{' x '.join(map(str, shape))} {dtype} {'with' if ids else 'without'} ids"

@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 
 from collector.manifest import Failure, Layout, Part, Written
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
-from collector.sinks.part_files import check_parts, write_part
+from collector.sinks.part_files import keep_parts, write_part
 
 # As text a component takes about three times its memory: convert so many at a time.
 _COMPONENTS_AT_A_TIME: Final = 1 << 20
 
 
 class _Line(msgspec.Struct):
-    """One vector."""
+    """One line of a file: a chunk's index, vector and id."""
 
     index: int
     embedding: list[float]
@@ -35,24 +35,24 @@ class Jsonl:
         self._directory = directory
 
     def resume(self, parts: Sequence[Part]) -> None:
-        """Check the parts; a file behind them has the name of the next one and is replaced."""
-        check_parts(self._directory, parts)
+        """Check the files of the parts, and remove those of other parts."""
+        keep_parts(self._directory, parts, "jsonl")
 
     def write(self, batch: Batch) -> Written:
-        """Write one file."""
+        """Write a part into a file of its own."""
         path = self._directory / f"part-{batch.start:012d}.jsonl"
         return write_part(path, lambda file: file.writelines(_lines(batch.vectors())))
 
     def replace(self, part: Part, batch: Batch, original: Path) -> Written:
-        """Write its file anew."""
+        """Write the file of a part anew."""
         del part, original
         return self.write(batch)
 
     def finish(self, count: int, layout: Layout) -> None:
-        """Every part is final already."""
+        """Do nothing: every part is final already."""
 
     def read(self, part: Part, layout: Layout) -> Vectors:
-        """The rows of one file."""
+        """Read the rows of a part from its file."""
         try:
             with (self._directory / part.file).open("rb") as file:
                 lines = map(msgspec.json.Decoder(_Line).decode, file)
@@ -62,12 +62,12 @@ class Jsonl:
         return check_layout(vectors, part, layout)
 
     def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
-        """The rows of one file, and the failed chunks between them."""
+        """Read all chunks of a part from its file, the failed ones as zeros."""
         return spread(self.read(part, layout), part, failures)
 
 
 def _lines(vectors: Vectors) -> Iterator[bytes]:
-    """One line a row."""
+    """Yield one line for each row."""
     heads = map('{{"index":{},'.format, vectors.indices)
     if vectors.ids is not None:
         ids = (msgspec.json.encode(identifier).decode() for identifier in vectors.ids)
@@ -77,7 +77,7 @@ def _lines(vectors: Vectors) -> Iterator[bytes]:
 
 
 def print_rows(matrix: Matrix) -> Iterator[str]:
-    """The components of each row, with commas between them."""
+    """Yield the components of each row, with commas between them."""
     dimensions = matrix.shape[1]
     step = max(1, _COMPONENTS_AT_A_TIME // dimensions)
     for first in range(0, len(matrix), step):
@@ -89,7 +89,7 @@ def print_rows(matrix: Matrix) -> Iterator[str]:
 
 
 def _vectors(lines: Iterator[_Line], rows: int, layout: Layout) -> Vectors:
-    """The lines as rows; a line of other dimensions or one too many raises ValueError."""
+    """Return the lines as rows; a line of other dimensions or one too many raises ValueError."""
     indices: list[int] = []
     ids: list[str] = []
     matrix = np.empty((rows, layout.dimensions), dtype=layout.dtype)

@@ -46,6 +46,8 @@ class Npy:
         ):
             _rename(self._directory / name, self._partial(name))
             _cut(self._partial(name), end)
+        if parts:  # `finish` may have written the header, and its sync may have failed
+            self._put(EMBEDDINGS_FILE, 0, bytes(_HEADER_BYTES), hashlib.sha256())
         sync_directory(self._directory)
 
     def write(self, batch: Batch) -> Written:
@@ -93,14 +95,14 @@ class Npy:
         sync_directory(self._directory)
 
     def read(self, part: Part, layout: Layout) -> Vectors:
-        """The rows of a part, mapped, without those that are NaN."""
+        """Return the rows of a part, mapped into memory, without those of failed chunks."""
         matrix = self._map(layout)[part.start : part.end]
         ids = self._read_ids(part) if layout.ids else None
         vectors = Batch(part.start, ids, matrix, self._good(part, matrix)).vectors()
         return check_layout(vectors, part, layout)
 
     def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
-        """The rows of a part, mapped; those of the failed chunks as they are."""
+        """Return the rows of a part, mapped into memory; those of failed chunks as they are."""
         shape, offset = (part.count, layout.dimensions), part.offset_bytes
         with self._open(EMBEDDINGS_FILE) as file:
             try:
@@ -113,7 +115,7 @@ class Npy:
         return Batch(part.start, ids, np.asarray(matrix), good)
 
     def _good(self, part: Part, matrix: Matrix) -> NDArray[np.bool_]:
-        """Which rows hold a vector; integers have no NaN to tell by."""
+        """Tell which rows hold a vector: by NaN, or by the error list for integers."""
         if matrix.dtype.kind == "f":
             return np.asarray(~np.isnan(matrix[:, 0]))  # a failed row is NaN throughout
         good = np.ones(len(matrix), dtype=np.bool_)
@@ -123,7 +125,7 @@ class Npy:
         return good
 
     def _map(self, layout: Layout) -> Matrix:
-        """The whole array, its header checked to the byte."""
+        """Map the whole array into memory, its header checked to the byte."""
         path = self._directory / EMBEDDINGS_FILE
         try:
             matrix: Matrix = np.asarray(np.load(path, mmap_mode="r"))
@@ -135,7 +137,7 @@ class Npy:
         return matrix
 
     def _read_ids(self, part: Part) -> list[str]:
-        """One id for each chunk of the part."""
+        """Read one id for each chunk of the part."""
         with self._open(IDS_FILE) as file:
             file.seek(part.ids_offset_bytes)
             lines = file.read(part.ids_bytes).splitlines()
@@ -148,7 +150,7 @@ class Npy:
         return ids
 
     def _open(self, name: str) -> BinaryIO:
-        """A file to read, whatever it is called just now: `finish` renames it."""
+        """Open a file to read, whatever it is called just now: `finish` renames it."""
         names = (self._directory / name, self._partial(name))
         for path in names:
             with suppress(FileNotFoundError):
@@ -156,7 +158,7 @@ class Npy:
         return names[0].open("rb")  # it was renamed between the two
 
     def _partial(self, name: str) -> Path:
-        """Where a file grows."""
+        """Return the path of a file while it grows."""
         return self._directory / (name + PARTIAL_SUFFIX)
 
     def _put(
@@ -170,7 +172,7 @@ class Npy:
 
 
 def fill_failed(batch: Batch) -> Matrix:
-    """The vectors, NaN or zero where there are none."""
+    """Return the rows of a batch, those without a vector as NaN, or as zero for integers."""
     if batch.good.all():
         return batch.matrix
     rows = batch.matrix.copy()
@@ -179,12 +181,12 @@ def fill_failed(batch: Batch) -> Matrix:
 
 
 def _lines(batch: Batch) -> bytes:
-    """The ids, one JSON string a line."""
+    """Return the ids, one JSON string a line."""
     return b"".join(msgspec.json.encode(identifier) + b"\n" for identifier in batch.ids or ())
 
 
 def make_header(count: int, layout: Layout) -> bytes:
-    """Version 1.0 header of an array of shape (count, dimensions), always of the same size."""
+    """Return the npy 1.0 header of a (count, dimensions) array, always of the same size."""
     shape = (count, layout.dimensions)
     text = repr({"descr": np.dtype(layout.dtype).str, "fortran_order": False, "shape": shape})
     size = _HEADER_BYTES - len(_MAGIC) - 2
@@ -198,7 +200,7 @@ def _rename(path: Path, other: Path) -> None:
 
 
 def _cut(path: Path, size: int) -> None:
-    """Bring a file back to an earlier size, durably; without bytes it is not there at all."""
+    """Bring a file back to an earlier size, durably; at size 0 remove it."""
     if not size:
         path.unlink(missing_ok=True)
         return

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from collector.manifest import Failure, Layout, Part, Written
 from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
-from collector.sinks.part_files import check_parts, write_part
+from collector.sinks.part_files import keep_parts, write_part
 
 # Encoding vectors as they are is what keeps up with a farm: components hardly ever repeat, so
 # dictionaries, compression and statistics cost time and save nothing. Few large batches of
@@ -30,25 +30,25 @@ class Parquet:
         self._directory = directory
 
     def resume(self, parts: Sequence[Part]) -> None:
-        """Check the parts; a file behind them has the name of the next one and is replaced."""
-        check_parts(self._directory, parts)
+        """Check the files of the parts, and remove those of other parts."""
+        keep_parts(self._directory, parts, "parquet")
 
     def write(self, batch: Batch) -> Written:
-        """Write one file; the rows are encoded from where they are."""
+        """Write a part into a file of its own; the rows are encoded from where they are."""
         path = self._directory / f"part-{batch.start:012d}.parquet"
         table = _table(batch.vectors())
         return write_part(path, lambda file: pq.write_table(table, file, **_AS_THEY_ARE))
 
     def replace(self, part: Part, batch: Batch, original: Path) -> Written:
-        """Write its file anew."""
+        """Write the file of a part anew."""
         del part, original
         return self.write(batch)
 
     def finish(self, count: int, layout: Layout) -> None:
-        """Every part is final already."""
+        """Do nothing: every part is final already."""
 
     def read(self, part: Part, layout: Layout) -> Vectors:
-        """The rows of one file."""
+        """Read the rows of a part from its file."""
         try:
             with pq.ParquetFile(self._directory / part.file) as file:
                 vectors = _vectors(file.read())
@@ -57,12 +57,12 @@ class Parquet:
         return check_layout(vectors, part, layout)
 
     def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
-        """The rows of one file, and the failed chunks between them."""
+        """Read all chunks of a part from its file, the failed ones as zeros."""
         return spread(self.read(part, layout), part, failures)
 
 
 def _table(vectors: Vectors) -> pa.Table:
-    """The rows as columns over the same memory."""
+    """Return the rows as columns over the same memory."""
     embedding = _embedding(vectors.matrix)
     columns = {"index": pa.array(vectors.indices, pa.int64()), "embedding": embedding}
     if vectors.ids is not None:
@@ -73,14 +73,14 @@ def _table(vectors: Vectors) -> pa.Table:
 
 
 def _embedding(matrix: Matrix) -> pa.FixedSizeListArray:
-    """A matrix as a column without nulls, which spares the levels that would mark them."""
+    """Return a matrix as a column without nulls, which spares the levels that mark them."""
     values = pa.array(matrix.reshape(-1))
     item = pa.field("item", values.type, nullable=False)
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, matrix.shape[1]))
 
 
 def _vectors(table: pa.Table) -> Vectors:
-    """The columns as rows over the same memory."""
+    """Return the columns as rows over the same memory."""
     embedding = table.column("embedding").combine_chunks()
     values = embedding.flatten().to_numpy(zero_copy_only=True)
     return Vectors(

@@ -1,4 +1,4 @@
-"""What the formats share that have one file for each part."""
+"""What the formats with one file for each part have in common."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -17,13 +17,24 @@ def write_part(path: Path, write: Callable[[HashingFile], object]) -> Written:
     return Written(file=path.name, bytes=hashing.bytes, sha256=digest.hexdigest())
 
 
-def check_parts(directory: Path, parts: Iterable[Part]) -> None:
-    """Check that each part has its file.
+def keep_parts(directory: Path, parts: Iterable[Part], suffix: str) -> int:
+    """Check that each part has its file, and remove other files of parts.
+
+    Such files were written and not journalled when a crash came, or their parts were dropped since.
+
+    Returns:
+        Number of files that were removed.
 
     Raises:
-        PartError: One is missing or has another size.
+        PartError: The file of a part is missing or has another size.
     """
+    known = set()
     for part in parts:
         path = directory / part.file
+        known.add(path)
         if not path.is_file() or path.stat().st_size != part.bytes:
             raise PartError(f"{path} is not the file of {part.bytes} bytes that was written")
+    others = [p for p in directory.glob(f"part-{'[0-9]' * 12}.{suffix}") if p not in known]
+    for path in others:
+        path.unlink()
+    return len(others)

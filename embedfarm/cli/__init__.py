@@ -21,7 +21,7 @@ def check_stations() -> None:
 
 
 def main() -> None:
-    """Entry point of `embedfarm`."""
+    """Run the command line of `embedfarm`."""
     check_stations()
     from embedfarm.cli.app import app
 

@@ -1,4 +1,4 @@
-"""All verbs."""
+"""The verbs of the command line, as one typer app."""
 
 import typer
 

@@ -22,6 +22,7 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
+from embedfarm.processes import watch_lifeline
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 
@@ -70,7 +71,7 @@ def batch(  # noqa: PLR0913, PLR0917 -- each is a flag
 
 
 def _plan(source: Path, out: Path, model: str, settings: Settings) -> "Counts":
-    """Make the corpus, unless an earlier run has."""
+    """Make the corpus of the requests, unless an earlier run has."""
     from collector.files import replacing
     from producer.batches import Counts, Planner, plan
 
@@ -85,7 +86,7 @@ def _plan(source: Path, out: Path, model: str, settings: Settings) -> "Counts":
 
 
 def _decoder(model: str, settings: Settings) -> "Decode":
-    """Makes texts of token ids, by the model's tokenizer.json if it is on this machine."""
+    """Return a function from token ids to texts, by the model's tokenizer.json on this machine."""
     from tokenizers import Tokenizer
 
     from embedfarm.model_files import find_local
@@ -119,9 +120,11 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "Manifest"
     if before is not None:
         return before
     view = View(Console(stderr=True), lines=True)
+    stop = stop_on_signals()
+    watch_lifeline(stop.set)
     try:
         with view:
-            return Run(request, place, view, stop_on_signals()).embed()
+            return Run(request, place, view, stop).embed()
     except Interrupted:
         fail("interrupted; the same command goes on from here", INTERRUPTED)
 
@@ -142,7 +145,7 @@ def _assemble(out: Path, manifest: "Manifest", settings: Settings) -> "Tally":
 
 
 def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator[int]:
-    """Tokens of each chunk, as the workers have counted and cut them."""
+    """Yield the tokens of each chunk, as the workers have counted and cut them."""
     from embedfarm.broker import closing_client
     from embedfarm.farm import Farm
     from embedfarm.model_files import find_local

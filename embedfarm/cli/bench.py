@@ -43,8 +43,8 @@ def bench(  # noqa: PLR0913, PLR0917 -- each is a flag
 ) -> None:
     """Try engines and precisions on some texts: how fast each is, and what it loses.
 
-    All compute with all cores, in the device batches of a worker. Cosines are with the first, and
-    recall is the share of each chunk's ten nearest neighbours that stays.
+    Each computes with all cores, in the device batches of a worker. Cosines are with the vectors of
+    the first, and recall is the share of each chunk's ten nearest neighbours that stays.
     """
     from embedfarm.cli.request import tokenizer_file
     from producer.readers import CorpusOptions
@@ -78,7 +78,7 @@ def bench(  # noqa: PLR0913, PLR0917 -- each is a flag
 
 
 def _texts(sources: list[str], options: "CorpusOptions") -> Iterator[str]:
-    """Texts of a corpus, or those that every machine has."""
+    """Return the texts of a corpus; without one, docstrings that every machine has."""
     if not sources:
         from producer.standard_library import docstrings
 
@@ -90,7 +90,7 @@ def _texts(sources: list[str], options: "CorpusOptions") -> Iterator[str]:
 
 
 def _cells(each: dict[str, Any]) -> list[str]:
-    """The figures of one line, blank where it did not run."""
+    """Return the figures of one line, as dashes where the engine did not run."""
     if each["reason"]:
         return ["-"] * (len(COLUMNS) - 1)
     return [

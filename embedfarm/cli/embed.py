@@ -28,6 +28,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.terms import Deadline, Priority, Tenant, Weight, read_terms
 from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
+from embedfarm.processes import watch_lifeline
 from embedfarm.records import JobSpec
 from embedfarm.settings import DEFAULT_MODEL
 from embedfarm.terms import Terms
@@ -46,14 +47,14 @@ EXIT_CODES = (
 
 
 def _whole_bytes(bits: int) -> int:
-    """Of bits that fill bytes; a usage error otherwise."""
+    """Check that bits fill bytes; a usage error otherwise."""
     if bits % 8:
         raise typer.BadParameter("must be a multiple of 8")
     return bits
 
 
 def _check_job_id(name: str) -> str:
-    """Of a name that keys can carry; a usage error otherwise."""
+    """Check that keys can carry the name of a job; a usage error otherwise."""
     if name and not JOB_ID.fullmatch(name):
         raise typer.BadParameter("must be 1 to 128 letters, digits and . _ -")
     return name
@@ -131,6 +132,13 @@ RetryFailed = Annotated[
 JobName = Annotated[
     str, typer.Option("--job-id", callback=_check_job_id, help="Of the job on a shared farm.")
 ]
+EmbedChanged = Annotated[
+    bool,
+    typer.Option(
+        "--embed-changed",
+        help="Of an unfinished output: embed again what the corpus has other rows of now.",
+    ),
+]
 Normalize = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
 
 
@@ -168,6 +176,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     deadline: Deadline = "",
     job_id: JobName = "",
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
+    embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
@@ -191,12 +200,12 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             long_overlap=long_overlap, normalize=normalize, dimensions=dimensions, name=out.name,
         )  # fmt: skip
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
-        place = Place(out, settings, devices, workers, job_id, command_line())
+        place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
         run_to_end(request, place, terms, retry=retry_failed, as_json=as_json)
 
 
 def _ranges(vector_dtype: str, path: Path | None) -> bytes:
-    """Ranges as a job carries them; they come with "int8", and only with it."""
+    """Read ranges as a job carries them; they come with "int8", and only with it."""
     from collector.ranges import read_ranges
 
     if (vector_dtype == "int8") != (path is not None):
@@ -215,6 +224,7 @@ def run_to_end(
     from embedfarm.cli.run import Interrupted, Run
 
     stop = stop_on_signals()
+    watch_lifeline(stop.set)
     before = check_finished(request, place.out)
     if before is not None:
         tidy(place.out, before, place.settings)
@@ -288,7 +298,7 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
 
 
 def describe_account(account: dict[str, Any]) -> str:
-    """What a worker's device did, in half a line; "" for one that did nothing in this run."""
+    """Describe in half a line what a worker's device did in this run; "" for nothing."""
     if not account.get("engine"):
         return ""
     words = [account["engine"]]

@@ -6,10 +6,12 @@ import shutil
 import threading
 from pathlib import Path
 
+from collector.files import sync_directory
 from collector.manifest import STATE_DIRECTORY, Manifest
-from collector.output import OutputBusy, locked
+from collector.output import REQUEST_FILE, OutputBusy, list_output_files, locked
 from embedfarm.broker import UNAVAILABLE, PrivateServer, closing_client, persist
 from embedfarm.cli.local import SERVER_DIRECTORY
+from embedfarm.cli.own_job import read_own_job
 from embedfarm.farm import Farm
 from embedfarm.jobs import BlocksLost
 from embedfarm.settings import Settings
@@ -19,16 +21,22 @@ from producer.requests import JOB_ID_FILE
 log = logging.getLogger(__name__)
 
 
-def end_job(farm: Farm, manifest: Manifest, settings: Settings) -> bool:
-    """Leave no more than a record of a finished job on the server; whether that is done.
+def end_job(farm: Farm, manifest: Manifest, owner: str, settings: Settings) -> bool:
+    """Leave no more than a record of a finished job on the server; tell whether that is done.
 
     A server that stays away must not spoil what is on disk; the next run of the command ends it.
+
+    Args:
+        farm: Farm that has the job.
+        manifest: Manifest of the finished output.
+        owner: Owner of the job; a job of the same name with another owner stays as it is.
+        settings: The farm's limits.
     """
     job, count = manifest.job, manifest.count
 
     def end() -> None:
         farm.end(
-            job, "finished", "", settings,
+            job, "finished", "", settings, owner=owner,
             first_chunk=0, chunks_in=count, chunks_failed=manifest.failed,
             real_tokens_done=manifest.tokens, drained_upto=count,
         )  # fmt: skip
@@ -45,19 +53,31 @@ def end_job(farm: Farm, manifest: Manifest, settings: Settings) -> bool:
 
 
 def tidy(out: Path, manifest: Manifest, settings: Settings) -> None:
-    """Do what a run left undone that died when it had written its manifest; or that is about to."""
+    """End the job and remove the state that a run left when it died after writing its manifest."""
     if not (out / JOB_ID_FILE).exists():
         return
     with contextlib.suppress(OutputBusy), locked(out / STATE_DIRECTORY):
         if settings.redis_url:
             with closing_client(settings.redis_url) as client:
-                if not end_job(Farm(client), manifest, settings):
+                own = read_own_job(out)
+                owner = own.owner if own is not None else ""
+                if not end_job(Farm(client), manifest, owner, settings):
                     return
+        remove_state(out)
+
+
+def discard_output(out: Path) -> None:
+    """Remove all of an output that has no part yet; what a disk refuses to remove stays."""
+    for path in (out / STATE_DIRECTORY / REQUEST_FILE, *map(out.joinpath, list_output_files(out))):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
         remove_state(out)
 
 
 def remove_state(out: Path) -> None:
     """Remove what only an unfinished output needs; last the job's id, by which `tidy` knows it."""
+    sync_directory(out)  # a manifest may be seen whose name never reached the disk
     private = out / STATE_DIRECTORY
     if (private / SERVER_DIRECTORY).exists():
         PrivateServer.at(private / SERVER_DIRECTORY).remove()

@@ -17,11 +17,11 @@ FINGERPRINT_FILE: Final = "fingerprint.json"
 
 @dataclass
 class Fingerprint:
-    """Of one output's model.
+    """Fingerprint of the model that one output is made with.
 
     Attributes:
         out: The output directory.
-        known: Empty while the workers have not agreed.
+        known: The fingerprint by component; empty while the workers have not agreed.
     """
 
     out: Path
@@ -35,12 +35,12 @@ class Fingerprint:
         """Hold the workers to the model that earlier runs of this output used.
 
         Args:
-            farm: Where they are.
-            job: That they work on.
-            make_again: Makes it once more, if the server has lost it since it was made.
+            farm: Farm of the workers.
+            job: Id of the job that they work on.
+            make_again: Makes the job once more, if the server has lost it since it was made.
 
         Raises:
-            ModelRefused: They use another one.
+            ModelRefused: The workers use another model.
         """
         if not self._path.exists():
             return
@@ -57,7 +57,7 @@ class Fingerprint:
         """See which model the workers agreed on; remind a server that has lost it.
 
         Raises:
-            ModelRefused: The server has lost it, and heard of another one since.
+            ModelRefused: The server has lost the model, and heard of another one since.
         """
         if self.known:
             with contextlib.suppress(JobGone):
@@ -66,7 +66,7 @@ class Fingerprint:
             self.known = farm.fingerprint(job)
 
     def keep(self) -> None:
-        """Keep it, once, for runs that find another server."""
+        """Write the fingerprint to the disk, once, for runs that find another server."""
         if self.known and not self._path.exists():
             with replacing(self._path) as file:
                 file.write(json.dumps(dict(self.known)).encode())

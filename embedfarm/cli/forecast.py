@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class ForecastError(ValueError):
-    """Nothing can be said about a job; the message says why."""
+    """Raised when nothing can be said about a job; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Forecast:
     """What a job will take.
 
     Attributes:
-        chunks: In the corpus.
-        tokens: In the corpus, after cutting what is too long.
-        workers: That share the job.
-        tokens_per_second: Of all of them.
-        source: Where that is from: "history" or "calibration".
+        chunks: Chunks in the corpus.
+        tokens: Tokens in the corpus, after cutting what is too long.
+        workers: Number of workers that share the job.
+        tokens_per_second: Speed of all workers together.
+        source: Where the speed is from: "history" or "calibration".
         seconds: Median of the simulated makespans.
-        seconds_p95: Their 95th percentile.
-        device_hours: Of all workers together.
+        seconds_p95: 95th percentile of the simulated makespans.
+        device_hours: Device hours of all workers together.
     """
 
     chunks: int
@@ -72,7 +72,7 @@ class Forecast:
 def forecast(
     corpus: Sequence[str], spec: JobSpec, settings: Settings, devices: str, cpu_workers: int
 ) -> Forecast:
-    """How long a corpus will take, by running the job in the simulator.
+    """Forecast how long a corpus will take, by running the job in the simulator.
 
     The speed of the workers is what the farm at `redis_url` remembers; without a farm, or where
     it does not know the model, the devices here embed a sample first.
@@ -109,7 +109,7 @@ def forecast(
 
 
 def chunk_lengths(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> list[int]:
-    """Tokens of each chunk of a corpus, estimated from its bytes.
+    """Estimate the tokens of each chunk of a corpus from its bytes.
 
     How many bytes a token has is found out from a sample, if the model's tokenizer is at hand.
 
@@ -127,7 +127,7 @@ def chunk_lengths(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> l
 
 
 def _known_speeds(spec: JobSpec, settings: Settings, chunk_tokens: float) -> list[float]:
-    """What the farm remembers; nothing without a farm."""
+    """Return the speeds that the farm remembers; none without a farm."""
     try:
         return remembered_speeds(spec, settings, chunk_tokens) if settings.redis_url else []
     except ForecastError as error:
@@ -138,15 +138,15 @@ def _known_speeds(spec: JobSpec, settings: Settings, chunk_tokens: float) -> lis
 def remembered_speeds(
     spec: JobSpec, settings: Settings, chunk_tokens: float = CHUNK_TOKENS
 ) -> list[float]:
-    """Tokens per second of the live workers of a farm, or of all it remembers if none is alive.
+    """Return tokens/s of a farm's live workers, or of all it remembers if none is alive.
 
     Args:
-        spec: Has the model.
-        settings: Where the farm is.
+        spec: Spec of the job, which has the model.
+        settings: Settings, which have the URL of the farm.
         chunk_tokens: Mean length of chunks; the rate is that of their class, or the nearest known.
 
     Raises:
-        ForecastError: None of them has embedded anything with the model.
+        ForecastError: No such worker has embedded anything with the model.
     """
     from scheduler.history import History
 
@@ -170,7 +170,7 @@ def _texts(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> Iterator
 
 
 def _bytes_per_token(texts: Sequence[str], spec: JobSpec, settings: Settings) -> float:
-    """Of the model's tokenizer on these texts, the tokens that frame each left out."""
+    """Return the bytes per token of these texts, without the tokens that frame each of them."""
     from tokenizers import Tokenizer
 
     if model_files.is_null(spec.model):
@@ -185,11 +185,11 @@ def _bytes_per_token(texts: Sequence[str], spec: JobSpec, settings: Settings) ->
 def _calibrate(
     corpus: Sequence[str], spec: JobSpec, settings: Settings, devices: str, cpu_workers: int
 ) -> list[float]:
-    """Tokens per second of the workers of this machine, by embedding a sample in a farm of its own.
+    """Measure tokens/s of the workers here, by embedding a sample in a farm of its own.
 
     Raises:
         ForecastError: The workers did not start, or the sample was not embedded.
-        embedfarm.processes.ChildError: One of them cannot start.
+        embedfarm.processes.ChildError: A process of that farm cannot start.
     """
     from embedfarm.cli.local import run_local_farm
     from workers.devices import discover
@@ -216,7 +216,7 @@ def _calibrate(
 
 
 def _await_workers(farm: "LocalFarm", workers: int) -> None:
-    """Returns once they and the scheduler are there: who came late would find the sample done."""
+    """Wait for the workers and the scheduler: a worker that came late would find nothing to do."""
     deadline = time.monotonic() + START_SECONDS_MAX
     with closing_client(farm.url) as client:
         here = Farm(client)
@@ -231,12 +231,13 @@ def _await_workers(farm: "LocalFarm", workers: int) -> None:
 
 
 def await_speeds(spec: JobSpec, settings: Settings, workers: int) -> list[float]:
-    """What is remembered, once the scheduler has stored it, which it does every other second.
+    """Wait until the scheduler has stored the speeds, which it does every other second.
 
-    A worker without any share of the sample has no speed; it is left out in the end, which is said.
+    A worker without any share of the sample has no speed; it is left out in the end, with a
+    warning.
 
     Raises:
-        ForecastError: It has stored nothing in time.
+        ForecastError: The scheduler has stored nothing in time.
     """
     deadline = time.monotonic() + REMEMBERED_SECONDS_MAX
     while True:

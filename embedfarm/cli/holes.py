@@ -29,11 +29,11 @@ class Reconciler:
     """Looks for lost chunks after an outage, and when the next result does not come for long.
 
     Attributes:
-        job: On a connection that nobody else uses.
-        output: That it fills.
-        identity: `Request.identity` of the output.
-        stop: Ends the watch.
-        outage: Set it when the server was away.
+        job: Job to look at, on a connection that nobody else uses.
+        output: Output that the job fills.
+        identity: `Request.identity` of the output, its sources as they were given.
+        stop: Event that ends the watch.
+        outage: Event that is set when the server was away.
     """
 
     job: Job
@@ -44,10 +44,11 @@ class Reconciler:
     outage: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
-        """Until `stop`, send again what was lost.
+        """Send again what was lost, until `stop` is set.
 
         Raises:
-            OutputError, CorpusError: As for `send_again`.
+            OutputError: The source has changed, or cannot be read again.
+            CorpusError: The source cannot be read.
         """
         upto, since = -1, 0.0
         patience = patience_least = self.settings.reconcile_seconds
@@ -82,20 +83,21 @@ def send_again(  # noqa: PLR0913, PLR0917 -- two callers, who have each of them 
     settings: Settings,
     stop: threading.Event,
 ) -> int:
-    """Send lost chunks again out of the source, as `refill`; how many the server took.
+    """Send lost chunks again out of the source, and return how many the server took.
 
     Args:
-        job: As for `refill`.
-        missing: The same.
+        job: Job that lost them, on a connection that nobody else uses.
+        missing: Ranges of the lost chunks, in order.
         identity: `Request.identity` of the output.
-        parts: What of the output is on disk.
-        settings: As for `refill`.
-        stop: The same.
+        parts: Parts of the output that are on disk.
+        settings: The farm's limits.
+        stop: Event that ends the reading, and the waiting for the server.
 
     Raises:
         OutputError: The source has changed, or cannot be read again.
-        CorpusError: It cannot be read.
-        JobGone, redis.ConnectionError: As for `refill`.
+        CorpusError: The source cannot be read.
+        JobGone: Somebody deleted the job.
+        redis.ConnectionError: The server stayed away, or `stop` was set while it was.
     """
     sources = identity["sources"]
     if "-" in sources:

@@ -1,4 +1,4 @@
-"""`embedfarm ingest`: the RQ door."""
+"""`embedfarm ingest`: runs the jobs that programs enqueue with RQ."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from embedfarm.broker import UNAVAILABLE, closing_client, hide_password, wait_until_ready
+from embedfarm.broker import UNAVAILABLE, closing_client, wait_until_ready
 from embedfarm.cli.keeping import keep
 from embedfarm.cli.options import (
     USAGE,
@@ -22,6 +22,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.notify import Notifier
 from embedfarm.processes import Child, Supervisor, watch_lifeline
+from embedfarm.redaction import hide_password, start_logging
 from embedfarm.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
     stop = stop_on_signals()
     watch_lifeline(stop.set)
     notifier = Notifier()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(logging.WARNING)
     with plain_errors(), closing_client(url) as client:
         from producer.recurring import RecurringError, Timetable
 
@@ -61,7 +62,7 @@ def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
 
 
 def _all_wait(client: "Redis", supervisor: Supervisor, count: int) -> bool:
-    """Whether all RQ workers run, and are known to RQ."""
+    """Tell whether all RQ workers run, and are known to RQ."""
     from producer.ingest import are_registered
 
     pids = supervisor.pids.values()
@@ -69,7 +70,7 @@ def _all_wait(client: "Redis", supervisor: Supervisor, count: int) -> bool:
 
 
 def _children(count: int, settings: Settings) -> list[Child]:
-    """The RQ workers; the server is `settings.redis_url`."""
+    """Return the RQ workers to start; their server is `settings.redis_url`."""
     command = [sys.executable, "-m", "producer.main"]
     return [Child(f"ingest-{n}", command, settings.environment()) for n in range(count)]
 
@@ -79,4 +80,4 @@ def _tick(timetable: "Timetable") -> None:
     try:
         timetable.tick(time.time())
     except UNAVAILABLE as error:
-        log.warning("the server is away: %s", hide_password(str(error)))
+        log.warning("the server is away: %s", error)

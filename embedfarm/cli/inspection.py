@@ -14,10 +14,10 @@ from rich.console import Console
 
 from embedfarm import model_files
 from embedfarm.broker import (
+    KEEPS_KEYS,
     ServerError,
     closing_client,
     find_server,
-    hide_password,
 )
 from embedfarm.cli.options import (
     FAILED,
@@ -31,6 +31,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.progress import worker_table
 from embedfarm.farm import DECISIONS_MAX, Farm
 from embedfarm.overview import read_jobs
+from embedfarm.redaction import hide_password
 from embedfarm.settings import DEFAULT_MODEL, Settings
 
 DISK_BYTES_MIN = 4 << 30
@@ -40,7 +41,7 @@ LIBRARIES = ("torch", "sentence-transformers", "transformers", "redis", "pyarrow
 
 
 def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """The workers that are alive."""
+    """List the workers that are alive."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
         unreadable: dict[str, str] = {}
@@ -54,7 +55,7 @@ def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT
 
 
 def devices(as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """The devices of this host, or why there are no GPUs."""
+    """List the devices of this host, or say why there are no GPUs."""
     from workers.devices import available_cores, cpu_workers_default, describe_devices
 
     report = describe_devices()
@@ -98,7 +99,7 @@ def doctor(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT0
 
 
 def _examine(settings: Settings) -> Iterator[tuple[str, bool, str]]:
-    """What was looked at, whether it is well, and what was found."""
+    """Yield what was looked at, whether it is well, and what was found."""
     yield "python", True, f"{platform.python_version()} on {platform.platform()}"
     versions = (f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     yield "libraries", True, ", ".join(versions)
@@ -128,13 +129,13 @@ def _examine_server(settings: Settings) -> Iterator[tuple[str, bool, str]]:
     persistent = bool(facts["aof_enabled"])
     yield "persistence", persistent, "append-only file" if persistent else "no append-only file"
     policy = facts["maxmemory_policy"]
-    yield "eviction", policy == "noeviction", f"maxmemory-policy {policy}"
+    yield "eviction", policy == KEEPS_KEYS, f"maxmemory-policy {policy}"
     for place, reason in unreadable.items():
         yield "record", False, f"{place} is left out: {reason}"
 
 
 def examine_records(farm: Farm) -> dict[str, str]:
-    """Why what lies at some places on the server cannot be read, by place."""
+    """Return why records on the server cannot be read, by the place of each."""
     unreadable: dict[str, str] = {}
     reader = replace(farm, on_unreadable=unreadable.__setitem__)
     for beat in reader.workers():
@@ -163,7 +164,7 @@ def _examine_devices() -> tuple[str, bool, str]:
 
 
 def _examine_model(settings: Settings) -> tuple[str, bool, str]:
-    """Whether the default model is at hand, without asking the hub for it."""
+    """Find out whether the default model is on this host, without asking the hub for it."""
     path = model_files.find_local(DEFAULT_MODEL, settings.model_cache)
     found = f"in {path}" if path else "would be downloaded"
     return "model", True, f"{DEFAULT_MODEL} {found}"

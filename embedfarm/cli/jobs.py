@@ -66,7 +66,7 @@ def list_jobs(
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
-    """All jobs on the server, oldest first; those that have ended, newest first."""
+    """List the jobs on the server, oldest first; with --ended those that ended, newest first."""
     with on_farm(redis) as farm:
         jobs = read_jobs(farm, farm.ended_ids(ENDED_MAX) if ended else farm.job_ids())
     if as_json:
@@ -77,7 +77,7 @@ def list_jobs(
 
 @jobs_app.command("show")
 def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """One job: what it asks for, how far it is, and who refused it."""
+    """Show one job: what it asks for, how far it is, and who refused it."""
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
         facts = _describe_job(read_job(farm, handle.id))
@@ -168,7 +168,7 @@ def show_errors(
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
-    """The chunks of a job that failed so far, with the reason, in the order of their failing."""
+    """List the chunks of a job that failed so far, with the reasons, in order of failing."""
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
         failed = handle.status().chunks_failed
@@ -235,7 +235,7 @@ def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
 
 
 def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
-    """The job's status now and then, until it is cancelled or gone, or `stop` is set."""
+    """Yield the job's status now and then, until it has ended or is gone, or `stop` is set."""
     seconds_max = read_settings().reconnect_seconds_max
     while not stop.is_set():
         try:
@@ -250,17 +250,17 @@ def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
 
 @contextmanager
 def on_farm(redis: str) -> Iterator[Farm]:
-    """The farm on the server that is meant; what goes wrong becomes a sentence and a status."""
+    """Open the farm on the server that is meant; errors become a sentence and an exit status."""
     url = need_server(read_settings(redis))
     with plain_errors(), closing_client(url) as client:
         yield Farm(client)
 
 
 def find_job(farm: Farm, name: str) -> Job:
-    """The job of that id, or the only one whose id begins so.
+    """Return the job of that id, or the only one whose id begins so.
 
     Raises:
-        JobGone: There is none.
+        JobGone: There is no such job.
     """
     known = [*farm.job_ids(), *farm.ended_ids(ENDED_MAX)]
     found = [job for job in known if job.startswith(name)]
@@ -287,7 +287,7 @@ def _change(job: str, redis: str, change: Callable[[Job], object], *, as_json: b
 
 
 def _describe_terms(status: JobStatus) -> Iterator[str]:
-    """The terms that are not the usual ones."""
+    """Yield words for each term that is not the usual one."""
     if status.priority != USUAL.priority:
         yield f"priority {priority_name(status.priority)}"
     if status.tenant:
@@ -299,7 +299,7 @@ def _describe_terms(status: JobStatus) -> Iterator[str]:
 
 
 def _describe_job(facts: JobFacts) -> dict[str, Any]:
-    """A job by name of the fact, beginning with what people look for."""
+    """Return the facts of a job by name, beginning with what people look for."""
     return {
         "job": facts.job,
         "name": facts.name,
@@ -310,7 +310,7 @@ def _describe_job(facts: JobFacts) -> dict[str, Any]:
 
 
 def _job_table(jobs: Sequence[JobFacts]) -> Table:
-    """A line per job, without columns that would be empty; terms take the place of the model."""
+    """Return a table of jobs without empty columns; terms take the place of the model."""
     ids = [each.job for each in jobs]
     rows = [_describe_row(job, ids) for job in jobs]
     empty = {name for name in COLUMNS_OPTIONAL if not any(row[name] for row in rows)}
@@ -331,7 +331,7 @@ def _job_table(jobs: Sequence[JobFacts]) -> Table:
 
 
 def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
-    """Cells of a job's line by column."""
+    """Return the cells of a job's line, by column."""
     priority = facts.priority
     return {
         "job": _shorten(facts.job, ids),
@@ -350,6 +350,6 @@ def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
 
 
 def _shorten(job: str, ids: Sequence[str]) -> str:
-    """The beginning of an id by which it is known among all."""
+    """Return the shortest beginning of an id that no other id has."""
     sizes = range(SHORT_CHARACTERS, len(job))
     return next((job[:n] for n in sizes if sum(each.startswith(job[:n]) for each in ids) == 1), job)

@@ -20,15 +20,15 @@ def keep(
     """Watch over children until `stop`.
 
     Args:
-        stop: Set by a signal.
-        failed: Why they cannot go on, if so.
-        is_ready: Whether they have begun to work; asked until they have, and may raise what a
-            server raises that is away.
-        tick: Called in each round from then on.
+        stop: Event that a signal sets.
+        failed: Gives the error for which the children cannot go on, if there is one.
+        is_ready: Tells whether the children have begun to work; asked until they have, and may
+            raise what a server raises that is away.
+        tick: Called in each round once the children are ready.
         each: Called in each round.
 
     Raises:
-        ChildError: What `failed` gave.
+        ChildError: `failed` gave it.
     """
     ready = False
     while not stop.wait(WATCH_SECONDS):
@@ -39,12 +39,12 @@ def keep(
         try:
             ready = ready or is_ready()
         except UNAVAILABLE:
-            continue  # so that it cannot be ready
+            continue  # nobody is ready without a server
         if ready:
             tick()
 
 
 def all_beat(farm: Farm, pids: Collection[int]) -> bool:
-    """Whether all these processes of this host are workers that have said that they live."""
+    """Tell whether all these processes of this host are workers that have sent a heartbeat."""
     alive = {beat.pid for beat in farm.workers() if beat.host == host_name()}
     return bool(pids) and alive.issuperset(pids)

@@ -26,12 +26,12 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class LocalFarm:
-    """The running processes.
+    """The running processes of a farm on this machine.
 
     Attributes:
-        url: The private server.
-        server: Supervises the server.
-        stations: Supervises the scheduler and the workers.
+        url: URL of the private server.
+        server: Supervisor of the server.
+        stations: Supervisor of the scheduler and the workers.
     """
 
     url: str
@@ -40,12 +40,12 @@ class LocalFarm:
 
     @property
     def failed(self) -> ChildError | None:
-        """Why the farm cannot go on, if so."""
+        """The error for which the farm cannot go on, if there is one."""
         return self.server.failed or self.stations.failed
 
 
 def scheduler_child(settings: Settings) -> Child:
-    """The scheduler process; its server is `settings.redis_url`."""
+    """Return the scheduler process to start; its server is `settings.redis_url`."""
     return Child(
         name="scheduler",
         command=[sys.executable, "-m", "scheduler.main"],
@@ -54,7 +54,7 @@ def scheduler_child(settings: Settings) -> Child:
 
 
 def web_child(settings: Settings, port: int) -> Child:
-    """The process that serves HTTP on loopback; its server is `settings.redis_url`."""
+    """Return the process to serve HTTP on loopback; its server is `settings.redis_url`."""
     return Child(
         name="web",
         command=[sys.executable, "-m", "embedfarm", "serve", "--port", str(port)],
@@ -63,7 +63,7 @@ def web_child(settings: Settings, port: int) -> Child:
 
 
 def ingest_child(settings: Settings) -> Child:
-    """The role that does what HTTP and RQ ask for; its server is `settings.redis_url`."""
+    """Return the process to do what HTTP and RQ ask for; its server is `settings.redis_url`."""
     command = [sys.executable, "-m", "embedfarm", "ingest"]
     return Child(name="ingest", command=command, environment=settings.environment())
 
@@ -77,11 +77,11 @@ def run_local_farm(
     The same directory continues with the same server data.
 
     Args:
-        directory: Holds the server's data and the logs.
-        settings: Passed on to every process.
-        devices: As for `--devices`.
-        workers: How many CPU workers; 0 for the default.
-        port: Where HTTP is served on loopback; 0 for nowhere.
+        directory: Directory for the server's data and the logs.
+        settings: Settings that are passed on to every process.
+        devices: Devices to use, as the flag `--devices` names them.
+        workers: Number of CPU workers; 0 for the default.
+        port: Port where HTTP is served on loopback; 0 for nowhere.
 
     Raises:
         ServerError: The server does not start.

@@ -15,11 +15,12 @@ import typer
 from pydantic import ValidationError
 
 from embedfarm import tracing
-from embedfarm.broker import ServerError, hide_password
+from embedfarm.broker import ServerError
 from embedfarm.model_files import ModelError
 from embedfarm.processes import ChildError, set_by_signal
+from embedfarm.redaction import hide_in_word, hide_secrets
 from embedfarm.server_url import UrlError, make_pool
-from embedfarm.settings import Settings
+from embedfarm.settings import Settings, UntrustedFile
 
 FAILED, USAGE, FAILED_CHUNKS, FULL, INTERRUPTED = 1, 2, 3, 75, 130
 
@@ -36,10 +37,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 
 def read_settings(redis_url: str = "") -> Settings:
-    """The settings, the server's URL overruled by the flag; wrong ones end the program."""
+    """Read the settings, with the server's URL of the flag if given; wrong ones end the program."""
     try:
         settings = Settings()
-    except ValidationError as error:
+    except (ValidationError, UntrustedFile) as error:
         fail(f"settings: {error}", USAGE)
     if settings.traces and not tracing.is_installed():
         fail("settings: traces need the packages of embedfarm[traces], which are missing", USAGE)
@@ -52,15 +53,15 @@ def read_settings(redis_url: str = "") -> Settings:
 
 
 def need_server(settings: Settings) -> str:
-    """The URL of the server that must have been given."""
+    """Return the URL of the server; end the program where none was given."""
     if not settings.redis_url:
         fail("which server? give --redis URL or set EMBEDFARM_REDIS_URL", USAGE)
     return settings.redis_url
 
 
 def fail(message: str, status: int = FAILED) -> NoReturn:
-    """End the program with a sentence on standard error."""
-    typer.echo(f"embedfarm: {message}", err=True)
+    """End the program with a sentence on standard error; secrets of URLs are not in it."""
+    typer.echo(f"embedfarm: {hide_secrets(message)}", err=True)
     raise typer.Exit(status)
 
 
@@ -76,7 +77,7 @@ def plain_errors() -> Iterator[None]:
     from collector.manifest import OutputError
     from embedfarm.cli.forecast import ForecastError
     from embedfarm.farm import FarmFull, ModelRefused
-    from embedfarm.jobs import ChangeRefused
+    from embedfarm.jobs import ChangeRefused, JobTaken
     from embedfarm.records import RecordError
     from embedfarm.status import JobGone
     from producer.readers import CorpusError
@@ -90,6 +91,7 @@ def plain_errors() -> Iterator[None]:
         OutputError,
         DeviceError,
         ForecastError,
+        JobTaken,
         ModelError,
         ModelRefused,
         RecordError,
@@ -104,12 +106,12 @@ def plain_errors() -> Iterator[None]:
     except redis.AuthenticationError as error:
         fail(f"the server refused the password: {error}", USAGE)
     except redis.RedisError as error:
-        fail(f"the server: {hide_password(str(error))}")
+        fail(f"the server: {error}")
 
 
 def command_line() -> str:
-    """How this program was called, without its server, which may come with a password."""
-    words = ["embedfarm", *(hide_password(w) if "://" in w else w for w in sys.argv[1:])]
+    """Return how this program was called, without its server and the secrets of other URLs."""
+    words = ["embedfarm", *map(hide_in_word, sys.argv[1:])]
     if "--redis" in words:
         place = words.index("--redis")
         del words[place : place + 2]
@@ -118,7 +120,7 @@ def command_line() -> str:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGINT and SIGTERM set; a second signal ends the program at once."""
+    """Return an event that SIGINT and SIGTERM set; a second signal ends the program at once."""
     stop = threading.Event()
     asked = False
 

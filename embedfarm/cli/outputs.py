@@ -31,14 +31,17 @@ def verify(
         if against:
             source = read_again(read_manifest(directory).settings, against, read_settings())
         problems = verification.verify(directory, source)
+        compared = None if problems else verification.comparison(read_manifest(directory))
     if as_json:
-        print_json({"problems": [{"file": p.file, "problem": p.sentence} for p in problems]})
+        listed = [{"file": p.file, "problem": p.sentence} for p in problems]
+        print_json({"problems": listed, "compared": compared})
     else:
         console = Console(highlight=False, soft_wrap=True)
         for problem in problems:
             console.print(f"[red]{problem.file}[/red]: {problem.sentence}")
         if not problems:
             console.print(f"[green]{directory} is complete and undamaged[/green]")
+            console.print(verification.describe_comparison(compared, against=bool(against)))
     if problems:
         raise typer.Exit(FAILED)
 
@@ -106,6 +109,6 @@ def search(
 
 
 def _first_line(text: str) -> str:
-    """The beginning of a text on one line."""
+    """Return the beginning of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= TEXT_WIDTH else f"{line[: TEXT_WIDTH - 1]}…"

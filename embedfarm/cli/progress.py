@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass
 class Pace:
-    """Rates over the last seconds, and the time they leave.
+    """Rates over the last seconds, and the time that is left at them.
 
     Time begins with the first progress: how long a model takes to load says nothing about a pace.
     """
@@ -65,14 +65,14 @@ class Pace:
         )
 
     def seconds_left(self, chunks_left: int) -> float | None:
-        """Time for that many chunks at this pace; None while there is no pace."""
+        """Return the time for that many chunks at this pace; None while there is no pace."""
         chunks_per_second = self.rates[0]
         return chunks_left / chunks_per_second if chunks_per_second else None
 
 
 @dataclass
 class View:
-    """Draws a job; `lines` instead of a live view where nobody sees one."""
+    """Draws how a job goes: as a live view, or as plain `lines` where nobody sees one."""
 
     console: Console
     lines: bool
@@ -137,7 +137,7 @@ class View:
 
 
 def describe_progress(status: JobStatus) -> str:
-    """How many chunks are embedded, of how many."""
+    """Describe how many chunks are embedded, and of how many."""
     done = status.first_chunk + status.chunks_done
     if status.chunk_count < 0:
         return f"{done:,} chunks of {status.first_chunk + status.chunks_in:,} read so far"
@@ -145,7 +145,7 @@ def describe_progress(status: JobStatus) -> str:
 
 
 def describe_workers(workers: Sequence[Heartbeat]) -> str:
-    """How many workers do what."""
+    """Describe how many workers there are, and how many of them are loading."""
     if not workers:
         return "no worker yet"
     loading = sum(1 for beat in workers if not beat.model)
@@ -154,7 +154,7 @@ def describe_workers(workers: Sequence[Heartbeat]) -> str:
 
 
 def worker_table(workers: Sequence[Heartbeat]) -> Table:
-    """One line per worker: what it does, how fast, its share, and where its time goes."""
+    """Return a table of workers: state, speed, share of the chunks, device's use and memory."""
     table = Table(box=None, pad_edge=False)
     for name in ("worker", "state"):
         table.add_column(name)
@@ -175,7 +175,7 @@ def worker_table(workers: Sequence[Heartbeat]) -> Table:
 
 
 def _device_share(beat: Heartbeat) -> str:
-    """Share of its time that a worker's device was computing, since its first work."""
+    """Describe for what share of time a worker's device computed, since its first work."""
     computing = beat.where.get("forward", 0.0)
     waiting = beat.where.get("queue", 0.0)
     return f"{computing / (computing + waiting):.0%} busy" if computing else ""

@@ -1,4 +1,4 @@
-"""`embedfarm reconcile`: where the chunks of a job are, and those again that are nowhere."""
+"""`embedfarm reconcile`: tells where the chunks of a job are, and sends lost ones again."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def reconcile(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """Say where the chunks of a job are; where its output is, send lost ones again.
+    """Say where the chunks of a job are; on the host of its output, send lost ones again.
 
     The command that fills the output does so by itself. Status 1: some are missing still.
     """
@@ -60,7 +60,7 @@ def reconcile(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
 
 
 def _count_on_disk(out: Path) -> int:
-    """Index after the last chunk that is in an output on this host; 0 if there is none."""
+    """Return the index after the last chunk in an output on this host; 0 if there is none."""
     from collector.reader import NotBegun, OutputReader
 
     try:
@@ -71,7 +71,7 @@ def _count_on_disk(out: Path) -> int:
 
 
 def _send_again(job: Job, out: Path, lost: Sequence[range], stop: "threading.Event") -> int:
-    """Send lost chunks again if their output is on this host; how many the server took."""
+    """Send lost chunks again if their output is on this host; return how many the server took."""
     from collector.output import read_request
     from collector.reader import read_parts
     from embedfarm.cli.holes import send_again

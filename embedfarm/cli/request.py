@@ -7,21 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from collector.manifest import Manifest, Part, PrefixCheck, SourceChanged, read_manifest
+from collector.manifest import Manifest, OutputError, Part, read_manifest
 from collector.output import State, compare_requests, read_state
+from collector.source import PrefixCheck, SourceChanged
 from embedfarm import model_files
 from embedfarm.records import JobSpec, Rows, text_checksums
+from embedfarm.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.settings import Settings
 from producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to embed and how; an output directory belongs to one of these.
+    """What to embed and how; each output directory belongs to one request.
 
     Attributes:
         sources: Files, directories, URLs, or "-".
-        options: How they are read.
+        options: How the sources are read.
         skip_bad_rows: Whether a bad row is listed and left out, instead of ending the run.
         spec: What the job asks for.
         sink: "parquet", "npy" or "jsonl".
@@ -34,9 +36,12 @@ class Request:
     sink: str
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides about the output, for comparison with another run."""
+        """Return everything that decides about the output, for comparison with another run.
+
+        This is kept, and has no secrets: a URL that has some cannot be read by it.
+        """
         spec = self.spec
-        later = {"task": spec.task, "prompt_name": spec.prompt_name}  # than the first outputs
+        later = {"task": spec.task, "prompt_name": spec.prompt_name}  # the first outputs have none
         return {name: value for name, value in later.items() if value} | {
             "sources": [_absolute(source) for source in self.sources],
             **{f"read_{name}": value for name, value in self._reading().items()},
@@ -56,14 +61,14 @@ class Request:
         }
 
     def _reading(self) -> dict[str, Any]:
-        """Options that decide what is read; the tokenizer's place follows from the model."""
+        """Return the options that decide what is read; the tokenizer follows from the model."""
         return {k: v for k, v in asdict(self.options).items() if k != "tokenizer_file"}
 
 
 def read_again(
     identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
 ) -> Iterator[Rows]:
-    """The rows of a corpus, read as they are for an output whose `Request.identity` this is."""
+    """Read the rows of a corpus as for the output that has this `Request.identity`."""
     options = _options_of(identity, sources, settings)
     return read_corpus(
         sources, options, (lambda _: None) if identity["skip_bad_rows"] else fail_on_bad_row
@@ -71,7 +76,7 @@ def read_again(
 
 
 def request_of(manifest: Manifest, settings: Settings) -> Request:
-    """The request that a finished output was made for; the fastest engine does it again.
+    """Return the request that a finished output was made for, to be done by the fastest engine.
 
     Raises:
         ModelError: The model has no tokenizer, by which its sources must be cut.
@@ -89,7 +94,16 @@ def request_of(manifest: Manifest, settings: Settings) -> Request:
 def _options_of(
     identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
 ) -> CorpusOptions:
-    """How the sources of an output are read."""
+    """Return how the sources of an output are read.
+
+    Raises:
+        OutputError: A source was a URL with secrets, which are not kept.
+    """
+    for source in filter(is_hidden, sources):
+        raise OutputError(
+            f"{source} cannot be read again, since {HIDDEN} stands for what is not kept: "
+            "give the command that made the output the whole URL"
+        )
     reading = {
         name.removeprefix("read_"): value
         for name, value in identity.items()
@@ -100,19 +114,19 @@ def _options_of(
 
 
 def same_rows(rows: Iterable[Rows], parts: Iterable[Part]) -> Iterator[Rows]:
-    """The rows of a source from its first one on, as long as the parts were made of them.
+    """Yield the rows of a source from its first one on, as long as the parts were made of them.
 
     Raises:
-        SourceChanged: One was made from other texts.
+        SourceChanged: A part was made from other texts.
     """
     check = PrefixCheck(parts)
     for each in rows:
-        check.feed(text_checksums(each.texts))
+        check.feed(text_checksums(each.texts), each.ids)
         yield each
 
 
 def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -> dict[int, str]:
-    """Texts of some chunks by index, as far as the corpus is still where it was."""
+    """Return the texts of some chunks by index; none where the corpus is not where it was."""
     sources = manifest.settings["sources"]
     if not all(Path(source).exists() for source in sources):
         return {}
@@ -128,10 +142,10 @@ def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -
 
 
 def tokenizer_file(sources: Sequence[str], model: str, settings: Settings) -> str | None:
-    """The model's tokenizer.json, which only a directory needs, to cut its files by.
+    """Return the path of the model's tokenizer.json if a source is a directory, to cut files by.
 
     Raises:
-        ModelError: The model has none.
+        ModelError: The model has no tokenizer.json.
     """
     if not any(Path(source).is_dir() for source in sources):
         return None
@@ -144,10 +158,10 @@ def tokenizer_file(sources: Sequence[str], model: str, settings: Settings) -> st
 
 
 def check_finished(request: Request, out: Path) -> Manifest | None:
-    """The manifest of an output that is finished already, None when there is work to do.
+    """Return the manifest of an output that is finished already; None when there is work to do.
 
     Raises:
-        OutputError: It is the output of another request, or its source has changed since.
+        OutputError: The output is of another request, or its source has changed since.
     """
     if read_state(out) is not State.FINISHED:
         return None
@@ -156,17 +170,17 @@ def check_finished(request: Request, out: Path) -> Manifest | None:
     if manifest.source["files"] != file_facts(request.sources) or not manifest.source["files"]:
         check = PrefixCheck(manifest.parts)
         for rows in read_corpus(request.sources, request.options, lambda _: None):
-            check.feed(text_checksums(rows.texts))
-        if check.finish() != manifest.source["texts_sha256"]:
+            check.feed(text_checksums(rows.texts), rows.ids)
+        if check.finish() != manifest.count:
             raise SourceChanged(f"the source has more rows now than {out} was made from")
     return manifest
 
 
 def _absolute(source: str) -> str:
-    return str(Path(source).resolve()) if Path(source).exists() else source
+    return str(Path(source).resolve()) if Path(source).exists() else name_source(source)
 
 
 def file_facts(sources: Sequence[str]) -> dict[str, list[int]]:
-    """Size in bytes and time of change in ns of the sources that are local files."""
+    """Return size in bytes and time of change in ns of the sources that are local files."""
     files = [Path(source) for source in sources if Path(source).is_file()]
     return {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}

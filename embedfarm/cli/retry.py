@@ -1,4 +1,4 @@
-"""`embedfarm embed --retry-failed`: the chunks that failed once more, and into their output."""
+"""`embedfarm embed --retry-failed`: embeds failed chunks again, and patches their output."""
 
 import json
 import shutil
@@ -15,15 +15,16 @@ from collector.manifest import (
     Failure,
     Manifest,
     OutputError,
-    PrefixCheck,
     read_failures,
     read_manifest,
 )
 from collector.output import State, locked, read_state
 from collector.patch import patch
+from collector.source import PrefixCheck
 from embedfarm.broker import closing_client
 from embedfarm.cli.request import Request
 from embedfarm.farm import Farm
+from embedfarm.private import make_private
 from embedfarm.records import text_checksums
 from embedfarm.settings import Settings
 from producer.readers import CorpusOptions, read_corpus
@@ -49,15 +50,15 @@ def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
 
 
 def retry_failed(request: Request, place: "Place", embed: Embed) -> Manifest:
-    """Embed the chunks of a finished output that failed again, and patch it; its manifest then.
+    """Embed the failed chunks of a finished output again, patch it, and return its manifest.
 
-    They are a corpus and an output of their own inside the output's state directory, where an
-    interrupted retry goes on. The workers are held to the model that the output was made with.
+    These chunks are a corpus and an output of their own inside the output's state directory, where
+    an interrupted retry goes on. The workers are held to the model that the output was made with.
 
     Args:
-        request: The one that the output belongs to.
-        place: Of the finished output.
-        embed: Does a request at a place, to its end.
+        request: Request that the output belongs to.
+        place: Place of the finished output.
+        embed: Function that embeds a request at a place, to its end.
 
     Raises:
         OutputError: The source has changed, or cannot be read again; another process retries.
@@ -66,9 +67,10 @@ def retry_failed(request: Request, place: "Place", embed: Embed) -> Manifest:
     if "-" in request.sources:
         raise OutputError("standard input cannot be read again for the chunks that failed")
     state = place.out / STATE_DIRECTORY
+    make_private(state)  # there are texts in it
     with locked(state):
         manifest = read_manifest(place.out)
-        # One that was done when a crash came belongs to the error list of its time, and no other.
+        # A retry that was done when a crash came belongs to the error list of its time alone.
         inner = state / f"retry-{manifest.errors_sha256[:16]}"
         if read_state(inner) is not State.FINISHED:
             (inner / STATE_DIRECTORY).mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ def retry_failed(request: Request, place: "Place", embed: Embed) -> Manifest:
 
 
 def _request_for(corpus: Path, request: Request) -> Request:
-    """The same as was asked for, of another corpus."""
+    """Return a request for another corpus, with the spec of the first one."""
     options = CorpusOptions(format="jsonl")
     return Request((str(corpus),), options, skip_bad_rows=False, spec=request.spec, sink="parquet")
 
@@ -104,7 +106,7 @@ def _write_corpus(
     wanted = next(failures, None)
     with replacing(path) as file:
         for rows in read_corpus(request.sources, request.options, lambda _: None):
-            check.feed(text_checksums(rows.texts))
+            check.feed(text_checksums(rows.texts), rows.ids)
             while wanted is not None and wanted.index < first + len(rows.texts):
                 row = {"text": rows.texts[wanted.index - first]}
                 file.write(msgspec.json.encode(row) + b"\n")

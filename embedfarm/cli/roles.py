@@ -1,5 +1,6 @@
 """`embedfarm up | schedule | work | serve`: the long-running roles."""
 
+import contextlib
 import logging
 import socket
 from functools import partial
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 
 from embedfarm import tracing
-from embedfarm.broker import closing_client, hide_password, wait_until_ready
+from embedfarm.broker import UNAVAILABLE, closing_client, refuse_eviction, wait_until_ready
 from embedfarm.cli.keeping import all_beat, keep
 from embedfarm.cli.options import (
     USAGE,
@@ -25,6 +26,7 @@ from embedfarm.cli.options import (
 from embedfarm.farm import Farm
 from embedfarm.notify import Notifier
 from embedfarm.processes import Supervisor, watch_lifeline
+from embedfarm.redaction import hide_password, start_logging
 from embedfarm.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,14 +65,14 @@ def up(
 
 
 def _is_up(local: "LocalFarm", farm: Farm, port: int) -> bool:
-    """Whether all processes of a farm on this machine have begun to work."""
+    """Tell whether all processes of a farm on this machine have begun to work."""
     pids = local.stations.pids
     workers = [pid for name, pid in pids.items() if name.startswith("worker-")]
     return farm.has_scheduler() and all_beat(farm, workers) and (not port or _listens(port))
 
 
 def _listens(port: int) -> bool:
-    """Whether somebody takes connections there."""
+    """Tell whether somebody takes connections at that port of loopback."""
     with socket.socket() as asker:
         return asker.connect_ex((LOOPBACK, port)) == 0
 
@@ -82,7 +84,7 @@ def schedule(redis: RedisUrl = "") -> None:
     settings = read_settings(redis)
     url = need_server(settings)
     stop = stop_on_signals()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(logging.INFO)
     with plain_errors():
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         run_alone(url, settings, stop)
@@ -112,7 +114,7 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
 
 
 def _all_work(supervisor: Supervisor, farm: Farm, count: int) -> bool:
-    """Whether all workers of this host run, and have said so."""
+    """Tell whether all workers of this host run, and have sent a heartbeat."""
     pids = supervisor.pids.values()
     return len(pids) == count and all_beat(farm, pids)
 
@@ -133,7 +135,10 @@ def serve(
     keys = _keys(host, settings)
     stop_on_signals()  # uvicorn raises them again at its end
     tracing.start(settings.traces, "serve")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(logging.INFO)
+    # A server that is away now is no reason not to serve: `/readyz` says so.
+    with plain_errors(), contextlib.suppress(*UNAVAILABLE), closing_client(url) as client:
+        refuse_eviction(client)
     try:
         listener = listen(host, port)
     except OSError as error:
@@ -147,7 +152,7 @@ def serve(
 
 
 def _keys(host: str, settings: Settings) -> "list[Key]":
-    """The keys that are asked for; none on loopback if there are none."""
+    """Read the API keys that HTTP asks for; on loopback there may be none."""
     from web.gate import is_loopback
     from web.keys import KeysError, read_keys
 
@@ -164,7 +169,7 @@ def _keys(host: str, settings: Settings) -> "list[Key]":
 
 
 def _passes(settings: Settings) -> "Passes":
-    """What the scheduler of this installation can do."""
+    """Return the passes that the scheduler of this installation has, and how to check a list."""
     from scheduler.policies import DEFAULT_POLICY, POLICIES, check_policy, pass_names
     from web.services import Passes
 

@@ -1,51 +1,46 @@
 """`embedfarm embed`: a corpus in, vectors in order out.
 
-The output directory holds all that a resume needs. The corpus is read again from its start, so that
-it can be told whether it still is the corpus that the finished parts were made from.
+The output directory holds all that a resume needs. Whatever is in it, or comes into it, is compared
+with the corpus as this run reads it: from its start, or from a mark of an earlier run if the corpus
+is seen not to have changed since.
 """
 
 import contextlib
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from collector.collect import NO_ROOM, Collector
-from collector.manifest import (
-    STATE_DIRECTORY,
-    About,
-    Manifest,
-    OutputError,
-    PrefixCheck,
-    SourceChanged,
-)
+from collector.manifest import STATE_DIRECTORY, About, Manifest, OutputError
 from collector.output import Output
 from embedfarm import model_files, tracing
 from embedfarm.accounts import describe
-from embedfarm.broker import UNAVAILABLE, connect, persist
-from embedfarm.cli.ending import end_job, remove_state
+from embedfarm.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
+from embedfarm.cli.ending import discard_output, end_job, remove_state
 from embedfarm.cli.fingerprint import Fingerprint
 from embedfarm.cli.holes import Reconciler
+from embedfarm.cli.limits import check_output, corpus_limits
 from embedfarm.cli.local import LocalFarm, run_local_farm
+from embedfarm.cli.own_job import OwnJob, make_own_job, refuse_copy
 from embedfarm.cli.progress import View
-from embedfarm.cli.request import Request, file_facts
-from embedfarm.cli.skipped import SKIPPED_FILE, SkippedFile
+from embedfarm.cli.request import Request
+from embedfarm.cli.sending import Sending
 from embedfarm.farm import Farm, FarmFull, ModelRefused
-from embedfarm.records import Rows, text_checksums
+from embedfarm.jobs import JobTaken
+from embedfarm.private import make_private
+from embedfarm.redaction import hide_secrets, name_source
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone, JobStatus
 from embedfarm.terms import USUAL, Terms
 from producer.readers import (
     CorpusError,
-    fail_on_bad_row,
-    read_corpus,
 )
-from producer.requests import JOB_ID_FILE
-from producer.submit import Rewind, Submitter
+from producer.submit import Submitter
 from workers.devices import DeviceError
 
 STOP_SECONDS_MAX: Final = 10.0
@@ -53,13 +48,14 @@ VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
 T = TypeVar("T")
 
-FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused)  # the same command would fail again
+# The same command would fail again.
+FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused, JobTaken)
 
 log = logging.getLogger(__name__)
 
 
 class Interrupted(RuntimeError):
-    """Somebody stopped the command; the output can be resumed."""
+    """Raised when somebody stopped the command; the output can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +65,11 @@ class Place:
     Attributes:
         out: The output directory.
         settings: The farm's limits; an empty `redis_url` means a private farm.
-        devices: As for `--devices`, of a private farm.
+        devices: Devices of a private farm, as the flag `--devices` names them.
         workers: CPU workers of a private farm, 0 for the default.
-        job_id: Of the job on the farm; "" for a new one.
+        job_id: Id of the job on the farm; "" for a new one.
+        embed_changed: Whether to drop what is on disk from the first part on of which the corpus
+            has other rows now.
         command: The command line, for people who want to do the same.
     """
 
@@ -81,6 +79,7 @@ class Place:
     workers: int
     job_id: str = ""
     command: str = ""
+    embed_changed: bool = False
 
 
 @dataclass
@@ -94,9 +93,7 @@ class Run:
     terms: Terms = USUAL
     _trace: str = ""
     _part_began: float = 0.0
-    _skipped: int = 0
-    _source_sha256: str = ""
-    _source_read: threading.Event = field(default_factory=threading.Event)
+    _sending: Sending = field(init=False)
     _ended: bool = False
     _outage: threading.Event = field(default_factory=threading.Event)
     _fingerprint: Fingerprint = field(init=False)
@@ -105,44 +102,54 @@ class Run:
 
     def __post_init__(self) -> None:
         self._fingerprint = Fingerprint(self.place.out)
+        limits = corpus_limits(self.place.settings)
+        self._sending = Sending(self.request, self.place.out, self.stop, limits)
 
     def embed(self) -> Manifest:
         """Embed what is not embedded yet, and write the manifest.
 
         Raises:
             Interrupted: `stop` was set; the output can be resumed.
-            OutputError: The directory belongs to another request, or the corpus has changed.
+            OutputError: The directory belongs to another request.
+            SourceChanged: The corpus has changed since its rows were embedded.
             CorpusError: The corpus cannot be read.
             ModelRefused: No worker can embed the job.
             FarmFull: The farm takes no new job now.
         """
         place = self.place
-        begun = True
-        try:
-            with self._output() as output:
-                begun = bool(output.parts)
+        with self._output() as output:
+            try:
+                if place.embed_changed:
+                    self._sending.drop_changed(output)
                 with self._farm() as (url, local), tracing.span("embed") as self._trace:
                     manifest = self._drive(output, url, local)
-        except (*FOR_GOOD, FarmFull):
-            # Nothing is lost, and a corrected command must not be taken for another request.
-            if not begun:
-                remove_state(place.out)
-            raise
+            except (*FOR_GOOD, FarmFull):
+                # Nothing is lost, and a corrected command must not be taken for another request.
+                if not output.parts:
+                    discard_output(place.out)
+                raise
         if self._ended:
             remove_state(place.out)
         return manifest
 
     def _output(self) -> Output:
-        """The output; a disk without room to begin one is waited for, as one that fills up."""
+        place = self.place
+        return self._with_room(
+            lambda: Output(
+                place.out,
+                self.request.identity(),
+                sink=self.request.sink,
+                part_bytes_max=place.settings.part_bytes_max,
+                mark_before=self._sending.source.mark_before,
+            )
+        )
+
+    def _with_room(self, begin: Callable[[], T]) -> T:
+        """Return the answer of `begin`, which is repeated until the disk has room for it."""
         place, said = self.place, False
         while True:
             try:
-                return Output(
-                    place.out,
-                    self.request.identity(),
-                    sink=self.request.sink,
-                    part_bytes_max=place.settings.part_bytes_max,
-                )
+                return begin()
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
@@ -154,33 +161,42 @@ class Run:
 
     @contextlib.contextmanager
     def _farm(self) -> Iterator[tuple[str, LocalFarm | None]]:
-        """The farm that is given, or a private one next to the output."""
+        """Yield the URL of the farm that is given, or a private one that runs next to the output.
+
+        Raises:
+            ServerError: The server that is given evicts keys.
+        """
         place = self.place
         if place.settings.redis_url:
+            with closing_client(place.settings.redis_url) as client:
+                self._persist(partial(refuse_eviction, client))
             yield place.settings.redis_url, None
             return
-        directory = place.out / STATE_DIRECTORY
+        make_private(directory := place.out / STATE_DIRECTORY)
         with run_local_farm(directory, place.settings, place.devices, place.workers) as local:
             yield local.url, local
 
     def _drive(self, output: Output, url: str, local: LocalFarm | None) -> Manifest:
         """Run producer, watcher and collector until the output is complete."""
-        job = _job_id(self.place)
-        submitter = self._submitter(Farm(connect(url)), job, output.next_index)
+        own = self._with_room(lambda: make_own_job(self.place.out, self.place.job_id))
+        job, farm = own.name, Farm(connect(url))
+        if local is None:
+            self._persist(lambda: refuse_copy(farm, own, self.place.out))
+        submitter = self._submitter(Farm(connect(url)), own, output.next_index)
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
-        farm = Farm(connect(url))
         self._persist(lambda: self._fingerprint.recall(farm, job, submitter.attach))
-        self._start("producer", lambda: self._produce(submitter, output))
+        self._start("producer", lambda: self._sending.send(submitter, output, self._trace))
+        readable = self.request.identity() | {"sources": list(self.request.sources)}
         reconciler = Reconciler(
-            Farm(connect(url)).job(job), output, self.request.identity(), self.place.settings,
-            self.stop, self._outage,
+            Farm(connect(url)).job(job, own.owner), output, readable,
+            self.place.settings, self.stop, self._outage,
         )  # fmt: skip
         self._start("reconciler", reconciler.watch)
-        self._start("watcher", lambda: self._watch(Farm(connect(url)), job, local))
+        self._start("watcher", lambda: self._watch(Farm(connect(url)), own, local))
         manifest = None
         try:
-            manifest = self._collect(Farm(connect(url)), job, output)
+            manifest = self._collect(Farm(connect(url)), own, output)
         except BaseException as error:  # noqa: BLE001 # raised below, unless a thread failed first
             self._failure = self._failure or error
         self.stop.set()
@@ -188,42 +204,54 @@ class Run:
             thread.join(STOP_SECONDS_MAX)  # a producer may hang in its source, such as a pipe
         if self._failure is not None:
             if isinstance(self._failure, (*FOR_GOOD, OutputError)):
-                reason = str(self._failure)
-                with contextlib.suppress(JobGone, *UNAVAILABLE):
-                    Farm(connect(url)).end(job, "failed", reason, self.place.settings)
+                self._fail(Farm(connect(url)), own, output, hide_secrets(str(self._failure)))
             raise self._failure
         if manifest is None:
             raise Interrupted
         # Not sooner: until it has stopped, the producer makes a job again that is not there.
-        self._ended = end_job(Farm(connect(url)), manifest, self.place.settings)
+        self._ended = end_job(Farm(connect(url)), manifest, own.owner, self.place.settings)
         return manifest
 
-    def _submitter(self, farm: Farm, job: str, start: int) -> Submitter:
+    def _fail(self, farm: Farm, own: OwnJob, output: Output, reason: str) -> None:
+        """End the job; what has come of it stays, for a run that goes on."""
+        with contextlib.suppress(OSError):
+            output.flush()
+        with contextlib.suppress(JobGone, *UNAVAILABLE):
+            farm.end(own.name, "failed", reason, self.place.settings, owner=own.owner)
+
+    def _submitter(self, farm: Farm, own: OwnJob, start: int) -> Submitter:
         place, spec = self.place, self.request.spec
         files = model_files.find_local(spec.model, place.settings.model_cache)
         notes = {"out": str(place.out.resolve()), "command": place.command}
         if self._trace:
             notes[tracing.NOTE] = self._trace
-        return Submitter(
-            farm, job, spec, start, place.settings, self.stop, files, self.terms, notes
-        )
+        submitter = Submitter(
+            farm, own.name, spec, start, place.settings, self.stop, files, self.terms, notes,
+            own.owner,
+        )  # fmt: skip
+        if submitter.drained_upto > start:  # the server believes that more is on disk than is
+            submitter.start_over(start)
+        return submitter
 
-    def _collect(self, farm: Farm, job: str, output: Output) -> Manifest | None:
+    def _collect(self, farm: Farm, own: OwnJob, output: Output) -> Manifest | None:
         """Collect all results and write the manifest; None when `stop` came first."""
 
         def on_part() -> None:
-            self._persist(lambda: self._note(farm, job))
+            self._persist(lambda: self._note(farm, own.name))
             self._trace_part(output)
+            check_output(output.parts, self.place.settings)
 
+        check_output(output.parts, self.place.settings)
         self._part_began = time.monotonic()
-        collector = Collector(farm.job(job), output, self.place.settings, self.stop, on_part)
+        collector = Collector(
+            farm.job(own.name, own.owner), output, self.place.settings, self.stop, on_part,
+            self._sending.source,
+        )  # fmt: skip
         count = collector.collect()
-        if count is None or not self._source_read.wait(self.place.settings.drain_seconds):
-            return None
-        return self._finish(collector, farm, job, count)
+        return None if count is None else self._finish(collector, farm, own.name, count)
 
     def _trace_part(self, output: Output) -> None:
-        """Tell of a part that is on the disk, with the time since the one before."""
+        """Trace a part that is on the disk, with the time since the one before."""
         if tracing.enabled():
             now = time.monotonic()
             tracing.record(
@@ -232,11 +260,11 @@ class Run:
             self._part_began = now
 
     def _persist(self, attempt: Callable[[], T]) -> T:
-        """`attempt`, over outages of the server."""
+        """Return the answer of `attempt`, which is repeated over outages of the server."""
         return persist(attempt, self.stop, self.place.settings.reconnect_seconds_max)
 
     def _start(self, name: str, work: Callable[[], None]) -> None:
-        """A thread whose failure stops the run."""
+        """Start a thread whose failure stops the run."""
 
         def guarded() -> None:
             try:
@@ -250,43 +278,11 @@ class Run:
         thread.start()
         self._threads.append(thread)
 
-    # The producer.
-
-    def _produce(self, submitter: Submitter, output: Output) -> None:
-        """Send the corpus; once more from where the server lost it, should that happen."""
-        while not self.stop.is_set():
-            try:
-                submitter.watch(self._send(submitter, output))
-            except Rewind:
-                if "-" in self.request.sources:
-                    raise
-                submitter.attach()
-
-    def _send(self, submitter: Submitter, output: Output) -> int:
-        """Read the corpus, check the part of it that is done, and send the rest."""
-        with contextlib.closing(SkippedFile(self.place.out / SKIPPED_FILE)) as record:
-            check = PrefixCheck(list(output.parts))
-            rows = _rest(self._rows(record), submitter.start, check, self.stop)
-            with tracing.span("submit", self._trace, first_chunk=submitter.start):
-                count = submitter.submit(rows)
-            if not self.stop.is_set():
-                self._source_sha256 = check.finish()
-                self._source_read.set()
-            return count
-
-    def _rows(self, record: SkippedFile) -> Iterator[Rows]:
-        request = self.request
-        on_bad_row = record.add if request.skip_bad_rows else fail_on_bad_row
-        for rows in read_corpus(request.sources, request.options, on_bad_row):
-            self._skipped = record.count
-            yield rows
-        self._skipped = record.count
-
     # The watcher.
 
-    def _watch(self, farm: Farm, job: str, local: LocalFarm | None) -> None:
-        """Show how it goes, and stop when it cannot go on."""
-        handle = farm.job(job)
+    def _watch(self, farm: Farm, own: OwnJob, local: LocalFarm | None) -> None:
+        """Show how the job goes, and stop the run when it cannot go on."""
+        job, handle = own.name, farm.job(*own)
         look_at = 0.0
         while not self.stop.wait(VIEW_SECONDS):
             if local is not None and local.failed is not None:
@@ -321,11 +317,11 @@ class Run:
             model=self.request.spec.model,
             fingerprint=dict(self._fingerprint.known),
             source={
-                "sources": list(self.request.sources),
-                "files": file_facts(self.request.sources),
-                "texts_sha256": self._source_sha256,
+                "sources": list(map(name_source, self.request.sources)),
+                "files": dict(self._sending.files),
+                "compared": {"by": "embed", "at": time.time(), "rows": count},
             },
-            skipped=self._skipped,
+            skipped=self._sending.skipped,
             settings=self.request.identity(),
             load_seconds=max((beat.load_seconds for beat in workers), default=0.0),
             embed_seconds=_embed_seconds(status),
@@ -337,28 +333,11 @@ class Run:
         return manifest
 
     def _last_status(self, farm: Farm, job: str) -> JobStatus:
-        """What the server has counted; nothing, if it has lost the job now that all is here."""
+        """Return what the server counted; nothing, if it has lost the job now that all is here."""
         try:
             return self._persist(farm.job(job).status)
         except JobGone:
             return JobStatus()
-
-
-def _rest(
-    source: Iterator[Rows], start: int, check: PrefixCheck, stop: threading.Event
-) -> Iterator[Rows]:
-    """The rows from `start` on; all of them go through the check."""
-    index = 0
-    for rows in source:
-        if stop.is_set():
-            return
-        check.feed(text_checksums(rows.texts))
-        skip = max(0, start - index)
-        index += len(rows.texts)
-        if skip < len(rows.texts):
-            yield Rows(rows.texts[skip:], None if rows.ids is None else rows.ids[skip:])
-    if index < start:
-        raise SourceChanged(f"the source has {index} rows now; an earlier run had sent {start}")
 
 
 def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:
@@ -368,14 +347,6 @@ def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:
         raise ModelRefused(reasons)
 
 
-def _job_id(place: Place) -> str:
-    """Name of the job that fills this output, the same in every run."""
-    path = place.out / JOB_ID_FILE
-    if not path.exists():
-        path.write_text(place.job_id or uuid.uuid4().hex, encoding="utf-8")
-    return path.read_text(encoding="utf-8")
-
-
 def _embed_seconds(status: JobStatus) -> float:
-    """From the first block read to the last commit."""
+    """Return the seconds from the first block read to the last commit."""
     return max(0, status.last_commit_ms - status.first_read_ms) / 1000

@@ -1,6 +1,5 @@
 """`embedfarm scheduler`: what it does, why, and by which passes."""
 
-import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -21,6 +20,7 @@ from embedfarm.cli.options import (
     read_settings,
 )
 from embedfarm.farm import Farm
+from embedfarm.words import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ Count = Annotated[int, typer.Option("--last", min=1, max=100, help="Decisions, n
 
 @scheduler_app.command("passes")
 def list_passes(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """The passes of a decision in their order, and the others that there are."""
+    """List the passes of a decision in their order, and the others that there are."""
     from scheduler.policies import pass_names
 
     settings = read_settings(redis)
@@ -97,7 +97,7 @@ def explain(
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
-    """The last decisions, of which one in a second is kept: what each pass did, in words."""
+    """Show what each pass did in the last decisions, of which one in a second is kept."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
         decisions = [each.about(worker) for each in Farm(client).decisions(last)]
@@ -108,7 +108,7 @@ def explain(
         return
     console = Console(highlight=False, soft_wrap=True)
     for each in reversed(decisions):
-        at = dt.datetime.fromtimestamp(each.time).astimezone()
+        at = moment_of(each.time).astimezone()
         console.print(f"[bold]{at:%H:%M:%S}[/bold], decided in {1e3 * each.seconds:.1f} ms")
         for name in each.passes:
             words = [escape(said) for by, said in each.notes if by == name]
@@ -121,7 +121,7 @@ def explain(
 
 @scheduler_app.command("stats")
 def show_stats(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """Figures of the active scheduler, over the last minute."""
+    """Show figures of the active scheduler, over the last minute."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
         stats = Farm(client).scheduler_stats()
@@ -148,7 +148,7 @@ def show_stats(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: 
 
 
 def _active(farm: Farm) -> list[str]:
-    """The passes that are chosen, else the scheduler's own."""
+    """Return the passes that are chosen, else those of the default policy."""
     from scheduler.policies import DEFAULT_POLICY, POLICIES
 
     return farm.policy() or list(POLICIES[DEFAULT_POLICY])

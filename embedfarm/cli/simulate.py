@@ -137,7 +137,7 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
 
 
 def _machines(workers: int, speeds: str) -> "tuple[Machine, ...]":
-    """The modelled workers: evenly spread, or as given."""
+    """Return the modelled workers: with speeds evenly spread, or as given."""
     from scheduler.simulation.scenario import Machine, spread
 
     if not speeds:
@@ -152,7 +152,7 @@ def _machines(workers: int, speeds: str) -> "tuple[Machine, ...]":
 
 
 def _resize(scenario: "Scenario", seconds: float, lengths: Sequence[int]) -> "Scenario":
-    """The scenario with another size or other chunks of its jobs."""
+    """Return the scenario with another size or other chunks of its jobs."""
     if seconds:
         times = seconds / sum(work.seconds for work in scenario.work)
         work = tuple(replace(each, seconds=each.seconds * times) for each in scenario.work)
@@ -171,7 +171,7 @@ def _run(
     *,
     quiet: bool,
 ) -> "list[Row]":
-    """All rows, with a bar that moves unless it must be quiet."""
+    """Simulate all rows, with a progress bar unless it must be quiet."""
     from scheduler.simulation.suite import compare
 
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
@@ -180,7 +180,7 @@ def _run(
 
 
 def _draw(scenario: "Scenario", policy: str, settings: Settings, path: Path) -> None:
-    """The timeline of one run."""
+    """Draw the timeline of one run."""
     from scheduler.simulation.suite import simulate as run
     from scheduler.simulation.timeline import draw_timeline
 

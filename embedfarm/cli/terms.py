@@ -1,14 +1,13 @@
 """Terms of a job as flags, and as people read them."""
 
 import time
-from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
 import typer
 
 from embedfarm.cli.options import USAGE, fail
 from embedfarm.terms import PRIORITIES, WEIGHT_MAX, Terms, read_deadline
-from embedfarm.words import format_seconds
+from embedfarm.words import format_seconds, moment_of
 
 PASSED: Final = "passed"
 TOO_LITTLE: Final = "too little"  # how much less time is left than the job needs
@@ -28,7 +27,7 @@ Deadline = Annotated[
 
 
 def read_terms(priority: PriorityName, tenant: str, weight: int, deadline: str) -> Terms:
-    """Terms out of flags; wrong ones end the program."""
+    """Read terms out of flags; wrong ones end the program."""
     try:
         return Terms(PRIORITIES[priority], tenant, weight, read_deadline(deadline))
     except ValueError as error:
@@ -36,7 +35,10 @@ def read_terms(priority: PriorityName, tenant: str, weight: int, deadline: str) 
 
 
 def describe_left(deadline_ms: int, late_seconds: float = 0.0) -> str:
-    """Time left until a deadline, `PASSED`, or nothing if there is none; and that it is missed."""
+    """Describe the time left until a deadline, and by how much it is too little.
+
+    The answer is `PASSED` after the deadline, and "" where there is none.
+    """
     if not deadline_ms:
         return ""
     left = deadline_ms / 1000 - time.time()
@@ -47,7 +49,7 @@ def describe_left(deadline_ms: int, late_seconds: float = 0.0) -> str:
 
 
 def describe_deadline(deadline_ms: int, late_seconds: float = 0.0) -> str:
-    """A deadline on the local clock, and the time that is left."""
-    moment = datetime.fromtimestamp(deadline_ms / 1000, tz=UTC).astimezone()
+    """Describe a deadline on the local clock, and the time that is left."""
+    moment = moment_of(deadline_ms / 1000).astimezone()
     left = describe_left(deadline_ms, late_seconds)
     return f"{moment.isoformat(sep=' ', timespec='seconds')} ({left})"

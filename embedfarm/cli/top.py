@@ -49,7 +49,7 @@ STATE_STYLES: Final = {
 
 
 def top(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """The farm at a glance, live; one snapshot with --json, or where there is no terminal."""
+    """Show the farm at a glance, live; one snapshot with --json, or where there is no terminal."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
         reader = FarmReader(Farm(client), settings)
@@ -83,7 +83,7 @@ def _watch(reader: FarmReader, view: FarmView, console: Console) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[bool]:
-    """Keys come as they are pressed, and are not echoed; whether there is a keyboard."""
+    """Let keys come as they are pressed, without echo; yield whether there is a keyboard."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -99,7 +99,7 @@ def _keys() -> Iterator[bool]:
 
 
 def _quits(keyboard: bool, stop: threading.Event) -> bool:  # noqa: FBT001 -- what `_keys` gives
-    """Wait for the next look; whether somebody pressed q or Ctrl-C before it."""
+    """Wait for the next look; tell whether somebody pressed q or Ctrl-C before it."""
     until = time.monotonic() + REFRESH_SECONDS
     while (left := until - time.monotonic()) > 0 and not stop.is_set():
         keys = [sys.stdin] if keyboard else []
@@ -109,11 +109,11 @@ def _quits(keyboard: bool, stop: threading.Event) -> bool:  # noqa: FBT001 -- wh
     return stop.is_set()
 
 
-# Drawing it.
+# Drawing the view.
 
 
 def draw(view: FarmView, width: int, height: int | None, trouble: str = "") -> Group:
-    """The view as a screen of that size; all of it where there is no `height`."""
+    """Draw the view for a screen of that size; all of it where there is no `height`."""
     wide = width >= WIDE_COLUMNS
     said = list(_bottlenecks(view, trouble, None if height is None else BOTTLENECKS_MAX))
     lines = sum(1 + len(each) // (width - WORD_CHARACTERS) for each in said)
@@ -131,7 +131,7 @@ def draw(view: FarmView, width: int, height: int | None, trouble: str = "") -> G
 
 
 def divide(room: int | None, jobs: int, workers: int) -> tuple[int, int]:
-    """Lines for jobs and for workers: half each, and what one does not need for the other."""
+    """Divide lines between jobs and workers: half each, and what one does not need to the other."""
     if room is None:
         return jobs, workers
     for_jobs = min(jobs, max(room // 2, room - workers))
@@ -141,7 +141,7 @@ def divide(room: int | None, jobs: int, workers: int) -> tuple[int, int]:
 def _cut(
     rows: Sequence[T], most: int, what: str, table: Callable[[Sequence[T]], Table]
 ) -> Iterator[RenderableType]:
-    """A table of so many lines; the last of them says how many more there are."""
+    """Yield a table of at most `most` lines, the last of which says how many more there are."""
     shown = rows if len(rows) <= most else rows[: max(0, most - 1)]
     yield table(shown)
     if len(shown) < len(rows):
@@ -174,7 +174,7 @@ def _headline(view: FarmView, *, wide: bool) -> Iterator[Table]:
 
 
 def _ends(left: Text, right: Text) -> Table:
-    """A line with something at either end; the left one gives way."""
+    """Return a line with a text at either end; the left one gives way."""
     line = Table.grid(expand=True, padding=(0, 1))
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     line.add_column(no_wrap=True, justify="right")
@@ -183,7 +183,7 @@ def _ends(left: Text, right: Text) -> Table:
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """The newest values as a curve of a line's height, from zero to the greatest of them."""
+    """Draw the newest values as a curve of a line's height, from zero to the greatest of them."""
     shown = values[-width:]
     most = max(shown, default=0.0)
     steps = len(SPARKS) - 1
@@ -205,7 +205,7 @@ def _sentence(severity: str, words: str) -> Text:
 
 
 def _table(words: Sequence[str], figures: Sequence[str]) -> Table:
-    """A table of columns of words, and then of figures."""
+    """Return an empty table with columns of words, and then of figures."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in words:
         table.add_column(name, no_wrap=True, overflow="ellipsis")
@@ -233,12 +233,12 @@ def _job_table(jobs: Sequence[JobFacts], *, wide: bool) -> Table:
 
 
 def _name(job: JobFacts, *, wide: bool) -> str:
-    """What a job is called, short enough for its column."""
+    """Return what a job is called, short enough for its column."""
     return one_line(job.name, 32 if wide else 12) or job.job[:8]
 
 
 def _progress(job: JobFacts, *, wide: bool) -> tuple[ProgressBar, str, str]:
-    """A bar, how much of the job is embedded, and the same in chunks; as far as it is known."""
+    """Return a bar, the share of the job that is embedded if that is known, and its chunks."""
     known = job.chunk_count >= 0
     whole = job.chunk_count if known else job.first_chunk + job.chunks_in
     done = job.first_chunk + job.chunks_done
@@ -251,7 +251,7 @@ def _progress(job: JobFacts, *, wide: bool) -> tuple[ProgressBar, str, str]:
 
 
 def _left(job: JobFacts) -> Text:
-    """How long a job will take, or what it does instead."""
+    """Describe how long a job will take, or what it does instead."""
     if job.state in STATE_STYLES:
         return Text(job.state, STATE_STYLES[job.state])
     if not isinstance(job, JobView) or job.chunks_left is None:
@@ -289,7 +289,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _bytes(used: float | None, most: float | None) -> str:
-    """Memory in use, of how much if that is known."""
+    """Describe the memory in use, and of how much if that is known."""
     if used is None:
         return ""
     return format_bytes(used) + (f" of {format_bytes(most)}" if most else "")

@@ -1,10 +1,11 @@
 #!lua flags=allow-oom
 -- Store the result of one block and acknowledge it, or change nothing at all.
 -- A block that is no longer pending was committed by somebody else: stragglers' copies, retries
--- after a lost reply and zombies all end here.
+-- after a lost reply and zombies all end here, those too whose job was made anew meanwhile.
 -- KEYS: in|retry, res, meta, failed, bell
 -- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
---       then index, reason, attempts of each failed chunk
+--       generation of the block, then index, reason, attempts of each failed chunk
+if (redis.call('HGET', KEYS[3], 'generation') or '') ~= ARGV[9] then return 'duplicate' end
 if #redis.call('XPENDING', KEYS[1], 'farm', ARGV[1], ARGV[1], 1) == 0 then return 'duplicate' end
 redis.call('XACK', KEYS[1], 'farm', ARGV[1])
 redis.call('XDEL', KEYS[1], ARGV[1])
@@ -19,7 +20,7 @@ redis.call('HINCRBY', KEYS[3], 'tokens_done', ARGV[5])
 redis.call('HINCRBY', KEYS[3], 'bytes_done', ARGV[6])
 redis.call('HINCRBY', KEYS[3], 'real_tokens_done', ARGV[7])
 redis.call('HINCRBY', KEYS[3], 'result_bytes', #ARGV[3])
-for i = 9, #ARGV, 3 do
+for i = 10, #ARGV, 3 do
   redis.call('HINCRBY', KEYS[3], 'chunks_failed', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
     'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- Forget results that are safe on disk, and tell the producer that there is room.
--- KEYS: res, meta, room   ARGV: first index that is not on disk, start indices
+-- KEYS: res, meta, room   ARGV: first index that is not on disk, owner or "", start indices
+if ARGV[2] ~= '' and redis.call('HGET', KEYS[2], 'owner') ~= ARGV[2] then return 'gone' end
 local grown = 0  -- counted down: Redis 7.0 takes -0, the negative of 0, for no integer
-for i = 2, #ARGV do
+for i = 3, #ARGV do
   grown = grown - redis.call('HSTRLEN', KEYS[1], ARGV[i])
   redis.call('HDEL', KEYS[1], ARGV[i])
 end

@@ -2,13 +2,14 @@
 -- Find which chunks the server still has, and take blocks for those that it has not.
 -- An entry counts if it will be delivered, or is leased. With blocks, entries that somebody has
 -- acknowledged and leases on entries that somebody has deleted go: they are nobody's work.
--- KEYS: in, retry, res, meta   ARGV: block, start, chunks, tokens of each block
+-- KEYS: in, retry, res, meta   ARGV: owner or "", then block, start, chunks, tokens of each block
 -- Answers how far the job is on disk and pushed; then the start and the chunks of each result, of
 -- what waits, of what is leased, and of the blocks that were taken.
-local facts = redis.call('HMGET', KEYS[4], 'state', 'drained_upto', 'pushed_upto', 'refilled_upto')
-if not facts[1] then return false end
+local facts = redis.call('HMGET', KEYS[4], 'state', 'drained_upto', 'pushed_upto', 'refilled_upto', 'generation',
+  'owner')
+if not facts[1] or (ARGV[1] ~= '' and ARGV[1] ~= facts[6]) then return false end
 local drained, pushed, refilled = tonumber(facts[2]), tonumber(facts[3]), tonumber(facts[4] or 0)
-local refill = #ARGV > 0 and (facts[1] == 'open' or facts[1] == 'closed' or facts[1] == 'paused')
+local refill = #ARGV > 1 and (facts[1] == 'open' or facts[1] == 'closed' or facts[1] == 'paused')
 local results, waiting, leased, added, covered = {}, {}, {}, {}, {}
 local left = {blocks = 0, chunks = 0, tokens = 0, bytes = 0}
 local result_bytes = 0
@@ -100,11 +101,11 @@ for _, start in ipairs(redis.call('HKEYS', KEYS[3])) do
   if chunks then cover(results, first, chunks) end
 end
 if refill then
-  for i = 1, #ARGV, 4 do
+  for i = 2, #ARGV, 4 do
     local start, chunks = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
     if start >= drained and start + chunks <= pushed and is_free(start, chunks) then
       redis.call('XADD', KEYS[2], '*', 'block', ARGV[i], 'count', ARGV[i + 2], 'tokens', ARGV[i + 3],
-        'start', start)
+        'start', start, 'generation', facts[5] or '')
       cover(added, start, chunks)
       count(ARGV[i], chunks, tonumber(ARGV[i + 3]))
       refilled = math.max(refilled, start + chunks)

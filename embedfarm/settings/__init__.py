@@ -1,7 +1,8 @@
 """Every limit and every waiting time of the farm, in one place.
 
 Each field is read from `EMBEDFARM_<FIELD>`, else from `embedfarm.toml` in the working directory,
-else it is the default below. A command-line flag of the same name overrules both.
+else it is the default below. A command-line flag of the same name overrules both. A file that
+others can write is refused.
 """
 
 import json
@@ -13,14 +14,14 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from embedfarm.settings.doors import DEFAULT_MODEL, DoorSettings, Recurring
 from embedfarm.settings.farm import FarmSettings
 from embedfarm.settings.profiles import PROFILES, PROPORTIONS
+from embedfarm.settings.trusted import TrustedToml, UntrustedFile
 
-__all__ = ["DEFAULT_MODEL", "Recurring", "Settings"]
+__all__ = ["DEFAULT_MODEL", "Recurring", "Settings", "UntrustedFile"]
 
 
 class Settings(DoorSettings, FarmSettings, BaseSettings):
@@ -51,7 +52,7 @@ class Settings(DoorSettings, FarmSettings, BaseSettings):
 
     @property
     def jobs_path(self) -> Path:
-        """`jobs_directory`, or its default."""
+        """Directory of jobs by HTTP: `jobs_directory`, or its default."""
         chosen = self.jobs_directory or self.state_directory / "jobs"
         return chosen.expanduser().resolve()
 
@@ -61,7 +62,7 @@ class Settings(DoorSettings, FarmSettings, BaseSettings):
         return [*self.ingest_roots, self.jobs_path]
 
     def environment(self) -> dict[str, str]:
-        """All settings, as variables for a child process; they overrule its `embedfarm.toml`."""
+        """Return all settings as variables for a child process: they overrule its TOML file."""
         values = self.model_dump(mode="json", exclude_none=True)
         values["webhook_secret"] = self.webhook_secret.get_secret_value()  # not in a dump
         return {
@@ -78,6 +79,6 @@ class Settings(DoorSettings, FarmSettings, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment, then `embedfarm.toml`."""
+        """Return the sources of settings: flags, then the environment, then `embedfarm.toml`."""
         del dotenv_settings, file_secret_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, TrustedToml(settings_cls)

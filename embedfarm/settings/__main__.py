@@ -1,4 +1,4 @@
-"""docs/settings.md: `python -m embedfarm.settings > docs/settings.md`."""
+"""Generator of docs/settings.md: `python -m embedfarm.settings > docs/settings.md`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from embedfarm.settings import Settings
 
 
 def to_markdown() -> str:
-    """All settings as a table."""
+    """Return a page of Markdown with all settings in a table."""
     rows = [
         f"| `EMBEDFARM_{name.upper()}` | {field.get_default(call_default_factory=True)!r} "
         f"| {field.description} |"

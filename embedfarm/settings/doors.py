@@ -16,16 +16,17 @@ from pydantic import (
 from embedfarm.settings.profiles import MEBIBYTE
 from embedfarm.settings.webhook_secret import NO_SECRET, WebhookSecret
 
+EVERY_TENANT: Final = "*"
 DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class Recurring(BaseModel):
-    """An RQ job that is asked for again and again.
+    """Recurring RQ job, which the farm enqueues by the clock.
 
     Attributes:
-        cron: When, in UTC: minute, hour, day of the month, month, day of the week.
+        cron: Times of its runs, in UTC: minute, hour, day of the month, month, day of the week.
         task: Name of a function of `producer.tasks`.
-        arguments: Of that function, by name.
+        arguments: Arguments of that function, by name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,8 +36,28 @@ class Recurring(BaseModel):
     arguments: dict[str, Any] = {}
 
 
+class TenantLimits(BaseModel):
+    """Limits of all of a tenant's keys together; None means no limit but the farm's.
+
+    Attributes:
+        jobs: Most unfinished jobs by HTTP.
+        priority: Highest priority of a job: 0 normal, 1 high, 2 urgent.
+        bytes: Size of inputs, outputs and files on the disk at which nothing more is taken.
+        requests: Most answers in work at a time, streams among them.
+        requests_per_second: Most requests per second, on average.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    jobs: PositiveInt | None = None
+    priority: Annotated[int, Field(ge=0, le=2)] | None = None
+    bytes: PositiveInt | None = None
+    requests: PositiveInt | None = None
+    requests_per_second: PositiveFloat | None = None
+
+
 class DoorSettings(BaseModel):
-    """What may come in, from whom, how large, and what goes out for it."""
+    """Limits of what may come in by RQ and HTTP, from whom, how large, and of what goes out."""
 
     ingest_roots: Annotated[
         list[Path],
@@ -47,7 +68,8 @@ class DoorSettings(BaseModel):
         Field(ge=3, description="An RQ job whose worker is silent for this long begins again."),
     ] = 30
     ingest_seconds_max: Annotated[
-        PositiveInt, Field(description="How long an RQ job may take that names no time itself.")
+        PositiveInt,
+        Field(description="How long an RQ job may come no further that names no time itself."),
     ] = 7 * 86400
     jobs_directory: Annotated[
         Path | None,
@@ -97,6 +119,14 @@ class DoorSettings(BaseModel):
     keys_file: Annotated[
         Path | None, Field(description="API keys, as `keys new` prints them, one in a line.")
     ] = None
+    tenant_limits: Annotated[
+        dict[str, TenantLimits],
+        Field(
+            description='What keys of a tenant may have together, such as `{"*": {"jobs": 100}, '
+            '"search": {"jobs": 10, "priority": 1, "bytes": 10737418240, "requests": 32, '
+            '"requests_per_second": 20}}`; `*`: each tenant, where it has no limit of its own.'
+        ),
+    ] = {}
     http_body_bytes_max: Annotated[
         PositiveInt, Field(description="Most in the body of a request; more is answered with 413.")
     ] = 4 * MEBIBYTE
@@ -149,3 +179,10 @@ class DoorSettings(BaseModel):
     http_wait_seconds_max: Annotated[
         PositiveFloat, Field(description="Most that a request waits for results.")
     ] = 30.0
+
+    def limits_of(self, tenant: str) -> TenantLimits:
+        """Return the limits of a tenant: its own, and where it has none those of each tenant."""
+        usual, own = (
+            self.tenant_limits.get(name, TenantLimits()) for name in (EVERY_TENANT, tenant)
+        )
+        return usual.model_copy(update=own.model_dump(exclude_none=True))

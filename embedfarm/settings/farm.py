@@ -17,7 +17,7 @@ from embedfarm.terms import WEIGHT_MAX
 
 
 class FarmSettings(BaseModel):
-    """Servers, leases, jobs, blocks, plans, device batches and the interactive lane."""
+    """Limits of servers, leases, jobs, blocks, plans, device batches and the interactive lane."""
 
     profile: Annotated[
         Literal["", "high-throughput", "low-latency", "memory-constrained"],
@@ -92,6 +92,28 @@ class FarmSettings(BaseModel):
     ended_seconds_max: Annotated[
         PositiveInt, Field(description="How long such a record is kept.")
     ] = 7 * 86400
+    job_chunks_max: Annotated[
+        NonNegativeInt | None,
+        Field(
+            description="Most chunks of a job; 0: any number. By default any number for `embed`, "
+            "and 1,000,000,000 for a job by RQ or HTTP."
+        ),
+    ] = None
+    job_output_bytes_max: Annotated[
+        NonNegativeInt | None,
+        Field(
+            description="Size at which an output may not grow on; 0: none. By default none for "
+            "`embed`, and 1 TiB for a job by RQ or HTTP."
+        ),
+    ] = None
+    corpus_bytes_max: Annotated[
+        NonNegativeInt | None,
+        Field(
+            description="Most that a compressed file of a corpus unpacks to, and text in a corpus; "
+            "0: any. By default any, but `http_upload_bytes_max` for an upload, and "
+            "`fetch_bytes_max` for what is fetched."
+        ),
+    ] = None
     deliveries_max: Annotated[
         PositiveInt, Field(description="Deliveries of a block before it is split.")
     ] = 3
@@ -107,6 +129,13 @@ class FarmSettings(BaseModel):
             description="Text and vectors of a job that Redis holds at most; the producer waits."
         ),
     ] = 80 * MEBIBYTE
+    farm_window_bytes_max: Annotated[
+        NonNegativeInt,
+        Field(
+            description="The same of all jobs together; 0: half of the server's `maxmemory`, or of "
+            "`redis_bytes_max` if it has none."
+        ),
+    ] = 0
     results_bytes_max: Annotated[
         PositiveInt, Field(description="Uncollected results at which no more work is planned.")
     ] = 128 * MEBIBYTE

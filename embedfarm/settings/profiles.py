@@ -1,4 +1,4 @@
-"""Which limits belong together: how they must differ, and sets of them for a purpose."""
+"""Limits that belong together: proportions that they must keep, and sets of them for a purpose."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What webhooks are signed with; it is printed as asterisks."""
+"""The secret that webhooks are signed with, which is printed as asterisks."""
 
 import base64
 from typing import Annotated, Final
@@ -11,7 +11,7 @@ _BYTES: Final = range(24, 65)
 
 
 def _check(secret: SecretStr) -> SecretStr:
-    """Refuse what a receiver's library would not take."""
+    """Refuse a secret that a receiver's library would not take."""
     text = secret.get_secret_value()
     if not text or (text.startswith(_PREFIX) and _length(text.removeprefix(_PREFIX)) in _BYTES):
         return secret
@@ -19,7 +19,7 @@ def _check(secret: SecretStr) -> SecretStr:
 
 
 def _length(text: str) -> int:
-    """Bytes that base64 stands for; 0 if it is none."""
+    """Return how many bytes a text in base64 stands for; 0 if it is none."""
     try:
         return len(base64.b64decode(text, validate=True))
     except ValueError:

@@ -1,28 +1,37 @@
-"""The door of the readers: sources in, batches of good rows out."""
+"""The way into the readers: sources in, batches of good rows out."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import PurePosixPath
 from typing import BinaryIO, Final, TypeAlias
 
 import pyarrow as pa
 
 from embedfarm.records import Rows
+from embedfarm.redaction import hide_secrets
 from producer import chunker
 from producer.readers import delimited, directory, jsonl, parquet, text
 from producer.readers.items import BadRow, CorpusError, Item
-from producer.readers.source import COMPRESSIONS, Location, locate, open_binary, split_compression
+from producer.readers.limits import UNLIMITED, Limits, limit_rows
+from producer.readers.source import (
+    COMPRESSIONS,
+    Cursor,
+    Location,
+    locate,
+    open_binary,
+    split_compression,
+)
 
 BATCH_ROWS_MAX: Final = 2048
 BATCH_CHARACTERS_MAX: Final = 1 << 20
 """A batch ends with the row that reaches this."""
 
-_Read: TypeAlias = Callable[[BinaryIO, str, str, str | None], Iterator[Item]]
+_Read: TypeAlias = Callable[[BinaryIO, str, str, str | None, Cursor], Iterator[Item]]
 _Cut: TypeAlias = Callable[[str], Iterator[str]]
+_Opened: TypeAlias = Callable[[Location], AbstractContextManager[BinaryIO]]
 
 FORMATS: Final[dict[str, _Read]] = {
     "jsonl": jsonl.read,
@@ -36,7 +45,7 @@ SUFFIXES: Final = {".ndjson": "jsonl"} | {f".{name}": name for name in FORMATS}
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
-    """How sources are read.
+    """Options that say how sources are read.
 
     Attributes:
         text_field: Column or key of the text.
@@ -45,7 +54,7 @@ class CorpusOptions:
         glob: Which files of a directory are read, by their path below it.
         tokenizer_file: A tokenizer.json, which a directory needs to be cut into chunks.
         chunk_tokens: Tokens of a chunk of a directory's file, at most.
-        chunk_overlap: Tokens of it that the next chunk repeats, at most.
+        chunk_overlap: Tokens of a chunk that the next one repeats, at most.
 
     Raises:
         CorpusError: The options contradict one another or themselves.
@@ -71,24 +80,29 @@ class CorpusOptions:
             )
 
 
-def read_corpus(
+def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
     sources: Sequence[str],
     options: CorpusOptions,
     bad_rows: Callable[[BadRow], None],
     stdin: BinaryIO | None = None,
+    *,
+    cursor: Cursor | None = None,
+    limits: Limits = UNLIMITED,
 ) -> Iterator[Rows]:
-    """The good rows of all sources, in the order given, in batches that stay small.
+    """Read the good rows of all sources, in the order given, in batches that stay small.
 
     A source is a path, an fsspec URL, a glob of either, or "-" for standard input (JSON Lines
     unless `options.format` says otherwise). `bad_rows` gets every row that is left out, when its
     turn comes: it raises to stop (`fail_on_bad_row`) or keeps account and returns to go on.
 
-    `stdin` stands in for the process's own standard input.
+    `stdin` stands in for the process's own standard input. Reading begins at `cursor`, and moves it
+    along: when a batch is yielded it is the place behind it, where another reading may go on.
+    Documents of a directory have a limit of their own beside `limits`.
 
     Raises:
         CorpusError: At the call: a source is missing, its format unknown, a directory has no
             tokenizer, or some sources have ids and some have none. While iterating: a file is
-            damaged, or is not what its format promises.
+            damaged, or is not what its format promises, or the sources are beyond the limits.
     """
     locations = [location for source in sources for location in locate(source)]
     with_ids = _agree_on_ids(locations, options)
@@ -96,12 +110,13 @@ def read_corpus(
     for location in locations:
         if not location.is_directory:
             _format_of(location, options)
-    items = chain.from_iterable(_read(location, options, cut, stdin) for location in locations)
-    return _gather(items, bad_rows, with_ids=with_ids)
+    opened = partial(_open, stdin=stdin, bytes_max=limits.bytes_max)
+    items = _read_all(locations, options, cut, opened, cursor or Cursor())
+    return limit_rows(_gather(items, bad_rows, with_ids=with_ids), limits)
 
 
 def _agree_on_ids(locations: Sequence[Location], options: CorpusOptions) -> bool:
-    """Whether the rows have ids: those of a directory always do, others where a field is named."""
+    """Tell whether rows have ids: those of a directory do, others where a field is named."""
     directories = [location.name for location in locations if location.is_directory]
     files = [location.name for location in locations if not location.is_directory]
     if directories and files and options.id_field is None:
@@ -113,7 +128,7 @@ def _agree_on_ids(locations: Sequence[Location], options: CorpusOptions) -> bool
 
 
 def _load_cut(locations: Sequence[Location], options: CorpusOptions) -> _Cut | None:
-    """What cuts the files of directories; None where no location is one."""
+    """Return the function that cuts the files of directories; None where there is no directory."""
     names = [location.name for location in locations if location.is_directory]
     if not names:
         return None
@@ -132,7 +147,7 @@ def _load_cut(locations: Sequence[Location], options: CorpusOptions) -> _Cut | N
 
 
 def _format_of(location: Location, options: CorpusOptions) -> str:
-    """Name in `FORMATS` of the format a file is read in."""
+    """Return the name in `FORMATS` of the format in which a file is read."""
     stem, compression = split_compression(location.path)
     by_name = "jsonl" if location.is_stdin else SUFFIXES.get(PurePosixPath(stem).suffix.lower())
     chosen = options.format or by_name
@@ -148,32 +163,51 @@ def _format_of(location: Location, options: CorpusOptions) -> str:
     return chosen
 
 
-def _read(
-    location: Location, options: CorpusOptions, cut: _Cut | None, stdin: BinaryIO | None
+def _read_all(
+    locations: Sequence[Location],
+    options: CorpusOptions,
+    cut: _Cut | None,
+    opened: _Opened,
+    cursor: Cursor,
 ) -> Iterator[Item]:
-    """The items of one location; what is wrong with the whole of it becomes a `CorpusError`."""
+    """Yield the items of all locations from the cursor on."""
+    for location in locations[cursor.location :]:
+        yield from _read(location, options, cut, opened, cursor)
+        cursor.location, cursor.offset, cursor.line = cursor.location + 1, 0, 0
+
+
+def _read(
+    location: Location,
+    options: CorpusOptions,
+    cut: _Cut | None,
+    opened: _Opened,
+    cursor: Cursor,
+) -> Iterator[Item]:
+    """Yield the items of one location; what is wrong with all of it becomes a `CorpusError`."""
     try:
         if cut is not None and location.is_directory:
-            yield from directory.read(location, options.glob, cut)
+            yield from directory.read(location, options.glob, cut, cursor)
             return
         read = FORMATS[_format_of(location, options)]
-        with _open(location, stdin) as file:
-            yield from read(file, location.name, options.text_field, options.id_field)
+        with opened(location) as file:
+            yield from read(file, location.name, options.text_field, options.id_field, cursor)
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise CorpusError(f"{location.name}: {error}") from error
+        raise CorpusError(f"{location.name}: {hide_secrets(str(error))}") from error
 
 
-def _open(location: Location, stdin: BinaryIO | None) -> AbstractContextManager[BinaryIO]:
-    """The location's bytes; standard input is left open."""
+def _open(
+    location: Location, stdin: BinaryIO | None, bytes_max: int
+) -> AbstractContextManager[BinaryIO]:
+    """Open a location for its bytes, unpacked; standard input is left open at the end."""
     if location.is_stdin:
         return nullcontext(sys.stdin.buffer if stdin is None else stdin)
-    return open_binary(location.filesystem, location.path)
+    return open_binary(location.filesystem, location.path, bytes_max)
 
 
 def _gather(
     items: Iterable[Item], bad_rows: Callable[[BadRow], None], *, with_ids: bool
 ) -> Iterator[Rows]:
-    """Batches of the rows, in order; bad rows go to `bad_rows` between them."""
+    """Yield batches of the rows, in order; give bad rows to `bad_rows` in between."""
     texts: list[str] = []
     ids: list[str] = []
     characters = 0

@@ -5,22 +5,31 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from producer.readers.items import BadRow, CorpusError, Item, is_unicode
-from producer.readers.source import LINE_BYTES_MAX, number_lines
+from producer.readers.source import LINE_BYTES_MAX, Cursor, number_lines
 
 
-def read(
-    file: BinaryIO, name: str, text_field: str, id_field: str | None, *, delimiter: str
+def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own
+    file: BinaryIO,
+    name: str,
+    text_field: str,
+    id_field: str | None,
+    cursor: Cursor,
+    *,
+    delimiter: str,
 ) -> Iterator[Item]:
-    """One item per row under the header; blank lines are skipped, quoted cells may hold line ends.
+    """Yield an item per row under the header; skip blank lines; quoted cells may hold line ends.
 
     A row must be as wide as the header. A wider one is bad too: a stray delimiter has most likely
     cut its text in two.
 
     Raises:
-        CorpusError: No header row, or one without the fields.
+        CorpusError: There is no header row, or it lacks a field.
     """
-    rows = _read_rows(file, name, delimiter)
-    header = _header(rows, name)
+    begin = Cursor()
+    header = _header(_read_rows(file, name, delimiter, begin), name)
+    if not cursor.offset:
+        cursor.offset, cursor.line = begin.offset, begin.line
+    rows = _read_rows(file, name, delimiter, cursor, begin.offset)
     columns = [(field, _column(header, field, name)) for field in (text_field, id_field) if field]
     for line, row in rows:
         if isinstance(row, csv.Error):
@@ -33,15 +42,17 @@ def read(
 
 
 def _read_rows(
-    file: BinaryIO, name: str, delimiter: str
+    file: BinaryIO, name: str, delimiter: str, cursor: Cursor, read_bytes: int = 0
 ) -> Iterator[tuple[int, list[str] | csv.Error]]:
-    """Rows, or why there is none, each with the physical line it begins on."""
+    """Yield each row, or the error in its place, with the physical line on which it begins."""
     csv.field_size_limit(LINE_BYTES_MAX)
     # Bytes that are not UTF-8 pass as surrogates, so that they cost their own row only.
-    lines = (line.decode("utf-8", "surrogateescape") for _, line in number_lines(file, name))
+    numbered = number_lines(file, name, cursor, read_bytes)
+    lines = (line.decode("utf-8", "surrogateescape") for _, line in numbered)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    before = cursor.line
     while True:
-        line = reader.line_num + 1
+        line = before + reader.line_num + 1
         try:
             row = next(reader, None)
         except csv.Error as error:
@@ -54,7 +65,7 @@ def _read_rows(
 
 
 def _header(rows: Iterator[tuple[int, list[str] | csv.Error]], name: str) -> list[str]:
-    """The first row."""
+    """Return the first row, or raise `CorpusError` if it is no header."""
     line, header = next(rows, (1, []))
     if isinstance(header, csv.Error):
         raise CorpusError(f"{name} line {line}: no header row: {header}")
@@ -64,14 +75,14 @@ def _header(rows: Iterator[tuple[int, list[str] | csv.Error]], name: str) -> lis
 
 
 def _column(header: list[str], field: str, name: str) -> int:
-    """Index of a field's column."""
+    """Return the index of a field's column, or raise `CorpusError` if there is not just one."""
     if header.count(field) != 1:
         raise CorpusError(f"{name}: no single column {field!r}; it has {', '.join(header)}")
     return header.index(field)
 
 
 def _item(row: list[str], columns: list[tuple[str, int]], name: str, line: int) -> Item:
-    """The cells asked for, provided they were UTF-8."""
+    """Return the cells asked for, or a bad row if one of them was not UTF-8."""
     for field, column in columns:
         if not is_unicode(row[column]):
             return BadRow(name, line, field, "not UTF-8")

@@ -2,37 +2,42 @@
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
 from producer.readers.items import BadRow, Item, is_unicode
-from producer.readers.source import Location, open_binary, printable
+from producer.readers.source import Cursor, Location, open_binary, printable
 
 DOCUMENT_BYTES_MAX: Final = 256 << 20
 """A larger file is refused: a document is decoded whole before it is cut."""
 
 
-def read(directory: Location, glob: str, cut: Callable[[str], Iterator[str]]) -> Iterator[Item]:
-    """The chunks of every file whose path below the directory matches `glob`, in order of path.
+def read(
+    directory: Location, glob: str, cut: Callable[[str], Iterator[str]], cursor: Cursor
+) -> Iterator[Item]:
+    """Yield the chunks of all files whose paths below the directory match `glob`, by path.
 
     The id of a chunk is "path/below/the/directory#n", n from 0 in each file. A file that cannot be
     read or is not text is one bad row. Links to directories are not followed: they can form a ring.
     """
-    for relative, entry in _find(directory, glob):
+    for relative, entry in find(directory, glob)[cursor.offset :]:
         try:
             text = _read_document(directory.filesystem, entry, relative)
         except (OSError, UnicodeError) as error:
             name = printable(f"{directory.name.rstrip('/')}/{relative}")
             yield BadRow(name, None, None, f"not a readable UTF-8 text: {error}")
-            continue
-        for number, chunk in enumerate(cut(text)):
-            yield chunk, f"{relative}#{number}"
+        else:
+            for number, chunk in islice(enumerate(cut(text)), cursor.line, None):
+                cursor.line = number + 1
+                yield chunk, f"{relative}#{number}"
+        cursor.offset, cursor.line = cursor.offset + 1, 0
 
 
-def _find(directory: Location, glob: str) -> list[tuple[str, dict[str, Any]]]:
-    """Paths below the directory that match, sorted, each with what the file system knows of it."""
+def find(directory: Location, glob: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the matching paths below the directory, sorted, with the file system's entries."""
     # `walk` can be told to raise at a directory it may not list; `find` would pass over it.
     walk = directory.filesystem.walk(directory.path, detail=True, on_error="raise")
     entries = (entry for _, _, files in walk for entry in files.values())
@@ -43,7 +48,7 @@ def _find(directory: Location, glob: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _read_document(filesystem: AbstractFileSystem, entry: dict[str, Any], relative: str) -> str:
-    """The file's text without byte order mark; `OSError` or `UnicodeError` where there is none."""
+    """Return a file's text without byte order mark, or raise `OSError` or `UnicodeError`."""
     if not is_unicode(relative):
         raise OSError("its name is not UTF-8, so its chunks could have no ids")
     if entry["type"] != "file" and not filesystem.isfile(entry["name"]):

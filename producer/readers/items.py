@@ -34,10 +34,10 @@ Item: TypeAlias = Row | BadRow
 
 
 class CorpusError(ValueError):
-    """The corpus cannot be read on: the message names the file and what is wrong with it.
+    """Raised when a corpus cannot be read on; the message names the file and what is wrong.
 
     Attributes:
-        bad_row: The row that stopped it, None where no single row did.
+        bad_row: The row that stopped the reading, None where no single row did.
     """
 
     def __init__(self, message: str, bad_row: BadRow | None = None) -> None:
@@ -55,7 +55,7 @@ def fail_on_bad_row(bad_row: BadRow) -> NoReturn:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether `text` can be written as UTF-8: it holds no lone surrogate."""
+    """Tell whether `text` can be written as UTF-8: it holds no lone surrogate."""
     if text.isascii():
         return True
     try:

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from producer.readers.items import BadRow, CorpusError, Item
-from producer.readers.source import number_lines
+from producer.readers.source import Cursor, number_lines
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _JSON_NAMES: Final = {
@@ -20,16 +20,18 @@ _JSON_NAMES: Final = {
 }
 
 
-def read(file: BinaryIO, name: str, text_field: str, id_field: str | None) -> Iterator[Item]:
-    """One item per line that is not blank; other fields are skipped, not decoded.
+def read(
+    file: BinaryIO, name: str, text_field: str, id_field: str | None, cursor: Cursor
+) -> Iterator[Item]:
+    """Yield an item per line that is not blank; other fields are skipped, not decoded.
 
     A number as id becomes the text Python writes for it.
 
     Raises:
-        CorpusError: A line without end, or a field whose name the decoder cannot look for.
+        CorpusError: A line is too long, or the decoder cannot look for a field of that name.
     """
     decode = _row_decoder(name, text_field, id_field).decode
-    for number, line in number_lines(file, name):
+    for number, line in number_lines(file, name, cursor):
         try:
             row = decode(line)
         except _UNREADABLE as error:
@@ -41,7 +43,7 @@ def read(file: BinaryIO, name: str, text_field: str, id_field: str | None) -> It
 
 
 def _row_decoder(name: str, text_field: str, id_field: str | None) -> msgspec.json.Decoder[Any]:
-    """Decodes a line to `text` and, if asked, `id`, whatever their names in the file."""
+    """Return a decoder of lines to `text` and, if asked, `id`, whatever their names in the file."""
     fields: list[tuple[str, Any]] = [("text", str)]
     rename = {"text": text_field}
     if id_field is not None:
@@ -55,7 +57,7 @@ def _row_decoder(name: str, text_field: str, id_field: str | None) -> msgspec.js
 
 
 def _diagnose(line: bytes, text_field: str, id_field: str | None) -> tuple[str | None, str]:
-    """The field and the reason for which a line was refused, "" where the decoder knows better."""
+    """Return field and reason for which a line was refused; "" where the decoder knows better."""
     try:
         row = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
@@ -72,7 +74,7 @@ def _diagnose(line: bytes, text_field: str, id_field: str | None) -> tuple[str |
 
 
 def _field_problem(row: dict[str, Any], field: str, kinds: tuple[type, ...]) -> str | None:
-    """What is wrong with one field of a decoded object, if anything is."""
+    """Return what is wrong with one field of a decoded object, None if nothing is."""
     if field not in row:
         return "missing"
     kind = type(row[field])

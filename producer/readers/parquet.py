@@ -1,20 +1,23 @@
 """Parquet: one item per row, only the columns asked for."""
 
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import islice
 from typing import BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from producer.readers.items import BadRow, CorpusError, Item
+from producer.readers.source import Cursor
 
 _BATCH_ROWS: Final = 512
 _BUFFER_BYTES: Final = 1 << 20
 
 
-def read(file: BinaryIO, name: str, text_field: str, id_field: str | None) -> Iterator[Item]:
-    """One item per row; an integer as id becomes its digits.
+def read(
+    file: BinaryIO, name: str, text_field: str, id_field: str | None, cursor: Cursor
+) -> Iterator[Item]:
+    """Yield an item per row; an integer as id becomes its digits.
 
     Row groups are read through a buffer, never whole.
 
@@ -25,16 +28,28 @@ def read(file: BinaryIO, name: str, text_field: str, id_field: str | None) -> It
     fields = [field for field in (text_field, id_field) if field is not None]
     for field in fields:
         _check_column(table.schema_arrow, field, name, integers=field == id_field)
-    numbers = count(1)
-    for batch in table.iter_batches(_BATCH_ROWS, columns=fields):
+    groups, skip = _groups_from(table, cursor.offset)
+    for batch in table.iter_batches(_BATCH_ROWS, row_groups=groups, columns=fields):
         rows = zip(*(_cells(batch.column(field)) for field in fields), strict=True)
-        yield from (
-            _item(row, fields, name, number) for row, number in zip(rows, numbers, strict=False)
-        )
+        for row in islice(rows, skip, None):
+            cursor.offset += 1
+            yield _item(row, fields, name, cursor.offset)
+        skip = max(0, skip - batch.num_rows)
+
+
+def _groups_from(table: pq.ParquetFile, row: int) -> tuple[list[int], int]:
+    """Return the row groups from that of `row` on, and the rows before `row` in the first one."""
+    groups = range(table.num_row_groups)
+    for group in groups:
+        rows = table.metadata.row_group(group).num_rows
+        if row < rows:
+            return list(groups[group:]), row
+        row -= rows
+    return [], 0
 
 
 def _check_column(schema: pa.Schema, field: str, name: str, *, integers: bool) -> None:
-    """Refuse a column that is not there once, or holds no strings nor, if allowed, integers."""
+    """Refuse a column that is not there just once, or holds no strings nor allowed integers."""
     index = schema.get_field_index(field)
     if index < 0:
         raise CorpusError(f"{name}: no single column {field!r}; it has {', '.join(schema.names)}")
@@ -46,13 +61,13 @@ def _check_column(schema: pa.Schema, field: str, name: str, *, integers: bool) -
 
 
 def _cells(column: pa.Array) -> list[bytes | None]:
-    """Cells as they lie in the file, which no one has checked to be UTF-8."""
+    """Return the cells as they lie in the file, which no one has checked to be UTF-8."""
     cells: list[bytes | None] = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     return cells
 
 
 def _item(row: Sequence[bytes | None], fields: list[str], name: str, number: int) -> Item:
-    """The row's cells, provided they are there and are UTF-8."""
+    """Return the row's cells, or a bad row if one of them is null or not UTF-8."""
     values = []
     for field, cell in zip(fields, row, strict=True):
         if cell is None:

@@ -1,10 +1,10 @@
-"""From what a user names to open files: paths, fsspec URLs, globs, compressed files, stdin."""
+"""Sources by name, found and opened: paths, fsspec URLs, globs, compressed files, stdin."""
 
 import io
 import itertools
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
@@ -12,7 +12,9 @@ import fsspec
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from embedfarm.redaction import hide_in_word, hide_secrets
 from producer.readers.items import CorpusError
+from producer.readers.limits import Unpacked
 
 LINE_BYTES_MAX: Final = 64 << 20
 """A longer line is taken for a file of another format, before it fills the memory."""
@@ -21,16 +23,30 @@ COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 
 _BUFFER_BYTES: Final = 1 << 20
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_PASSWORD: Final = re.compile(r"(?<=://)[^/@:]*:[^/@]*@")
+
+
+@dataclass
+class Cursor:
+    """A place in a corpus; reading begins there, and moves it along.
+
+    Attributes:
+        location: Number of the file or directory, in the order in which they are read.
+        offset: Bytes, rows or files of that location that come before the place, by its format.
+        line: Lines that come before the place, or chunks of a directory's file.
+    """
+
+    location: int = 0
+    offset: int = 0
+    line: int = 0
 
 
 class Location(NamedTuple):
     """A file or directory that exists, or standard input.
 
     Attributes:
-        name: For people and ids; carries no password.
+        name: Name for people and ids, without secrets.
         filesystem: The fsspec file system it is on; None for standard input.
-        path: Its path there.
+        path: Path on that file system.
         is_directory: Whether it is a directory.
     """
 
@@ -41,30 +57,30 @@ class Location(NamedTuple):
 
     @property
     def is_stdin(self) -> bool:
-        """Whether it is standard input."""
+        """Whether the location is standard input."""
         return self.filesystem is None
 
 
 def locate(source: str) -> list[Location]:
-    """What `source` names: one file or directory, or, for a glob, its matches in order of path.
+    """Find what `source` names: one file or directory, or a glob's matches in order of path.
 
     Raises:
-        CorpusError: It names nothing that exists, or a protocol that is not installed.
+        CorpusError: The source names nothing that exists, or a protocol that is not installed.
     """
     if source == "-":
         return [Location("<stdin>", None, "-", is_directory=False)]
-    name = printable(_PASSWORD.sub("", source))
+    name = printable(hide_in_word(source))
     try:
         locations = list(_find(source, name))
     except (OSError, ValueError, ImportError) as error:
-        raise CorpusError(f"{name}: {error}") from error
+        raise CorpusError(f"{name}: {hide_secrets(str(error))}") from error
     if not locations:
         raise CorpusError(f"{name or repr(name)}: no such file or directory")
     return locations
 
 
 def _find(source: str, name: str) -> Iterator[Location]:
-    """The path itself if it exists, so that a name with brackets works, else its matches."""
+    """Yield the path itself if it exists, so that a name with brackets works, else its matches."""
     if not source:  # It would be the working directory.
         return
     if "://" in source:
@@ -76,46 +92,63 @@ def _find(source: str, name: str) -> Iterator[Location]:
         return
     for match in sorted(filesystem.glob(path)):
         shown = filesystem.unstrip_protocol(match) if "://" in source else match
-        yield Location(printable(shown), filesystem, match, filesystem.isdir(match))
+        yield Location(printable(hide_in_word(shown)), filesystem, match, filesystem.isdir(match))
 
 
 def printable(name: str) -> str:
-    """A file's name for people: what in it is not Unicode is escaped."""
+    """Return a file's name for people, in which what is not Unicode is escaped."""
     return name.encode(errors="backslashreplace").decode()
 
 
 def split_compression(path: str) -> tuple[str, str | None]:
-    """The path without the suffix of its compression, and that compression or None."""
+    """Return the path without the suffix of its compression, and that compression or None."""
     suffix = PurePosixPath(path).suffix
     compression = COMPRESSIONS.get(suffix.lower())
     return (path.removesuffix(suffix) if compression else path), compression
 
 
 @contextmanager
-def open_binary(filesystem: AbstractFileSystem, path: str) -> Iterator[BinaryIO]:
-    """The file's bytes, decompressed as its suffix says.
+def open_binary(
+    filesystem: AbstractFileSystem, path: str, bytes_max: int = 0
+) -> Iterator[BinaryIO]:
+    """Open a file, decompressed as its suffix says, to at most `bytes_max` if that is not 0.
 
-    A damaged or truncated archive raises `OSError` where the reading meets the damage.
+    A damaged, truncated or larger archive raises `OSError` where the reading meets the damage.
     """
     _, compression = split_compression(path)
     with filesystem.open(path, "rb") as file:
         # Arrow notices a truncated file in both formats; the usual Python modules do in one.
         raw = (
-            pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression)
+            Unpacked(
+                pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression), bytes_max
+            )
             if compression
             else file
         )
         yield cast("BinaryIO", io.BufferedReader(raw, _BUFFER_BYTES))
 
 
-def number_lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
-    r"""Lines, each with its number from 1 and its b"\n"; a byte order mark is taken off the first.
+def number_lines(
+    file: BinaryIO, name: str, cursor: Cursor, read_bytes: int = 0
+) -> Iterator[tuple[int, bytes]]:
+    r"""Yield lines with their numbers from 1 and their b"\n"; the first without byte order mark.
+
+    They begin at the cursor, and when one is yielded the cursor is behind it.
+
+    Args:
+        file: The file.
+        name: The file's name, for people.
+        cursor: Place where the reading begins.
+        read_bytes: Bytes of the file that were read already.
 
     Raises:
         CorpusError: A line is longer than `LINE_BYTES_MAX`.
     """
-    for number in itertools.count(1):
+    _skip_bytes(file, cursor.offset - read_bytes)
+    for number in itertools.count(cursor.line + 1):
         line = file.readline(LINE_BYTES_MAX + 1)
+        cursor.offset += len(line)
+        cursor.line = number
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line:
@@ -123,3 +156,12 @@ def number_lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
         if len(line) > LINE_BYTES_MAX:
             raise CorpusError(f"{name} line {number}: longer than {LINE_BYTES_MAX >> 20} MiB")
         yield number, line
+
+
+def _skip_bytes(file: BinaryIO, count: int) -> None:
+    """Skip the next bytes of a file; those of an archive have to be unpacked."""
+    if count and file.seekable():
+        file.seek(count, io.SEEK_CUR)
+        return
+    while count and (piece := file.read(min(count, _BUFFER_BYTES))):
+        count -= len(piece)

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from producer.readers.items import BadRow, CorpusError, Item
-from producer.readers.source import number_lines
+from producer.readers.source import Cursor, number_lines
 
 
-def read(file: BinaryIO, name: str, _text_field: str, id_field: str | None) -> Iterator[Item]:
-    r"""One item per line without its b"\n" or b"\r\n"; an empty line is an empty text.
+def read(
+    file: BinaryIO, name: str, _text_field: str, id_field: str | None, cursor: Cursor
+) -> Iterator[Item]:
+    r"""Yield an item per line without its b"\n" or b"\r\n"; an empty line is an empty text.
 
     So, where no row is bad, the index of a chunk is the number of its line less one.
 
@@ -17,7 +19,7 @@ def read(file: BinaryIO, name: str, _text_field: str, id_field: str | None) -> I
     """
     if id_field is not None:
         raise CorpusError(f"{name}: plain text has no field {id_field!r}, nor any other")
-    for number, line in number_lines(file, name):
+    for number, line in number_lines(file, name, cursor):
         try:
             yield line.removesuffix(b"\r\n").removesuffix(b"\n").decode(), ""
         except UnicodeDecodeError as error:

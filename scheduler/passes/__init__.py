@@ -1,4 +1,4 @@
-"""From state to plan, in small named steps: the order of the list is the policy.
+"""Passes: small named steps from state to plan; the order of their list is the policy.
 
 A pass may reorder, annotate or defer; of a job that it defers a note says so, and begins with the
 job. It never drops a job's work: what no plan mentions stays in the stream. Every live worker that
@@ -18,14 +18,14 @@ class Pass(Protocol):
 
     @property
     def name(self) -> str:
-        """By which it is added, removed and explained."""
+        """Name by which the pass is added, removed and explained."""
 
     def __call__(self, draft: Draft) -> Draft:
-        """The next draft; the state in it stays as it is."""
+        """Return the next draft; the state in it stays as it is."""
 
 
 class PassFailed(RuntimeError):
-    """A pass raised an error, which is its cause, or gave what no plan can be made of."""
+    """Raised when a pass raised an error, which is the cause, or gave what is no plan."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -33,11 +33,11 @@ class PassFailed(RuntimeError):
 
 
 def decide(state: FarmState, passes: Sequence[Pass], *, explain: bool = False) -> Draft:
-    """The plan for a state.
+    """Make the plan for a state.
 
     Args:
-        state: The farm.
-        passes: The policy.
+        state: State of the farm.
+        passes: Passes in the order of the policy.
         explain: Whether to say in words what each pass did, which takes longer than deciding.
 
     Raises:
@@ -57,11 +57,12 @@ def decide(state: FarmState, passes: Sequence[Pass], *, explain: bool = False) -
 
 
 def _check(before: Draft, made: object, asking: AbstractSet[str]) -> None:
-    """See to it that a plan can be made of what a pass gave.
+    """Check that a plan can be made of what a pass gave.
 
     Raises:
-        TypeError: It is no draft.
-        ValueError: It is of another state, plans for the wrong workers, or loses or doubles a job.
+        TypeError: The pass gave no draft.
+        ValueError: The draft is of another state, plans for the wrong workers, or loses or doubles
+            a job.
     """
     if not isinstance(made, Draft):
         raise TypeError(f"it gives {type(made).__name__}, no draft")
@@ -77,10 +78,10 @@ def _check(before: Draft, made: object, asking: AbstractSet[str]) -> None:
 
 
 def _check_jobs(before: Draft, made: Draft) -> None:
-    """See to it that each job is there once, or that a note says why it is not.
+    """Check that each job is there once, or that a note says why it is not.
 
     Raises:
-        ValueError: Otherwise.
+        ValueError: A job is made up, is there twice, or is lost without a note.
     """
     known, found = {job.job for job in before.jobs}, Counter(job.job for job in made.jobs)
     told = {note.words.partition(" ")[0] for note in made.notes[len(before.notes) :]}

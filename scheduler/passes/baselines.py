@@ -14,7 +14,7 @@ BATCH_CHUNKS_MAX: Final = 500
 
 @dataclass(frozen=True)
 class Rounds:
-    """The same number of chunks for everybody, and the next when all are done.
+    """Pass that gives everybody equally many chunks, and the next ones when all are done.
 
     A worker leases twice by one plan, so that a round is two micro-batches of each.
     """
@@ -23,7 +23,7 @@ class Rounds:
     name: ClassVar[str] = "rounds"
 
     def __call__(self, draft: Draft) -> Draft:
-        """Shares for everybody, or for nobody."""
+        """Give shares to everybody, or to nobody."""
         alive = {worker.name for worker in draft.state.workers}
         if any(alive & job.held_blocks.keys() for job in draft.jobs):
             nothing = {worker.name: () for worker in draft.state.asking}
@@ -33,25 +33,25 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Fixed:
-    """The same number of chunks for everybody, whenever one is done: no barrier, no measuring."""
+    """Pass that gives everybody equally many chunks at any time: no barrier, no measuring."""
 
     settings: Settings
     name: ClassVar[str] = "fixed"
 
     def __call__(self, draft: Draft) -> Draft:
-        """Shares of equal size."""
+        """Give shares of equal size."""
         return give(draft, self.settings, self.name, _hundred)
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What is left, shared by speed, between 50 and 500 chunks; 100 for who is not known yet."""
+    """Pass that shares what is left by speed, 50 to 500 chunks each; 100 while it is unknown."""
 
     settings: Settings
     name: ClassVar[str] = "adaptive"
 
     def __call__(self, draft: Draft) -> Draft:
-        """Shares by speed."""
+        """Give shares by speed."""
 
         def tokens(worker: WorkerState, job: JobState) -> float:
             pace = draft.state.pace(job)

@@ -1,10 +1,11 @@
-"""Which jobs can be worked on now."""
+"""The pass that leaves out jobs that cannot be worked on now."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from embedfarm.settings import Settings
-from scheduler.state import Draft, JobState
+from embedfarm.sizing import has_room, results_free
+from scheduler.state import Draft, FarmState, JobState
 
 RUNNING: Final = frozenset({"open", "closed"})
 
@@ -18,13 +19,15 @@ class Defer:
 
     def __call__(self, draft: Draft) -> Draft:
         """Keep the jobs that can be worked on now."""
-        full = self.settings.results_bytes_max
+        state = draft.state
+        free = results_free(self.settings, state.room)  # only who has more is looked at closely
         lists = [
             tuple(
                 [
                     job
                     for job in tier
-                    if job.status.state in RUNNING and job.status.result_bytes < full
+                    if job.status.state in RUNNING
+                    and (job.status.result_bytes < free or self._may(job, state))
                 ]
             )
             for tier in draft.tiers
@@ -34,6 +37,13 @@ class Defer:
             return made
         kept = {job.job for job in made.jobs}
         return made.note(self.name, map(_reason, (j for j in draft.jobs if j.job not in kept)))
+
+    def _may(self, job: JobState, state: FarmState) -> bool:
+        """Tell whether a job has room for results, or blocks that a dead worker holds.
+
+        What a dead worker holds is rescued in any case: it may be what the collector waits for.
+        """
+        return has_room(job.status, self.settings, state.room) or job.job in state.orphaned
 
 
 def _reason(job: JobState) -> str:

@@ -1,4 +1,4 @@
-"""Which job goes before which."""
+"""Passes that order jobs: which of them goes before which."""
 
 import math
 from collections import defaultdict
@@ -15,7 +15,7 @@ LEVELS: Final = ("normal", "high", "urgent")
 
 @dataclass(frozen=True)
 class FirstCome:
-    """Older jobs first."""
+    """Pass that puts older jobs first."""
 
     name: ClassVar[str] = "fcfs"
 
@@ -26,7 +26,7 @@ class FirstCome:
 
 @dataclass(frozen=True)
 class ShortestFirst:
-    """Jobs with the least left first: the least mean time in the farm, and no promise to others."""
+    """Pass that puts jobs with the least left first: least mean time, no promise to long jobs."""
 
     name: ClassVar[str] = "sjf"
 
@@ -37,7 +37,7 @@ class ShortestFirst:
 
 @dataclass(frozen=True)
 class Priority:
-    """Urgent before high before normal, and within a level the earliest deadline first.
+    """Pass that puts urgent before high before normal, and in a level the earliest deadline first.
 
     A job that got nothing for `ageing_seconds` counts as one level higher, for twice that as two,
     and goes before the others of that level until it is served: computed now, not when it came, so
@@ -64,7 +64,7 @@ class Priority:
         return ordered.note(self.name, self._explain(ordered))
 
     def _ageing_seconds(self, draft: Draft) -> float:
-        """After how long a job rises: no sooner than everybody could have had a turn."""
+        """Return after how long a job rises: no sooner than everybody could have had a turn."""
         least, cap = self.settings.ageing_seconds, self.settings.micro_batch_seconds_max
         takers = max(1, len(draft.state.takers))
         crowd = [
@@ -99,7 +99,7 @@ class Priority:
 def _merge(
     groups: Mapping[tuple[int, int, int], Iterable[JobState]],
 ) -> list[tuple[JobState, ...]]:
-    """Tiers out of groups by priority, age and deadline; above urgent there is nothing."""
+    """Make tiers of groups by priority, age and deadline; above urgent there is nothing."""
     tiers: defaultdict[tuple[int, bool, float], list[JobState]] = defaultdict(list)
     for (priority, aged, deadline_ms), jobs in groups.items():
         level = min(priority + aged, LEVEL_MAX)
@@ -108,7 +108,7 @@ def _merge(
 
 
 def _sort(draft: Draft, name: str, key: Callable[[JobState], Any]) -> Draft:
-    """Every tier split into single jobs."""
+    """Split every tier into single jobs, sorted by `key`."""
     tiers = tuple((job,) for tier in draft.tiers for job in sorted(tier, key=key))
     ordered = replace(draft, tiers=tiers)
     words = (f"{job.job} is number {place}" for place, job in enumerate(ordered.jobs, start=1))

@@ -1,4 +1,4 @@
-"""Which worker tries which job first."""
+"""Passes that choose which worker tries which job first."""
 
 import heapq
 from collections import defaultdict
@@ -13,7 +13,7 @@ from scheduler.state import SHARES_MAX, Draft, JobState
 
 @dataclass(frozen=True)
 class Fair:
-    """Service by weight for tenants, and for the jobs of each, within the first tier.
+    """Pass that serves tenants by weight, and the jobs of each too, within the first tier.
 
     Start-time fair queueing (Goyal, Vin and Cheng 1996): the next micro-batch goes to the tenant
     that had the least service for its weight, and there to the job that had the least for its own.
@@ -46,7 +46,7 @@ class Fair:
 
 
 class _Turns:
-    """Who comes next, and after whom; only the jobs of tenants that come first are ordered."""
+    """Order in which jobs get turns; only the jobs of tenants that come first are sorted."""
 
     def __init__(self, jobs: Iterable[JobState], weights: Mapping[str, int]) -> None:
         self._weights = weights
@@ -61,7 +61,7 @@ class _Turns:
         heapq.heapify(self._tenants)
 
     def least(self, count: int) -> list[JobState]:
-        """The jobs that had the least, those of the least served tenant first."""
+        """Return up to `count` jobs that had the least, those of the least served tenant first."""
         found: list[JobState] = []
         for _, tenant in sorted(self._tenants):
             if len(found) < count:
@@ -69,7 +69,7 @@ class _Turns:
         return found
 
     def take(self, charge: float) -> JobState:
-        """The next job, charged so many seconds of the farm."""
+        """Return the next job, and charge it and its tenant so many seconds of the farm."""
         seconds, tenant = self._tenants[0]
         paid = charge / self._weights.get(tenant, 1)
         heapq.heapreplace(self._tenants, (seconds + paid, tenant))
@@ -79,7 +79,7 @@ class _Turns:
         return job
 
     def _queue(self, tenant: str) -> list[tuple[float, int, str, JobState]]:
-        """The jobs of a tenant, as a heap by service; of equals the older one comes first."""
+        """Return the jobs of a tenant as a heap by service; of equals the older one comes first."""
         if tenant not in self._queues:
             queue = [
                 (job.service.job_seconds, job.status.created_ms, job.job, job)
@@ -144,12 +144,12 @@ class Memory:
 
 
 def _served(job: JobState) -> tuple[float, float, str]:
-    """By which jobs of a tier are ordered: service of the tenant, then of the job."""
+    """Return the sort key of a job in a tier: service of the tenant, then of the job."""
     return job.service.tenant_seconds, job.service.job_seconds, job.job
 
 
 def _lead(one: JobState, other: JobState) -> float:
-    """Seconds of the farm that a job, or its tenant, is ahead of another."""
+    """Return the seconds of the farm that a job, or its tenant, is ahead of another."""
     if one.status.tenant != other.status.tenant:
         return one.service.tenant_seconds - other.service.tenant_seconds
     return one.service.job_seconds - other.service.job_seconds

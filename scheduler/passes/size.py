@@ -1,4 +1,4 @@
-"""How much a worker leases at a time."""
+"""The pass that decides how much a worker leases at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from embedfarm.settings import Settings
 from embedfarm.sizing import blocks_for
 from scheduler.state import Draft, FarmState, JobState, WorkerState
 
-FACTOR: Final = 0.6  # of its part of what is left, handed out at once
+FACTOR: Final = 0.6  # share of a worker's part of what is left that is handed out at once
 OVERHEAD_SHARE: Final = 0.01  # of a full micro-batch: one that costs more to begin may be longer
 CAP_FACTOR_MAX: Final = 7.5  # but not by more than this: it may be a wait, and not for us
 OVERHEADS_MIN: Final = 6.0  # a micro-batch shorter than so many overheads is not worth it
@@ -48,7 +48,7 @@ class Size:
         return give(draft, self.settings, self.name, partial(self._tokens, draft.state))
 
     def _tokens(self, state: FarmState, worker: WorkerState, job: JobState) -> float:
-        """Size of a worker's next micro-batch of a job."""
+        """Return the size in tokens of a worker's next micro-batch of a job."""
         pace = state.pace(job)
         rate = pace.rates.get(worker.name)
         if rate is None:
@@ -66,7 +66,7 @@ class Size:
 def give(
     draft: Draft, settings: Settings, name: str, tokens: Callable[[WorkerState, JobState], float]
 ) -> Draft:
-    """Shares of the given size for every worker that asks, of the jobs in its queue.
+    """Give every worker that asks shares of the given size, of the jobs in its queue.
 
     Jobs with nothing to lease are in some plans too: of some the leases are held by the dead, of
     some a worker may repeat what is late, and some get more blocks.
@@ -95,7 +95,7 @@ def give(
 
 
 def _leased(draft: Draft) -> list[JobState]:
-    """Jobs with nothing to lease and something to come, those with leases of the dead first."""
+    """List the jobs with nothing to lease and something to come, those that the dead hold first."""
     jobs = [job for tier in draft.tiers for job in tier if not job.waiting_blocks]
     held = [job for job in jobs if job.held_blocks]
     if draft.state.orphaned:

@@ -1,4 +1,4 @@
-"""What idle workers do when nothing is left to lease."""
+"""The pass that lets idle workers make speculative copies when nothing is left to lease."""
 
 import heapq
 import math
@@ -21,7 +21,7 @@ PATIENCE_SECONDS: Final = 0.5  # on top of that
 
 @dataclass(frozen=True)
 class Tail:
-    """When nothing waits, lets idle workers repeat the blocks that would be done last.
+    """Lets idle workers repeat the blocks that would be done last, when nothing waits.
 
     LATE (Zaharia et al. 2008): copy from the lease with the longest time to its end, and only if
     the copy would win. Whoever commits first counts; the other one's commit changes nothing.
@@ -57,9 +57,10 @@ class Tail:
     def _copies(
         self, state: FarmState, job: JobState, takers: Collection[str]
     ) -> Mapping[str, list[str]]:
-        """Stream IDs by idle worker; a block that is being repeated stays with that worker.
+        """Return stream IDs to copy by idle worker; a block being repeated stays with its worker.
 
-        It gets no others until it is done with those. If it hangs in them others may have them.
+        That worker gets no others until it is done with those. If it hangs in them, other workers
+        may have them.
         """
         if job.status.state != "closed" or not job.leases:
             return {}
@@ -82,10 +83,10 @@ class Tail:
     def _race(
         self, state: FarmState, job: JobState, free: Collection[str], late: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
-        """Who repeats what: the latest block goes to the worker that would end it first, and so on.
+        """Yield worker and block: the latest block for who would end it first, and so on.
 
-        That may be one that is busy a little longer, to which it is left: a worker that is idle
-        before the others does not take all.
+        That may be a worker that is busy a little longer, to which the block is left: a worker
+        that is idle before the others does not take all.
         """
         rates, tokens = state.pace(job).rates, job.status.block_tokens_mean
         speeds = {name: rates[name].tokens_per_second for name in free}
@@ -111,7 +112,7 @@ class Tail:
                 heapq.heappush(ends, (end + tokens / speeds[name], name))
 
     def _late(self, state: FarmState, job: JobState) -> Iterator[tuple[float, str]]:
-        """Seconds until its end, and stream ID, of each block that a live worker holds."""
+        """Yield the seconds to its end, and the stream ID, of each block a live worker holds."""
         held: dict[str, list[str]] = defaultdict(list)
         for lease in job.leases:
             if lease.deliveries < self.settings.deliveries_max:
@@ -128,9 +129,9 @@ class Tail:
 
 
 def _idle(state: FarmState) -> Collection[str]:
-    """Workers that take work and hold nothing.
+    """Return the workers that take work and hold nothing.
 
-    What they hold is told by the leases: a heartbeat may be older than the end of the last
+    What workers hold is told by the leases: a heartbeat may be older than the end of the last
     micro-batch. One that repeats blocks already looks idle as well.
     """
     holders = set[str]().union(*[job.held_blocks for job in state.jobs if job.held_blocks])
@@ -138,7 +139,7 @@ def _idle(state: FarmState) -> Collection[str]:
 
 
 def _repeated(state: FarmState, job: JobState, takers: Collection[str]) -> Mapping[str, str]:
-    """Of what is repeated, by whom: less what is so by workers that are gone, idle or hang."""
+    """Return who repeats which block, without workers that are gone, are idle, or hang."""
     if not job.copies:
         return {}
     rates, tokens = state.pace(job).rates, job.status.block_tokens_mean

@@ -36,7 +36,7 @@ Action = Callable[[float], None]
 
 
 class Stuck(RuntimeError):
-    """A simulated farm came to nothing: the workers are dead, or stand still."""
+    """Raised when a simulated farm came to nothing: the workers are dead, or stand still."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Outcome:
 
     Attributes:
         makespan: Seconds until the last commit.
-        ideal: Seconds until then if all machines shared all work without friction: the fluid bound.
+        ideal: The makespan if all machines shared all work without friction: the fluid bound.
         job_ended: Seconds of each job's last commit.
         worker_ended: Seconds of each worker's last commit.
         worker_tokens: Tokens that each worker committed first.
@@ -100,7 +100,7 @@ class Simulation:
         """Run until all jobs are done.
 
         Raises:
-            Stuck: They never will be.
+            Stuck: The jobs never will be done.
         """
         self._remember()
         for worker in self.workers:
@@ -134,7 +134,7 @@ class Simulation:
             heapq.heappush(self._events, (when, next(self._order), action))
 
     def _remember(self) -> None:
-        """What earlier jobs have left in the history."""
+        """Put into the history what earlier jobs would have left there."""
         if self._scenario.history_error is None:
             return
         stored = {}
@@ -158,7 +158,7 @@ class Simulation:
         self._at(now + self._settings.heartbeat_seconds, partial(self._beat, worker))
 
     def _stop(self, worker: Worker, now: float) -> None:
-        """A worker falls silent; others get what it holds when its leases have expired."""
+        """Let a worker fall silent; others get what it holds when its leases have expired."""
         self._at(now + self._settings.lease_seconds, partial(self._expire, worker))
 
     def _expire(self, worker: Worker, now: float) -> None:
@@ -181,7 +181,7 @@ class Simulation:
             worker.ready = batch
 
     def _lease(self, worker: Worker) -> Batch | None:
-        """The first share of the plan of which there is anything."""
+        """Lease, or copy, from the first share of the plan of which there is anything."""
         for share in self._shares.get(worker.name, ()):
             job = self._by_name[share.job]
             if worker.current and worker.model != job.work.model:
@@ -263,7 +263,7 @@ class Simulation:
                 self._at(now + 0.005, partial(self._fetch, worker))
 
     def _look(self, now: float) -> FarmState:
-        """The farm as the scheduler sees it."""
+        """Return the farm as the scheduler sees it."""
         present = [j for j in self.jobs if j.work.arrives_seconds <= now and not j.finished]
         workers = tuple(
             WorkerState(

@@ -22,17 +22,17 @@ class JobRun:
     """A job in the course of a run.
 
     Attributes:
-        work: What it is.
-        tokens: Of each block.
-        costs: Of each block, in tokens of short chunks.
+        work: The job as the scenario describes it.
+        tokens: Tokens of each block.
+        costs: Cost of each block, in tokens of short chunks.
         block_chunks: Chunks in a block.
         next: First block that nobody ever leased.
         expired: Blocks whose lease nobody renewed.
-        done: A byte for each block.
-        leased_tokens: Of all blocks that anybody ever leased.
-        tokens_done: Of the blocks that are done.
-        holders: Who leased each block that is not done.
-        ended: When the last block was committed.
+        done: One byte for each block, 1 when it is done.
+        leased_tokens: Tokens of all blocks that anybody ever leased.
+        tokens_done: Tokens of the blocks that are done.
+        holders: Name of the worker that leased each leased block that is not done.
+        ended: Time in seconds when the last block was committed.
     """
 
     work: Work
@@ -61,7 +61,7 @@ class JobRun:
         return self._blocks_done == len(self.tokens)
 
     def lease(self, worker: str, count: int) -> Sequence[int]:
-        """Up to `count` blocks, those of the dead first."""
+        """Lease up to `count` blocks to a worker, those of the dead first."""
         taken: Sequence[int] = [block for block in self.expired if not self.done[block]][:count]
         if taken:
             self.expired = [block for block in self.expired if block not in taken]
@@ -77,7 +77,7 @@ class JobRun:
         self.expired += [block for block, holder in self.holders.items() if holder == worker]
 
     def commit(self, blocks: Sequence[int], now: float) -> float:
-        """Take results in; the tokens of those that were not there before."""
+        """Take results in, and return the tokens of those that were not there before."""
         fresh = [block for block in blocks if not self.done[block]]
         for block in fresh:
             self.done[block] = 1
@@ -95,7 +95,7 @@ class JobRun:
         return len(self.tokens) - self.next
 
     def state(self, service: Service, leases_max: int, copies: Mapping[str, str]) -> JobState:
-        """As the scheduler sees it."""
+        """Return the job as the scheduler sees it."""
         work = self.work
         due = work.arrives_seconds + work.deadline_seconds
         status = JobStatus(
@@ -132,7 +132,7 @@ class JobRun:
 
 
 def make_job(work: Work, speeds: Sequence[float], settings: Settings) -> JobRun:
-    """A job cut into blocks as a producer cuts them: by the slowest worker's speed."""
+    """Make a job, cut into blocks as a producer cuts them: by the slowest worker's speed."""
     lengths = np.asarray(work.lengths, dtype=np.float64)
     costs = lengths + lengths**2 / PAIRS_TOKENS
     chunks = round(settings.block_seconds * min(speeds) / lengths.mean())
@@ -142,7 +142,7 @@ def make_job(work: Work, speeds: Sequence[float], settings: Settings) -> JobRun:
 
 
 def _sums(values: NDArray[np.float64], blocks: int, chunks: int) -> NDArray[np.float64]:
-    """Sums of `chunks` values each, for so many blocks; the values begin again when they end."""
+    """Return sums of `chunks` values for so many blocks; the values begin again at their end."""
     ends = np.concatenate([[0.0], np.cumsum(values)])
     rounds, places = np.divmod(np.arange(blocks + 1) * chunks, len(values))
     return np.diff(rounds * ends[-1] + ends[places])

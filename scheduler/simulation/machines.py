@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scheduler.simulation.jobs import JobRun
 from scheduler.simulation.scenario import Machine, Scenario
 
-DRIFT_KEPT = 0.95  # of a deviation from the mean speed, after a second
+DRIFT_KEPT = 0.95  # share of a deviation from the mean speed that is left after a second
 HORIZON = 20.0  # a run ends before so many times the ideal time, and some seconds
 
 
@@ -21,8 +21,8 @@ class Batch:
 
     Attributes:
         job: The job.
-        blocks: Its blocks.
-        copied: Another worker holds the leases.
+        blocks: Numbers of the blocks.
+        copied: Whether another worker holds the leases.
     """
 
     job: JobRun
@@ -35,19 +35,20 @@ class Worker:
     """The state of a modelled worker.
 
     Attributes:
-        name: Its name.
-        machine: What it is.
+        name: Name of the worker.
+        machine: The worker as the scenario describes it.
         capacity: Tokens that it can do until each second of the run.
-        random: Its own, so that what happens to it does not depend on the policy's timing.
-        beat_phase: When in a second it beats.
-        current: On the device.
-        ready: Leased ahead.
-        began: When `current` was started.
-        model: Loaded.
-        looks_at: When it looks for work again, if it has none.
-        beat_at: When it last said that it lives.
-        tokens: Committed first by this worker.
-        ended: When it last committed something.
+        random: Random numbers of its own, so that what happens to it does not depend on the
+            policy's timing.
+        beat_phase: Time of its first heartbeat, 0 to 1 s.
+        current: Micro-batch on the device.
+        ready: Micro-batch leased ahead.
+        began: Time when `current` was started.
+        model: Key of the loaded model, "" for none.
+        looks_at: Time when it looks for work again, if it has none.
+        beat_at: Time of its last heartbeat.
+        tokens: Tokens that were committed first by this worker.
+        ended: Time when it last committed something.
     """
 
     name: str
@@ -65,13 +66,13 @@ class Worker:
     ended: float = 0.0
 
     def done_by(self, now: float) -> float:
-        """Tokens that it could do until `now`."""
+        """Return the tokens that the worker could do until `now`."""
         second = min(int(now), len(self.capacity) - 2)
         first, after = self.capacity[second : second + 2]
         return first + (now - second) * (after - first)
 
     def finish(self, start: float, tokens: float) -> float:
-        """When `tokens` tokens begun at `start` are through."""
+        """Return the time when `tokens` tokens begun at `start` are done."""
         wanted = self.done_by(start) + tokens
         second = min(bisect_right(self.capacity, wanted) - 1, len(self.capacity) - 2)
         first, after = self.capacity[second : second + 2]
@@ -79,11 +80,11 @@ class Worker:
 
     @property
     def horizon(self) -> float:
-        """Until when its speed is known."""
+        """Time until which the worker's speed is known, in seconds of the run."""
         return len(self.capacity) - 1.0
 
     def alive(self, now: float) -> bool:
-        """Whether it does anything at all."""
+        """Tell whether the worker does anything at all."""
         return not self.machine.stops_seconds <= now < self.machine.wakes_seconds
 
 
@@ -94,10 +95,10 @@ class Span:
     Attributes:
         worker: Name of the worker.
         job: Id of the job.
-        begin: In seconds.
-        end: In seconds.
-        tokens: In it.
-        copied: Whether another worker had leased it.
+        begin: Beginning in seconds of the run.
+        end: End in seconds of the run.
+        tokens: Tokens in the micro-batch.
+        copied: Whether another worker had leased its blocks.
     """
 
     worker: str
@@ -109,7 +110,7 @@ class Span:
 
 
 def make_workers(scenario: Scenario, ideal_seconds: float, seed: int) -> list[Worker]:
-    """Workers with the speeds that they will have."""
+    """Make the workers of a scenario, with the speeds that they will have at any time."""
     random, *own = np.random.default_rng(seed).spawn(len(scenario.machines) + 1)
     unlucky = int(random.integers(len(scenario.machines)))
     phases = random.random(len(scenario.machines))
@@ -127,7 +128,7 @@ def make_workers(scenario: Scenario, ideal_seconds: float, seed: int) -> list[Wo
 
 
 def _drift(scenario: Scenario, seconds: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Factors of speed, shape (seconds, machines): an autoregressive process of log speed."""
+    """Return speed factors, shape (seconds, machines): an autoregressive process of log speed."""
     steps = random.normal(0.0, 1.0, (seconds, len(scenario.machines))) * scenario.drift
     logs = np.zeros_like(steps)
     for second in range(1, seconds):
@@ -144,11 +145,11 @@ def _stand_still(speeds: NDArray[np.float64], machine: Machine) -> None:
 
 
 def fluid_bound(arrivals: Sequence[tuple[float, float]], workers: Sequence[Worker]) -> float:
-    """When work that comes at these times is done, if all share all of it without friction.
+    """Return when work that comes at these times is done, if all share it without friction.
 
     Args:
-        arrivals: Seconds, and tokens of short chunks.
-        workers: Those who share.
+        arrivals: Time in seconds, and cost in tokens of short chunks, of each job.
+        workers: Workers that share the work.
     """
     total = np.sum([worker.capacity for worker in workers], axis=0)
     seconds = np.arange(len(total))

@@ -15,10 +15,10 @@ class Machine:
     """A modelled worker.
 
     Attributes:
-        tokens_per_second: Its speed, on short chunks.
-        stops_seconds: When it falls silent, as by SIGSTOP or SIGKILL.
-        wakes_seconds: When it goes on as if nothing had been; never, by default.
-        memory_bytes: Of its device, 0 for no limit.
+        tokens_per_second: Speed on short chunks.
+        stops_seconds: Time when it falls silent, as by SIGSTOP or SIGKILL.
+        wakes_seconds: Time when it goes on as if nothing had been; never, by default.
+        memory_bytes: Memory of its device, 0 for no limit.
     """
 
     tokens_per_second: float
@@ -32,14 +32,14 @@ class Work:
     """A modelled job, all of which is there when it comes.
 
     Attributes:
-        seconds: Its size, as time at the speeds of all machines together.
-        name: Its id.
-        arrives_seconds: When it comes.
+        seconds: Size of the job, as time at the speeds of all machines together.
+        name: Id of the job.
+        arrives_seconds: Time when it comes.
         lengths: Tokens of its chunks, over and over.
-        priority: As of a job.
-        tenant: As of a job.
-        weight: As of a job.
-        deadline_seconds: After it came.
+        priority: Priority of the job (`JobStatus.priority`).
+        tenant: Tenant of the job, "" for none.
+        weight: Weight of the job beside the tenant's other jobs.
+        deadline_seconds: Time of the deadline after the job came.
         model: Key of its model.
     """
 
@@ -59,18 +59,19 @@ class Scenario:
     """A farm and what happens to it.
 
     Attributes:
-        name: By which it is asked for.
-        about: In words, for tables.
-        machines: The workers.
-        work: The jobs.
-        history_error: Sigma of the lognormal error of what is remembered; None: nothing is.
+        name: Name by which the scenario is asked for.
+        about: Description in words, for tables.
+        machines: Modelled workers.
+        work: Modelled jobs.
+        history_error: Sigma of the lognormal error of the rates that are remembered; None where
+            no rate is.
         noise: Sigma of the lognormal noise of a micro-batch's time.
         drift: Sigma of the change of log speed in a second; what was gained or lost fades by 5 %
             in a second.
         overhead_seconds: Fixed device time of a micro-batch.
         stalls: Share of the micro-batches that hang for `stall_seconds` more on average.
-        stall_seconds: See there.
-        drop: One worker falls to this share of its speed, after 30 % of the ideal time.
+        stall_seconds: Mean time for which such a micro-batch hangs.
+        drop: Share of its speed to which one worker falls, after 30 % of the ideal time.
         load_seconds: Time to load a model.
         model_bytes: Device memory that each model takes.
     """
@@ -91,14 +92,14 @@ class Scenario:
 
 
 def spread(count: int) -> tuple[Machine, ...]:
-    """Machines of which the fastest is four times as fast as the slowest, evenly between."""
+    """Make machines of speeds spread evenly, by ratio, from the slowest to four times as fast."""
     slowest, fastest = SPEEDS
     steps = (place / max(1, count - 1) for place in range(count))
     return tuple(Machine(slowest * (fastest / slowest) ** step) for step in steps)
 
 
 def suite(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
-    """The seven scenarios by which policies are compared: one job that is all there at once."""
+    """Return the seven scenarios to compare policies by: one job that is all there at once."""
     base = Scenario("wrong-history", "history wrong by 30 %", machines)
     return (
         replace(base, name="cold", about="no history", history_error=None),
@@ -112,7 +113,7 @@ def suite(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
 
 
 def more_scenarios(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
-    """Others, in which more than one thing happens; some of them need two machines or more."""
+    """Return scenarios in which more than one thing happens; with one machine, fewer of them."""
     base = Scenario("wrong-history", "history wrong by 30 %", machines)
     half = replace(Work(), seconds=25.0)
     tenants = replace(

@@ -1,4 +1,4 @@
-"""Policies side by side in one scenario after another."""
+"""Comparison of policies, side by side in one scenario after another."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,15 +17,15 @@ class Row:
     """What a policy makes of a scenario, over all seeds.
 
     Attributes:
-        scenario: Its name.
-        policy: Its name.
-        workers: In the scenario.
-        seeds: That were run.
-        efficiency_mean: Fluid bound over makespan.
-        efficiency_p5: Its 5th percentile.
-        makespan_mean: In seconds.
-        batches_mean: Micro-batches.
-        copied_mean: Share of the tokens that was leased a second time.
+        scenario: Name of the scenario.
+        policy: Name of the policy.
+        workers: Number of workers in the scenario.
+        seeds: Number of seeds that were run.
+        efficiency_mean: Mean of the fluid bound over the makespan.
+        efficiency_p5: 5th percentile of the fluid bound over the makespan.
+        makespan_mean: Mean makespan in seconds.
+        batches_mean: Mean number of micro-batches.
+        copied_mean: Mean share of the tokens that was leased a second time.
     """
 
     scenario: str
@@ -40,10 +40,10 @@ class Row:
 
 
 def simulate(scenario: Scenario, policy: str, settings: Settings, seed: int) -> Outcome:
-    """One run.
+    """Run a scenario once under a policy.
 
     Raises:
-        scheduler.simulation.farm.Stuck: The job is never done.
+        scheduler.simulation.farm.Stuck: The jobs are never done.
     """
     return Simulation(scenario, make_passes(POLICIES[policy], settings), settings, seed).run()
 
@@ -55,7 +55,7 @@ def compare(
     settings: Settings,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[Row]:
-    """A row for each scenario and policy; `tick` is called after every run."""
+    """Yield a row for each scenario and policy; `tick` is called after every run."""
     for scenario in scenarios:
         for policy in policies:
             outcomes = []
@@ -82,7 +82,7 @@ def _row(scenario: Scenario, policy: str, outcomes: Sequence[Outcome]) -> Row:
 
 
 def to_markdown(rows: Sequence[Row], scenarios: Iterable[Scenario]) -> str:
-    """Rows as a table: scenarios down, policies across; mean and 5th percentile in per cent."""
+    """Format rows as a table: scenarios down, policies across; mean and 5th percentile in %."""
     policies = list(dict.fromkeys(row.policy for row in rows))
     about = {scenario.name: scenario.about for scenario in scenarios}
     lines = [f"| scenario | {' | '.join(policies)} |", f"|---|{'---|' * len(policies)}"]

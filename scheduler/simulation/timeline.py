@@ -1,4 +1,4 @@
-"""A run as a picture: a lane for each worker, a bar for each micro-batch."""
+"""Picture of a run: a lane for each worker, a bar for each micro-batch."""
 
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ def draw_timeline(outcome: Outcome, title: str, path: Path) -> None:
     """Write a PNG or SVG, by the name of `path`; the same run gives the same SVG.
 
     Raises:
-        ValueError: The name ends otherwise.
+        ValueError: The name of `path` ends in no format that can be drawn.
     """
     workers = list(outcome.worker_tokens)
     jobs = list(outcome.job_ended)

@@ -1,1 +1,1 @@
-"""The benchmarks' own figures, documents and runs."""
+"""Tests of the benchmarks: their figures, documents and runs."""

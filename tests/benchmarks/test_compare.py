@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_the_farm_its_engine_and_encode_agree(place: Place) -> None:
-    """50 real texts: all have figures and the same vectors; what is missing has its reason."""
+    """Contenders have figures and the same vectors of 50 texts; a missing one has its reason."""
     chosen = [each for each in CONTENDERS if each.name in {FARM, BARE_ENGINE, BASELINE}]
     found = compare("mixed", [*chosen, ABSENT], chunks=50, rounds=1, place=place)
     ran = {each.contender: each for each in found.outcomes if each.runs}
@@ -46,7 +46,7 @@ def test_the_farm_its_engine_and_encode_agree(place: Place) -> None:
 
 
 def test_the_reason_of_a_missing_peer_is_what_pip_said(place: Place) -> None:
-    """The last line of its log."""
+    """The reason of a peer that is not installed is the last line of pip's log."""
     log = place.build / "peers" / "infinity.log"
     log.parent.mkdir()
     log.write_text("Collecting it\nERROR: no matching distribution\n")
@@ -55,21 +55,21 @@ def test_the_reason_of_a_missing_peer_is_what_pip_said(place: Place) -> None:
 
 
 def test_every_contender_has_a_script() -> None:
-    """A module below benchmarks/peers; and no requirements are left without one."""
+    """Each contender has a module below benchmarks/peers, each requirements file as well."""
     scripts = {path.stem for path in PEERS.glob("*.py")} - {"__init__", "protocol"}
     assert {each.peer for each in CONTENDERS} == scripts
     assert {path.stem for path in PEERS.glob("*.txt")} < scripts
 
 
 def test_cosines_do_not_depend_on_length() -> None:
-    """Only on direction; shorter vectors are as good."""
+    """A cosine depends on the direction only; shorter vectors are as good."""
     exact = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)
     ours = np.array([[3.0, 0.0], [1.0, 1.0]], np.float32)
     np.testing.assert_allclose(measure_cosines(ours, exact), [1.0, 0.5**0.5])
 
 
 def test_memory_is_of_the_whole_tree() -> None:
-    """A child's 200 MB count; it holds them for fifty samples."""
+    """The memory of a child process counts, here 200 MB that are held for ten samples."""
     child = """import threading
 data = b"x" * 200_000_000
 threading.Event().wait(5)
@@ -81,20 +81,20 @@ print("done")"""
 
 
 def test_a_command_that_fails_says_why() -> None:
-    """The end of its errors is in the message."""
+    """The end of a failed command's output is in the message."""
     with pytest.raises(CommandFailed, match="ended with 3: it is broken"):
         run_watched([sys.executable, "-c", "import sys; print('it is broken'); sys.exit(3)"])
 
 
 def test_hardware_is_named() -> None:
-    """Processor, memory and versions of this machine, none of them empty but the extensions."""
+    """Each fact about this machine is known, but perhaps its instruction sets."""
     facts = describe_hardware()
     assert all(value for name, value in facts.items() if name != "Instruction sets")
     assert facts["Memory"].endswith("GiB")
 
 
 def test_the_first_processor_speaks_for_all() -> None:
-    """Of x86 and of ARM."""
+    """The first processor's fields are read, and the instruction sets of x86 and of ARM."""
     intel = parse_cpuinfo("model name\t: Some CPU\nflags\t\t: fpu avx2\n\nmodel name\t: Other\n")
     assert intel["model name"] == "Some CPU"
     assert find_flags(intel) == {"fpu", "avx2"}

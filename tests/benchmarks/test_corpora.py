@@ -1,4 +1,4 @@
-"""Corpora are the same on every run, and what they say they are."""
+"""Tests of the corpora: they are the same on every run, and what they say they are."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_a_corpus_is_the_same_each_time(name: str, tmp_path: Path) -> None:
 
 
 def test_half_of_the_repeated_corpus_repeats(tmp_path: Path) -> None:
-    """Half as many distinct texts as texts, and some repeated more often than others."""
+    """Half of the repeated corpus are distinct texts, and some repeat more often than others."""
     counts = Counter(corpora.repeated(tmp_path, 200))
     assert counts.total() == 200
     assert len(counts) == 100
@@ -31,7 +31,7 @@ def test_half_of_the_repeated_corpus_repeats(tmp_path: Path) -> None:
 
 
 def test_long_texts_fill_the_window(tmp_path: Path) -> None:
-    """Windows of at most 510 tokens, most of them nearly full: they end where a sentence does."""
+    """Long texts have at most 510 tokens, and most of them nearly as many."""
     tokenizer = load_tokenizer(model_files.resolve(corpora.MODEL) / "tokenizer.json")
     lengths = [len(token_spans(tokenizer, text)) for text in corpora.long(tmp_path, 30)]
     assert max(lengths) <= corpora.WINDOW_TOKENS
@@ -40,7 +40,7 @@ def test_long_texts_fill_the_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 5, 10, 23])
 def test_picked_texts_are_distinct(count: int) -> None:
-    """Evenly spaced, in order; beyond what there is they come again with a number."""
+    """Picked texts are in order and distinct: when there are too few, repeats get a number."""
     texts = [f"text {index}" for index in range(5)]
     picked = pick(texts, count)
     assert len(picked) == len(set(picked)) == count
@@ -48,7 +48,7 @@ def test_picked_texts_are_distinct(count: int) -> None:
 
 
 def test_a_gloss_is_what_follows_the_bar(tmp_path: Path) -> None:
-    """The licence at the top of WordNet's files is none; parts of speech come in order."""
+    """Glosses follow a bar in WordNet's files, by part of speech; the licence above is none."""
     for part in corpora.PARTS_OF_SPEECH:
         (tmp_path / f"data.{part}").write_text(
             f'  1 This software | is provided as it is\n0001 03 n 01 thing 0 | a {part}; "two"  \n'

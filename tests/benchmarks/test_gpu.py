@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, with a tiny model on the CPU."""
+"""Tests of the benchmark of GPUs, with a tiny model on the CPU."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from workers.devices import describe_devices
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, directory: Path, model: str, device: str) -> str:
-    """Its report, of 40 chunks in one round without the best batch size."""
+    """Run the benchmark on 40 chunks in one round without the best batch size; give its report."""
     monkeypatch.setattr(gpu, "SHOWN", (FARM, BARE_ENGINE, BASELINE))
     monkeypatch.setattr(gpu, "architectures", lambda: {model: Architecture(TINY["bert"], "cls")})
     words = ["--models", model, "--device", device, "--chunks", "40", "--rounds", "1"]
@@ -25,7 +25,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, directory: Path, model: str, device
 
 
 def row(report: str, model: str) -> dict[str, str]:
-    """The line of a model, by head."""
+    """The line of a model in a report, by head of the column."""
     line = next(line for line in report.splitlines() if line.startswith(f"| {model} |"))
     return dict(zip(gpu.HEADS, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
 
@@ -34,14 +34,14 @@ def row(report: str, model: str) -> dict[str, str]:
 def test_where_there_is_no_gpu_nothing_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It says so, before anything is made."""
+    """The benchmark says that there is no GPU before it makes any file."""
     with pytest.raises(SystemExit, match="no GPU here"):
         measure(monkeypatch, tmp_path, "bge-base", "cuda")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_model_is_made_and_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The farm's figures are those that were kept; a model is made once, and stays."""
+    """The report has the figures that were kept, and a model is made only once."""
     found = row(measure(monkeypatch, tmp_path, "bge-base", "cpu"), "bge-base")
     kept = Bench.load(tmp_path / "gpu" / "bge-base.json").comparisons[0]
     farm = kept.find(FARM)

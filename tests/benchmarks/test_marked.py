@@ -1,4 +1,4 @@
-"""Parts of documents that commands write."""
+"""Tests of marked parts of documents, which commands write."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from benchmarks.marked import write_marked
 
 
 def test_a_part_is_written_between_its_marks(tmp_path: Path) -> None:
-    """The rest of the document stays; one without marks is refused."""
+    """A marked part is replaced and the rest stays; a document without marks is refused."""
     path = tmp_path / "document.md"
     path.write_text("before\n<!-- one -->\nold\n<!-- end of one -->\nafter\n")
     write_marked(path, "one", "new\n")

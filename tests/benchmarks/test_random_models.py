@@ -1,4 +1,4 @@
-"""Models of known architectures with random weights."""
+"""Tests of models of known architectures with random weights."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ TINY: dict[str, PreTrainedConfig] = {
 
 @pytest.mark.parametrize(("kind", "pooling"), [("modernbert", "mean"), ("qwen3", "lasttoken")])
 def test_a_random_model_embeds(kind: str, pooling: str, tmp_path: Path) -> None:
-    """What is built loads as a model like any other, and is the same each time."""
+    """A random model loads like any other, and is the same each time it is built."""
     build(Architecture(TINY[kind], pooling), tmp_path / "one")
     build(Architecture(TINY[kind], pooling), tmp_path / "other")
     first, second = (

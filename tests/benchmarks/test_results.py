@@ -1,4 +1,4 @@
-"""The figures of a comparison, and the document that states them."""
+"""Tests of the figures of a comparison, and of the document that states them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ MEBIBYTE = 1 << 20
 
 
 def outcome(contender: str, *seconds: float, cosine: float = 1.0, reason: str = "") -> Outcome:
-    """What a contender's runs of so many seconds come to."""
+    """The outcome of a contender whose runs took so many seconds."""
     runs = [
         Run(seconds=each, load_seconds=2.0, wall_seconds=each + 3, rss_bytes_max=512 * MEBIBYTE)
         for each in seconds
@@ -27,7 +27,7 @@ def outcome(contender: str, *seconds: float, cosine: float = 1.0, reason: str = 
 
 
 def bench(*outcomes: Outcome, chunks: int = 5_000) -> Bench:
-    """One corpus of chunks of 100 tokens, on a device of 10 TFLOP/s."""
+    """A benchmark of one corpus of chunks of 100 tokens, on a device of 10 TFLOP/s."""
     comparison = Comparison(
         corpus="mixed",
         about="Text of all kinds.",
@@ -58,7 +58,7 @@ FULL = bench(
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
-    """What is there of the same command is kept; what another machine or command found is not."""
+    """A resume keeps what the same command found on this machine, and nothing else."""
     path = tmp_path / "bench.json"
     earlier = Bench.begin("compare --rounds 3", "some/model", "cpu")
     earlier.created = "2026-11-21"
@@ -78,7 +78,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_ratio_is_the_median_of_paired_rounds() -> None:
-    """Rounds 5, 6 and 2 times as fast make 5: not the ratio of the medians, nor of the means."""
+    """Rounds that are 5, 6 and 2 times as fast have the ratio 5, the median of the rounds."""
     farm, _, baseline, _ = FULL.comparisons[0].outcomes
     assert farm.speedup(baseline) == pytest.approx(5.0)
     assert baseline.speedup(farm) == pytest.approx(1 / 5.0)
@@ -86,13 +86,13 @@ def test_a_ratio_is_the_median_of_paired_rounds() -> None:
 
 
 def test_share_of_peak_is_of_the_median_peak() -> None:
-    """1e14 operations in 20 s on a device whose median peak is 10 TFLOP/s are half of it."""
+    """The share of peak is of the median peak: 1e14 operations in 20 s of 10 TFLOP/s are half."""
     comparison = FULL.comparisons[0]
     assert comparison.peak_share(comparison.outcomes[0]) == pytest.approx(0.5)
 
 
 def test_int8_is_no_share_of_a_peak() -> None:
-    """Of the type that others compute in: it may well be more than all of that."""
+    """The line of int8 has no share of peak, since the peak is that of another type."""
     eight = outcome("farm, int8", 20.0)
     eight.facts["dtype"] = "int8"
     text = render(bench(eight, outcome(BASELINE, 40.0)))
@@ -101,21 +101,21 @@ def test_int8_is_no_share_of_a_peak() -> None:
 
 
 def test_what_did_not_run_is_not_found() -> None:
-    """Only outcomes with runs are compared with."""
+    """An outcome without runs is not found, so that nothing is compared with it."""
     comparison = FULL.comparisons[0]
     assert comparison.find("other") is None
     assert comparison.find(FARM) is comparison.outcomes[0]
 
 
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:
-    """Saved and loaded they are the same."""
+    """Results that are saved and loaded are the same."""
     path = tmp_path / "build" / "bench.json"
     FULL.save(path)
     assert Bench.load(path) == FULL
 
 
 def test_the_document_has_a_line_for_each_contender_fastest_first() -> None:
-    """Each that ran is in the table with its figures, the fastest above."""
+    """Each contender that ran is in the table with its figures, the fastest first."""
     lines = render(FULL).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     ran = [row for row in cells if row[0] in {FARM, BARE_ENGINE, BASELINE}]
@@ -125,19 +125,19 @@ def test_the_document_has_a_line_for_each_contender_fastest_first() -> None:
 
 
 def test_the_document_states_the_farms_ratios() -> None:
-    """In words, with the bare engine."""
+    """The document says in words how fast the farm is beside `encode` and the bare engine."""
     assert "The farm reached 5.00 times encode as it comes, 0.90 times the bare engine" in render(
         FULL
     )
 
 
 def test_the_document_says_why_something_did_not_run() -> None:
-    """With the end of its reason, which breaks no table."""
+    """The document gives the end of the reason why a contender did not run, fit for a table."""
     assert "| other | mixed | no wheel \\| for this |" in render(FULL)
 
 
 def test_the_document_names_the_hardware_and_versions() -> None:
-    """A figure without them says nothing."""
+    """The document names the processor, the versions of contenders, and the device."""
     document = render(FULL)
     assert "| Processor | Some processor |" in document
     assert f"{FARM} 1.0" in document
@@ -146,7 +146,7 @@ def test_the_document_names_the_hardware_and_versions() -> None:
 
 @pytest.mark.parametrize(("chunks", "rounds"), [(200, 3), (5_000, 1)])
 def test_a_short_form_says_that_it_is_one(chunks: int, rounds: int) -> None:
-    """Too few chunks or rounds are marked; a full run is not."""
+    """A document of too few chunks or rounds says that it is a short form; a full one does not."""
     small = bench(outcome(BASELINE, *[10.0] * rounds), chunks=chunks)
     small.comparisons[0].peaks = small.comparisons[0].peaks[:rounds]
     assert "short form" in render(small)

@@ -1,4 +1,4 @@
-"""Many small jobs through one farm, and what is left of them."""
+"""Tests of the week in fast-forward: many small jobs through one farm, and what they leave."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks.week import KINDS, Moment, Process, Week, measure
 
 @pytest.mark.alone
 def test_nothing_is_left_of_many_jobs(tmp_path: Path) -> None:
-    """Jobs by every door and with every end: no key, file or thread more, and memory as before."""
+    """Jobs of every kind leave no key, file or thread, and memory as it was before."""
     week = measure(tmp_path, 210)
     assert week.ended.total() == 210
     assert week.ended.keys() == KINDS.keys()
@@ -18,13 +18,13 @@ def test_nothing_is_left_of_many_jobs(tmp_path: Path) -> None:
 
 
 def moment(jobs: int, size: int, keys: int = 20, files: int = 9) -> Moment:
-    """A farm of one role."""
+    """A moment of a farm with one role."""
     roles = {"scheduler": Process(size, files, 3)}
     return Moment(jobs, 1.0, 2 << 20, Counter({"farm:x": keys}), roles)
 
 
 def test_what_grows_is_a_fault() -> None:
-    """Memory over the second half, and keys and files since the first moments, are told by name."""
+    """Growing memory, and keys and files added since the first moments, are faults by name."""
     flat = [moment(n, 100 << 20) for n in range(10)]
     assert not Week(moments=flat).faults
     slope = [moment(n, (100 + 2 * n) << 20) for n in range(10)]

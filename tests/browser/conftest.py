@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright; what a page must never do fails the test that saw it."""
+"""Debian's Chromium, driven by Playwright, and pages that note their faults."""
 
 import shutil
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page, and what is wrong with it.
+    """A page in the browser, and what was wrong with it.
 
     Attributes:
         page: The page.

@@ -1,4 +1,4 @@
-"""Every page as it looks, in both themes and on a phone; and that others' words stay words."""
+"""Tests of every page as it looks, in both themes and on a phone, and of markup as text."""
 
 import time
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from web.keys import make_key
 
 pytestmark = pytest.mark.system
 
-# Gone from a page, which need not have it, as soon as the page was changed by an event.
+# The stamp is gone from a page as soon as an event has changed the page.
 STAMP: Final = (
     "(document.querySelector('[data-live]')?.firstElementChild ?? {dataset: {}}).dataset.old"
 )
@@ -50,7 +50,7 @@ GIBIBYTE: Final = 1 << 30
 
 
 def fill(client: redis.Redis) -> None:
-    """A farm in the middle of its work: jobs, workers and one that is lost, an hour of samples."""
+    """Fill a farm in the middle of its work: jobs, workers, a lost one, an hour of samples."""
     farm, now = Farm(client), time.time()
     add_workers(farm)
     for place in range(360):
@@ -90,7 +90,7 @@ def fill(client: redis.Redis) -> None:
 
 
 def add_workers(farm: Farm) -> None:
-    """Two GPUs, a processor, and one that died."""
+    """Add two GPUs, a CPU, and a worker that died."""
     for name, speed in (("gpu:cuda-0", 41_000.0), ("gpu:cuda-1", 36_000.0), ("box:cpu-0", 3_000.0)):
         gpu = "cuda" in name
         beat = Heartbeat(
@@ -124,7 +124,7 @@ def add_workers(farm: Farm) -> None:
 
 
 def add_jobs(client: redis.Redis) -> None:
-    """Three that are worked on, and some that have ended."""
+    """Add three jobs in work, and some that have ended."""
     farm = Farm(client)
     notes = {
         "out": "/data/vectors/handbook",
@@ -174,7 +174,7 @@ def add_jobs(client: redis.Redis) -> None:
 
 @pytest.fixture
 def site(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A farm at work behind keys: where its pages are, and a key."""
+    """A farm at work behind keys: the URL of its pages, and a key."""
     fill(client)
     secret, key = make_key("anna", ["admin"])
     keys = tmp_path / "keys"
@@ -185,7 +185,7 @@ def site(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[tu
 
 
 def sign_in(page: Page, base: str, secret: str) -> None:
-    """As a person does."""
+    """Sign in with a key, as a person does."""
     page.goto(base)
     page.get_by_label("API key").fill(secret)
     page.get_by_role("button", name="Sign in").click()
@@ -193,7 +193,7 @@ def sign_in(page: Page, base: str, secret: str) -> None:
 
 
 def grave(page: Page) -> list[str]:
-    """What axe finds that keeps somebody out."""
+    """The faults of accessibility on a page that axe calls serious or critical."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(found => found.violations)")
     return [
@@ -208,7 +208,7 @@ def grave(page: Page) -> list[str]:
 def test_everybody_can_use_every_page(
     browser: Browser, site: tuple[str, str], theme: Literal["light", "dark"]
 ) -> None:
-    """No serious fault of accessibility, nothing wider than a phone; and pictures to look at."""
+    """Each page has no serious fault of accessibility, and is no wider than a phone."""
     assert AXE.exists(), "run `make test`, which installs it"
     base, secret = site
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def test_everybody_can_use_every_page(
 def test_nothing_that_others_wrote_comes_alive(
     browser: Browser, server: LiveServer, client: redis.Redis
 ) -> None:
-    """Markup as name, tenant, worker, reason, path and command is text on each page, also later."""
+    """Markup in names, reasons, paths and commands is text on each page, also after an event."""
     farm = Farm(client)
     job = Job(client, "odd")
     notes = {"out": f"/data/{ODD}", "command": f"embed {ODD}"}

@@ -1,4 +1,4 @@
-"""What a person does on the pages, from the first text to the last vector."""
+"""Tests of what a person does on the pages, from the first text to the last vector."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def worker(server: LiveServer, device: str) -> Iterator[subprocess.Popen[bytes]]
 
 @pytest.fixture
 def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[str]:
-    """A farm of real processes, with one worker; where its pages are."""
+    """The URL of the pages of a farm of real processes, with one worker."""
     home = {"state_directory": str(tmp_path / "state"), "models": json.dumps([MODEL])}
     with (
         role(server, tmp_path, "schedule", **home),
@@ -60,7 +60,7 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[st
 
 
 def fail_one(job: Job) -> int:
-    """Embed a block of a job as a worker whose device is odd: its first chunk fails; which one."""
+    """Commit a block whose first chunk fails; return that chunk's index, -1 without a block."""
     found = job.read("odd", 1)
     if not found:
         return -1
@@ -80,7 +80,7 @@ def fail_one(job: Job) -> int:
 
 
 def submit(page: Page, base: str, texts: list[str]) -> str:
-    """Submit texts as a person does; the job."""
+    """Submit texts as a person does, and return the job's id."""
     page.goto(base)
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="New job").click()
     page.get_by_label("Texts, one in each line").fill("\n".join(texts))
@@ -97,14 +97,14 @@ def do(page: Page, verb: str, confirmation: str) -> None:
 
 
 def shown_done(page: Page) -> float:
-    """How many chunks the page says are embedded."""
+    """The number of chunks that the page says are embedded."""
     return float(page.locator("progress").first.get_attribute("value") or 0)
 
 
 def test_a_job_from_submit_to_download(
     browser: Browser, server: LiveServer, client: redis.Redis, farm: str
 ) -> None:
-    """Submit, see it move, pause, resume, a worker die, a chunk fail; try again, download."""
+    """A person submits, pauses, resumes, retries and downloads a job, though a worker dies."""
     watched = Watched(browser.new_context())
     page = watched.page
     with worker(server, "cpu-1") as second:
@@ -151,7 +151,7 @@ def test_a_job_from_submit_to_download(
 
 
 def test_without_javascript(browser: Browser, client: redis.Redis, farm: str) -> None:
-    """The same with forms and pages alone: submit, pause, resume, see the end, download, delete."""
+    """A person without JavaScript submits, pauses, resumes, downloads and deletes a job."""
     watched = Watched(browser.new_context(java_script_enabled=False))
     page = watched.page
     job = Job(client, submit(page, farm, TEXTS[:60]))

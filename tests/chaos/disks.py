@@ -14,10 +14,10 @@ STEP_BYTES: Final = 1 << 12
 
 @contextlib.contextmanager
 def mounted(directory: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system in memory, gone at the end with all that is on it.
+    """Mount a file system in memory, which is gone at the end with all that is on it.
 
     Raises:
-        subprocess.CalledProcessError: We may not mount.
+        subprocess.CalledProcessError: This user may not mount.
     """
     directory.mkdir(parents=True, exist_ok=True)
     options = ["-t", "tmpfs", "-o", f"size={size_bytes}", "chaos"]
@@ -37,7 +37,7 @@ def _program(name: str) -> str:
 
 @contextlib.contextmanager
 def full(disk: Path) -> Iterator[None]:
-    """Nothing can be written to a disk, to its last byte."""
+    """Fill a disk to its last byte, and empty it again at the end."""
     balloon = disk / BALLOON
     try:
         with balloon.open("wb", buffering=0) as file:

@@ -1,15 +1,19 @@
-"""What a run of chaos came to, in words and figures."""
+"""Report of a run of chaos, in words and figures."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
 from tests.chaos.outcome import Outcome
-from tests.chaos.run import Orders
+from tests.chaos.run import IDS, Orders
+
+
+def _count(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())) or "none"
 
 
 def to_markdown(orders: Orders, outcome: Outcome) -> str:
-    """The figures of a run, and a row for each kind of fault."""
+    """Return the figures of a run, and a row for each kind of fault, as tables in Markdown."""
     p50, p99, most = (outcome.recovery(percentile) for percentile in (50, 99, 100))
     by_name = defaultdict[str, list[float]](list)
     for name, seconds in outcome.recoveries:
@@ -18,7 +22,8 @@ def to_markdown(orders: Orders, outcome: Outcome) -> str:
         "minutes under faults": f"{orders.seconds / 60:.0f}",
         "seed": str(orders.seed),
         "model": f"`{orders.model}`, 2 CPU workers",
-        "jobs that ended complete": f"{outcome.runs}, of {outcome.chunks:,} chunks each",
+        "jobs that ended complete": f"{outcome.runs}, of {outcome.chunks:,} chunks in all, under "
+        f"{IDS} ids in turn",
         "faults": str(len(outcome.recoveries)),
         "chunks lost": str(outcome.lost),
         "chunks doubled": str(outcome.doubled),
@@ -31,7 +36,11 @@ def to_markdown(orders: Orders, outcome: Outcome) -> str:
         "longest time that a lease was not renewed": f"{outcome.idle_seconds_max:.0f} s",
         "vectors by HTTP": f"{outcome.answered} right, {outcome.wrong} wrong, "
         f"{outcome.unanswered} without an answer, {outcome.refused} asked again",
-        "jobs through RQ": f"{outcome.small_jobs} complete",
+        "`embed` refused, as it should": _count(outcome.refusals),
+        "small jobs of tenants, complete": _count(outcome.small_jobs),
+        "small jobs asked for again": str(outcome.again),
+        "answers that readers looked through": _count(outcome.read),
+        "words of one tenant read by another": str(outcome.leaks),
         "other findings": "; ".join(outcome.problems) or "none",
     }
     lines = ["| what | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]

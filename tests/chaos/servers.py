@@ -1,4 +1,4 @@
-"""The farm's server at one address, whichever process it is."""
+"""Servers of the farm behind one address, whichever process it leads to."""
 
 import signal
 import threading
@@ -20,7 +20,7 @@ LAG_SECONDS: Final = 1.0  # a replica may be behind by so much when it is promot
 
 
 class Node:
-    """One server process with its data, kept alive; it takes replicas at a port of loopback."""
+    """A server process with its data, kept alive; it takes replicas at a port of loopback."""
 
     def __init__(self, directory: Path, settings: Settings, deaths: Deaths) -> None:
         self._deaths = deaths
@@ -37,11 +37,11 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, 0 without one."""
+        """Process id of the process that runs now, 0 without one."""
         return self._supervisor.pids.get("server", 0)
 
     def kill(self) -> None:
-        """End it as a crash would; it is started again."""
+        """Kill the process; it is started again."""
         self._deaths.cause("server", signal.SIGKILL, self._signal)
 
     def _note(self, ended: Exit) -> None:
@@ -51,7 +51,7 @@ class Node:
         return deliver(number, self.pid)
 
     def close(self) -> None:
-        """End it for good, as a crash would, with all its data."""
+        """Kill the process for good, and remove all its data."""
         self._closing = True
         self._signal(signal.SIGKILL)
         self._supervisor.stop()
@@ -59,13 +59,13 @@ class Node:
 
 
 class Servers:
-    """The server, and those that take its place.
+    """The server, and the replicas that take its place.
 
     Args:
-        directory: Where their data lies, which may be a disk of its own.
-        address: The unix socket of whichever process is the server.
-        settings: Its limits.
-        deaths: Is told how they end.
+        directory: Directory of their data, which may be a disk of its own.
+        address: Path of the unix socket that leads to the present server.
+        settings: The limits of the servers.
+        deaths: Takes the ends of the servers.
     """
 
     def __init__(self, directory: Path, address: Path, settings: Settings, deaths: Deaths) -> None:
@@ -84,13 +84,13 @@ class Servers:
         return Node(self._directory / f"server-{self._count}", self._settings, self._deaths)
 
     def _point(self) -> None:
-        """Let the address be that of the present node, at once for all that connect from now on."""
+        """Let the address lead to the present node, at once for all that connect from now on."""
         fresh = self._address.with_suffix(".new")
         fresh.symlink_to(self._node.private.socket)
         fresh.replace(self._address)
 
     def kill(self) -> None:
-        """`kill -9` of the server, which comes back on its log."""
+        """Kill the server, which comes back on its log."""
         self._node.kill()
 
     def fail_over(self, lost_seconds: float) -> None:
@@ -108,14 +108,18 @@ class Servers:
         self._point()
 
     def forgot(self, at: float) -> bool:
-        """Whether what was done at a unix time went to a server that has lost it.
+        """Tell whether what was done at a Unix time went to a server that was then replaced.
 
-        Until then nobody could reach the one that took its place, nor see from it what is lost.
+        Until the replacement nobody could see what the replica had not heard of.
         """
         return any(began <= at <= ended for began, ended in self._losses)
 
+    def lost_since(self, at: float) -> bool:
+        """Tell whether a server lost something since a Unix time, or shortly before it."""
+        return any(ended >= at for _, ended in self._losses)
+
     def close(self) -> None:
-        """End the server."""
+        """End the server, and remove its address."""
         self._node.close()
         self._address.unlink()
 

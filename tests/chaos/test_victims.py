@@ -1,11 +1,9 @@
-"""By what each process shows that it is at work again."""
+"""Tests of how each process shows that it is at work again."""
 
 import os
 import time
-from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 import redis
 from rq import Queue
@@ -16,7 +14,7 @@ from embedfarm.broker import host_name
 from embedfarm.farm import Farm
 from producer.ingest import worker_name
 from producer.tasks import QUEUE
-from tests.chaos.callers import Callers
+from tests.chaos.tally import Tally
 from tests.chaos.victims import Witness
 from tests.chaos.watch import Watch
 from tests.contract.little_job import DECISION, STATS, embed, make_job
@@ -28,13 +26,12 @@ OTHER = f"{host_name()}:cpu-1"
 
 @pytest.fixture
 def witness(server: LiveServer) -> Witness:
-    """Of a farm in which this test plays all roles."""
-    callers = Callers(server.url, 0, "m", [], np.zeros((0, 0), np.float32), Path())
-    return Witness(server.url, Watch(server.url), callers)
+    """Return a witness of a farm in which the test plays all roles."""
+    return Witness(server.url, Watch(server.url), Tally())
 
 
 def test_of_a_worker_all_that_it_held_counts(witness: Witness, client: redis.Redis) -> None:
-    """Committed, taken by another one, renewed, or claimed anew; and neither more nor less."""
+    """A worker is at work once each lease it held is committed, taken, renewed or claimed anew."""
     job = make_job(client, 5)
     stream = job.keys.blocks
     held = job.read(HIT, 4)
@@ -53,7 +50,7 @@ def test_of_a_worker_all_that_it_held_counts(witness: Witness, client: redis.Red
 
 
 def test_what_is_handed_back_must_be_taken(witness: Witness, client: redis.Redis) -> None:
-    """Until then nobody works on it."""
+    """A released lease counts only once somebody has taken it."""
     job = make_job(client, 1)
     [entry] = job.read(HIT, 1)
     proof = witness.proof("worker-cpu-0")
@@ -65,7 +62,7 @@ def test_what_is_handed_back_must_be_taken(witness: Witness, client: redis.Redis
 
 
 def test_a_scheduler_has_decided(witness: Witness, client: redis.Redis) -> None:
-    """After the fault, and it has the lock."""
+    """A scheduler is at work once it has the lock and has decided after the fault."""
     farm, proof = Farm(client), witness.proof("scheduler")
     farm.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
     since = time.monotonic()
@@ -78,7 +75,7 @@ def test_a_scheduler_has_decided(witness: Witness, client: redis.Redis) -> None:
 
 
 def test_an_rq_job_has_begun(witness: Witness, client: redis.Redis) -> None:
-    """There is one to begin, and one that began before does not count."""
+    """`ingest` is at work once one of its own processes has begun a job after the fault."""
     queue = Queue(QUEUE, client, serializer="json")
     old = queue.enqueue("producer.tasks.cleanup", job_id="old")
     old.worker_name = worker_name(os.getpid())
@@ -102,16 +99,16 @@ def test_an_rq_job_has_begun(witness: Witness, client: redis.Redis) -> None:
 
 
 def test_a_web_server_has_answered(witness: Witness) -> None:
-    """A request that began after the fault."""
+    """A web server is at work once it has answered a request that began after the fault."""
     proof, since = witness.proof("web"), time.monotonic()
-    witness.callers.served = since - 1
+    witness.tally.served = since - 1
     assert not proof(since)
-    witness.callers.served = since + 1
+    witness.tally.served = since + 1
     assert proof(since)
 
 
 def test_embed_has_written(witness: Witness, client: redis.Redis) -> None:
-    """Chunks that workers have done say nothing about it."""
+    """The command is at work once it has written, and not when workers have done chunks."""
     job = make_job(client, 4)
     watch = witness.watch
     watch.job = job.id
@@ -126,7 +123,7 @@ def test_embed_has_written(witness: Witness, client: redis.Redis) -> None:
 
 
 def test_growth_that_began_before_does_not_count(witness: Witness, client: redis.Redis) -> None:
-    """What was done between the last look and the fault is seen after it."""
+    """Chunks done between the last look and the fault do not count as done after it."""
     job = make_job(client, 4)
     watch, farm = witness.watch, Farm(client)
     watch.job = job.id

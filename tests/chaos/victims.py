@@ -1,4 +1,4 @@
-"""When is what was hit at work again? The farm as a whole goes on without most of its processes."""
+"""Proofs that a process that was hit is at work again, which the farm as a whole does not show."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from rq.utils import now
 from embedfarm.broker import closing_client, host_name, persist
 from embedfarm.farm import Farm
 from producer.tasks import QUEUE
-from tests.chaos.callers import Callers
+from tests.chaos.tally import Tally
 from tests.chaos.watch import Watch, leases
 
 Proof = Callable[[float], bool]  # whether it has worked since some monotonic time
@@ -26,32 +26,32 @@ LOOK_SECONDS_MAX: Final = 60.0
 
 
 def nothing_to_show(_: float) -> bool:
-    """Of a fault that hits no process of ours: that chunks are done is enough."""
+    """Return True, for a fault that hits no process: that chunks are done is enough."""
     return True
 
 
 @dataclass(frozen=True)
 class Witness:
-    """Knows by what each process shows that it works.
+    """A witness that knows by what each process shows that it works.
 
     Attributes:
-        url: The server.
-        watch: Follows the job.
-        callers: Ask by HTTP.
+        url: URL of the server.
+        watch: The watch that follows the job.
+        tally: The tally of the callers by HTTP and RQ.
     """
 
     url: str
     watch: Watch
-    callers: Callers
+    tally: Tally
 
     def proof(self, name: str, pid: Callable[[], int] = lambda: 0) -> Proof:
-        """Of a role, whose process is `pid`, or of "embed"; to be asked for before it is hit.
+        """Return the proof for a role with process `pid`, or for "embed"; call it before the fault.
 
         A web server has answered; `embed` has written or ended; a scheduler has decided; a child of
         `ingest` has begun a job; and of all that a worker held, nothing lies where it was.
         """
         if name == "web":
-            return lambda since: self.callers.served > since
+            return lambda since: self.tally.served > since
         if name == "embed":
             return lambda since: self.watch.written_after > since
         if name == "scheduler":
@@ -69,9 +69,9 @@ class Witness:
             return farm.has_scheduler() and any(each.time > at for each in farm.decisions(1))
 
     def _has_begun(self, probes: list[str], pid: Callable[[], int], since: float) -> bool:
-        """Whether an RQ job has begun; so that there always is one to begin, we enqueue some.
+        """Tell whether an RQ job has begun; enqueue one if there is none to begin.
 
-        Not in an orphan: what a process leaves behind may begin one more before it notices.
+        An orphan's job does not count: what a process leaves behind may begin one more.
         """
         at = now() - timedelta(seconds=time.monotonic() - since)
         with closing_client(self.url) as client:
@@ -87,7 +87,7 @@ class Witness:
         return any(_parent(int(name.rpartition("-")[2] or 0)) == pid() for name in begun)
 
     def _has_settled(self, worker: str, held: Collection[tuple[str, str]], since: float) -> bool:
-        """Whether each lease is gone, another one's, or was taken or renewed since then.
+        """Tell whether each lease is gone, another one's, or was taken or renewed since then.
 
         What happens in the very next milliseconds, less than we take to ask, counts as before.
         """
@@ -96,14 +96,14 @@ class Witness:
         return not any(idle >= silent for lease, idle in now_held.items() if lease in held)
 
     def _held(self, worker: str) -> dict[tuple[str, str], float]:
-        """Idle seconds of the leases of a worker, by stream and entry."""
+        """Return the idle seconds of a worker's leases, by stream and entry."""
         with closing_client(self.url) as client:
             found = leases(Farm(client), worker)
             return {(lease.stream, lease.id): lease.idle_ms / 1000 for lease in found}
 
 
 def _parent(pid: int) -> int:
-    """The process that started another one; 1 or so if it is gone, -1 if both are."""
+    """Return the parent of a process; 1 or so if it is gone, -1 if both are."""
     try:
         return int(psutil.Process(pid).ppid())
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Looks at the farm ten times a second: is it moving, and what do its leases say?"""
+"""A watch that looks at the farm ten times a second: does it move, and what of its leases?"""
 
 import threading
 import time
@@ -22,7 +22,7 @@ PATIENCE_SECONDS: Final = 2.0
 
 
 def leases(farm: Farm, worker: str | None = None) -> Iterator[Pending]:
-    """Those of one worker or of all, on all jobs."""
+    """Yield the leases of one worker or of all, on all jobs."""
     for name in farm.job_ids():
         job = farm.job(name)
         for stream in (job.keys.blocks, job.keys.retry):
@@ -35,18 +35,19 @@ def leases(farm: Farm, worker: str | None = None) -> Iterator[Pending]:
 
 @dataclass
 class Watch:
-    """Follows one job after the other, in a thread.
+    """A thread that follows one job after the other.
 
-    What has changed between two looks happened after the first one and before the second.
+    A change between two looks happened after the first look and before the second.
 
     Attributes:
-        url: The server.
-        job: The one that is followed.
-        chunks_done: Of it.
+        url: URL of the server.
+        job: Id of the job that is followed.
+        chunks_done: Chunks of the job that are done.
         moved_after: Monotonic time after which `chunks_done` or `drained_upto` grew.
         written_after: Monotonic time after which `drained_upto` grew, or a job was followed by
             another one.
         idle_seconds_max: Longest time for which a lease was seen that nobody renewed.
+        idle_longest: Which lease that was, and when.
         deliveries_max: Most deliveries that were seen of a block.
     """
 
@@ -56,6 +57,7 @@ class Watch:
     moved_after: float = field(default_factory=time.monotonic)
     written_after: float = field(default_factory=time.monotonic)
     idle_seconds_max: float = 0.0
+    idle_longest: str = ""
     deliveries_max: int = 0
     _before: tuple[str, int, int] = ("", 0, 0)
     _looked_at: float = field(default_factory=time.monotonic)
@@ -80,7 +82,7 @@ class Watch:
     def recovery_seconds(
         self, since: float, seconds_max: float, proof: Callable[[float], bool]
     ) -> float:
-        """Time from `since` until chunks are done again, and `proof` says so too.
+        """Wait until chunks are done and `proof` holds again; return the seconds since `since`.
 
         Raises:
             TimeoutError: It takes longer than `seconds_max`.
@@ -125,5 +127,7 @@ class Watch:
     def _look_at_leases(self, farm: Farm) -> None:
         for lease in leases(farm):
             idle = lease.idle_ms / 1000 % HANDED_BACK_SECONDS
-            self.idle_seconds_max = max(self.idle_seconds_max, idle)
+            if idle > self.idle_seconds_max:
+                self.idle_seconds_max = idle
+                self.idle_longest = f"{lease}, at {time.strftime('%X')}"
             self.deliveries_max = max(self.deliveries_max, lease.deliveries)

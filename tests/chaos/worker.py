@@ -1,6 +1,6 @@
 """A worker process whose model fails on demand: `python -m tests.chaos.worker --device cpu-0`.
 
-The files `memory` and `nan` in the directory `CHAOS_SWITCHES` switch it while they exist.
+The model fails while the file `memory` or `nan` is in the directory `CHAOS_SWITCHES`.
 """
 
 import os
@@ -22,7 +22,7 @@ SPOILED: Final = slice(0, None, 7)  # rows that become NaN
 
 
 class FailingEngine:
-    """An engine that runs out of memory, or gives NaN, while a file says so."""
+    """An engine that runs out of memory, or gives NaN, while a file exists."""
 
     def __init__(self, engine: Engine, switches: Path) -> None:
         self._engine = engine
@@ -32,13 +32,13 @@ class FailingEngine:
         return getattr(self._engine, name)
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
-        """As the engine's."""
+        """Start a batch like the engine, unless memory is short; its vectors may become NaN."""
         self._use_memory(batch, rows)
         finish = self._engine.start(batch, rows)
         return lambda: self._spoil(finish())
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """As the engine's."""
+        """Embed a batch like the engine, unless memory is short; its vectors may become NaN."""
         self._use_memory(batch, rows)
         return self._spoil(self._engine.forward(batch, rows))
 
@@ -56,7 +56,7 @@ class FailingEngine:
 
 
 def open_failing(spec: JobSpec, device: str, settings: Settings) -> Engine:
-    """The engine of a spec, which may fail."""
+    """Open the engine of a spec, so that it may fail."""
     engine = open_engine(spec, device, settings)
     return cast("Engine", FailingEngine(engine, Path(os.environ[SWITCHES])))
 

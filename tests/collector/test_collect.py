@@ -1,4 +1,4 @@
-"""Results of a real server into an output."""
+"""Tests of collecting results of a real server into an output."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -46,7 +46,7 @@ SETTINGS = Settings(
 
 
 class Desk:
-    """One job, a worker that makes blocks of about ten chunks, and an output in small parts."""
+    """A job, a worker that makes blocks of about ten chunks, and an output in small parts."""
 
     def __init__(self, bench: Bench, directory: Path) -> None:
         self.bench = bench
@@ -61,12 +61,12 @@ class Desk:
         return Output(self._directory, {}, sink="parquet", part_bytes_max=size)
 
     def reopen(self) -> None:
-        """What another process does after this one has died."""
+        """Open the output again, as another process does after this one has died."""
         self.output.close()
         self.output = self._open()
 
     def push(self, *bounds: int) -> None:
-        """A whole job of blocks between these indices."""
+        """Push a whole job of blocks between these indices."""
         blocks = [block(first, end) for first, end in pairwise(bounds)]
         self.job.push([(each, encode(each)) for each in blocks])
         self.job.close(bounds[-1])
@@ -77,26 +77,26 @@ class Desk:
             pass
 
     def produce(self, count: int) -> None:
-        """The whole corpus, as the producer of a run does."""
+        """Push the whole corpus, as the producer of a run does."""
         farm, start = Farm(self.bench.client()), self.output.next_index
         submitter = Submitter(farm, "j", SPEC, start, SETTINGS, self.bench.stop)
         source = corpus(submitter.start, count)
         self.bench.run(lambda: submitter.watch(submitter.submit(source)))
 
     def collect(self) -> int | None:
-        """Collect to the end."""
+        """Collect to the end, and return the number of chunks."""
         return self.collector().collect()
 
     def collector(self) -> Collector:
-        """A collector that has not begun."""
+        """Return a collector that has not begun."""
         return Collector(Job(self.bench.client(), "j"), self.output, SETTINGS, self.bench.stop)
 
     def waits(self) -> bool:
-        """Whether the collector waits for results."""
+        """Tell whether the collector waits for results."""
         return any(each["cmd"] == "blpop" for each in self.job.client.client_list())
 
     def check(self, count: int) -> None:
-        """Finish the output: it has every chunk's vector once and in order, under its id."""
+        """Finish the output, and assert that each vector is there once, in order, under its id."""
         self.output.finish(count, ABOUT)
         parts = sorted(self._directory.glob("*.parquet"))
         rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
@@ -108,7 +108,7 @@ class Desk:
 
 @pytest.fixture
 def desk(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    """A job, a worker and an output; waits are short."""
+    """Yield a job, a worker and an output, with short waits."""
     monkeypatch.setattr(collect, "WAIT_SECONDS", 0.1)
     with Bench(server.url) as bench:
         desk = Desk(bench, tmp_path / "out")
@@ -117,7 +117,7 @@ def desk(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def block(first: int, end: int) -> Block:
-    """Some chunks."""
+    """Return a block of some chunks."""
     indices = range(first, end)
     texts, ids = [text_of(index) for index in indices], [str(index) for index in indices]
     return Block(start=first, texts=texts, ids=ids, token_count=7 * len(texts))
@@ -127,7 +127,7 @@ def block(first: int, end: int) -> Block:
 
 
 def test_path(desk: Desk) -> None:
-    """From producer over worker and collector, every chunk gets its own vector, in order."""
+    """Each chunk gets its own vector, in order, from producer over worker and collector."""
     desk.bench.run(desk.worker.run, desk.bench.stop)
     desk.produce(3_000)
     assert desk.collect() == 3_000
@@ -146,7 +146,7 @@ def test_empty(desk: Desk) -> None:
 
 @pytest.mark.parametrize("lost", ["nothing", "the last half", "all"])
 def test_crash_of_the_server(server: LiveServer, desk: Desk, lost: str) -> None:
-    """The server crashes in the midst, and loses what came last; the output is whole after all."""
+    """The output is whole even if the server crashes in the midst, and loses what came last."""
     size = log_bytes(server) if lost == "all" else None
     desk.bench.run(desk.worker.run, desk.bench.stop)
     done = desk.bench.run(desk.collect)
@@ -163,7 +163,7 @@ def test_crash_of_the_server(server: LiveServer, desk: Desk, lost: str) -> None:
 
 
 class Crash(Exception):
-    """Ends a collector like a crash."""
+    """Raised to end a collector like a crash."""
 
 
 @pytest.mark.parametrize("when", ["before drain", "after drain"])
@@ -194,7 +194,7 @@ def test_crash_of_the_collector(desk: Desk, monkeypatch: pytest.MonkeyPatch, whe
 
 
 def test_drained(desk: Desk) -> None:
-    """What is on disk leaves the server, but for the last result; what is only in memory stays."""
+    """Results that are on disk leave the server, but for the last one; those in memory stay."""
     desk.push(*range(0, 251, 10))
     desk.work()
     size = desk.job.status().result_bytes
@@ -215,7 +215,7 @@ def test_stale_results(desk: Desk) -> None:
 
 
 def test_stale_results_that_nobody_noticed(desk: Desk) -> None:
-    """So are those that come back while the collector waits, for they count as no room for more."""
+    """Results that a crash brings back while the collector waits are deleted."""
     blocks = [block(start, start + 10) for start in range(0, 200, 10)]
     desk.job.push([(each, encode(each)) for each in blocks])
     done = desk.bench.run(desk.collect)
@@ -245,9 +245,9 @@ def test_disorder(desk: Desk) -> None:
 @pytest.mark.parametrize("collector", ["goes on", "starts anew"])
 @pytest.mark.parametrize("pieces", [1, 6, 12])
 def test_lost_split(server: LiveServer, desk: Desk, collector: str, pieces: int) -> None:
-    """A server that lost a split embeds the block whole: its rest is taken, and not forgotten.
+    """The rest of a block is taken that a server embeds whole, since it lost the split.
 
-    Of the pieces some are on disk, and some in memory only.
+    Some of the pieces are on disk, and some in memory only.
     """
     desk.push(0, 200)
     (entry,) = desk.worker.lease()
@@ -299,7 +299,7 @@ def test_cut_in_another_way(desk: Desk) -> None:
 def test_a_damaged_result_is_made_anew(
     desk: Desk, data: bytes, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for it for ever: what is not on disk is sent and embedded once more."""
+    """A damaged result is sent and embedded once more."""
     desk.bench.run(desk.worker.run, desk.bench.stop)
     desk.produce(3_000)
     wait_until(lambda: max(desk.job.result_starts(), default=0) > 150)
@@ -312,7 +312,7 @@ def test_a_damaged_result_is_made_anew(
 
 
 def test_a_result_that_stays_damaged_ends_the_run(desk: Desk) -> None:
-    """Where the next one is damaged as well, somebody has to look: the error names it and why."""
+    """A result that is damaged a second time ends the run, with an error that names it."""
     desk.push(0, 10)
     desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
     collecting = desk.bench.run(desk.collect)
@@ -323,7 +323,7 @@ def test_a_result_that_stays_damaged_ends_the_run(desk: Desk) -> None:
 
 
 def test_a_result_of_another_version_ends_the_run(desk: Desk) -> None:
-    """To embed it once more would not help; it stays for a program that reads it."""
+    """A result of another version ends the run, and stays for a program that reads it."""
     desk.push(0, 10)
     newer = b"\x02" + encode(result_of(block(0, 10)))[1:]
     desk.job.client.hset(desk.job.keys.results, "0", newer)
@@ -371,7 +371,7 @@ def test_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_that_was_forgotten_is_waited_for(desk: Desk) -> None:
-    """One that is not there may be made again."""
+    """A collector waits for a job that is gone, which may be made again."""
     desk.job.delete()
     done = desk.bench.run(desk.collect)
     wait_until(desk.waits)
@@ -384,7 +384,7 @@ def test_a_job_that_was_forgotten_is_waited_for(desk: Desk) -> None:
 def test_grace_is_that_of_one_server(
     server: LiveServer, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that starts again may have lost what was made again meanwhile, and so on."""
+    """The looks of grace for a job that is gone begin anew when the server starts again."""
     monkeypatch.setattr(collect, "GONE_LOOKS", 1)
     collector = desk.collector()
     desk.job.delete()

@@ -1,4 +1,4 @@
-"""A finished output in another format."""
+"""Tests of exporting a finished output into another format."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ IDS = [f"id {n}" for n in range(40)]
 
 
 def make(out: Path, sink: str, *, ids: bool) -> None:
-    """An output of four parts, in which two chunks failed."""
+    """Make an output of four parts, in which two chunks failed."""
     with Output(out, {"model": "m"}, sink=sink, part_bytes_max=10 * 8 * 4) as output:
         for start in range(0, 40, 10):
             texts = TEXTS[start : start + 10]
@@ -40,7 +40,7 @@ def make(out: Path, sink: str, *, ids: bool) -> None:
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("other", SINKS)
 def test_every_format_into_every_other(tmp_path: Path, sink: str, other: str, *, ids: bool) -> None:
-    """Same rows, ids and failures, still tied to their texts; once more changes nothing."""
+    """An export has the same rows, ids and failures; a second one changes nothing."""
     source, target = tmp_path / "source", tmp_path / "target"
     make(source, sink, ids=ids)
     manifest = export(source, target, other)
@@ -61,7 +61,7 @@ def test_every_format_into_every_other(tmp_path: Path, sink: str, other: str, *,
 
 
 def test_an_interrupted_export_begins_again(tmp_path: Path) -> None:
-    """What it had written is no obstacle; of another output's files it is."""
+    """An interrupted export begins again, and files of another output stop it."""
     source, target = tmp_path / "source", tmp_path / "target"
     make(source, "parquet", ids=True)
     export(source, target, "npy")
@@ -75,7 +75,7 @@ def test_an_interrupted_export_begins_again(tmp_path: Path) -> None:
 
 
 def test_what_is_no_place_for_an_export(tmp_path: Path) -> None:
-    """An unfinished output, another finished one, and the output itself."""
+    """An export refuses an unfinished output, another finished one, and the output itself."""
     source, other = tmp_path / "source", tmp_path / "other"
     with pytest.raises(ManifestError):
         export(source, other, "npy")

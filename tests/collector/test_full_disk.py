@@ -1,4 +1,4 @@
-"""A disk that is full under an output: the job waits for room, and loses nothing."""
+"""Tests of a disk that is full under an output: the job waits for room, and loses nothing."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -37,19 +37,19 @@ T = TypeVar("T")
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """A disk with room for a whole output."""
+    """Make a disk with room for a whole output."""
     with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
         yield disk
 
 
 @pytest.fixture(params=SINKS)
 def sink(request: pytest.FixtureRequest) -> str:
-    """Each format."""
+    """Give each format."""
     return str(request.param)
 
 
 def results() -> list[Result]:
-    """What a job of 24 chunks gives; some of them have failed."""
+    """Return the results of a job of 24 chunks, of which some have failed."""
     matrix = np.random.default_rng(7).normal(size=(COUNT, DIMENSIONS)).astype("<f4")
     made = []
     for start in range(0, COUNT, BLOCK):
@@ -70,18 +70,18 @@ def results() -> list[Result]:
 
 
 def open_output(directory: Path, sink: str) -> Output:
-    """An output in parts of six chunks."""
+    """Open an output in parts of six chunks."""
     return Output(directory, {}, sink=sink, part_bytes_max=SETTINGS.part_bytes_max)
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """What an output consists of, without the manifest, which has a time in it."""
+    """Return the files of an output without the manifest, which has a time in it."""
     found = {path.name: path for path in directory.iterdir() if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if name != "manifest.json"}
 
 
 def write_quietly(directory: Path, sink: str) -> dict[str, bytes]:
-    """The files of an output that always had room."""
+    """Write an output that always has room, and return its files."""
     with open_output(directory, sink) as output:
         for result in results():
             output.add(result)
@@ -90,7 +90,7 @@ def write_quietly(directory: Path, sink: str) -> dict[str, bytes]:
 
 
 def insist(disk: Disk, output: Output, write: Callable[[], T], again: Callable[[], T]) -> T:
-    """Write; each time that the disk is full, with room for one page more."""
+    """Write until it succeeds, with room for one page more each time that the disk is full."""
     recover = False
     while True:
         try:
@@ -104,7 +104,7 @@ def insist(disk: Disk, output: Output, write: Callable[[], T], again: Callable[[
 
 
 def test_full_at_every_page(disk: Disk, sink: str, tmp_path: Path) -> None:
-    """The disk fills up in every part, line and list that is written: the same bytes after all."""
+    """An output whose disk fills up at every page has the same bytes in the end."""
     out = disk.path / "out"
     with open_output(out, sink) as output:
         disk.fill()
@@ -141,20 +141,20 @@ class Desk:
         self.collector = Collector(Job(bench.client(), "j"), output, SETTINGS, bench.stop)
 
     def status(self) -> JobStatus:
-        """As people see it."""
+        """Return the status of the job."""
         return self.job.status()
 
 
 @pytest.fixture
 def bench(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Threads and connections; waits are short."""
+    """Yield threads and connections, with short waits."""
     monkeypatch.setattr(collect, "WAIT_SECONDS", 0.1)
     with Bench(server.url) as bench:
         yield bench
 
 
 def test_job_waits_for_room(disk: Disk, sink: str, bench: Bench, tmp_path: Path) -> None:
-    """The job says what it waits for, its results stay on the server, and then it goes on."""
+    """A job says that it waits for room, keeps its results on the server, and then goes on."""
     out = disk.path / "out"
     with open_output(out, sink) as output:
         desk = Desk(bench, output)
@@ -178,7 +178,7 @@ def test_job_waits_for_room(disk: Disk, sink: str, bench: Bench, tmp_path: Path)
 
 
 def test_stop_ends_the_waiting(disk: Disk, sink: str, bench: Bench) -> None:
-    """Who stops a job that waits for room finds an output that can be resumed."""
+    """A job that is stopped while it waits for room leaves an output that can be resumed."""
     with open_output(disk.path / "out", sink) as output:
         desk = Desk(bench, output)
         disk.fill()

@@ -1,4 +1,4 @@
-"""The output directory: its states, its lock, its journal, and what it refuses."""
+"""Tests of the output directory: its states, its lock, its journal, and what it refuses."""
 
 import subprocess
 import sys
@@ -17,14 +17,13 @@ from collector.manifest import (
     ManifestError,
     OutputError,
     Part,
-    PrefixCheck,
-    SourceChanged,
     TilingError,
     WorkerFigures,
     read_manifest,
     tile,
 )
 from collector.output import Output, OutputBusy, State, read_request, read_state
+from collector.source import PrefixCheck, SourceChanged
 from embedfarm.records import ChunkError, Result, text_checksums
 
 ABOUT = About(job="j", model="m", fingerprint={}, source={}, created=0.0)
@@ -33,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def result(start: int, count: int = 2, **changes: object) -> Result:
-    """A result of vectors (1, 1)."""
+    """Return a result of vectors (1, 1)."""
     vectors = np.ones((count, 2), "<f4").tobytes()
     checksums = text_checksums([str(index) for index in range(start, start + count)])
     made = Result(
@@ -43,7 +42,7 @@ def result(start: int, count: int = 2, **changes: object) -> Result:
 
 
 def open_output(directory: Path, request: dict[str, object] | None = None) -> Output:
-    """An output whose parts hold four rows."""
+    """Open an output whose parts hold four rows."""
     return Output(directory, request or dict(REQUEST), sink="parquet", part_bytes_max=32)
 
 
@@ -107,7 +106,7 @@ def test_wrong_results(tmp_path: Path, wrong: Result, message: str) -> None:
 
 
 def test_finish_refuses_holes(tmp_path: Path) -> None:
-    """Without all chunks there is no manifest, no part is closed early, and work can go on."""
+    """An output that lacks chunks cannot be finished, and work on it can go on."""
     with open_output(tmp_path) as output:
         output.add(result(0))
         for count in (1, 3):
@@ -145,7 +144,7 @@ def test_second_process(tmp_path: Path) -> None:
 
 
 def test_other_request(tmp_path: Path) -> None:
-    """Another request is refused by name of what differs; an equal one goes on."""
+    """A request that differs is refused by name of what differs; an equal one goes on."""
     open_output(tmp_path).close()
     open_output(tmp_path).close()
     with pytest.raises(OutputError, match="model was 'm' and is now 'n'"):
@@ -190,7 +189,7 @@ def test_failures_and_figures_survive(tmp_path: Path) -> None:
 
 
 def test_torn_journal(tmp_path: Path) -> None:
-    """Whatever is left of the last line, the lines before it count and the next one fits."""
+    """A torn last line of the journal is dropped, and the lines before it count."""
     with open_output(tmp_path) as output:
         for start in (0, 4):
             output.add(result(start, 4))
@@ -222,7 +221,7 @@ def test_damaged_journal(tmp_path: Path, damage: bytes) -> None:
 
 
 def parts_of(bounds: list[tuple[int, int]]) -> list[Part]:
-    """Parts with those starts and ends."""
+    """Return parts with those starts and ends."""
     return [
         Part(
             file=f"part {start}",
@@ -292,7 +291,7 @@ def test_other_manifest(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Part]:
-    """Parts of chunks 0 to 3, 4 to 7 and 8 to 9, with texts "0" to "9"."""
+    """Return parts of chunks 0 to 3, 4 to 7 and 8 to 9, with texts "0" to "9"."""
     with open_output(tmp_path_factory.mktemp("parts")) as output:
         for start in range(0, 10, 2):
             output.add(result(start))
@@ -330,5 +329,5 @@ def test_shorter_source(parts: list[Part], count: int) -> None:
     """A source that ends before the parts do is found."""
     check = PrefixCheck(parts)
     feed(check, [str(index) for index in range(count)], [])
-    with pytest.raises(SourceChanged, match="ends within"):
+    with pytest.raises(SourceChanged, match="the source ends at row"):
         check.finish()

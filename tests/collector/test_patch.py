@@ -1,4 +1,4 @@
-"""Chunks that failed get their vectors, whatever happens in between."""
+"""Tests of patching: chunks that failed get their vectors, whatever happens in between."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ ABOUT = About(job="j", model="m", fingerprint={}, source={})
 
 
 def vectors_of(indices: Sequence[int], dtype: str) -> NDArray[np.generic]:
-    """Vectors that tell whose they are, shape (n, 3)."""
+    """Return vectors that tell whose they are, shape (n, 3)."""
     return np.asarray([[index + 1, index % 7, 1] for index in indices], dtype)
 
 
@@ -48,7 +48,7 @@ def write(  # noqa: PLR0913 -- all that an output consists of
     *,
     ids: bool,
 ) -> Path:
-    """An output of the chunks `indices`, of which those at the places `failed` failed."""
+    """Write an output of the chunks `indices`; those at the places `failed` have failed."""
     with Output(directory, {}, sink=sink, part_bytes_max=8 * 3 * np.dtype(dtype).itemsize) as out:
         for start in range(0, len(indices), PER_RESULT):
             chunks = indices[start : start + PER_RESULT]
@@ -73,7 +73,7 @@ def write(  # noqa: PLR0913 -- all that an output consists of
 
 
 def source(ids: bool) -> Iterator[Rows]:  # noqa: FBT001 -- a parameter of the test
-    """The corpus."""
+    """Yield the corpus."""
     yield Rows(TEXTS, IDS if ids else None)
 
 
@@ -82,7 +82,7 @@ def source(ids: bool) -> Iterator[Rows]:  # noqa: FBT001 -- a parameter of the t
 @pytest.mark.parametrize("again", [(), AGAIN, range(len(FAILED))], ids=["none", "some", "all"])
 @pytest.mark.parametrize("sink", SINKS)
 def test_patch(tmp_path: Path, sink: str, again: Sequence[int], dtype: str, ids: bool) -> None:  # noqa: FBT001 -- pytest passes it
-    """Who has a vector now is where it belongs, who has none is listed; the rest is untouched."""
+    """Retried vectors are in their places, chunks that failed again are listed, others stay."""
     out = write(tmp_path / "first", sink, range(COUNT), FAILED, dtype, ids=ids)
     untouched = {part.start: part.sha256 for part in read_manifest(out).parts if not part.errors}
     retried = write(tmp_path / "second", "parquet", FAILED, again, dtype, ids=ids)
@@ -104,7 +104,7 @@ def test_patch(tmp_path: Path, sink: str, again: Sequence[int], dtype: str, ids:
 
 
 class Crash(Exception):
-    """The process ends here."""
+    """Raised to end the process."""
 
 
 @pytest.mark.parametrize("again", [AGAIN, ()], ids=["some", "none"])
@@ -112,7 +112,7 @@ class Crash(Exception):
 def test_a_crash_at_any_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str, again: Sequence[int]
 ) -> None:
-    """The output is the old or the new one, and the same command again makes it the new one.
+    """A crash leaves the old or the new output, and the same command then makes it the new one.
 
     A step is a name that changes, a file that is removed or written durably, before and after.
     """
@@ -143,7 +143,7 @@ def test_a_crash_at_any_step(
 
 
 def crash_at(step: int, patched: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Raise before the change of the disk that comes after `step` others; tells what is left."""
+    """Raise `Crash` before a change of the disk; return a function that tells the steps left."""
     left = [step + 1]
 
     def count() -> None:
@@ -171,7 +171,7 @@ def crash_at(step: int, patched: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 def test_another_output_is_refused(tmp_path: Path) -> None:
-    """What is not of the chunks that failed changes nothing."""
+    """A patch that is not of the chunks that failed is refused, and changes nothing."""
     out = write(tmp_path / "first", "parquet", range(COUNT), FAILED, "<f4", ids=True)
     before = (out / "manifest.json").read_bytes()
     for name, indices, dtype in (("fewer", FAILED[:3], "<f4"), ("other", FAILED, "<f2")):
@@ -181,7 +181,7 @@ def test_another_output_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_to_settle(tmp_path: Path) -> None:
-    """An output without a decision stays as it is, its directory included."""
+    """An output without a started patch stays as it is, its directory included."""
     out = write(tmp_path / "first", "parquet", range(COUNT), (), "<f4", ids=True)
     shutil.rmtree(out / STATE_DIRECTORY)
     settle(out)

@@ -1,4 +1,4 @@
-"""Quantised vectors mean nearly what the floats did."""
+"""Tests that quantised vectors mean nearly what the floats did."""
 
 from pathlib import Path
 
@@ -15,19 +15,19 @@ ROWS = RANDOM.standard_normal((200, 21)).astype(np.float32)
 
 
 def part(rows: np.ndarray) -> Vectors:
-    """Rows as a sink reads them."""
+    """Return rows as a sink reads them."""
     return Vectors(np.arange(len(rows)), None, rows)
 
 
 def test_ranges_are_over_all_parts() -> None:
-    """Least and greatest of each component, wherever they are; empty parts do not count."""
+    """Ranges are the least and greatest of each component over all parts."""
     ranges = component_ranges([part(ROWS[:0]), part(ROWS[:50]), part(ROWS[50:])])
     np.testing.assert_array_equal(ranges, [ROWS.min(axis=0), ROWS.max(axis=0)])
 
 
 @pytest.mark.parametrize("parts", [[], [part(ROWS[:0])], [part(ROWS.astype(np.int8))]])
 def test_ranges_need_floats(parts: list[Vectors]) -> None:
-    """Neither nothing nor integers have ranges."""
+    """Ranges of no rows, or of integers, are refused."""
     with pytest.raises(OutputError, match="ranges come from"):
         component_ranges(parts)
 
@@ -44,7 +44,7 @@ def test_ranges_from_a_file(tmp_path: Path) -> None:
 
 
 def test_int8_is_restored_to_half_a_step() -> None:
-    """Inside the range no component is off by more than half a step."""
+    """A restored component is off by half a step at most."""
     ranges = component_ranges([part(ROWS)])
     step = (ranges[1] - ranges[0]) / 255
     stored = np.clip(np.floor((ROWS - ranges[0]) / step), 0, 255) - 128

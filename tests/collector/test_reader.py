@@ -1,4 +1,4 @@
-"""An output is read while it is written, and afterwards."""
+"""Tests of reading an output while it is written, and afterwards."""
 
 import time
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ DTYPES = {"<f4": "float32", "<f2": "float16", "|i1": "int8", "|u1": "uint8"}
 
 
 def matrix_of(dtype: str) -> NDArray[Any]:
-    """A different row for each chunk, shape (COUNT, 3)."""
+    """Return a different row for each chunk, shape (COUNT, 3)."""
     return np.arange(1, 3 * COUNT + 1).reshape(COUNT, 3).astype(dtype)
 
 
 def results(dtype: str = "<f4", *, ids: bool = False, size: int = 5) -> Iterator[Result]:
-    """Results of all chunks, of which some failed."""
+    """Yield results of all chunks, of which some failed."""
     matrix = matrix_of(dtype)
     for start in range(0, COUNT, size):
         chunks = range(start, start + size)
@@ -46,12 +46,12 @@ def results(dtype: str = "<f4", *, ids: bool = False, size: int = 5) -> Iterator
 
 
 def open_output(directory: Path, sink: str) -> Output:
-    """An output whose parts have at most three results of float32."""
+    """Open an output whose parts have at most three results of float32."""
     return Output(directory, {"model": "m"}, sink=sink, part_bytes_max=3 * 60)
 
 
 def pages(directory: Path, limit: int) -> Iterator[Chunks]:
-    """All that is there, read as a client would."""
+    """Yield all pages that are there, read as a client would."""
     start = 0
     with OutputReader(directory) as reader:
         while (chunks := reader.read(start, limit)) is not None:
@@ -63,7 +63,7 @@ def pages(directory: Path, limit: int) -> Iterator[Chunks]:
 
 
 def check(found: list[Chunks], count: int, dtype: str, *, ids: bool) -> None:
-    """Chunks 0 to `count - 1`, each once and with its own vector, id or reason."""
+    """Assert that chunks 0 to `count - 1` are there once, with their vector, id or reason."""
     assert sum(len(each.batch.good) for each in found) == count
     for chunks in found:
         batch = chunks.batch
@@ -85,7 +85,7 @@ def check(found: list[Chunks], count: int, dtype: str, *, ids: bool) -> None:
 def test_every_chunk_once_while_it_is_written(
     tmp_path: Path, sink: str, dtype: str, *, ids: bool
 ) -> None:
-    """After each part, and when it is finished, all that is durable is there, by any page size."""
+    """A reader finds all durable chunks after each part and in the end, by any page size."""
     with open_output(tmp_path, sink) as output:
         for result in results(dtype, ids=ids):
             if output.add(result) is not None:
@@ -102,7 +102,7 @@ def test_every_chunk_once_while_it_is_written(
 
 
 def test_a_line_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
-    """Wherever the journal ends, what is before its last line end is there, and nothing else."""
+    """A reader finds the chunks before the journal's last line end, and no others."""
     with open_output(tmp_path, "parquet") as output:
         for result in results():
             output.add(result)
@@ -119,7 +119,7 @@ def test_a_line_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    """No output, one without a part, and one that is damaged are told apart."""
+    """A missing output, one without a part, and a damaged one are told apart."""
     with pytest.raises(NotBegun):
         OutputReader(tmp_path / "absent")
     with open_output(tmp_path, "parquet") as output:
@@ -135,7 +135,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_failures_by_pages(tmp_path: Path, *, finished: bool) -> None:
-    """From whatever chunk on, the failed ones come in order, as many as are wanted."""
+    """Failed chunks come in order from any chunk on, as many as are wanted."""
     with open_output(tmp_path, "jsonl") as output:
         for result in results(ids=True):
             output.add(result)
@@ -151,7 +151,7 @@ def test_failures_by_pages(tmp_path: Path, *, finished: bool) -> None:
 
 
 def test_a_page_of_a_million_failures_reads_little(tmp_path: Path) -> None:
-    """Whatever their number, a page at any place costs a small part of reading them all."""
+    """A page of a million failures is right at any place, and read in less than 0.1 s at best."""
     with open_output(tmp_path, "jsonl") as output:
         for result in results():
             output.add(result)

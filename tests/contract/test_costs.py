@@ -1,4 +1,4 @@
-"""What device batches take, learned from those that ran."""
+"""Tests of the costs of device batches, learned from those that ran."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ TRUE = Cost(launch=5e-3, token=2e-4, pair=1e-7)
 
 
 def learn(cost: Cost, batches: int, noise: float, costs: Costs | None = None) -> Costs:
-    """Batches of any shape that take what `cost` says, more or less."""
+    """Learn from batches of any shape that take about as long as `cost` says."""
     random = np.random.default_rng(batches)
     costs = costs or Costs()
     for _ in range(batches):
@@ -21,7 +21,7 @@ def learn(cost: Cost, batches: int, noise: float, costs: Costs | None = None) ->
 
 @pytest.mark.parametrize("pair", [0.0, 1e-7, 1e-6])
 def test_the_terms_are_found(pair: float) -> None:
-    """Each of them, to the last digits when times are exact; one that is nothing stays nothing."""
+    """Each term is found to within a thousandth when times are exact; a zero one stays zero."""
     true = TRUE._replace(pair=pair)
     found = learn(true, 200, 0.0).cost()
     assert found is not None
@@ -29,7 +29,7 @@ def test_the_terms_are_found(pair: float) -> None:
 
 
 def test_noise_is_averaged() -> None:
-    """With times that are 20 % off a prediction is not."""
+    """A prediction is right to 15 % though the times scatter by 20 %."""
     found = learn(TRUE, 1000, 0.2).cost()
     assert found is not None
     for size in ((16, 256), (1024, 32768), (2048, 524288)):
@@ -37,7 +37,7 @@ def test_noise_is_averaged() -> None:
 
 
 def test_what_changes_is_followed() -> None:
-    """A device that became three times slower is known as such some thousand batches later."""
+    """The prediction for a device that became three times slower is right 4,000 batches later."""
     slower = Cost(*(3 * term for term in TRUE))
     found = learn(slower, 4000, 0.05, learn(TRUE, 1000, 0.05)).cost()
     assert found is not None
@@ -45,7 +45,7 @@ def test_what_changes_is_followed() -> None:
 
 
 def test_nothing_is_claimed_too_soon() -> None:
-    """Too few batches, or all alike, say nothing about the terms."""
+    """There are no terms after too few batches, or after batches that are all alike."""
     assert learn(TRUE, Costs().batches_min - 1, 0.0).cost() is None
     alike = Costs()
     for _ in range(200):
@@ -55,7 +55,7 @@ def test_nothing_is_claimed_too_soon() -> None:
 
 
 def test_an_estimate_from_the_first_batch_on() -> None:
-    """Nothing is known of no batch; then the mean rate counts, and later what was learned."""
+    """An estimate is 0 before the first batch, then goes by the mean rate, later by the terms."""
     costs = Costs()
     assert costs.estimate(100, 1000) == 0
     costs.observe(500, 25_000, 0.1)

@@ -1,4 +1,4 @@
-"""What a server has of a job, and how a hole in it is filled."""
+"""Tests of what a server has of a job, and of how a hole in it is filled."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
@@ -23,14 +23,14 @@ SETTINGS: Final = Settings()
 
 @pytest.fixture
 def bench(server: LiveServer) -> Iterator[Bench]:
-    """Connections."""
+    """Open connections to the server."""
     with Bench(server.url) as bench:
         yield bench
 
 
 @pytest.fixture
 def job(client: redis.Redis) -> Job:
-    """A closed job of 100 chunks: 0 to 29 are embedded, 30 to 49 leased, the others wait."""
+    """Make a closed job of 100 chunks: 0 to 29 are embedded, 30 to 49 leased, the others wait."""
     job = Job(client, "j")
     job.create(JobSpec(model="hash"), 0)
     blocks = [make_block(start, start + BLOCK) for start in range(0, COUNT, BLOCK)]
@@ -42,7 +42,7 @@ def job(client: redis.Redis) -> Job:
 
 
 def make_block(first: int, end: int) -> Block:
-    """Some chunks."""
+    """Make a block of some chunks."""
     texts = [text_of(index) for index in range(first, end)]
     ids = [str(index) for index in range(first, end)]
     return Block(start=first, texts=texts, ids=ids, token_count=7 * len(texts))
@@ -59,7 +59,7 @@ def work(bench: Bench) -> None:
 
 
 def check(job: Job) -> None:
-    """Every chunk has one result, and the counters say that all is done."""
+    """Assert that every chunk has one result, and that the counters say that all is done."""
     results = [job.result(start) for start in sorted(job.result_starts())]
     ids = [name for result in results if result for name in result.ids or ()]
     assert ids == [str(index) for index in range(COUNT)]
@@ -72,7 +72,7 @@ def check(job: Job) -> None:
 
 
 def fill(bench: Bench, missing: list[range]) -> int:
-    """Send chunks again."""
+    """Send missing chunks again, and return how many were sent."""
     return refill(Job(bench.client(), "j"), missing, corpus(0, COUNT, 7), SETTINGS, bench.stop)
 
 
@@ -89,7 +89,7 @@ def test_what_is_where(job: Job) -> None:
 
 
 def test_what_waits_for_a_worker(job: Job) -> None:
-    """Blocks that nobody has read, and those that are leased, to their last chunk."""
+    """A chunk waits while its block is unread or leased, and its entry is there."""
     waiting = [index for index in range(COUNT + 5) if is_waiting(job, index)]
     assert waiting == list(range(30, 100))
     lose_unread(job)
@@ -101,7 +101,7 @@ def test_what_waits_for_a_worker(job: Job) -> None:
 
 
 def test_nothing_waits_where_no_group_is(job: Job) -> None:
-    """Nobody would ever get it; and a look at it is no error, so that `reconcile` comes next."""
+    """A chunk does not wait where the consumer group is gone, and the look is no error."""
     lose_group(job)
     assert not any(is_waiting(job, index) for index in range(COUNT))
 
@@ -110,7 +110,7 @@ def test_nothing_waits_where_no_group_is(job: Job) -> None:
 def test_nothing_waits_of_a_job_that_goes(
     job: Job, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """It is deleted, or lost with the server's last seconds, just when somebody looks."""
+    """A chunk of a job that is deleted just when somebody looks does not wait."""
     look = getattr(job.client, command)
 
     def look_at_last(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 # those of the client
@@ -123,43 +123,43 @@ def test_nothing_waits_of_a_job_that_goes(
 
 
 def lose_unread(job: Job) -> None:
-    """An entry that nobody has read."""
+    """Delete an entry that nobody has read."""
     assert job.client.xdel(job.keys.blocks, "61-10") == 1
 
 
 def lose_leased(job: Job) -> None:
-    """An entry that somebody holds; it can be committed no more."""
+    """Delete an entry that is leased, so that it can no longer be committed."""
     assert job.client.xdel(job.keys.blocks, "31-10") == 1
 
 
 def lose_acknowledged(job: Job) -> None:
-    """A lease that was acknowledged without a result: the entry is there, and nobody gets it."""
+    """Acknowledge a lease without a result: the entry is there, and nobody gets it."""
     assert job.client.xack(job.keys.blocks, "farm", "41-10") == 1
 
 
 def lose_result(job: Job) -> None:
-    """A result that nobody has collected."""
+    """Delete a result that nobody has collected."""
     assert job.client.hdel(job.keys.results, "10") == 1
 
 
 def lose_first(job: Job) -> None:
-    """The oldest entries, of whatever kind."""
+    """Delete the oldest entries and the first result."""
     assert job.client.xtrim(job.keys.blocks, maxlen=3, approximate=False) == 4
     job.client.hdel(job.keys.results, "0")
 
 
 def lose_stream(job: Job) -> None:
-    """What a server evicts that keeps no promise: the stream and its leases."""
+    """Delete the stream with its leases, as a server that evicts does."""
     job.client.delete(job.keys.blocks)
 
 
 def lose_all(job: Job) -> None:
-    """All but the counters."""
+    """Delete all of the job but its counters."""
     job.client.delete(job.keys.blocks, job.keys.retry, job.keys.results)
 
 
 def lose_group(job: Job) -> None:
-    """Only who holds what: everything is delivered again."""
+    """Destroy the consumer group, so that everything is delivered again."""
     job.client.xgroup_destroy(job.keys.blocks, "farm")
 
 
@@ -177,7 +177,7 @@ HOLES: Final[dict[Callable[[Job], None], list[range]]] = {
 
 @pytest.mark.parametrize("lose", HOLES)
 def test_holes_are_filled(bench: Bench, job: Job, lose: Callable[[Job], None]) -> None:
-    """What is lost is found, sent again once, embedded once, and counted once."""
+    """Chunks that are lost are found, and sent again, embedded and counted once."""
     lose(job)
     missing = reconcile(job).missing()
     assert missing == HOLES[lose]
@@ -190,7 +190,7 @@ def test_holes_are_filled(bench: Bench, job: Job, lose: Callable[[Job], None]) -
 
 
 def test_pieces_of_a_failed_block_are_there(bench: Bench, job: Job) -> None:
-    """What was split is found by what the pieces hold; one that is lost is sent again alone."""
+    """Pieces of a split block are found, and one that is lost is sent again alone."""
     (entry,) = job.claim(job.keys.blocks, "one", ["31-10"], 0)
     job.split(entry, [make_block(first, first + 2) for first in range(30, 40, 2)])
     assert not reconcile(job).missing()
@@ -204,7 +204,7 @@ def test_pieces_of_a_failed_block_are_there(bench: Bench, job: Job) -> None:
 
 
 def test_many_at_once(bench: Bench, job: Job) -> None:
-    """Several that fill the same hole at once fill it once."""
+    """Several processes that fill the same hole at once fill it once."""
     lose_all(job)
     done = [bench.run(fill, bench, [range(COUNT)]) for _ in range(4)]
     assert sum(each.result(20) for each in done) == COUNT
@@ -213,7 +213,7 @@ def test_many_at_once(bench: Bench, job: Job) -> None:
 
 
 def test_beside_the_producer(bench: Bench, client: redis.Redis) -> None:
-    """What is not pushed yet is the producer's to send; what is on disk is nobody's."""
+    """Chunks that are not pushed yet, or are on disk, are not missing."""
     job = Job(client, "j")
     job.create(JobSpec(model="hash"), 0)
     blocks = [make_block(start, start + BLOCK) for start in range(0, COUNT, BLOCK)]
@@ -232,7 +232,7 @@ def test_beside_the_producer(bench: Bench, client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("end", ["cancel", "delete"])
 def test_a_job_that_ended_takes_nothing(job: Job, end: str) -> None:
-    """Nobody wants what is missing of it."""
+    """Nothing is sent again of a job that was cancelled or deleted."""
     lose_all(job)
     getattr(job, end)()
     if end == "delete":
@@ -244,7 +244,7 @@ def test_a_job_that_ended_takes_nothing(job: Job, end: str) -> None:
 
 
 def test_results_do_not_block_what_they_wait_for(bench: Bench, job: Job) -> None:
-    """A hole before more results than may wait is embedded, and then no more of them."""
+    """A hole is embedded though the results behind it are at their limit."""
     work(bench)
     small = Settings(window_bytes_max=1000, results_bytes_max=2000, part_bytes_max=100)
     job.client.hdel(job.keys.results, "0")
@@ -256,7 +256,7 @@ def test_results_do_not_block_what_they_wait_for(bench: Bench, job: Job) -> None
 
 
 def test_missing() -> None:
-    """Whatever overlaps, and wherever the disk is."""
+    """The missing ranges are right when others overlap, and wherever the disk is."""
     coverage = Coverage(
         drained_upto=5,
         pushed_upto=50,
@@ -272,7 +272,7 @@ def test_missing() -> None:
 
 @pytest.mark.parametrize("rows", [1, 9, 1000])
 def test_the_source_is_read_as_far_as_needed(bench: Bench, job: Job, rows: int) -> None:
-    """Ranges within one batch of rows, over several, and side by side; nothing behind them."""
+    """Missing ranges are read from batches of any size, and no batch behind them."""
     lose_all(job)
     read = []
 

@@ -1,4 +1,4 @@
-"""The farm's own keys on the real server: workers, plans, the lock, statistics."""
+"""Tests of the farm's own keys on the real server: workers, plans, the lock, statistics."""
 
 import itertools
 import threading
@@ -18,7 +18,7 @@ from tests.support import LiveServer, wait_until
 
 
 def plan(worker: str, fence: int) -> Plan:
-    """A plan with one share."""
+    """Return a plan with one share."""
     return Plan(worker=worker, fence=fence, shares=[JobShare(job="little", tokens=9, blocks=1)])
 
 
@@ -69,7 +69,7 @@ def test_one_scheduler_is_active(client: redis.Redis) -> None:
 
 
 def test_standby_takes_over_with_a_higher_fence(client: redis.Redis) -> None:
-    """When the holder is silent another one takes over, and the old one's plans are refused."""
+    """A standby takes over from a silent holder, whose plans are refused from then on."""
     farm = Farm(client)
     old = farm.elect("one", 60)
     assert farm.publish([plan("w", old), plan("x", old)], old, 60)
@@ -151,7 +151,7 @@ def test_events_are_capped(client: redis.Redis) -> None:
 
 
 def test_history(client: redis.Redis) -> None:
-    """Rates come back as they were remembered; those given up are gone."""
+    """Remembered rates come back as they were, and those given up are gone."""
     farm = Farm(client)
     rates = {
         f"w{number}|m|3": Rate(
@@ -214,7 +214,7 @@ def test_workers_agree_on_a_model(client: redis.Redis) -> None:
 
 
 def test_refusals(client: redis.Redis) -> None:
-    """Reasons are kept by worker, the last one of each."""
+    """The last reason of each worker that refuses a job is kept."""
     farm = Farm(client)
     make_job(client, 0)
     for worker, reason in (("h:cpu-0", "old"), ("h:cpu-0", "no memory"), ("g:cpu-1", "no files")):
@@ -246,7 +246,7 @@ def test_workers_agree_on_token_ids(client: redis.Redis) -> None:
 
 
 def test_a_job_of_texts_is_for_all(client: redis.Redis) -> None:
-    """When the first worker needs texts, others may have a recipe; nobody will use it."""
+    """Others may have a recipe where the first worker needs texts; nobody will use it."""
     job, farm = make_job(client, 0), Farm(client)
     farm.agree_on_tokens(job.id, None)
     farm.agree_on_tokens(job.id, TokenRecipe(tokenizer="1", prompt="", tokens_max=9))
@@ -254,12 +254,12 @@ def test_a_job_of_texts_is_for_all(client: redis.Redis) -> None:
 
 
 def full(farm: Farm, jobs: int) -> list[Job]:
-    """So many jobs, of two blocks each."""
+    """Make so many jobs, of two blocks each."""
     return [make_job(farm.client, 2, f"job-{index}") for index in range(jobs)]
 
 
 def test_full_farm_takes_no_new_job(client: redis.Redis) -> None:
-    """One job too many is refused and leaves nothing behind; those that exist are let through."""
+    """A full farm refuses a new job without a trace, and admits those that exist."""
     farm = Farm(client)
     jobs = full(farm, 3)
     before = snapshot(client)
@@ -286,7 +286,7 @@ def test_room_for_a_new_job(client: redis.Redis) -> None:
 
 
 def test_creators_at_once(client: redis.Redis, server: LiveServer) -> None:
-    """However many come at once, no more are let in than there are places."""
+    """Creators that come at once get no more places than there are."""
     refused: list[str] = []
 
     def create(name: str) -> None:
@@ -308,7 +308,7 @@ def test_creators_at_once(client: redis.Redis, server: LiveServer) -> None:
 
 
 def test_place_of_a_creator_that_died(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given away after a minute; who was only slow gets on the list all the same."""
+    """A reserved place is given away in time; a slow creator gets on the list all the same."""
     farm = Farm(client)
     farm.admit("slow", 1)
     with pytest.raises(FarmFull):
@@ -322,7 +322,7 @@ def test_place_of_a_creator_that_died(client: redis.Redis, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("speed", "seconds"), [(20.0, 3), (10_000.0, 1), (0.001, 3600)])
 def test_when_to_try_again(client: redis.Redis, speed: float, seconds: int) -> None:
-    """When the live workers have done what was sent of the jobs that are not cancelled."""
+    """A refused creator is told when the workers will have done all jobs that are not cancelled."""
     farm = Farm(client)
     done, cancelled = full(farm, 3)[:2]
     done.commit([embed(entry) for entry in done.read("one", 1)])

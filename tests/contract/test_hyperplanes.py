@@ -1,4 +1,4 @@
-"""Bits of random hyperplanes."""
+"""Tests of bits of random hyperplanes."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ from embedfarm.hyperplanes import estimated_cosine, hash_vectors, planes
 
 
 def test_planes_are_the_same_everywhere() -> None:
-    """Bits of another machine or another year can be compared: the planes never change."""
+    """The planes never change, so that bits of other machines and years can be compared."""
     digest = hashlib.sha256(planes(16, 64).astype("<f4").T.tobytes()).hexdigest()
     assert digest == "78c0fffc14bc72aeea78eeb97f7e992696618d1476261217a839518a36d50b91"
 

@@ -1,4 +1,4 @@
-"""One job on the real server: every script, and every key that it leaves."""
+"""Tests of one job on the real server: every script, and every key that it leaves."""
 
 import re
 import socket
@@ -40,23 +40,23 @@ SCRIPTS = sorted((Path(wire.__file__).parent / "scripts").glob("*.lua"))
 
 
 def deliveries(job: Job) -> dict[str, int]:
-    """How often each pending block was handed out."""
+    """Return the deliveries of each pending block."""
     return {lease.id: lease.deliveries for lease in job.pending(job.keys.blocks, None, 100)}
 
 
 def terms_of(job: Job) -> Terms:
-    """Terms as the job's status has them."""
+    """Return the terms in the job's status."""
     status = job.status()
     return Terms(status.priority, status.tenant, status.weight, status.deadline_ms)
 
 
 def owners(job: Job) -> dict[str, str]:
-    """Who holds each pending block."""
+    """Return the holder of each pending block."""
     return {lease.id: lease.worker for lease in job.pending(job.keys.blocks, None, 100)}
 
 
 def blocked(client: redis.Redis) -> bool:
-    """Whether a client waits in a blocking command."""
+    """Tell whether a client waits in a blocking command."""
     return bool(client.info("clients")["blocked_clients"])
 
 
@@ -105,7 +105,7 @@ def test_terms_of_a_job_without_any(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("priority", "high"), ("chunk_count", "1.5")])
 def test_a_job_with_impossible_values_is_none(client: redis.Redis, name: str, value: str) -> None:
-    """Another program's mistake costs its own job, and nobody who looks at all of them."""
+    """A job whose values another program got wrong is left out, and hides no other job."""
     make_job(client, 1, "good")
     job = make_job(client, 1)
     client.hset(job.keys.meta, name, value)
@@ -154,7 +154,7 @@ def test_pause_and_resume(client: redis.Redis, state: str) -> None:
 
 
 def test_changes_of_state_are_news(client: redis.Redis) -> None:
-    """Who waits for events learns that a job was paused, resumed, cancelled or has other terms."""
+    """A wait for events learns that a job was paused, resumed, cancelled or has other terms."""
     job = make_job(client, 1)
     farm = Farm(client)
     last = farm.events("0", 0)[0]
@@ -165,7 +165,7 @@ def test_changes_of_state_are_news(client: redis.Redis) -> None:
 
 
 def test_what_has_ended_is_not_paused(client: redis.Redis) -> None:
-    """A cancelled job stays so; of one whose blocks are all done nothing is left to pause."""
+    """A cancelled job can be neither paused nor resumed, and a job that is done not be paused."""
     job = make_job(client, 1)
     job.commit([embed(job.read("one", 1)[0])])
     job.pause()
@@ -213,7 +213,7 @@ def test_push_gives_explicit_ids(client: redis.Redis) -> None:
 
 
 def test_push_again_counts_nothing_twice(client: redis.Redis) -> None:
-    """A resend meets itself, also when its first try is embedded and gone."""
+    """A resent block is answered `exists`, even when it was embedded and is gone."""
     job = make_job(client, 2)
     job.commit([embed(job.read("one", 1)[0])])
     before = snapshot(client)
@@ -254,7 +254,7 @@ def test_push_is_refused_once_the_job_has_ended(client: redis.Redis) -> None:
 
 
 def test_close(client: redis.Redis) -> None:
-    """Closing twice is closing once, and what was cancelled or paused meanwhile stays so."""
+    """Closing twice is the same as once, and a job that was cancelled or paused stays so."""
     job = make_job(client, 1)
     assert job.status().chunk_count == -1
     assert [job.close(2), job.close(2)] == ["closed", "closed"]
@@ -307,7 +307,7 @@ def test_second_commit_changes_nothing(client: redis.Redis) -> None:
 
 
 def test_commit_of_an_entry_nobody_has_leased(client: redis.Redis) -> None:
-    """What was not leased, such as a copy of a block the server has forgotten, changes nothing."""
+    """Committing an entry without a lease, such as a copy, changes nothing."""
     job = make_job(client, 1)
     entry = job.copies([wire.entry_id(0, 2)])[0]
     before = snapshot(client)
@@ -329,7 +329,7 @@ def test_commit_of_a_rescued_lease(client: redis.Redis) -> None:
 
 
 def test_commit_of_a_cancelled_job(client: redis.Redis) -> None:
-    """The result is dropped and nothing is counted, but the text is freed and the lease ended."""
+    """A commit to a cancelled job stores and counts nothing, but frees the text and the lease."""
     job = make_job(client, 1)
     entry = job.read("one", 1)[0]
     job.set_state("cancelled")
@@ -359,7 +359,7 @@ def test_failed_chunks_are_listed(client: redis.Redis) -> None:
 
 
 def test_full_server_takes_results_but_no_blocks(client: redis.Redis) -> None:
-    """At `maxmemory` a push fails whole, and commit and drain, which make room, go on."""
+    """A push fails whole at `maxmemory`; commit and drain, which make room, go on."""
     job = make_job(client, 2)
     one, other = job.read("one", 2)
     client.config_set("maxmemory", 1)
@@ -398,7 +398,7 @@ def test_renew_reports_what_is_lost(client: redis.Redis) -> None:
 
 
 def test_renewal_of_a_cancelled_job(client: redis.Redis) -> None:
-    """Its leases are lost and their text is freed, but not what somebody else holds."""
+    """A renewal frees a cancelled job's lease with its text, but no lease of somebody else."""
     job = make_job(client, 3)
     ours, theirs = (job.read(worker, 1)[0] for worker in ("one", "two"))
     job.cancel()
@@ -463,7 +463,7 @@ def test_leases(client: redis.Redis) -> None:
 
 
 def test_claim_of_ones_own(client: redis.Redis) -> None:
-    """One's own lease is had at once, unless somebody else took it since one looked."""
+    """A worker claims its own lease at once, unless another one has taken it meanwhile."""
     job = make_job(client, 2)
     stream = job.keys.blocks
     kept, lost = job.read("one", 2)
@@ -542,7 +542,7 @@ def test_wait_for_block_leases_nothing(
 
 
 def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
-    """Whoever comes late to a deleted job is told, or harmless, and leaves no key behind."""
+    """A late call to a deleted job is an error or has no effect, and leaves no key behind."""
     job = make_job(client, 1)
     entry = job.read("one", 1)[0]
     job.delete()
@@ -560,11 +560,11 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
     for command in told:
         with pytest.raises(JobGone):
             command()
+    assert job.commit([embed(entry)]) == ["duplicate"]
+    assert job.split(entry, [block(0)]) == "duplicate"
     refused: list[Callable[[], object]] = [
-        lambda: job.commit([embed(entry)]),
         lambda: job.renew(entry.stream, "one", [entry.id]),
         lambda: job.release(entry.stream, "one", [entry.id]),
-        lambda: job.split(entry, [block(0)]),
         lambda: job.read("one", 1),
     ]
     for command in refused:
@@ -579,7 +579,7 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
 
 
 def test_delete_leaves_nothing(client: redis.Redis) -> None:
-    """Of a job that had every kind of key nothing is left, and the farm's own keys stay."""
+    """Deleting a job with every kind of key leaves none of them, and the farm's own keys stay."""
     others = Farm(client)
     job = run_everything(client)
     job.delete()
@@ -589,7 +589,7 @@ def test_delete_leaves_nothing(client: redis.Redis) -> None:
 
 
 def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
-    """What it was asked and how it went stays for its time; work, results and place do not."""
+    """An ended job leaves a record with its counters and failures, for some time, and no work."""
     farm, job = Farm(client), make_job(client, 2)
     one, other = job.read("one", 2)
     job.commit([embed(one, 1)])
@@ -613,7 +613,7 @@ def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
 
 
 def test_a_finished_job_is_done(client: redis.Redis) -> None:
-    """Also if the server does not know it: a replica in its place may not have heard of results."""
+    """A finished job counts as done, even on a replica that has not heard of all results."""
     farm, job = Farm(client), make_job(client, 2)
     job.commit([embed(job.read("one", 1)[0])])
     bytes_in = job.status().bytes_in
@@ -624,7 +624,7 @@ def test_a_finished_job_is_done(client: redis.Redis) -> None:
 
 
 def test_a_failed_job_is_as_it_was(client: redis.Redis) -> None:
-    """Of a job that failed it is known how far it came."""
+    """The record of a failed job says how far it came."""
     farm, job = Farm(client), make_job(client, 2)
     job.commit([embed(job.read("one", 1)[0])])
     farm.end(job.id, "failed", "no such file", Settings())
@@ -633,7 +633,7 @@ def test_a_failed_job_is_as_it_was(client: redis.Redis) -> None:
 
 
 def test_an_ended_job_begins_anew(client: redis.Redis) -> None:
-    """Its id can be used again: for the same output, whose run failed and was put right."""
+    """A job that has ended can be created again under the same id, without its old record."""
     farm, job = Farm(client), make_job(client, 1)
     job.commit([embed(job.read("one", 1)[0], 1)])
     farm.end(job.id, "failed", "no such file", Settings())
@@ -647,7 +647,7 @@ def test_an_ended_job_begins_anew(client: redis.Redis) -> None:
 
 
 def test_records_of_ended_jobs_are_bounded(client: redis.Redis) -> None:
-    """The oldest go when there are too many, and all go in time."""
+    """The oldest records of ended jobs go when there are too many, and all go in time."""
     farm = Farm(client)
     few = Settings().model_copy(update={"ended_jobs_max": 2})
     for name in ("a", "b", "c"):
@@ -695,7 +695,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     names = [name for meta in metas for name in cast("list[bytes]", client.hkeys(meta))]
     fields = {name.decode().split(":")[0] for name in names}
     noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
-    assert noted == {"fingerprint", "recipe", "refused", "account", "command"}
+    assert noted == {"fingerprint", "recipe", "refused", "account", "command", "generation"}
     assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
     assert set(JobStatus.__dataclass_fields__) < fields
 

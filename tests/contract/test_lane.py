@@ -1,4 +1,4 @@
-"""The interactive lane on the real server, without a worker."""
+"""Tests of the interactive lane on the real server, without a worker."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,27 +33,27 @@ BYTES = 1 << 20
 
 
 def lane_of(client: redis.Redis, **settings: float) -> Lane:
-    """A lane with some other limits."""
+    """Return a lane with some other limits."""
     return Lane(client, Settings().model_copy(update=settings))
 
 
 def request(name: str, spec: JobSpec = SPEC) -> list[LanePiece]:
-    """A request of one text."""
+    """Return a request of one text."""
     return [LanePiece(id=name, spec=spec, place=0, texts=[name], timeout_seconds=60.0)]
 
 
 def names(taken: list[Taken]) -> list[str]:
-    """The texts of pieces."""
+    """Return the texts of pieces."""
     return [text for each in taken for text in decode(LanePiece, each.data).texts]
 
 
 def vectors(count: int) -> bytes:
-    """`count` vectors of two components."""
+    """Return the bytes of `count` vectors of two components."""
     return np.arange(2 * count, dtype="<f4").tobytes()
 
 
 def sizes(client: redis.Redis) -> dict[str, int]:
-    """Bytes that count as waiting, by lane."""
+    """Return the bytes that count as waiting, by lane."""
     stored = cast("dict[bytes, bytes]", client.hgetall(wire.LANE_SIZES))
     return {engine.decode(): int(size) for engine, size in stored.items()}
 
@@ -112,7 +112,7 @@ def test_a_failed_text_is_named(client: redis.Redis) -> None:
 
 
 def test_a_full_lane_refuses(client: redis.Redis) -> None:
-    """Beyond the limit a request is refused at once, with a time to try again; others are kept."""
+    """A full lane refuses a request at once, with a time to try again, and keeps the others."""
     lane = lane_of(client, lane_pieces_max=2)
     lane.send(request("a"))
     lane.send(request("b"))
@@ -140,7 +140,7 @@ def test_lanes_are_bounded(client: redis.Redis) -> None:
 
 
 def sends(lane: Lane, asked: list[LanePiece]) -> bool:
-    """Whether there is room."""
+    """Send a request; return whether there was room."""
     try:
         lane.send(asked)
     except LaneFull:
@@ -154,7 +154,7 @@ def test_what_nobody_waits_for_makes_room(client: redis.Redis) -> None:
     lane.send(request("a"))
     assert not sends(lane, request("b"))
     _let_expire(client, lanes_bytes_max=0)
-    lane.send(request("b"))
+    wait_until(lambda: sends(lane, request("b")))
     assert names(lane.take(ENGINE, "w", BYTES)) == ["b"]
     assert sizes(client) == {ENGINE: len(encode(request("b")[0]))}
     brief = lane_of(client, lane_pieces_max=1, lane_seconds_max=0.05)
@@ -162,7 +162,7 @@ def test_what_nobody_waits_for_makes_room(client: redis.Redis) -> None:
 
 
 def _let_expire(client: redis.Redis, **full: float) -> None:
-    """Return when all that waits was given up; with limits at which nothing else is taken."""
+    """Wait until all that waits was given up, with limits at which nothing else is taken."""
     brief = lane_of(client, lane_seconds_max=0.05, **full)
 
     def empty() -> bool:
@@ -191,7 +191,7 @@ def test_bytes_of_all_lanes_are_bounded(client: redis.Redis) -> None:
 
 @given(st.lists(st.text(max_size=400), min_size=1, max_size=200))
 def test_pieces_are_the_request(texts: list[str]) -> None:
-    """They have all texts in order, are few, and none is much larger than it need be."""
+    """The pieces of a request have all texts in order, are few, and not much larger than needed."""
     pieces = cut(SPEC, texts, 9.0)
     assert [text for piece in pieces for text in piece.texts] == texts
     places = [piece.place for piece in pieces]
@@ -205,7 +205,7 @@ def test_pieces_are_the_request(texts: list[str]) -> None:
 
 
 def test_answers_to_pieces_are_joined(client: redis.Redis) -> None:
-    """In whatever order workers answer, texts keep their places; counts are of the whole."""
+    """Texts keep their places and counts are of the whole, in whatever order workers answer."""
     lane = lane_of(client)
     texts = [f"{index} " + "x" * 600 for index in range(5)]
     with ThreadPoolExecutor() as pool:
@@ -235,7 +235,7 @@ def test_answers_to_pieces_are_joined(client: redis.Redis) -> None:
 
 
 def test_no_answer_in_time(client: redis.Redis) -> None:
-    """After its time the asker gets an error that says what workers said, and the lane is empty."""
+    """An asker without an answer gets an error with the workers' reasons, and the lane is empty."""
     lane = lane_of(client)
     lane.refuse(ENGINE, "w", "no memory")
     with pytest.raises(LaneLate, match=r"no answer within 0.1 s; w: no memory"):
@@ -258,7 +258,7 @@ def test_no_answer_in_time(client: redis.Redis) -> None:
 def test_requests_beyond_the_limits(
     texts: list[str], seconds: float, message: str, client: redis.Redis
 ) -> None:
-    """What would fill the server, or wait for ever, never gets there."""
+    """A request with too many texts, too much text or a too long wait never gets to the server."""
     with pytest.raises(LaneRefused, match=message):
         lane_of(client).embed(SPEC, texts, seconds)
     assert not list(client.scan_iter())
@@ -266,7 +266,7 @@ def test_requests_beyond_the_limits(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_refused_request_says_why(client: redis.Redis, *, late: bool) -> None:
-    """A worker's reason becomes the error, by its kind."""
+    """A refused request raises the worker's reason, by the kind of refusal."""
     lane = lane_of(client)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(lane.embed, SPEC, ["a"], 20)
@@ -279,7 +279,7 @@ def test_a_refused_request_says_why(client: redis.Redis, *, late: bool) -> None:
 
 
 def test_requests_are_taken_once_and_some_at_a_time(client: redis.Redis) -> None:
-    """A worker takes what is enough, another one the rest; both know how long it has waited."""
+    """A worker leases as many requests as it asks for, and another worker gets the rest."""
     lane = lane_of(client, lane_lease_seconds=60)
     for name in "abc":
         lane.send(request(name))
@@ -294,7 +294,7 @@ def test_requests_are_taken_once_and_some_at_a_time(client: redis.Redis) -> None
 
 
 def test_a_request_of_a_silent_worker_comes_alone(client: redis.Redis) -> None:
-    """After its lease a request goes to another worker, by itself; one that is renewed does not."""
+    """A request goes to another worker after its lease, by itself, unless it is renewed."""
     lane = lane_of(client, lane_lease_seconds=60)
     for name in "abc":
         lane.send(request(name))
@@ -314,7 +314,7 @@ def test_a_request_of_a_silent_worker_comes_alone(client: redis.Redis) -> None:
 
 
 def test_the_oldest_request_that_nobody_has(client: redis.Redis) -> None:
-    """It is found without being taken; what a worker holds is not meant."""
+    """The oldest waiting request is found without being leased, and leased ones are not found."""
     lane = lane_of(client, lane_lease_seconds=60)
     assert (lane.asked(), lane.oldest(ENGINE)) == ([], None)
     lane.send(request("a"))
@@ -328,7 +328,7 @@ def test_the_oldest_request_that_nobody_has(client: redis.Redis) -> None:
 
 
 def test_bells_are_heard_by_all(client: redis.Redis) -> None:
-    """Whoever listens hears which engine was asked for, each time, and nothing from before."""
+    """Each listener hears which engine was asked for, and nothing from before."""
     lane = lane_of(client)
     lane.send(request("before"))
     wait_until(lambda: lane.bells(lane.now(), 0.001)[1] == set())
@@ -347,7 +347,7 @@ def test_bells_are_heard_by_all(client: redis.Redis) -> None:
 
 
 def test_one_worker_loads_at_a_time(client: redis.Redis) -> None:
-    """The others stay what they are until it has ended."""
+    """A second worker may load an engine only when the first has ended."""
     lane = lane_of(client)
     assert lane.claim_loading(ENGINE, "one")
     assert not lane.claim_loading(ENGINE, "two")
@@ -356,6 +356,6 @@ def test_one_worker_loads_at_a_time(client: redis.Redis) -> None:
 
 
 def test_the_engine_key_is_what_decides_vectors() -> None:
-    """Storing vectors otherwise needs no other engine; another prompt does."""
+    """The engine key differs for another prompt, but not for another storage of the vectors."""
     assert engine_key(JobSpec(model="null:2", vector_dtype="int8", name="x")) == ENGINE
     assert engine_key(JobSpec(model="null:2", prompt="query: ")) != ENGINE

@@ -1,4 +1,4 @@
-"""Where models come from, and what tells them apart."""
+"""Tests of where models come from, and of what tells them apart."""
 
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ SPEC = JobSpec(model="m")
 
 
 def write(directory: Path, files: dict[str, str]) -> Path:
-    """A directory with these files."""
+    """Write a directory with these files, and return it."""
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def write(directory: Path, files: dict[str, str]) -> Path:
 
 
 def write_snapshot(cache: Path, name: str, files: dict[str, str]) -> Path:
-    """A model in the hub's cache, as the hub's client lays it out."""
+    """Write a model into the hub's cache, as the hub's client lays it out."""
     place = cache / f"models--{name.replace('/', '--')}"
     write(place / "refs", {"main": "c0ffee"})
     return write(place / "snapshots" / "c0ffee", files)
@@ -53,13 +53,13 @@ def write_snapshot(cache: Path, name: str, files: dict[str, str]) -> Path:
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with HF_HUB_OFFLINE=1, which the hub's client reads when it is imported."""
+    """Make the hub's client work as with HF_HUB_OFFLINE=1, which it reads on import."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The model directory of an installed package that carries a small model."""
+    """Install a package that carries a small model, and return the model's directory."""
     directory = tmp_path / "site"
     write(directory / "tiny_model", {"__init__.py": ""})
     model = write(directory / "tiny_model" / "model", FILES)
@@ -118,7 +118,7 @@ def test_published_copy(tmp_path: Path) -> None:
 def test_package_that_is_missing_or_empty(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its package, or without weights in it, a model is looked for further."""
+    """A packaged model is not found where the package or its weights are missing."""
     (package / "model.safetensors").unlink()
     assert find_local(NAME, tmp_path) is None
     monkeypatch.setattr(model_files, "PACKAGED", {NAME: ("no_such_package", "")})
@@ -159,7 +159,7 @@ def test_null_models() -> None:
     ],
 )
 def test_changed_file_changes_the_fingerprint(tmp_path: Path, name: str, component: str) -> None:
-    """Whatever file of a model changes, its component of the fingerprint does."""
+    """A change to any file of a model changes its component of the fingerprint."""
     one = fingerprint("m", write(tmp_path / "one", FILES), SPEC, "float32")
     other = fingerprint("m", write(tmp_path / "two", FILES | {name: "new"}), SPEC, "float32")
     assert component in differences(one, other)
@@ -176,21 +176,21 @@ def test_changed_file_changes_the_fingerprint(tmp_path: Path, name: str, compone
     ],
 )
 def test_changed_request_changes_the_fingerprint(changed: dict[str, Any], component: str) -> None:
-    """Whatever changes the vectors in a job's request changes the fingerprint."""
+    """A change to a request that changes the vectors changes the fingerprint."""
     one = fingerprint("null:8", None, SPEC, "float32")
     other = fingerprint("null:8", None, msgspec.structs.replace(SPEC, **changed), "float32")
     assert differences(one, other) == [component]
 
 
 def test_fingerprint_of_dtype_and_null_model() -> None:
-    """Precision and the null model's name are components."""
+    """The dtype and the null model's name are components of a fingerprint."""
     one = fingerprint("null:8", None, SPEC, "float32")
     assert differences(one, fingerprint("null:8", None, SPEC, "bfloat16")) == ["dtype"]
     assert differences(one, fingerprint("null:9", None, SPEC, "float32")) == ["weights"]
 
 
 def test_fingerprint_is_of_contents(tmp_path: Path) -> None:
-    """The same files elsewhere, named otherwise by the user, are the same model."""
+    """A model with the same files elsewhere, or named otherwise, has the same fingerprint."""
     one = fingerprint("m", write(tmp_path / "one", FILES), SPEC, "float32")
     files = {"README.md": "more", "pytorch_model.bin": "again", "onnx/model.onnx": "again"}
     other = fingerprint("n", write(tmp_path / "two", FILES | files), SPEC, "float32")
@@ -198,7 +198,7 @@ def test_fingerprint_is_of_contents(tmp_path: Path) -> None:
 
 
 def test_fingerprint_of_older_weights(tmp_path: Path) -> None:
-    """Without safetensors the weights are those of the .bin files, in every module."""
+    """The weights are those of the .bin files, in every module, where safetensors are missing."""
     old = {name.replace("model.safetensors", "pytorch_model.bin"): c for name, c in FILES.items()}
     one = fingerprint("m", write(tmp_path / "one", old), SPEC, "float32")
     changed = old | {"2_Dense/pytorch_model.bin": "new"}

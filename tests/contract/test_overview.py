@@ -1,4 +1,4 @@
-"""Jobs as people look at them, whoever made them."""
+"""Test of the overview of jobs as people look at them, whoever made them."""
 
 import redis
 
@@ -9,7 +9,7 @@ from tests.contract.little_job import make_job
 
 
 def test_a_job_that_cannot_be_read_hides_no_other(client: redis.Redis) -> None:
-    """One whose spec is no record says so; one whose counters are no numbers is left out."""
+    """An unreadable spec is told, and a job whose counters are no numbers is left out."""
     farm = Farm(client)
     make_job(client, 2)
     client.hset(wire.JobKeys("spec").meta, mapping={"state": "open", "spec": b"\x01nonsense"})

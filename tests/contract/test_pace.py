@@ -1,4 +1,4 @@
-"""How fast it goes, and what that foretells."""
+"""Tests of paces, and of the times that they foretell."""
 
 import pytest
 from hypothesis import given
@@ -10,12 +10,12 @@ NOW = 1000.0
 
 
 def bar(end: float, seconds: float, chunks: int = 10, job: str = "job") -> Batch:
-    """A micro-batch; its tokens are ten for a chunk."""
+    """Return a micro-batch with ten tokens for each chunk."""
     return Batch(end, seconds, job, chunks, 10 * chunks)
 
 
 def chunks_now(*bars: Batch, busy: bool = False) -> float:
-    """Chunks per second of one worker."""
+    """Return the chunks per second of one worker now."""
     paces = paces_now({"worker": bars}, {"worker"} if busy else set(), NOW)
     assert all(
         pace.tokens_per_second == pytest.approx(10 * pace.chunks_per_second)
@@ -26,14 +26,14 @@ def chunks_now(*bars: Batch, busy: bool = False) -> float:
 
 @given(seconds=st.floats(0.05, 14), since=st.floats(0, 0.99))
 def test_a_steady_worker_has_its_own_pace(seconds: float, since: float) -> None:
-    """One micro-batch of 10 chunks after the other: its pace, wherever in the next one it is."""
+    """A worker's pace is the same wherever in its next micro-batch it is."""
     ends = [NOW - seconds * (since + place) for place in range(int(NOW_SECONDS / seconds) + 1)]
     bars = [bar(end, seconds) for end in reversed(ends) if end > NOW - NOW_SECONDS]
     assert chunks_now(*bars, busy=True) == pytest.approx(10 / seconds, rel=1e-6)
 
 
 def test_a_worker_that_stopped_slows_down() -> None:
-    """What it did is spread over the time since, until it leaves the window."""
+    """The pace of a worker that stopped sinks with the time since its last micro-batch."""
     assert chunks_now(bar(NOW - 9, 1)) == pytest.approx(1)
     assert chunks_now(bar(NOW - 1, 1)) == pytest.approx(5)
     assert paces_now({}, set(), NOW) == {}
@@ -54,12 +54,12 @@ def test_paces_are_told_apart_by_job() -> None:
 
 
 def test_a_micro_batch_without_a_duration_breaks_nothing() -> None:
-    """Another program's completion may say 0 seconds."""
+    """A micro-batch of 0 seconds, which another program may report, breaks nothing."""
     assert chunks_now(bar(NOW - 1, 1), bar(NOW, 0.0), busy=True) == pytest.approx(10)
 
 
 def test_averages_begin_with_the_first_progress() -> None:
-    """Over a minute and five; of a job that began later, from then on, idle times included."""
+    """Averages over 60 s and 300 s begin with a job's first progress, and include idle times."""
     done = [Done(NOW - 80, 10, {"old": 200})]
     done += [Done(NOW - 30, 10, {"old": 60, "new": 50}), Done(NOW - 20, 10, {})]
     done += [Done(NOW - 10, 10, {"new": 100})]
@@ -69,7 +69,7 @@ def test_averages_begin_with_the_first_progress() -> None:
 
 
 def test_what_is_foretold_lies_between_the_fastest_and_the_slowest() -> None:
-    """A rate of zero is left out; if all are, nothing is known; nothing left takes no time."""
+    """Times are foretold from the rates above zero; without any nothing is known."""
     assert foretell(100, [10, 0, 4]) == (10, 25)
     assert foretell(100, [0, 0]) is None
     assert foretell(0, []) == (0, 0)

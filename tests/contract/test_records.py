@@ -1,4 +1,4 @@
-"""Records and their bytes."""
+"""Tests of records and their bytes."""
 
 from typing import Any, get_type_hints
 
@@ -89,7 +89,7 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
 
 
 def records(kind: type[Record]) -> st.SearchStrategy[Record]:
-    """Any record of a kind."""
+    """Return a strategy for any record of a kind."""
     if kind is TokenIds:
         return TOKEN_IDS
     fields = {name: VALUES[of] for name, of in get_type_hints(kind, include_extras=True).items()}
@@ -132,21 +132,21 @@ def test_round_trip(kind: type[Record], data: st.DataObject) -> None:
 
 
 def test_all_kinds_are_tested() -> None:
-    """No record is missing from these tests."""
+    """Each kind of record is in these tests."""
     assert set(KINDS) == {
         kind for kind in Record.__subclasses__() if kind.__module__ == Record.__module__
     }
 
 
 def test_block_layout() -> None:
-    """The documented bytes of a block: a version byte, then a msgpack array of its fields."""
+    """A block's bytes are as documented: a version byte, then a msgpack array of its fields."""
     block = Block(start=64, texts=["a", "é"], ids=["x", "y"], token_count=300)
     assert encode(block) == bytes.fromhex("01 95 40 92 a161 a2c3a9 92 a178 a179 cd012c c0")
     assert encode(Block(start=0, texts=[])) == bytes.fromhex("01 95 00 90 c0 00 c0")
 
 
 def test_result_layout() -> None:
-    """The documented bytes of a result, vectors and checksums as little-endian binary."""
+    """A result's bytes are as documented, with vectors and checksums as little-endian binary."""
     result = Result(
         start=8,
         count=1,
@@ -170,7 +170,7 @@ def test_result_layout() -> None:
 @settings(max_examples=40)
 @given(data=st.binary(max_size=60))
 def test_foreign_bytes_are_refused(kind: type[Record], data: bytes) -> None:
-    """Whatever the bytes are, they are a record or a `RecordError` that names the kind."""
+    """Any bytes are a record or give a `RecordError` that names the kind."""
     for candidate in (data, b"\x01" + data):
         try:
             assert isinstance(decode(kind, candidate), kind)
@@ -205,7 +205,7 @@ def test_another_version_is_refused(kind: type[Record], version: int, update: st
 
 @pytest.mark.parametrize(("data", "begins"), [(b"", "is empty"), (b'{"a": 1}', "byte 7b")])
 def test_what_is_no_record_at_all_has_no_version(data: bytes, begins: str) -> None:
-    """Nothing, or text, is not taken for the record of a version to come."""
+    """Empty or other bytes are not taken for a record of a later version."""
     with pytest.raises(RecordError, match=f"not a Rate record: .*{begins}") as refused:
         decode(Rate, data)
     assert not isinstance(refused.value, ForeignVersion)
@@ -214,7 +214,7 @@ def test_what_is_no_record_at_all_has_no_version(data: bytes, begins: str) -> No
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 1e16])
 @pytest.mark.parametrize("field", ["seconds", "overhead_seconds"])
 def test_what_cannot_be_reckoned_with_is_refused(field: str, wrong: float) -> None:
-    """A time that is none is refused by the place of its field, before it is in an average."""
+    """A negative, huge or infinite time, or NaN, is refused by the place of its field."""
     done = dict.fromkeys(Completion.__struct_fields__, 1) | {
         "worker": "w", "model": "m", "job": "j", field: wrong
     }  # fmt: skip
@@ -241,7 +241,7 @@ def test_what_cannot_be_reckoned_with_is_refused(field: str, wrong: float) -> No
     ],
 )
 def test_a_spec_that_nobody_could_follow_is_refused(wrong: dict[str, Any]) -> None:
-    """Made here or by another program, it is refused by the name of the field."""
+    """An impossible spec is refused by the name of the field, when it is made and when read."""
     name = next(iter(wrong))
     with pytest.raises(ValueError, match=name):
         JobSpec(model="m", **wrong)
@@ -270,7 +270,7 @@ def test_bottomless_nesting_is_refused() -> None:
 
 
 class Grown(Block, kw_only=True, array_like=True):
-    """A block as a later program may write it."""
+    """A block with a further field, as a later program may write it."""
 
     language: str = "en"
 
@@ -284,7 +284,7 @@ def test_a_field_added_at_the_end_needs_no_new_version() -> None:
 
 @pytest.mark.parametrize("kind", [JobSpec, TokenRecipe])
 def test_a_demand_that_is_not_known_is_refused(kind: type[Record]) -> None:
-    """What says how vectors are made is followed to the letter: who cannot, must not try."""
+    """An unknown field in a spec or a token recipe is refused, since it decides the vectors."""
     record = (
         JobSpec(model="m")
         if kind is JobSpec
@@ -301,7 +301,7 @@ def test_a_demand_that_is_not_known_is_refused(kind: type[Record]) -> None:
 def test_a_later_program_s_further_field_is_skipped(
     kind: type[Record], data: st.DataObject
 ) -> None:
-    """What is added at the end of any other record does not keep older programs from reading it."""
+    """A further field at the end of any other record is skipped."""
     record = data.draw(records(kind))
     grown = [*msgspec.structs.astuple(record), {"more": [1, None]}]
     assert decode(kind, bytes([VERSION]) + msgspec.msgpack.encode(grown)) == record

@@ -1,4 +1,4 @@
-"""Which URLs name a server, and what a refused one may say."""
+"""Tests of which URLs name a server, and of what the error about another one may say."""
 
 import traceback
 from typing import Any, cast
@@ -15,12 +15,12 @@ SENTINELS = "sentinel://worker:p%40ss@one:1,[::1]:2,three/primary/4"
 
 
 def arguments(url: str) -> dict[str, Any]:
-    """Of a connection that would be made."""
+    """Return the arguments of the connection that would be made."""
     return make_pool(url).connection_kwargs
 
 
 def test_tls_is_kept() -> None:
-    """Certificates of the URL reach the connection, beside what `connect` says of it."""
+    """Certificates in the URL reach the connection, beside the options of `connect`."""
     with connect(f"rediss://u:p@h:1/2?ssl_ca_certs={__file__}&ssl_cert_reqs=optional") as client:
         connection = client.connection_pool.make_connection()
     assert isinstance(connection, redis.SSLConnection)
@@ -31,7 +31,7 @@ def test_tls_is_kept() -> None:
 
 @pytest.mark.parametrize("scheme", ["sentinel", "redis+sentinel", "rediss+sentinel"])
 def test_sentinels(scheme: str) -> None:
-    """User, password and database are those of the server, and the sentinels have none of them."""
+    """User, password and database of a sentinel URL go to the server, and not to the sentinels."""
     url = SENTINELS.replace("sentinel", scheme, 1)
     with connect(f"{url}?sentinel_password=other&client_name=me") as client:
         pool = client.connection_pool
@@ -68,7 +68,7 @@ def test_sentinels(scheme: str) -> None:
     ],
 )
 def test_no_url(url: str, reason: str) -> None:
-    """It is refused when it is read, with the reason."""
+    """A wrong URL is refused when it is read, with the reason."""
     with pytest.raises(UrlError, match=reason):
         make_pool(url)
 
@@ -79,7 +79,7 @@ def test_no_url(url: str, reason: str) -> None:
     scheme=st.sampled_from(["redis", "rediss", "sentinel"]),
 )
 def test_a_torn_password_is_not_quoted(before: str, after: str, scheme: str) -> None:
-    """Whatever is not encoded in a password, no message has any of it."""
+    """An error about a URL quotes nothing of a password, even one that is not encoded."""
     url = f"{scheme}://user:{before}s3cret{after}@host:6379/0"
     said = ""
     try:

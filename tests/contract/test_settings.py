@@ -1,4 +1,4 @@
-"""Every limit of the farm."""
+"""Tests of the settings, which are every limit of the farm."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ PRINT = (
 
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings from anywhere but the test."""
+    """Keep settings from the directory and the environment out of the test."""
     monkeypatch.chdir(tmp_path)
     for name in Settings.model_fields:
         monkeypatch.delenv(f"EMBEDFARM_{name.upper()}", raising=False)
@@ -112,7 +112,7 @@ def test_settings_do_not_change() -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_is_other_defaults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its limits count unless one is set by name, and they fit together."""
+    """A profile's limits are used unless one is set by name."""
     monkeypatch.setenv("EMBEDFARM_PROFILE", name)
     changed = {field: getattr(Settings(), field) for field in PROFILES[name]}
     assert changed == PROFILES[name]

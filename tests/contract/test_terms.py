@@ -1,4 +1,4 @@
-"""Terms as people write them."""
+"""Tests of terms as people write them."""
 
 from datetime import datetime
 from typing import Any
@@ -22,20 +22,20 @@ from embedfarm.terms import PRIORITIES, Terms, priority_name, read_deadline
     ],
 )
 def test_terms_out_of_range(wrong: dict[str, Any], named: str) -> None:
-    """What no scheduler could use is refused, and the message says what would do."""
+    """Terms that no scheduler could use are refused, with a message that says what would do."""
     with pytest.raises(ValueError, match=named):
         Terms(**wrong)
 
 
 def test_priorities_have_names() -> None:
-    """Each has one; a number of a later version is shown as it is."""
+    """Each priority has a name; an unknown number is shown as it is."""
     assert [priority_name(value) for value in PRIORITIES.values()] == list(PRIORITIES)
     assert priority_name(7) == "7"
 
 
 @given(st.integers(1, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
 def test_durations(days: int, hours: int, minutes: int, seconds: int) -> None:
-    """They count from now, and each unit is what it says."""
+    """A duration in days, hours, minutes and seconds counts from now."""
     expected = 1000 * (1_000 + ((days * 24 + hours) * 60 + minutes) * 60 + seconds)
     assert read_deadline(f"{days}d{hours}h{minutes}m{seconds}s", 1_000) == expected
     assert read_deadline(f"{days}m", 0) == days * 60_000
@@ -52,6 +52,6 @@ def test_times() -> None:
 
 @pytest.mark.parametrize("text", ["soon", "2", "2h 5m", "h", "9" * 400 + "d", "2030-02-30", "-2h"])
 def test_no_deadline(text: str) -> None:
-    """Anything else is refused with examples, and never a traceback of the parser's."""
+    """A text that is no deadline is refused with examples, and without a parser's error."""
     with pytest.raises(ValueError, match="is no deadline: give a time such as"):
         read_deadline(text)

@@ -1,4 +1,4 @@
-"""Token ids in blocks: nothing lost by cutting, nothing accepted that does not fit together."""
+"""Tests of token ids in blocks: cutting loses nothing, and what does not fit is refused."""
 
 from pathlib import Path
 
@@ -25,12 +25,12 @@ RECIPE = TokenRecipe(tokenizer="0" * 64, prompt="query: ", tokens_max=9)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A model's directory with a tokenizer."""
+    """Write a model's directory with a tokenizer."""
     return write_tokenizer(tmp_path)
 
 
 def block_of(rows: list[list[int]], width: int = 2) -> Block:
-    """A block of chunks with these ids."""
+    """Return a block of chunks with these token ids."""
     tokens = TokenIds(
         recipe=RECIPE,
         ids=np.asarray([i for row in rows for i in row], dtype=f"<u{width}").tobytes(),
@@ -43,7 +43,7 @@ def block_of(rows: list[list[int]], width: int = 2) -> Block:
 
 @given(st.lists(st.lists(st.integers(0, 65535), max_size=5), max_size=8), st.sampled_from([2, 4]))
 def test_ids_come_back(rows: list[list[int]], width: int) -> None:
-    """Over the wire, and in pieces: each chunk has its ids and its checksum."""
+    """Each chunk has its ids and its checksum after encoding, decoding and cutting into pieces."""
     block = decode(Block, encode(block_of(rows, width)))
     assert [chunk.tolist() for chunk in map(np.asarray, block.chunks())][: len(rows)] == rows
     assert (block.count, block.end) == (len(rows), 7 + len(rows))
@@ -67,7 +67,7 @@ def test_ids_come_back(rows: list[list[int]], width: int) -> None:
     ],
 )
 def test_damage_is_refused(field: str, value: object, says: str) -> None:
-    """What does not fit together is no record."""
+    """Token ids whose parts do not fit together are no record."""
     block = block_of([[1, 2], [3]])
     start, texts, ids, count, tokens = msgspec.structs.astuple(block)
     fields = {**msgspec.structs.asdict(tokens), field: value}
@@ -77,7 +77,7 @@ def test_damage_is_refused(field: str, value: object, says: str) -> None:
 
 
 def test_an_encoder_is_known_by_its_recipe(directory: Path) -> None:
-    """Whoever has the recipe makes the same ids; with another tokenizer nobody does."""
+    """An encoder of a recipe makes its ids, and one with another tokenizer is refused."""
     one = TokenEncoder.describe(directory, "p ", 4)
     other = TokenEncoder.open(directory, one.recipe)
     ids, lengths = other.encode(["a b", "", "a b a b a b a"])
@@ -90,7 +90,7 @@ def test_an_encoder_is_known_by_its_recipe(directory: Path) -> None:
 
 
 def test_a_huge_text_is_cut_but_loses_no_token(directory: Path) -> None:
-    """As many tokens as of the whole text, also where blanks fill what is left of it."""
+    """A huge text that is cut gives the same tokens up to the maximum, even among blanks."""
     encoder = TokenEncoder.describe(directory, "", 4)
     blanks = " " * CHARACTERS_PER_TOKEN_MAX * 8
     ids, lengths = encoder.encode(["a " * 10_000, f"a{blanks}b a"])
@@ -99,7 +99,7 @@ def test_a_huge_text_is_cut_but_loses_no_token(directory: Path) -> None:
 
 
 def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
-    """By the name of the file."""
+    """The error about a file that is no tokenizer has the file's name."""
     (tmp_path / FILE).write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
         TokenEncoder.describe(tmp_path, "", 4)

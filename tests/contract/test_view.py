@@ -1,4 +1,4 @@
-"""The farm in one look, on the real server."""
+"""Tests of the view of the farm in one look, on the real server."""
 
 import json
 from collections.abc import Callable
@@ -19,17 +19,17 @@ BLOCKS = 5
 
 
 def beat(farm: Farm, name: str, **facts: Any) -> None:  # noqa: ANN401 -- fields of any type
-    """Announce a worker, with what it says of itself."""
+    """Send a heartbeat of a worker with some facts."""
     farm.beat(msgspec.structs.replace(heartbeat(name), **facts), 60)
 
 
 def report(farm: Farm, **facts: Any) -> None:  # noqa: ANN401 -- fields of any type
-    """Tell of a micro-batch."""
+    """Report a completed micro-batch."""
     farm.report(msgspec.structs.replace(COMPLETION, **facts), 100)
 
 
 def embed_two(farm: Farm) -> None:
-    """A job of five blocks, of which two are embedded, one with a failed chunk, and one is held."""
+    """Make a job of five blocks: two are embedded, one with a failed chunk, and one is leased."""
     job = make_job(farm.client, BLOCKS)
     job.close(BLOCKS * CHUNKS)
     entries = job.read("one", 3)
@@ -63,7 +63,7 @@ def test_figures_of_a_busy_farm(client: redis.Redis) -> None:
 
 
 def test_an_empty_farm_has_a_view(client: redis.Redis) -> None:
-    """Without jobs, workers, scheduler and samples there is nothing, and it is said."""
+    """An empty farm has a view that says that scheduler and workers are missing."""
     view = FarmReader(Farm(client)).read()
     assert (view.tokens_per_second, view.backlog_chunks, view.backlog_seconds) == (0, 0, (0, 0))
     assert (view.jobs, view.workers, view.rates) == ((), (), ())
@@ -89,7 +89,7 @@ def test_a_reader_adds_what_is_new_to_its_curves(client: redis.Redis) -> None:
 
 
 def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
-    """With 4 chunks/s now and 0.2 on average before, the end is somewhere between."""
+    """The end is foretold from the pace now and the averages: 4 and 0.2 chunks/s give a range."""
     farm = Farm(client)
     embed_two(farm)
     beat(farm, "one", state="busy")
@@ -103,7 +103,7 @@ def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
 def test_no_end_is_foretold_of_a_job_that_stands(
     client: redis.Redis, change: Callable[[Any], None]
 ) -> None:
-    """Paused or cancelled, it may never end; nor is it in the time for the backlog."""
+    """A paused or cancelled job has no foretold end, and is not in the time for the backlog."""
     farm = Farm(client)
     embed_two(farm)
     report(farm)
@@ -114,7 +114,7 @@ def test_no_end_is_foretold_of_a_job_that_stands(
 
 
 def test_no_end_is_foretold_of_a_job_that_is_being_read(client: redis.Redis) -> None:
-    """Nobody knows how many chunks will come; the farm says that its backlog is not all."""
+    """A job that is still being read has no foretold end, and is counted as such."""
     farm = Farm(client)
     make_job(client, BLOCKS)
     report(farm)
@@ -124,7 +124,7 @@ def test_no_end_is_foretold_of_a_job_that_is_being_read(client: redis.Redis) -> 
 
 
 def test_jobs_that_have_ended_stay_in_sight(client: redis.Redis) -> None:
-    """The last of them are in the view, apart from those that are in work."""
+    """The last ended jobs are in the view, apart from those that are in work."""
     farm = Farm(client)
     embed_two(farm)
     for number in range(ENDED_MAX + 2):
@@ -136,7 +136,7 @@ def test_jobs_that_have_ended_stay_in_sight(client: redis.Redis) -> None:
 
 
 def test_a_place_without_a_job_is_no_job(client: redis.Redis) -> None:
-    """Somebody is about to make it; nothing is said of jobs that are not looked at."""
+    """A place that is reserved for a job to come does not count as a job."""
     farm = Farm(client)
     farm.admit("coming", 10)
     view = FarmReader(farm).read()
@@ -145,7 +145,7 @@ def test_a_place_without_a_job_is_no_job(client: redis.Redis) -> None:
 
 
 def test_the_newest_jobs_are_looked_at(client: redis.Redis) -> None:
-    """Of more than a thousand jobs the newest are in the view, oldest first, and it says so."""
+    """A view of more than a thousand jobs has the newest, oldest first, and says so."""
     names = {f"job-{number:04}": number for number in range(JOBS_MAX + 5)}
     pipe = client.pipeline()
     for name in names:
@@ -159,7 +159,7 @@ def test_the_newest_jobs_are_looked_at(client: redis.Redis) -> None:
 
 
 def test_a_look_takes_few_round_trips(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight, however many jobs and workers there are."""
+    """A look takes eight round trips, however many jobs and workers there are."""
     farm, pool, trips = Farm(client), client.connection_pool, list[None]()
     for number in range(4):
         make_job(client, 1, f"job-{number}")

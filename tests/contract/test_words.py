@@ -1,4 +1,4 @@
-"""Figures and other people's words in a line."""
+"""Tests of figures and other people's words in a line."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ from embedfarm.words import format_bytes, format_count, format_range, one_line
     ],
 )
 def test_a_range_is_said_in_one_unit(low: float, high: float, words: str) -> None:
-    """In that of its longer end, from below to above, and as one figure where it is narrow."""
+    """A range is in the unit of its longer end, and is one figure where it is narrow."""
     assert format_range(low, high) == words
 
 
@@ -29,25 +29,25 @@ def test_a_range_is_said_in_one_unit(low: float, high: float, words: str) -> Non
     [(0, "0"), (9999, "9,999"), (10_000, "10k"), (12_345, "12.3k"), (999_999, "1M")],
 )
 def test_counts_are_short(count: float, words: str) -> None:
-    """Exact up to four digits, then with three."""
+    """A count is exact up to four digits, and then has three."""
     assert format_count(count) == words
 
 
 @given(st.floats(0, 1e15))
 def test_no_count_is_wide(count: float) -> None:
-    """Six characters at most, so that columns stay where they are."""
+    """A count has six characters at most, so that columns stay where they are."""
     assert len(format_count(count)) <= 6
 
 
 def test_sizes() -> None:
-    """MiB, or GiB where there is one."""
+    """A size is in MiB, or in GiB from 1 GiB on."""
     assert (format_bytes(0), format_bytes((1 << 30) - 1)) == ("0 MiB", "1,024 MiB")
     assert format_bytes(3 << 29) == "1.5 GiB"
 
 
 @given(st.text(max_size=30), st.integers(1, 20))
 def test_a_line_stays_a_line(text: str, characters_max: int) -> None:
-    """Whatever is in it, nothing moves the cursor, and it is as short as asked for."""
+    """A shortened text has only printable characters, and no more than asked for."""
     shown = one_line(text, characters_max)
     assert shown.isprintable()
     assert len(shown) <= characters_max

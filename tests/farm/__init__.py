@@ -1,1 +1,1 @@
-"""The whole farm, as its users start it."""
+"""Tests of the whole farm, as its users start it."""

@@ -27,12 +27,12 @@ CONTAINERS: Final = frozenset({"client", "script", "xgroup", "xinfo", "config"})
 
 
 def command_of(words: Sequence[str]) -> str:
-    """A command as an ACL file names it."""
+    """Return a command in the form in which an ACL file names it."""
     return "|".join(words[: 1 + (words[0] in CONTAINERS)])
 
 
 def make_passwords(directory: Path) -> dict[str, str]:
-    """Passwords by user, made as docs/security.md says; `users.acl` in the directory has them."""
+    """Make passwords by user as docs/security.md says, and a `users.acl` in the directory."""
     [command] = re.findall(r"^```bash\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     command = command.replace("deploy/users.acl", str(USERS_FILE))
     subprocess.run(["/bin/bash", "-euc", command], cwd=directory, check=True)
@@ -42,11 +42,11 @@ def make_passwords(directory: Path) -> dict[str, str]:
 
 @dataclass
 class GuardedServer:
-    """The server, and what is known of it.
+    """A server with the users of deploy/users.acl, and the commands that each has used.
 
     Attributes:
-        port: Of loopback.
-        passwords: By user.
+        port: Its TCP port on loopback.
+        passwords: The passwords by user.
         used: Commands by user, as an ACL file names them, while it was watched.
     """
 
@@ -56,7 +56,7 @@ class GuardedServer:
     _doors: dict[str, int] = field(default_factory=dict)
 
     def url(self, user: str) -> str:
-        """Where a user connects: at a door of its own while the server is watched."""
+        """Return a user's URL, with a port of the user's own while the server is watched."""
         port = self._doors.get(user, self.port)
         return f"redis://{user}:{self.passwords[user]}@127.0.0.1:{port}"
 
@@ -80,7 +80,7 @@ class GuardedServer:
                 self._doors.clear()
 
     def _note(self, monitor: Any, addresses: dict[str, str]) -> None:  # noqa: ANN401 -- untyped
-        """Until the end; a script's commands follow it and belong to who called it."""
+        """Note commands until "echo"; those of a script, which follow it, are its caller's."""
         user = None
         for seen in monitor.listen():
             words = seen["command"].lower().split(" ", 2)
@@ -92,14 +92,14 @@ class GuardedServer:
                 self.used[user].add(command_of(words))
 
     def refusals(self) -> list[dict[str, Any]]:
-        """What users were refused lately, the newest first."""
+        """Return what users were refused lately, the newest first."""
         with closing_client(self.url("admin")) as admin:
             return list(admin.acl_log())
 
 
 @contextlib.contextmanager
 def guarded_server(directory: Path, kind: str) -> Iterator[GuardedServer]:
-    """Run it, with its files in the directory."""
+    """Run a guarded server, with its files in the directory."""
     directory.mkdir()
     passwords = make_passwords(directory)
     port = free_port()
@@ -115,7 +115,7 @@ def guarded_server(directory: Path, kind: str) -> Iterator[GuardedServer]:
 
 @contextlib.contextmanager
 def _door(port: int, address: str) -> Iterator[int]:
-    """A port of loopback that leads to another one, where its callers come from `address`."""
+    """Open a port of loopback that leads to another one, where its callers come from `address`."""
 
     class Passage(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs the command line as a user does, looks inside while it runs, and checks what it left."""
+"""Helpers that run the command line, look inside while it runs, and check what it left."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def run(
     stdin: bytes | None = None,
     seconds_max: float = SECONDS_MAX,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `embedfarm` to its end."""
+    """Run `embedfarm` to its end, and return its status and output."""
     done = subprocess.run(
         [*COMMAND, *map(str, words)],
         input=stdin,
@@ -51,7 +51,7 @@ def run(
 
 @contextlib.contextmanager
 def role(server: Reachable, home: Path, *words: str, **settings: str) -> Iterator[int]:
-    """A long-running role; SIGTERM must end it with status 0. Gives its process id."""
+    """Run a long-running role, and yield its process id; SIGTERM must end it with status 0."""
     environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url, "HOME": str(home)}
     environment |= {f"EMBEDFARM_{name.upper()}": value for name, value in settings.items()}
     with subprocess.Popen(
@@ -70,7 +70,7 @@ def role(server: Reachable, home: Path, *words: str, **settings: str) -> Iterato
 
 
 def write_corpus(path: Path, texts: Sequence[str], ids: Sequence[str] | None = None) -> Path:
-    """A JSON Lines corpus."""
+    """Write a JSON Lines corpus, and return its path."""
     with path.open("w", encoding="utf-8") as file:
         for index, text in enumerate(texts):
             row = {"text": text} if ids is None else {"text": text, "id": ids[index]}
@@ -79,13 +79,13 @@ def write_corpus(path: Path, texts: Sequence[str], ids: Sequence[str] | None = N
 
 
 def null_vectors(texts: Sequence[str], dimensions: int) -> NDArray[np.float32]:
-    """What the null engine makes of texts, shape (len(texts), dimensions)."""
+    """Return the null engine's vectors of texts, shape (len(texts), dimensions)."""
     engine = NullEngine.open(JobSpec(model=f"null:{dimensions}"))
     return engine.forward(engine.tokenise(texts), np.arange(len(texts)))
 
 
 def read_parquet(out: Path) -> tuple[list[int], NDArray[np.float32], list[str] | None]:
-    """Indices, vectors and ids of all parts, in the order of the files."""
+    """Return indices, vectors and ids of all parts, in the order of the files."""
     tables = [pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))]
     indices = [index for table in tables for index in table.column("index").to_pylist()]
     vectors = np.concatenate([np.stack(table.column("embedding").to_numpy()) for table in tables])
@@ -95,14 +95,14 @@ def read_parquet(out: Path) -> tuple[list[int], NDArray[np.float32], list[str] |
 
 
 def check_output(out: Path, texts: Sequence[str], dimensions: int) -> None:
-    """Every index exactly once, in order, with the vector of its own text."""
+    """Assert that each index is there once, in order, with the vector of its own text."""
     indices, vectors, _ = read_parquet(out)
     assert indices == list(range(len(texts)))
     np.testing.assert_array_equal(vectors, null_vectors(texts, dimensions))
 
 
 class Embedding:
-    """A running `embedfarm embed` and its private farm."""
+    """A running `embedfarm embed`, with its private farm."""
 
     def __init__(self, words: Sequence[object], out: Path, environment: dict[str, str]) -> None:
         self.out = out
@@ -116,11 +116,11 @@ class Embedding:
             )
 
     def wait(self, seconds: float = SECONDS_MAX) -> int:
-        """Exit status."""
+        """Wait for the end of the command, and return its exit status."""
         return self.process.wait(seconds)
 
     def log(self) -> str:
-        """What it printed."""
+        """Return what the command has printed."""
         return (self.out.parent / "embed.log").read_text()
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class Embedding:
         self.process.wait()
 
     def pids(self, role: str) -> list[int]:
-        """Processes of a role: "worker", "scheduler" or "server"."""
+        """Return the process ids of a role: "worker", "scheduler" or "server"."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             try:
@@ -146,7 +146,7 @@ class Embedding:
         os.kill(self.pids(role)[0], number)
 
     def chunks_done(self) -> int:
-        """Chunks embedded so far, -1 while nobody can say."""
+        """Return the chunks embedded so far, -1 while nobody can say."""
         socket = self.out / ".embedfarm" / "server" / "socket"
         try:
             with closing_client(f"unix://{socket.read_text()}") as client:
@@ -166,7 +166,7 @@ def _role(words: Sequence[str]) -> str:
 
 
 class Watch:
-    """Notes when the number of embedded chunks last changed, in a thread."""
+    """A thread that notes the longest time in which the number of embedded chunks stood still."""
 
     def __init__(self, embedding: Embedding) -> None:
         self.embedding = embedding
@@ -196,13 +196,13 @@ class Watch:
 
 
 def manifest(out: Path) -> dict[str, Any]:
-    """manifest.json."""
+    """Return the content of manifest.json."""
     facts: dict[str, Any] = json.loads((out / "manifest.json").read_text())
     return facts
 
 
 def texts_of(count: int, seed: int = 0) -> Iterator[str]:
-    """Distinct texts of mixed length."""
+    """Yield distinct texts of mixed length."""
     generator = np.random.default_rng(seed)
     for index, size in enumerate(generator.lognormal(3, 1, count)):
         yield f"chunk {index} " + "word " * int(min(size, 300))

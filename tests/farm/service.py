@@ -13,12 +13,12 @@ from tests.support import LiveServer
 
 
 class Service:
-    """One process, with a socket on which it says how it is.
+    """A process, with a socket on which it says how it is.
 
     Args:
-        command: Program and arguments.
-        server: Its server.
-        settings: Its settings by name.
+        command: The program and its arguments.
+        server: The Redis server that it uses.
+        settings: The process's settings by name.
     """
 
     def __init__(self, command: Sequence[str], server: LiveServer, **settings: object) -> None:
@@ -34,23 +34,23 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """Process id of the process that was started last."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start the process, or start it again."""
         self.said = []
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, env=self.environment
         )
 
     def watch(self, seconds: float) -> None:
-        """Ask it, from its next start on, to say that it lives at least so often."""
+        """Ask the process, from its next start on, to say so often that it is alive."""
         self.environment["WATCHDOG_USEC"] = str(int(seconds * 1e6))
 
     def hears(self, word: str, seconds: float) -> bool:
-        """Whether the process says a word, such as "READY=1", within that time."""
+        """Tell whether the process says a word, such as "READY=1", within some seconds."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)
@@ -64,16 +64,16 @@ class Service:
         return False
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM to the process."""
         os.kill(self.pid, signal.SIGTERM)
 
     def wait(self, seconds: float = 40.0) -> int:
-        """Exit status."""
+        """Wait for the end of the process, and return its exit status."""
         assert self._process is not None
         return self._process.wait(seconds)
 
     def restart(self, status: int = 0) -> None:
-        """End it, with that exit status, and start it again."""
+        """Stop the process, which must exit with a status, and start it again."""
         self.ask_to_stop()
         assert self.wait() == status
         self.start()

@@ -1,4 +1,4 @@
-"""One process of each role in the thread of a test, which says whose turn it is."""
+"""Stations of a farm in the thread of a test, which says whose turn it is."""
 
 import contextlib
 import threading
@@ -23,7 +23,7 @@ from producer.recurring import Timetable, identify
 from scheduler.loop import Scheduler
 from tests.support import LiveServer
 from web.idempotency import answer_once
-from web.keys import Key, Scope
+from web.keys import Key, Keyring, Scope
 from web.services import Passes, Services
 from web.sessions import Sessions
 from workers.renewal import lose_ended, renew
@@ -36,12 +36,12 @@ ROUNDS_MAX: Final = 20
 
 @dataclass
 class Stations:
-    """All of them; what a role raises out of its loop, its method raises.
+    """Stations of a farm, one of each role; a method raises what its role's loop would raise.
 
     Attributes:
-        settings: Of all.
-        home: Of an output.
-        secret: Of a session.
+        settings: The settings of all roles.
+        home: Directory of an output.
+        secret: The secret of a session.
     """
 
     server: LiveServer
@@ -60,23 +60,23 @@ class Stations:
             }
         )
         self.timetable = Timetable(self.client, self.settings)
-        self.sessions = Sessions(self.client, [KEY], 60)
+        self.sessions = Sessions(self.client, Keyring([KEY]), 60)
         self.services = Services(self.client, self.settings, Passes((), (), lambda _: None))
         self.begin()
 
     def begin(self) -> None:
-        """Start the worker and the scheduler, again if they run."""
+        """Make a worker and a scheduler, in place of those that are there."""
         settings, stop = self.settings, threading.Event()
         self.worker = Worker(self.server.url, "cpu-0", "a kind", "cpu", settings, stop, dict)
         self.scheduler = Scheduler(self.server.url, settings, stop)
 
     def end(self) -> None:
-        """Close their connections."""
+        """Close the connections of the worker and the scheduler."""
         self.worker.client.close()
         self.scheduler.farm.client.close()
 
     def work(self) -> None:
-        """A round of what the worker's threads do."""
+        """Do a round of what the worker's threads do."""
         worker = self.worker
         assert self.farm.beat(worker._heartbeat(), 60)
         renew(self.farm, worker.name, worker.holdings)
@@ -92,7 +92,7 @@ class Stations:
         worker.lane.send()
 
     def work_until(self, condition: Callable[[], object]) -> bool:
-        """Whether a condition holds after some rounds of the worker."""
+        """Do some rounds of the worker; return whether a condition holds then."""
         for _ in range(ROUNDS_MAX):
             if condition():
                 return True
@@ -100,19 +100,19 @@ class Stations:
         return bool(condition())
 
     def decide(self) -> None:
-        """A decision, in which no pass fails."""
+        """Make the scheduler decide, and assert that no pass fails."""
         scheduler = self.scheduler
         scheduler._step()
         assert scheduler.fence
         assert not scheduler._dropped.keys() & {each.name for each in scheduler.passes}
 
     def plans(self, job: str) -> bool:
-        """Whether the last decision gave the worker some of a job."""
+        """Tell whether the last decision gave the worker some of a job."""
         shares = self.scheduler._shares.get(self.worker.name, ())
         return any(share.job == job for share in shares)
 
     def collect(self, job: str, starts: Iterable[int]) -> None:
-        """Look for some results; one that is damaged is made anew."""
+        """Look for results as a collector does; a damaged one is made anew."""
         output = Output(self.home, {}, sink="npy", part_bytes_max=1 << 20)
         with contextlib.closing(output):
             for start in starts:
@@ -122,25 +122,25 @@ class Stations:
                     collector._lose(*collector._damaged)
 
     def enqueue(self) -> None:
-        """What the ingest role does about once a second, and that it knows when it did it."""
+        """Do what the ingest role does about once a second, and check the time that it notes."""
         self.timetable.tick(time.time())
         for entry in self.settings.recurring:
             kept = cast("bytes", self.client.get(wire.recurring_key(identify(entry))))
             assert time.time() - DAY_SECONDS <= read_number(kept, 0) <= time.time()
 
     def find_session(self) -> Key | None:
-        """Whose session it is."""
+        """Return the key of the session, None if there is none."""
         return self.sessions.find(self.secret)
 
     def answer(self, key: str) -> str:
-        """What becomes of a request under an Idempotency-Key: its answer, or why there is none."""
+        """Answer a request under an Idempotency-Key; return the answer, or why there is none."""
         try:
             return answer_once(self.services, KEY, key, "request", lambda _: "{}")[1]
         except HTTPException as error:
             return str(error.detail)
 
     def ask(self, spec: JobSpec, name: str) -> bool:
-        """Whether the worker answers a request for vectors."""
+        """Send a request for vectors; return whether the worker answers it."""
         piece = LanePiece(id=name, spec=spec, place=0, texts=["a"], timeout_seconds=60)
         Lane(self.client, self.settings).send([piece])
         return self.work_until(lambda: self.client.exists(wire.reply_key(name)))

@@ -1,4 +1,4 @@
-"""`embedfarm embed` on corpora of all kinds, with a real private farm and the null engine."""
+"""Tests of `embedfarm embed` on corpora of all kinds, with a private farm and the null engine."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ MODEL = ("--model", "null:16", "--devices", "cpu")
 
 
 def test_a_corpus_becomes_vectors_in_order(tmp_path: Path) -> None:
-    """20,000 chunks of mixed length: every index once, in order, with its own vector and id."""
+    """20,000 chunks of mixed length are there once, in order, with their own vectors and ids."""
     texts = list(texts_of(20_000))
     ids = [f"id-{index}" for index in range(len(texts))]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts, ids)
@@ -45,7 +45,7 @@ def test_a_corpus_becomes_vectors_in_order(tmp_path: Path) -> None:
 
 
 def test_a_finished_output_is_left_alone(tmp_path: Path) -> None:
-    """The same command again says that all is done; another model or corpus is refused."""
+    """A repeated command says that all is done; another model or corpus is refused."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     words = ("embed", corpus, "--out", tmp_path / "out")
     assert run(*words, *MODEL).returncode == 0
@@ -83,7 +83,7 @@ def test_other_formats_hold_the_same_vectors(tmp_path: Path, sink: str) -> None:
     ("sink", "kind"), [("parquet", "int8"), ("npy", "ubinary"), ("jsonl", "int8")]
 )
 def test_quantised_vectors(tmp_path: Path, sink: str, kind: Literal["int8", "ubinary"]) -> None:
-    """Bytes and sign bits are those of the floats, by the ranges of an output of floats."""
+    """Quantised vectors are those of the floats, by the ranges of an output of floats."""
     texts = list(texts_of(300))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     words = ["--vector-dtype", kind, "--format", sink]
@@ -103,7 +103,7 @@ def test_quantised_vectors(tmp_path: Path, sink: str, kind: Literal["int8", "ubi
 
 
 def test_bits_of_hyperplanes(tmp_path: Path) -> None:
-    """Bits are those of the floats, and a search estimates the cosine from them."""
+    """Stored bits are those of the float vectors, and a search estimates the cosine from them."""
     texts = list(texts_of(300))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
@@ -132,7 +132,7 @@ def test_int8_needs_ranges_of_its_model(tmp_path: Path) -> None:
 
 
 def test_strange_texts_become_vectors(tmp_path: Path) -> None:
-    """Unicode, empty, huge, NUL and duplicate texts: none is lost and no row is shifted."""
+    """Unicode, empty, huge, NUL and duplicate texts are all embedded, and shift no row."""
     texts = [
         "",
         "\0",
@@ -161,7 +161,7 @@ def test_csv_with_quoted_newlines(tmp_path: Path) -> None:
 
 
 def test_standard_input(tmp_path: Path) -> None:
-    """`-` reads JSON Lines from a pipe."""
+    """`embed -` reads JSON Lines from a pipe."""
     done = run(
         "embed", "-", "--out", tmp_path / "out", *MODEL, stdin=b'{"text": "a"}\n{"text": "b"}\n'
     )
@@ -170,7 +170,7 @@ def test_standard_input(tmp_path: Path) -> None:
 
 
 def test_an_empty_corpus_is_done_at_once(tmp_path: Path) -> None:
-    """No chunk gives a finished output without vectors."""
+    """An empty corpus gives a finished output without vectors."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", [])
     done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
     assert done.returncode == 0, done.stderr
@@ -178,7 +178,7 @@ def test_an_empty_corpus_is_done_at_once(tmp_path: Path) -> None:
 
 
 def damaged(folder: Path, kind: str) -> tuple[Path, str]:
-    """A corpus that cannot be read, and what the error must name."""
+    """Write a corpus that cannot be read; return it, and what the error must name."""
     path = folder / f"corpus.{kind}"
     if kind == "jsonl.gz":
         whole = gzip.compress(b'{"text": "a"}\n' * 1000)
@@ -198,7 +198,7 @@ def damaged(folder: Path, kind: str) -> tuple[Path, str]:
 
 
 def test_a_corrected_command_is_not_refused(tmp_path: Path) -> None:
-    """A mistake before anything was embedded leaves nothing behind."""
+    """A mistake that ends a command before any vector leaves nothing that a corrected one meets."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["a"])
     out = tmp_path / "out"
     assert run("embed", tmp_path / "corpus.jsnl", "--out", out, *MODEL).returncode == 2
@@ -208,7 +208,7 @@ def test_a_corrected_command_is_not_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "jsonl", "csv", "absent"])
 def test_a_bad_corpus_is_named(tmp_path: Path, kind: str) -> None:
-    """What cannot be read ends with status 2 and a sentence with file, line and field."""
+    """A corpus that cannot be read ends the command with status 2, and is named with the field."""
     corpus, expected = damaged(tmp_path, kind)
     done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
     assert done.returncode == 2, done.stderr
@@ -217,7 +217,7 @@ def test_a_bad_corpus_is_named(tmp_path: Path, kind: str) -> None:
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
-    """With --on-bad-row skip they are left out, counted, and listed with line and reason."""
+    """Bad rows are left out, counted, and listed with their line, if `--on-bad-row skip` is set."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "a"}\nnot json\n{"text": 7}\n{"text": "b"}\n', encoding="utf-8")
     out = tmp_path / "out"
@@ -230,7 +230,7 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """No worker can load it: status 2, and the reason in a sentence."""
+    """A model that no worker can load ends the command with status 2 and a sentence."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["a"])
     done = run(
         "embed", corpus, "--out", tmp_path / "out", "--model", "nobody/nothing",

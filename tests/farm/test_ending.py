@@ -1,4 +1,4 @@
-"""The end of a job, which the server must know when its command is gone."""
+"""Tests of the end of a job, which the server must know when its command is gone."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ MANIFEST = Manifest(
 def test_a_server_that_lost_the_end_is_told_again(
     server: LiveServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one whose crash nobody met as an error, since the client had no connection just then."""
+    """A server that lost the end of a job is told it again, even if no error showed its crash."""
     farm = Farm(client)
     farm.job("j").create(JobSpec(model="null"), 0)
     end, ends = Farm.end, 0
@@ -42,7 +42,7 @@ def test_a_server_that_lost_the_end_is_told_again(
             client.connection_pool.disconnect()
 
     monkeypatch.setattr(Farm, "end", end_and_crash)
-    assert end_job(farm, MANIFEST, Settings())
+    assert end_job(farm, MANIFEST, "", Settings())
     assert ends == 2
     assert farm.job("j").status().state == "finished"
     keys = wire.JobKeys("j")
@@ -50,13 +50,13 @@ def test_a_server_that_lost_the_end_is_told_again(
 
 
 def test_what_was_deleted_stays_deleted(client: redis.Redis) -> None:
-    """There is nothing to end, and that is no failure."""
-    assert end_job(Farm(client), MANIFEST, Settings())
+    """Ending a job that was deleted does nothing, and is no failure."""
+    assert end_job(Farm(client), MANIFEST, "", Settings())
     assert not client.exists(wire.JobKeys("j").meta)
 
 
 def test_the_id_of_the_job_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By it the next run knows that one died while it tidied up, and removes the rest."""
+    """Tidying an output removes the job's id last, so that the next run can go on with it."""
     private = tmp_path / STATE_DIRECTORY
     (private / "parts").mkdir(parents=True)
     for number in range(20):  # in whatever order the disk has them, it is not last by chance

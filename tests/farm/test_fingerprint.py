@@ -1,4 +1,4 @@
-"""What an output knows of its model, on servers that know it, have lost it, or never knew it."""
+"""Tests of an output's fingerprint, on servers that know it, have lost it, or never knew it."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ OURS = {"weights": "1", "revision": "a"}
 
 @pytest.fixture
 def job(client: redis.Redis) -> Job:
-    """One that no worker has looked at."""
+    """Create a job that no worker has looked at."""
     job = Job(client, "j")
     job.create(JobSpec(model="m"), 0)
     return job
@@ -24,13 +24,13 @@ def job(client: redis.Redis) -> Job:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """An unfinished output."""
+    """Make an unfinished output."""
     (tmp_path / STATE_DIRECTORY).mkdir()
     return tmp_path
 
 
 def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
-    """Its workers will not say it again, and the manifest and later runs need it."""
+    """A server that has lost the fingerprint gets it back from the run."""
     farm, fingerprint = Farm(job.client), Fingerprint(out)
     fingerprint.learn(farm, "j")
     fingerprint.keep()
@@ -46,7 +46,7 @@ def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
 
 
 def test_another_server_learns_it(job: Job, out: Path) -> None:
-    """What was kept with the output holds for workers of all later runs."""
+    """A fingerprint that was kept with the output is set on the server of a later run."""
     farm, first = Farm(job.client), Fingerprint(out)
     farm.agree("j", OURS)
     first.learn(farm, "j")
@@ -59,7 +59,7 @@ def test_another_server_learns_it(job: Job, out: Path) -> None:
 
 
 def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None:
-    """A server may crash between the making of the job and the first look at it."""
+    """A job that the server loses before the fingerprint is set is created again."""
     farm, first = Farm(job.client), Fingerprint(out, OURS)
     first.keep()
     job.delete()
@@ -68,7 +68,7 @@ def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None
 
 
 def test_another_model_is_refused_while_the_job_runs(job: Job, out: Path) -> None:
-    """A server that lost the job heard first of workers that have another one by now."""
+    """Workers with another model on a server that lost the job end the run."""
     farm, fingerprint = Farm(job.client), Fingerprint(out, OURS)
     farm.agree("j", OURS | {"weights": "2"})
     with pytest.raises(ModelRefused, match="weights"):

@@ -1,4 +1,4 @@
-"""What other programs leave on the server, of other versions or damaged: every role goes on."""
+"""Tests that every role goes on beside damaged or foreign records on the server."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -64,12 +64,12 @@ def spoil(client: redis.Redis, key: bytes, junk: bytes) -> None:
 
 
 class Reader(NamedTuple):
-    """Something that reads.
+    """A read of the server, and the errors that its caller deals with.
 
     Attributes:
-        name: For people.
-        read: Does it.
-        may: What it may raise, because whoever calls it deals with that.
+        name: Its name in messages.
+        read: Does the read.
+        may: The errors that it may raise.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Reader(NamedTuple):
 
 
 def readers_of(client: redis.Redis) -> Iterator[Reader]:
-    """All that commands and pages read."""
+    """Yield all reads of commands and pages."""
     farm, lane = Farm(client), Lane(client, SETTINGS)
     yield Reader("workers", farm.workers)
     yield Reader("plan", lambda: farm.plan("one"))
@@ -113,7 +113,7 @@ def readers_of(client: redis.Redis) -> Iterator[Reader]:
 
 
 def prepare(stations: Stations) -> None:
-    """Let every kind of key be there, and what roles keep for themselves."""
+    """Write every kind of key, and what roles keep for themselves."""
     client, farm = stations.client, stations.farm
     job = run_everything(client)
     client.hdel(job.keys.meta, "fingerprint")
@@ -129,7 +129,7 @@ def prepare(stations: Stations) -> None:
 
 
 def roles_of(stations: Stations, key: str) -> Iterator[Reader]:
-    """What each role does, and that it goes on with what is not spoiled."""
+    """Yield the work of each role, which must go on with what is not spoiled."""
     healthy = Farm(stations.client).job("healthy")
 
     def decide() -> None:
@@ -171,7 +171,7 @@ def test_every_role_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """One key at a time holds something else: nobody fails for it, whatever it is."""
+    """Roles and reads go on when one key at a time holds something else."""
     monkeypatch.setattr(Fetcher, "_wait", lambda *_: None)  # for work: there is none
     monkeypatch.setattr(fetch, "IDLE_SECONDS", 0.001)
     monkeypatch.setattr(loop, "DECISION_SECONDS_MIN", 0.0)
@@ -200,7 +200,7 @@ def test_every_role_goes_on(
 
 
 def test_doctor_names_what_is_left_out(client: redis.Redis) -> None:
-    """By its place on the server, with both versions and what to do about it."""
+    """`doctor` names records of another version by their place, with what to do."""
     farm = Farm(client)
     farm.beat(heartbeat("one"), 60)
     farm.beat(heartbeat("two"), 60)
@@ -219,7 +219,7 @@ def test_doctor_names_what_is_left_out(client: redis.Redis) -> None:
 def test_a_job_whose_spec_cannot_be_read_can_be_ended(
     server: LiveServer, client: redis.Redis, name: str
 ) -> None:
-    """By commands and by HTTP; what needs the spec says why it is not done."""
+    """A job with an unreadable spec can be shown and ended; what needs the spec says why not."""
     job = make_job(client, 1)
     Farm(client).admit(job.id, 9)
     job.note(NOTE, 1)
@@ -240,7 +240,7 @@ def test_a_job_whose_spec_cannot_be_read_can_be_ended(
 
 
 def test_a_producer_is_told_of_an_entry_that_is_in_its_way(client: redis.Redis) -> None:
-    """Behind the ID of a plain XADD no block fits any more: the error says whose fault that is."""
+    """A push behind a foreign entry's ID fails with an error that blames another program."""
     job = make_job(client, 1)
     client.xadd(job.keys.blocks, {"text": "no block"})
     with pytest.raises(redis.ResponseError, match="another program has put an entry"):

@@ -1,4 +1,4 @@
-"""No room, in a server's memory, on its disk or under an output: the farm waits, and goes on."""
+"""Test that a farm waits for room in memory, on disk or under an output, and goes on."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ class Scene:
         self.job = Farm(self.client).job("j")
 
     def status(self) -> JobStatus:
-        """Of the job, as long as there is none an empty one."""
+        """Return the job's status, an empty one while there is no job."""
         try:
             return self.job.status()
         except JobGone:
@@ -51,14 +51,14 @@ class Scene:
         return self.embedding.process.poll() is not None
 
     def check(self) -> None:
-        """The command ends well, and every vector is that of its text."""
+        """Assert that the command ends well, and that every vector is that of its text."""
         assert self.embedding.wait() == 0, self.embedding.log()
         check_output(self.out, self.texts, 16)
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """Once some of the job is done, whose command was begun on a full disk."""
+    """Yield a scene with some chunks done, whose command was begun on a full disk."""
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(small_disk(tmp_path / "disk", DISK_BYTES))
         outputs = stack.enter_context(small_disk(tmp_path / "outputs", DISK_BYTES))
@@ -79,12 +79,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def refuses_writes(client: redis.Redis) -> bool:
-    """Whether the server has noticed that its disk is full."""
+    """Tell whether the server has noticed that its disk is full."""
     return str(client.info("persistence")["aof_last_write_status"]) == "err"
 
 
 def test_no_room(scene: Scene) -> None:
-    """Nothing ends while there is none, in memory or on the disk; with room the job goes on."""
+    """A job waits while memory, disk or output are full, and goes on when there is room."""
     fill_the_memory(scene)
     wait_until(lambda: scene.status().chunks_done > CHUNKS / 4)
     fill_the_disk(scene)
@@ -94,7 +94,7 @@ def test_no_room(scene: Scene) -> None:
 
 
 def fill_the_memory(scene: Scene) -> None:
-    """The producer waits for room; what it has sent is embedded and collected all the same."""
+    """Fill the memory: what was sent is embedded and collected, and the producer waits."""
     scene.client.config_set("maxmemory", 1 << 20)
     with pytest.raises(redis.OutOfMemoryError):
         scene.client.set("more", "1")
@@ -107,7 +107,7 @@ def fill_the_memory(scene: Scene) -> None:
 
 
 def fill_the_disk(scene: Scene) -> None:
-    """Nothing is embedded while the server cannot write its log."""
+    """Fill the disk of the server's log: nothing is embedded meanwhile."""
     scene.disk.fill()
     wait_until(lambda: refuses_writes(scene.client))
     with pytest.raises(DiskRefused):
@@ -120,7 +120,7 @@ def fill_the_disk(scene: Scene) -> None:
 
 
 def fill_the_outputs(scene: Scene) -> None:
-    """The job says what it waits for, wherever people look."""
+    """Fill the disk of the output: status, command and log say what the job waits for."""
     scene.outputs.fill()
     wait_until(lambda: scene.status().reason)
     shown = json.loads(run("jobs", "show", "j", "--redis", scene.url, "--json").stdout)

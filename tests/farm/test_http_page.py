@@ -1,4 +1,4 @@
-"""docs/http.md: its example runs as it stands, and its routes are those that there are."""
+"""Tests that the example of docs/http.md runs, and that its routes are those of the server."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_the_example_of_a_feed(server: LiveServer, client: redis.Redis, tmp_path
 
 
 def test_the_routes_of_the_page(server: LiveServer, client: redis.Redis) -> None:
-    """What it says of jobs and feeds is in the document, by its path."""
+    """Each job and feed route of the page is in the API's document."""
     del client
     with client_of(server) as web:
         paths = set(_document(web))

@@ -1,4 +1,4 @@
-"""`embedfarm jobs` on a real farm: what people do to jobs that run."""
+"""Tests of `embedfarm jobs` on a real farm: what people do to jobs that run."""
 
 import json
 import os
@@ -26,24 +26,24 @@ QUIET_SECONDS = 1.5
 
 @pytest.fixture
 def at_once() -> Iterator[ThreadPoolExecutor]:
-    """Runs commands while the test goes on."""
+    """Yield a pool that runs commands while the test goes on."""
     with ThreadPoolExecutor() as pool:
         yield pool
 
 
 def jobs(server: LiveServer, *words: object) -> subprocess.CompletedProcess[str]:
-    """`embedfarm jobs`."""
+    """Run `embedfarm jobs`."""
     return run("jobs", *words, "--redis", server.url)
 
 
 def begun(farm: Farm) -> Job:
-    """The only job, once some of it is embedded."""
+    """Return the only job, once some of it is embedded."""
     wait_until(lambda: [each.chunks_done for each in farm.statuses().values()] > [0], 30)
     return farm.job(farm.job_ids()[0])
 
 
 def idle_seconds(job: Job) -> float:
-    """Time since the last commit, by the server's clock."""
+    """Return the seconds since the last commit, by the server's clock."""
     seconds, microseconds = job.client.time()
     return seconds + microseconds / 1e6 - job.status().last_commit_ms / 1000
 
@@ -51,7 +51,7 @@ def idle_seconds(job: Job) -> float:
 def test_pause_in_mid_job(
     server: LiveServer, client: redis.Redis, tmp_path: Path, at_once: ThreadPoolExecutor
 ) -> None:
-    """What is leased is finished, then nothing moves; after a resume the output is complete."""
+    """A paused job ends what is leased and then stands still; resumed, its output is complete."""
     texts = list(texts_of(12_000))  # 25 s: a command takes seconds to start
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
@@ -80,7 +80,7 @@ def test_pause_in_mid_job(
 def test_cancel_in_mid_job(
     server: LiveServer, client: redis.Redis, tmp_path: Path, at_once: ThreadPoolExecutor
 ) -> None:
-    """The command ends with status 1 and a sentence, as does who watches; the worker is free."""
+    """Cancelling a job ends its command and its watchers with status 1, and frees the worker."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(20_000)))
     with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
         words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
@@ -100,7 +100,7 @@ def test_cancel_in_mid_job(
 def test_terms_of_an_embedding(
     server: LiveServer, client: redis.Redis, tmp_path: Path, at_once: ThreadPoolExecutor
 ) -> None:
-    """They come with the command and change by `set`; a resume with others is not refused."""
+    """Terms come with the command and change by `set`; a resume with others is not refused."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
     terms = ("--priority", "high", "--tenant", "acme", "--weight", 3, "--deadline", "2h")
@@ -129,14 +129,14 @@ def test_terms_of_an_embedding(
 
 
 def start(*words: object) -> subprocess.Popen[bytes]:
-    """`embedfarm` in the background, what it prints dropped."""
+    """Start `embedfarm` in the background, without its messages on stderr."""
     return subprocess.Popen(
         [*COMMAND, *map(str, words)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
 
 
 def test_full_farm_is_a_sentence(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
-    """Status 75, when to try again, and nothing left behind that a corrected command would meet."""
+    """A full farm ends a command with status 75 and a time to try again, and leaves nothing."""
     make_job(client, 1)
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one"])
     words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url)
@@ -148,7 +148,7 @@ def test_full_farm_is_a_sentence(server: LiveServer, client: redis.Redis, tmp_pa
 
 
 def test_jobs_are_listed_on_a_narrow_screen(server: LiveServer, client: redis.Redis) -> None:
-    """All that tells jobs apart and how far they are fits in 80 columns, uncut."""
+    """`jobs ls` shows what tells jobs apart and how far they are in 80 columns, uncut."""
     plain = jobs(server, "ls")
     make_job(client, 2, "0123456789abcdef")
     late = Job(client, "01234567aaaaaaaa")
@@ -169,7 +169,7 @@ def test_jobs_are_listed_on_a_narrow_screen(server: LiveServer, client: redis.Re
 
 
 def test_failed_chunks_are_shown(server: LiveServer, client: redis.Redis) -> None:
-    """The first so many, as they failed, with reason and attempts, and how many more there are."""
+    """`jobs errors` shows the first failed chunks with reason and attempts, and how many more."""
     job = make_job(client, 2)
     assert "no chunk" in jobs(server, "errors", job.id).stdout
     one, other = job.read("one", 2)
@@ -182,7 +182,7 @@ def test_failed_chunks_are_shown(server: LiveServer, client: redis.Redis) -> Non
 
 
 def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> None:
-    """A line for each change, until the job has ended; one that was deleted is no success."""
+    """`jobs watch` prints a line for each change, until the job has ended."""
     job = make_job(client, 1)
     with subprocess.Popen(
         [*COMMAND, "jobs", "watch", job.id, "--json"],
@@ -200,7 +200,7 @@ def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> 
 
 
 def test_a_run_stays_on_record(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
-    """One that failed says why; the same job then says how it ended, where, and what to repeat."""
+    """A failed run's record says why, and a finished one's how it ended, where, and its command."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(50)))
     with corpus.open("a") as file:
         file.write("{\n")
@@ -226,7 +226,7 @@ def test_a_run_stays_on_record(server: LiveServer, client: redis.Redis, tmp_path
 
 @pytest.mark.parametrize("verb", ["pause", "watch"])
 def test_no_such_job(server: LiveServer, client: redis.Redis, verb: str) -> None:
-    """A job that is not there, or a beginning that two have, is a sentence and status 2."""
+    """An unknown or ambiguous job name ends a command with status 2 and a sentence."""
     make_job(client, 1, "ab1")
     make_job(client, 1, "ab2")
     for name, expected in (("nothing", "no such job: nothing"), ("ab", "beginning of 2 jobs")):
@@ -248,7 +248,7 @@ def test_no_such_job(server: LiveServer, client: redis.Redis, verb: str) -> None
 def test_what_cannot_be_done(
     server: LiveServer, client: redis.Redis, words: list[str], status: int, expected: str
 ) -> None:
-    """A job that has ended, and terms that make no sense: a sentence, and not status 0."""
+    """A change to an ended job, or senseless terms, end with a sentence and a status above 0."""
     make_job(client, 1).cancel()
     done = jobs(server, *words)
     assert done.returncode == status

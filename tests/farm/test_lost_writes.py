@@ -1,4 +1,4 @@
-"""A server that comes back without the last seconds of its writes: the job ends complete."""
+"""Tests that a job ends complete on a server that comes back without its last writes."""
 
 import contextlib
 import random
@@ -31,7 +31,7 @@ SMALL = {"EMBEDFARM_WINDOW_BYTES_MAX": str(1 << 20), "EMBEDFARM_PART_BYTES_MAX":
 
 
 class Scene:
-    """A scheduler, two workers, and a job that is under way on a server."""
+    """A command and its job, under way on a server."""
 
     def __init__(self, server: LiveServer, folder: Path, seed: int) -> None:
         self.server = server
@@ -44,14 +44,14 @@ class Scene:
         self.embedding = Embedding(words, self.out, SMALL)
 
     def look(self) -> JobStatus:
-        """At the job; as long as there is none, an empty one."""
+        """Return the job's status, an empty one while there is no job."""
         try:
             return Farm(self.client).job("j").status()
         except JobGone:
             return JobStatus()
 
     def status(self) -> JobStatus:
-        """As `look`; an empty one also of a server that is away."""
+        """Return the job's status, an empty one without a job or while the server is away."""
         try:
             return self.look()
         except UNAVAILABLE:
@@ -63,14 +63,14 @@ class Scene:
         return self.embedding.process.poll() is not None
 
     def wait_for(self, share: float) -> None:
-        """Until about so much is embedded."""
+        """Wait until about such a share of the chunks is embedded."""
         share += self.random.uniform(-0.1, 0.1)
         target = min(max(share, EARLIEST), LATEST) * CHUNKS
         wait_until(lambda: self.ended or self.status().chunks_done >= target, 90)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """The command stands still, and so cannot end."""
+        """Stop the command meanwhile, so that it cannot end."""
         process = self.embedding.process
         process.send_signal(signal.SIGSTOP)
         try:
@@ -79,26 +79,26 @@ class Scene:
             process.send_signal(signal.SIGCONT)
 
     def live(self) -> JobStatus:
-        """The job, which is not over."""
+        """Return the job's status, and assert that it is not over."""
         status = self.look()
         assert not self.ended, "the command was faster than the crash"
         assert status.state in {"open", "closed"}
         return status
 
     def check(self) -> None:
-        """The command ends well, and every vector is that of its text."""
+        """Assert that the command ends well, and that every vector is that of its text."""
         assert self.embedding.wait() == 0, self.embedding.log()
         check_output(self.out, self.texts, DIMENSIONS)
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the command."""
         self.embedding.kill()
         self.client.close()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LiveServer]:
-    """Where the job is; of the first kind only, since each run takes long."""
+    """Start a server of the first kind only, since each run takes long."""
     server = LiveServer(tmp_path / "server", SERVERS[0], Settings())
     server.start()
     yield server
@@ -107,7 +107,7 @@ def server(tmp_path: Path) -> Iterator[LiveServer]:
 
 @contextlib.contextmanager
 def farm(server: LiveServer, folder: Path, seed: int = 0) -> Iterator[Scene]:
-    """All but the server."""
+    """Start a scheduler, two workers and the command."""
     with (
         role(server, folder, "schedule"),
         role(server, folder, "work", "--devices", "cpu", "--workers", "2"),
@@ -117,7 +117,7 @@ def farm(server: LiveServer, folder: Path, seed: int = 0) -> Iterator[Scene]:
 
 
 class Log:
-    """Notes, in a thread, how long a server's append-only file was when, and what was in it."""
+    """A thread that notes the length of a server's append-only file, and the chunks done in it."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -142,7 +142,7 @@ class Log:
                 self._looks.append((time.monotonic(), size, self._scene.look().chunks_done))
 
     def kept(self) -> tuple[int, int]:
-        """What a crash that loses the last seconds leaves: bytes, and at most so many chunks done.
+        """Return what a crash that loses the last seconds leaves: bytes, and the most chunks done.
 
         If there was a crash in these seconds, it is what that one left.
         """
@@ -153,7 +153,7 @@ class Log:
 
 
 def survive_crashes(scene: Scene, shares: tuple[float, ...]) -> None:
-    """Crash the server at some shares of the work; each time the last writes are lost."""
+    """Crash the server at some shares of the work, without its last writes each time."""
     with Log(scene) as log:
         for share in shares:
             scene.wait_for(share)
@@ -162,7 +162,7 @@ def survive_crashes(scene: Scene, shares: tuple[float, ...]) -> None:
 
 
 def lose_writes(scene: Scene, log: Log) -> None:
-    """Crash the server in the midst of a job, as soon as chunks that were done are lost by it.
+    """Crash the server within a job, as soon as chunks that were done are lost by it.
 
     The log ends anywhere, as a rule within a command.
     """
@@ -173,7 +173,7 @@ def lose_writes(scene: Scene, log: Log) -> None:
 
 
 def test_end_of_the_log_is_lost(server: LiveServer, tmp_path: Path) -> None:
-    """The server crashes early, and when all is embedded while the last of it is collected."""
+    """A job survives two crashes: early, and when all is embedded and not yet collected."""
     with farm(server, tmp_path) as scene, Log(scene) as log:
         scene.wait_for(0.3)
         lose_writes(scene, log)
@@ -187,7 +187,7 @@ def test_end_of_the_log_is_lost(server: LiveServer, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_twenty_runs(server: LiveServer, tmp_path: Path, seed: int) -> None:
-    """At random times, up to five times a run."""
+    """A job survives up to five crashes at random times."""
     pick = random.Random(seed)
     shares = tuple(sorted(pick.random() for _ in range(pick.randint(1, 5))))
     with farm(server, tmp_path, seed) as scene:
@@ -196,7 +196,7 @@ def test_twenty_runs(server: LiveServer, tmp_path: Path, seed: int) -> None:
 
 @contextlib.contextmanager
 def replica_of(server: LiveServer, directory: Path) -> Iterator[LiveServer]:
-    """A second server that follows a first one."""
+    """Start a second server that follows a first one."""
     replica = LiveServer(directory, SERVERS[0], Settings())
     replica.start()
     try:
@@ -211,7 +211,7 @@ def replica_of(server: LiveServer, directory: Path) -> Iterator[LiveServer]:
 
 
 def test_replica_without_the_last_writes_takes_over(server: LiveServer, tmp_path: Path) -> None:
-    """It fell behind, then has the address of the first, refuses writes, and is promoted."""
+    """A job survives a failover to a replica that lacks its last writes."""
     with (
         replica_of(server, tmp_path / "replica") as replica,
         farm(server, tmp_path) as scene,

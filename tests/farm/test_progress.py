@@ -1,16 +1,16 @@
-"""What a command shows of a job that runs."""
+"""Tests of what a command shows of a job that runs."""
 
 from embedfarm.cli.progress import WINDOW_SECONDS, Pace
 from embedfarm.status import JobStatus
 
 
 def at(chunks: int) -> JobStatus:
-    """A job of which so many chunks are done, of ten tokens each."""
+    """Return the status of a job with so many chunks done, of ten tokens each."""
     return JobStatus(chunks_done=chunks, real_tokens_done=10 * chunks)
 
 
 def test_a_pace_begins_with_the_first_progress() -> None:
-    """Neither the time to load a model counts nor what was done when it began to look."""
+    """A pace counts neither the time before the first progress, nor the chunks done by then."""
     pace = Pace()
     for second in range(20):
         pace.update(at(500), float(second))
@@ -24,7 +24,7 @@ def test_a_pace_begins_with_the_first_progress() -> None:
 
 
 def test_a_pace_is_of_the_last_seconds() -> None:
-    """What is longer ago is forgotten; without progress there is no pace."""
+    """A pace forgets what is longer ago, and is 0 without progress."""
     pace = Pace()
     for second in range(100):
         pace.update(at(second * (10 if second < 50 else 20)), float(second))
@@ -35,7 +35,7 @@ def test_a_pace_is_of_the_last_seconds() -> None:
 
 
 def test_counters_that_fall_are_no_pace() -> None:
-    """A server that lost the end of its log counts some chunks again."""
+    """Counters that fall, as after a server's loss, give a pace of 0."""
     pace = Pace()
     for second, chunks in enumerate((0, 100, 200, 50)):
         pace.update(at(chunks), float(second))

@@ -1,4 +1,4 @@
-"""docs/protocol.md: its examples run as they stand, and it says all that it must say."""
+"""Tests of docs/protocol.md: its examples run as they stand, and it says all that it must say."""
 
 import inspect
 import os
@@ -43,7 +43,7 @@ SECONDS_MAX: Final = 60
 
 @pytest.fixture
 def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Farm]:
-    """A scheduler and a worker."""
+    """Start a scheduler and a worker."""
     with (
         role(server, tmp_path, "schedule"),
         role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"),
@@ -53,13 +53,13 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Fa
 
 
 def code(language: str) -> str:
-    """The page's one block of code in a language."""
+    """Return the page's one block of code in a language."""
     (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     return str(block)
 
 
 def command(language: str, folder: Path) -> list[str]:
-    """How the example in a language is run, in a folder of its own."""
+    """Return the command that runs the example in a language, in a folder of its own."""
     if language == "bash":
         return ["bash", "-c", code(language)]
     shutil.copy(EXAMPLES / "package.json", folder)
@@ -69,7 +69,7 @@ def command(language: str, folder: Path) -> list[str]:
 
 
 def run_example(language: str, folder: Path, server: LiveServer, model: str) -> str:
-    """What the example in a language prints."""
+    """Run the example in a language, and return what it prints."""
     assert (EXAMPLES / "node_modules" / "redis").exists(), "run `make test`, which installs it"
     folder.mkdir()
     given = {
@@ -94,7 +94,7 @@ def run_example(language: str, folder: Path, server: LiveServer, model: str) -> 
 def test_the_example_runs(
     farm: Farm, server: LiveServer, client: redis.Redis, tmp_path: Path, language: str
 ) -> None:
-    """Nothing but its client: every vector is that of its text, in order, and nothing is left."""
+    """The example embeds its texts with a Redis client only, in order, and leaves nothing."""
     printed = run_example(language, tmp_path / "example", server, f"null:{DIMENSIONS}")
     rows = [line.split() for line in printed.splitlines()]
     assert [int(row[0]) for row in rows] == list(range(len(TEXTS)))
@@ -126,7 +126,7 @@ def test_a_job_that_no_worker_takes_says_why(farm: Farm) -> None:
 
 
 def keys() -> set[str]:
-    """Every key that embedfarm/wire.py makes, with the names of its arguments in it."""
+    """Return every key that embedfarm/wire.py makes, with the names of its arguments in it."""
     made = {value for value in vars(wire).values() if isinstance(value, str)}
     for function in vars(wire).values():
         if inspect.isfunction(function) and function.__name__.endswith("_key"):
@@ -135,29 +135,29 @@ def keys() -> set[str]:
 
 
 def test_every_key_is_named() -> None:
-    """All keys of the code, and no others."""
+    """The page names all keys of the code, and no others."""
     assert len(keys()) > 20
     assert set(re.findall(r"ef:\{\w+\}:[\w:<>|-]+", PROSE)) == keys()
 
 
 def test_every_field_of_meta_is_named() -> None:
-    """The counters, states and terms of a job, and what is noted with it."""
+    """The page names all fields of `meta`: counters, states, terms and notes."""
     _, _, rest = PROSE.partition("`ef:{J}:meta` has")
     paragraph, _, _ = rest.partition("\n\n")
     noted = {"spec", "fingerprint", "recipe", "refused:<worker>", "account:<worker>#<incarnation>"}
-    noted |= {"command", "traceparent", "feed"}
+    noted |= {"command", "traceparent", "feed", "owner", "generation"}
     assert set(re.findall(r"`([^`]+)`", paragraph)) == set(JobStatus.__dataclass_fields__) | noted
 
 
 def head(name: str) -> str:
-    """The head comment of a script, as one line."""
+    """Return the head comment of a script, as one line."""
     comment = re.match(r"(?:#!.*\n)?((?:--.*\n)+)", wire.script(name))
     assert comment, name
     return " ".join(line.removeprefix("--").strip() for line in comment[1].splitlines())
 
 
 def test_every_script_is_named() -> None:
-    """All of them; those for clients with the keys and arguments of their head comments."""
+    """The page names all scripts, and those for clients with their keys and arguments."""
     section = PROSE.partition("## Scripts")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|", section, flags=re.MULTILINE)
     assert len(rows) == 7
@@ -169,20 +169,20 @@ def test_every_script_is_named() -> None:
 
 
 def documented_fields(kind: type[Record]) -> list[tuple[str, str]]:
-    """Field and default of each row of a record's table."""
+    """Return the field and the default of each row of a record's table."""
     table = PAGE.partition(f"\n**{kind.__name__}**")[2].partition("\n\n")[2].partition("\n\n")[0]
     return re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*?) ?\|", table, flags=re.MULTILINE)
 
 
 def described_default(value: object) -> str:
-    """A default as the page writes it; "" when there is none."""
+    """Return a default as the page writes it; "" when there is none."""
     words = {"None": "nil", "NODEFAULT": "", "False": "false", "b''": "empty"}
     return words.get(str(value), f'"{value}"' if isinstance(value, str) else str(value))
 
 
 @pytest.mark.parametrize("kind", [JobSpec, Block, Result, ChunkError])
 def test_every_field_is_described(kind: type[Record]) -> None:
-    """In the order of the wire, with its default."""
+    """The page has a record's fields in the order of the wire, with their defaults."""
     made = [""] * (len(kind.__struct_fields__) - len(kind.__struct_defaults__))
     defaults = made + [
         "[]" if "Factory" in repr(type(value)) else described_default(value)
@@ -192,7 +192,7 @@ def test_every_field_is_described(kind: type[Record]) -> None:
 
 
 def test_the_limits_are_those_of_the_settings() -> None:
-    """Where the page gives a number for a setting, it is the default."""
+    """The numbers that the page gives for settings are the defaults."""
     limits = Settings()
     for phrase in (
         f"(`jobs_max`, {limits.jobs_max})",
@@ -208,6 +208,6 @@ def test_the_limits_are_those_of_the_settings() -> None:
 
 @pytest.mark.parametrize("kind", [TokenIds, TokenRecipe])
 def test_every_field_is_named(kind: type[Record]) -> None:
-    """Of records that other programs need not make."""
+    """The page names the fields of records that other programs need not make."""
     sentence = PROSE.partition(f"**{kind.__name__}**")[2].partition("**")[0].partition(";")[0]
     assert re.findall(r"`(\w+)`", sentence) == list(kind.__struct_fields__)

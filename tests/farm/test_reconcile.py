@@ -1,4 +1,4 @@
-"""`embedfarm reconcile`, and what a run does by itself about chunks that its server has lost."""
+"""Tests of `embedfarm reconcile`, and of a run whose server has lost chunks."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ MODEL = f"null:{DIMENSIONS}"
 
 
 class Scene:
-    """A job of which all is pushed, and nothing embedded: there is no worker yet."""
+    """A job of which blocks are pushed, and nothing is embedded: there is no worker yet."""
 
     def __init__(self, server: LiveServer, client: redis.Redis, folder: Path) -> None:
         self.texts = list(texts_of(CHUNKS))
@@ -36,16 +36,16 @@ class Scene:
         wait_until(lambda: self.job.status().blocks_in >= 10)
 
     def start(self) -> Embedding:
-        """The command that fills the output."""
+        """Start the command that fills the output."""
         return Embedding(self.words, self.out, self.environment)
 
     @property
     def log(self) -> str:
-        """What the command printed so far."""
+        """The text that the command has printed so far."""
         return self.embedding.log()
 
     def lose(self, count: int) -> int:
-        """The first entries of the stream are gone; how many chunks that is."""
+        """Delete the first entries of the stream, and return how many chunks they had."""
         entries = cast("list[Any]", self.job.client.xrange(self.job.keys.blocks))
         names: list[bytes] = [name for name, _ in entries]
         gone = names[:count]
@@ -55,7 +55,7 @@ class Scene:
 
 @pytest.fixture
 def scene(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Scene]:
-    """A job that waits for a worker."""
+    """Start a job that waits for a worker."""
     scene = Scene(server, client, tmp_path)
     yield scene
     scene.embedding.kill()
@@ -63,13 +63,13 @@ def scene(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[S
 
 @contextlib.contextmanager
 def worker(server: LiveServer, folder: Path) -> Iterator[None]:
-    """One that embeds all there is."""
+    """Start a worker, which embeds all there is."""
     with role(server, folder, "work", "--devices", "cpu", "--workers", "1"):
         yield
 
 
 def test_lost_chunks_are_sent_again(server: LiveServer, scene: Scene, tmp_path: Path) -> None:
-    """By the run itself while it goes, and by the verb when it does not; the output is whole."""
+    """Lost chunks are sent again by a run that goes on, and by the verb when none does."""
     lost = scene.lose(2)
     wait_until(lambda: scene.job.client.xlen(scene.job.keys.retry) > 0)
     wait_until(lambda: scene.log.count(f"{lost} chunks were sent again"))
@@ -90,7 +90,7 @@ def test_lost_chunks_are_sent_again(server: LiveServer, scene: Scene, tmp_path: 
 
 
 def test_what_cannot_be_sent_again_is_named(server: LiveServer, scene: Scene) -> None:
-    """On another host, where the output is not, the verb says which chunks are missing."""
+    """`reconcile` names the missing chunks on a host where the output is not."""
     scene.embedding.kill()
     scene.lose(1)
     scene.job.note("out", "/not/here")

@@ -1,4 +1,4 @@
-"""kill -9 of any process at any time: nothing lost, nothing doubled, work goes on."""
+"""Tests of kill -9 of any process at any time: nothing is lost or doubled, work goes on."""
 
 import contextlib
 import random
@@ -21,7 +21,7 @@ ROLES = ("worker", "scheduler", "server", "embed")
 
 
 class Victim:
-    """A job that is shot at, and started again when it is the command itself that was hit."""
+    """A job that is shot at, and started again when the command itself was hit."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.texts = list(texts_of(CHUNKS, seed))
@@ -31,7 +31,7 @@ class Victim:
         self.embedding = self.start()
 
     def start(self) -> Embedding:
-        """The same command, every time."""
+        """Start the command, with the same words every time."""
         model = f"null:{DIMENSIONS}:{TOKENS_PER_SECOND}"
         words = [self.corpus, "--model", model, "--devices", "cpu", "--workers", 2]
         return Embedding(words, self.out, {})
@@ -55,10 +55,10 @@ class Victim:
         return (self.out / "manifest.json").exists()
 
     def follow(self) -> None:
-        """The rest of the job: chunks are embedded, and then it ends, without a stall.
+        """Wait for the end of the job, in which chunks must be embedded without a stall.
 
         Raises:
-            TimeoutError: Nothing happened for longer than a recovery may take.
+            TimeoutError: No chunk was embedded for longer than a recovery may take.
         """
         while not self.over:
             before = self.embedding.chunks_done()
@@ -73,18 +73,18 @@ class Victim:
         return self.embedding.process.poll() is not None
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the command."""
         self.embedding.kill()
 
     def check(self) -> None:
-        """The command ends well, and so does its output."""
+        """Assert that the command ends well, and that its output is right."""
         assert self.embedding.wait() == 0, self.embedding.log()
         check_output(self.out, self.texts, DIMENSIONS)
         assert run("verify", self.out, "--against", self.corpus).returncode == 0
 
 
 def survive(folder: Path, seed: int, roles: tuple[str, ...]) -> float:
-    """Shoot at a job; returns the longest time in which no chunk was embedded."""
+    """Shoot at a job; return the longest time in seconds in which no chunk was embedded."""
     gap = 0.0
     with contextlib.closing(Victim(folder, seed)) as victim:
         for role in roles:
@@ -98,7 +98,7 @@ def survive(folder: Path, seed: int, roles: tuple[str, ...]) -> float:
 
 
 def wait_for_progress(victim: Victim, before: int) -> None:
-    """Wait until more chunks are embedded than were."""
+    """Wait until more chunks are embedded than before, or the job is finished."""
     wait_until(
         lambda: victim.finished or victim.embedding.chunks_done() > before,
         2 * RECOVERY_SECONDS_MAX,
@@ -106,18 +106,18 @@ def wait_for_progress(victim: Victim, before: int) -> None:
 
 
 class Stalled(Embedding):
-    """A command that runs, and does nothing any more."""
+    """A stand-in for a command that runs, and does nothing any more."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 
     def chunks_done(self) -> int:
-        """All but the last ones."""
+        """Return all chunks but the last one."""
         return CHUNKS - 1
 
 
 def test_a_tail_that_stalls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch goes on until the command has ended."""
+    """A job that stalls after most of its chunks is noticed."""
     monkeypatch.setitem(globals(), "RECOVERY_SECONDS_MAX", 0.2)
     victim = Victim.__new__(Victim)
     victim.embedding = Stalled()
@@ -129,20 +129,20 @@ def test_a_tail_that_stalls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     "role", [*ROLES[:-1], pytest.param(ROLES[-1], marks=pytest.mark.alone)]
 )  # the command begins anew, which is slow beside others
 def test_one_process_is_killed(tmp_path: Path, role: str) -> None:
-    """A worker, the scheduler, the server, or the command itself (and then the same again)."""
+    """A job survives the death of a worker, the scheduler, the server, or its command."""
     assert survive(tmp_path, 1, (role,)) <= RECOVERY_SECONDS_MAX
 
 
 @pytest.mark.alone
 def test_all_of_them_in_one_run(tmp_path: Path) -> None:
-    """One after the other, in one job."""
+    """A job survives the deaths of all of its processes, one after the other."""
     assert survive(tmp_path, 2, ROLES) <= RECOVERY_SECONDS_MAX
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_twenty_runs(tmp_path: Path, seed: int) -> None:
-    """Each alone and all in one run, in random order at random times, twenty times."""
+    """A job survives the death of one or all of its processes at random times."""
     roles = list(ROLES)
     random.Random(seed).shuffle(roles)
     chosen = tuple(roles) if seed % 5 == 4 else (ROLES[seed % 5],)

@@ -1,4 +1,4 @@
-"""Bar 7: who reads results while a job runs gets every index once and in order, on real processes.
+"""Tests that a reader of results gets each index once and in order while a job runs.
 
 The server is killed meanwhile, and comes back without the last of its log.
 """
@@ -27,7 +27,7 @@ SECONDS = 60.0
 
 @pytest.fixture
 def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[httpx.Client]:
-    """A scheduler, a worker, and HTTP, which outlive the server."""
+    """Start a scheduler, a worker and HTTP, which outlive the server; yield an HTTP client."""
     with ExitStack() as stack:
         stack.enter_context(role(server, tmp_path, "schedule"))
         stack.enter_context(role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"))
@@ -38,7 +38,7 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[ht
 
 
 def crash(server: LiveServer, kept_bytes: int) -> None:
-    """Kill the server and start it again on its log, of which no more than so much is left."""
+    """Kill the server, and start it again on its log, cut to at most so many bytes."""
     server.kill()
     log = newest_log(server)
     with log.open("r+b") as file:
@@ -47,19 +47,19 @@ def crash(server: LiveServer, kept_bytes: int) -> None:
 
 
 def crash_after(server: LiveServer, lost_bytes: int) -> None:
-    """Crash once so much more was written, which is lost."""
+    """Crash the server once so many more bytes were written, which are lost."""
     kept = newest_log(server).stat().st_size
     wait_until(lambda: newest_log(server).stat().st_size > kept + lost_bytes)
     crash(server, kept)
 
 
 def newest_log(server: LiveServer) -> Path:
-    """The file that the server appends to."""
+    """Return the file that the server appends to."""
     return max(server.private.directory.glob("**/*.incr.aof"))
 
 
 def check(lines: list[dict[str, Any]], texts: list[str]) -> None:
-    """Every index once, in order, with the vector of its own text."""
+    """Assert that each index is there once, in order, with the vector of its own text."""
     assert [line["index"] for line in lines] == list(range(len(texts)))
     found = np.array([line["vector"] for line in lines], "<f4")
     np.testing.assert_array_equal(found, null_vectors(texts, 16))
@@ -68,7 +68,7 @@ def check(lines: list[dict[str, Any]], texts: list[str]) -> None:
 def test_a_corpus_is_read_while_it_runs(
     server: LiveServer, client: redis.Redis, farm: httpx.Client, tmp_path: Path
 ) -> None:
-    """Its reader goes on over a crash of the server as if there had been none."""
+    """A reader of a job's results gets each once over a crash of the server."""
     texts = list(texts_of(6000))
     corpus, out = write_corpus(tmp_path / "corpus.jsonl", texts), tmp_path / "out"
     words = [corpus, "--model", MODEL, "--redis", server.url, "--job-id", "corpus"]
@@ -94,7 +94,7 @@ def test_a_corpus_is_read_while_it_runs(
 
 
 def out_is_known(client: redis.Redis) -> bool:
-    """Whether the job is made."""
+    """Tell whether the job is there, and has a note of its output."""
     try:
         return bool(Farm(client).job("corpus").status().out)
     except JobGone:
@@ -102,7 +102,7 @@ def out_is_known(client: redis.Redis) -> bool:
 
 
 class Sender:
-    """Keeps the texts whose results were not read, and sends them as the farm wants them."""
+    """A client of a feed that keeps unread texts, and sends them as the farm wants them."""
 
     def __init__(self, web: httpx.Client, texts: list[str]) -> None:
         self.web, self.texts = web, texts
@@ -111,7 +111,7 @@ class Sender:
         self.closed = False
 
     def send(self) -> bool:
-        """Send the next texts, or the end; False once nothing is left to send."""
+        """Send the next texts, or the end; return False once nothing is left to send."""
         if self.closed:
             return False
         if self.next == len(self.texts):
@@ -125,6 +125,10 @@ class Sender:
                 self.next = answer.json()["next"]
         self.heed(answer)
         return True
+
+    def acknowledge(self) -> None:
+        """Acknowledge the results that were read."""
+        self.heed(self.web.delete(f"{self.path}/results", params={"upto": self.read}))
 
     def heed(self, answer: httpx.Response) -> None:
         """Go back to where the farm says, but never behind what was read."""
@@ -152,6 +156,7 @@ def test_a_feed_is_read_while_it_is_filled(
         if answer.status_code == 200:
             lines += [json.loads(line) for line in answer.text.splitlines()]
             sender.read = len(lines)
+            sender.acknowledge()
         elif answer.status_code == 204:
             sender.closed = False  # the server may have lost that
         complete = answer.headers.get("x-complete") == "true" and answer.status_code == 204
@@ -164,6 +169,7 @@ def test_a_feed_is_read_while_it_is_filled(
     assert kept == -1
     assert sender.repeats
     check(lines, texts)
+    sender.acknowledge()
     assert farm.get(sender.path.removesuffix("/results")).json()["state"] == "finished"
 
 

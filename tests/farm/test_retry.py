@@ -1,4 +1,4 @@
-"""`embedfarm embed --retry-failed`: what failed gets its vectors."""
+"""Tests of `embedfarm embed --retry-failed`: failed chunks get their vectors."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ MODEL = ("--model", "null:16", "--devices", "cpu")
 
 
 def fail_chunks(out: Path, texts: list[str], failed: set[int]) -> None:
-    """Make an output one of which these chunks failed, as they do when a device was at fault."""
+    """Replace an output by one in which these chunks failed, as by a faulty device."""
     about = {
         name: getattr(read_manifest(out), name)
         for name in (field.name for field in msgspec.structs.fields(About))
@@ -82,7 +82,7 @@ def test_what_failed_is_tried_again(tmp_path: Path, sink: str) -> None:
 
 
 def test_a_retry_that_goes_on_after_a_crash(tmp_path: Path) -> None:
-    """It is killed in mid-work: the output is as before, and the same command does the rest."""
+    """A retry that is killed leaves the output as it was, and the same command does the rest."""
     texts = list(texts_of(8_000))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
@@ -103,7 +103,7 @@ def test_a_retry_that_goes_on_after_a_crash(tmp_path: Path) -> None:
 
 
 def test_what_fails_again_stays_listed(tmp_path: Path) -> None:
-    """Status 3, the same chunks, more attempts; and a source that changed is refused."""
+    """A chunk that fails again stays listed with one more attempt; a changed source is refused."""
     texts = ["a river", "the river bank " * 1_000, "a bank"]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     model, out = tmp_path / "model", tmp_path / "out"

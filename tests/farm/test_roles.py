@@ -1,4 +1,4 @@
-"""The roles on their own, against a server that was given, as several machines would run them."""
+"""Tests of the roles on their own against a given server, as on several machines."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ MODEL = ("--model", f"null:16:{TOKENS_PER_SECOND}")
 
 
 def completions(client: redis.Redis, job: str) -> list[tuple[int, Completion]]:
-    """Milliseconds and content of every micro-batch of a job, oldest first."""
+    """Return the milliseconds and content of every micro-batch of a job, oldest first."""
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(wire.EVENTS))
     done = [
         (int(entry.split(b"-")[0]), decode(Completion, fields[b"done"]))
@@ -31,7 +31,7 @@ def completions(client: redis.Redis, job: str) -> list[tuple[int, Completion]]:
 
 @pytest.fixture
 def farm(server: LiveServer, tmp_path: Path) -> Iterator[None]:
-    """A scheduler, a standby, and two CPU workers of which the second is four times slower."""
+    """Start a scheduler, a standby, and two CPU workers, the second one four times slower."""
     slow = json.dumps({"cpu-1": 4})
     with (
         role(server, tmp_path, "schedule"),
@@ -101,7 +101,7 @@ def test_people_can_look(server: LiveServer, tmp_path: Path) -> None:
 
 
 def test_a_missing_server_is_a_sentence(tmp_path: Path) -> None:
-    """No traceback, no password, and not status 0."""
+    """A missing server ends a command with a sentence, without the password."""
     url = "redis://user:secret@127.0.0.1:1/0"
     done = run("doctor", "--redis", url)
     assert done.returncode == 1

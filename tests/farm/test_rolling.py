@@ -1,4 +1,4 @@
-"""Processes that are asked to stop: what they hold goes on elsewhere at once, nothing is lost."""
+"""Tests of stopped processes: what they hold goes on elsewhere at once, nothing is lost."""
 
 import sys
 import time
@@ -25,14 +25,14 @@ INTERRUPTED = 130
 
 
 def worker_command(device: str) -> list[str]:
-    """One worker process."""
+    """Return the command of a worker process."""
     return [sys.executable, "-m", "workers.main", "--device", device]
 
 
 def test_what_a_stopped_worker_holds_goes_on_at_once(
     server: LiveServer, client: redis.Redis
 ) -> None:
-    """SIGTERM: what it has begun it finishes, the rest another one has at once, as if untouched.
+    """A worker that is stopped finishes what it has begun, and releases the rest undelivered.
 
     Leases last an hour here, so that nothing else could free them.
     """
@@ -81,12 +81,12 @@ class Rolling:
         self.services = [*self.workers, *self.schedulers, *self.doors]
 
     def status(self) -> JobStatus:
-        """Of the one job."""
+        """Return the status of the one job."""
         (job,) = self.farm.job_ids() or self.farm.ended_ids(1)
         return self.farm.job(job).status()
 
     def restart(self, services: Sequence[Service]) -> None:
-        """Restart some of them at a time, and wait until they are ready."""
+        """Restart some services together, and wait until they are ready."""
         assert not self.status().embedded, "the job is too short for this machine"
         for each in services:
             each.ask_to_stop()
@@ -98,7 +98,7 @@ class Rolling:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Return the seconds that some work takes."""
     began = time.monotonic()
     work()
     return time.monotonic() - began
@@ -108,7 +108,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 def test_a_rolling_restart_costs_no_more_than_the_restarts(
     server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """Every role in turn, beside work: all is embedded once, in the time that workers had for it.
+    """All is embedded once, in the workers' time, though every role is restarted in turn.
 
     Without restarts it would take what the workers' speed says; each restart may cost as long as
     it lasts, and 25 % are noise.

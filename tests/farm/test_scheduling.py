@@ -1,4 +1,4 @@
-"""Jobs that share a farm, and schedulers that die: real processes against a server."""
+"""Tests of jobs that share a farm, and of schedulers that die, in real processes."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ SLACK_SECONDS = 0.3  # to decide, to lease and to commit, on a machine that does
 
 
 def submit(client: redis.Redis, name: str, chunks: int, terms: Terms) -> Job:
-    """A closed job that is all there at once."""
+    """Push and close a job at once, and return it."""
     job = Farm(client).job(name)
     job.create(SPEC, 0, terms)
     for first in range(0, chunks, 500 * BLOCK_CHUNKS):
@@ -52,7 +52,7 @@ def _block(start: int) -> Block:
 
 @pytest.fixture
 def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Two workers that are known; gives the process id of the first of two schedulers."""
+    """Start a farm of measured workers; yield a function that kills its active scheduler."""
     with running(server, client, tmp_path, MICRO_BATCH_SECONDS) as kill:
         yield kill
 
@@ -61,7 +61,7 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Ca
 def running(
     server: LiveServer, client: redis.Redis, tmp_path: Path, micro_batch_seconds: float
 ) -> Iterator[Callable[[], int]]:
-    """As `farm`, with micro-batches of some length."""
+    """Start a farm like `farm`, with micro-batches of another length."""
     settings = {
         "micro_batch_seconds_max": str(micro_batch_seconds),
         "results_bytes_max": str(1 << 30),  # nobody collects here
@@ -84,7 +84,7 @@ def running(
 def killable(
     server: LiveServer, home: Path, *words: str, **settings: str
 ) -> Iterator[Callable[[], int]]:
-    """A role that a test may kill."""
+    """Start a role, and yield a function that kills it."""
     with contextlib.ExitStack() as stack:
         pid = stack.enter_context(role(server, home, *words, **settings))
         killed = False
@@ -129,7 +129,7 @@ def test_two_tenants_share_the_farm(
 
 
 def urgent_seconds(client: redis.Redis, chunks: int) -> float:
-    """What an urgent job of 200 chunks takes behind one of many."""
+    """Return the seconds that an urgent job of 200 chunks takes behind a job of many."""
     bulk = submit(client, "bulk", chunks, Terms())
     wait_until(lambda: bulk.status().tokens_done > 2 * SPEED, 30)
     began = time.monotonic()
@@ -142,7 +142,7 @@ def urgent_seconds(client: redis.Redis, chunks: int) -> float:
 
 
 def test_an_urgent_job_is_done_at_once(farm: Callable[[], int], client: redis.Redis) -> None:
-    """200 chunks behind many take no longer than two micro-batches, and their own time."""
+    """An urgent job behind a long one takes two micro-batches at most, and its own time."""
     del farm
     own = 200 * CHUNK_TOKENS / SPEED / WORKERS
     assert urgent_seconds(client, 20_000) <= 2 * MICRO_BATCH_SECONDS + own + SLACK_SECONDS
@@ -152,14 +152,14 @@ def test_an_urgent_job_is_done_at_once(farm: Callable[[], int], client: redis.Re
 def test_an_urgent_job_takes_two_micro_batches(
     server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """With micro-batches as they are by default: 200 chunks behind 200,000, all in all."""
+    """An urgent job takes two micro-batches of the default length at most."""
     seconds = Settings().micro_batch_seconds_max
     with running(server, client, tmp_path, seconds):
         assert urgent_seconds(client, 200_000) <= 2 * seconds
 
 
 def take_over(kill: Callable[[], int], client: redis.Redis) -> tuple[float, float, float]:
-    """Speed before the scheduler is killed, speed until another plans, and seconds until then."""
+    """Kill the scheduler; return the speeds before it and until another plans, and seconds."""
     bulk = submit(client, "bulk", 24_000, Terms())
     wait_until(lambda: bulk.status().tokens_done > SPEED, 30)
     began, tokens = time.monotonic(), bulk.status().tokens_done
@@ -181,7 +181,7 @@ def take_over(kill: Callable[[], int], client: redis.Redis) -> tuple[float, floa
 
 
 def test_a_standby_takes_over(farm: Callable[[], int], client: redis.Redis) -> None:
-    """The scheduler is killed: within 10 s another one plans, and the workers never stop."""
+    """A standby plans within 10 s after the scheduler was killed, and the workers never stop."""
     before, meanwhile, seconds = take_over(farm, client)
     assert seconds <= 10
     # A micro-batch of each worker may be on its way.
@@ -192,7 +192,7 @@ def test_a_standby_takes_over(farm: Callable[[], int], client: redis.Redis) -> N
 def test_nothing_is_lost_before_a_standby_takes_over(
     server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """With micro-batches so short that none that is on its way counts: 0.95 of the speed."""
+    """Workers keep 0.95 of their speed until a standby takes over, by short micro-batches."""
     with running(server, client, tmp_path, 0.1) as kill:
         before, meanwhile, seconds = take_over(kill, client)
     assert seconds <= 10
@@ -200,7 +200,7 @@ def test_nothing_is_lost_before_a_standby_takes_over(
 
 
 def test_unequal_workers_come_near_the_ideal(tmp_path: Path) -> None:
-    """Four workers, 1 : 2 : 4 : 8: at most 1.05 of the ideal by their rates; `fixed` is worse.
+    """Four workers of speeds 1 : 2 : 4 : 8 need at most 1.05 of the ideal time; `fixed` is worse.
 
     `rounds`, which takes three times as long, is measured by `make bench-scheduling`.
     """

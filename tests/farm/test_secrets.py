@@ -1,4 +1,4 @@
-"""What is said of a server that refuses us, is away, or has no such URL: never its password."""
+"""Tests that no password is shown of a server that refuses us, is away, or has a wrong URL."""
 
 import logging
 from pathlib import Path
@@ -32,7 +32,7 @@ URLS = {
 
 @pytest.fixture
 def closed(server: LiveServer, client: redis.Redis) -> LiveServer:
-    """A server with a password, which is none of those above."""
+    """Give the server a password that is none of those above."""
     client.config_set("requirepass", "another")
     return server
 
@@ -45,7 +45,7 @@ def test_no_verb_shows_the_password(
     caplog: pytest.LogCaptureFixture,
     way: str,
 ) -> None:
-    """Every verb fails with a sentence that says why, whichever way it got the URL."""
+    """Every verb fails with a sentence without the password, whichever way it got the URL."""
     url = URLS[way].replace("SOCKET", str(closed.private.socket))
     monkeypatch.setenv("EMBEDFARM_REDIS_URL", url)
     monkeypatch.setenv("EMBEDFARM_RECONNECT_SECONDS_MAX", "0.1")
@@ -68,7 +68,7 @@ def test_no_verb_shows_the_password(
 def test_no_page_shows_the_password(
     closed: LiveServer, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
-    """`serve` says that the server is away, on pages and to programs."""
+    """`serve` shows no password when the server is away or refuses it."""
     url = URLS[way].replace("SOCKET", str(closed.private.socket))
     caplog.set_level(logging.DEBUG)
     with client_of(closed, redis_url=url, reconnect_seconds_max=0.1) as web:

@@ -1,4 +1,4 @@
-"""A primary that dies, and the replica that sentinels put in its place."""
+"""Test of a primary that dies, and of the replica that sentinels put in its place."""
 
 import contextlib
 import subprocess
@@ -47,13 +47,13 @@ class Ring:
         return LiveServer(directory, kind, Settings(), url, options)
 
     def url(self, user: str) -> str:
-        """Where a user connects."""
+        """Return the URL by which a user connects through the sentinels."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
         return f"redis+sentinel://{user}:{self.passwords[user]}@{hosts}/{NAME}"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """All of them, once the replica is in step and every sentinel knows the others."""
+        """Run all servers, and yield once the replica is in step and the sentinels are ready."""
         with contextlib.ExitStack() as stack:
             for server in self.servers:
                 stack.callback(server.stop)
@@ -97,7 +97,7 @@ class Ring:
 
 @pytest.fixture(params=SERVERS)
 def ring(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ring]:
-    """It runs."""
+    """Start a ring."""
     (tmp_path / "ring").mkdir()
     ring = Ring(tmp_path / "ring", request.param)
     with ring.running():
@@ -105,7 +105,7 @@ def ring(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ring]:
 
 
 def test_the_primary_dies_in_the_middle_of_a_job(ring: Ring, tmp_path: Path) -> None:
-    """The job ends complete on the replica, and so does what comes by HTTP and RQ afterwards."""
+    """A job ends complete on the replica, and so do a job by HTTP and a request afterwards."""
     texts = list(texts_of(4000))
     corpus, out = write_corpus(tmp_path / "corpus.jsonl", texts), tmp_path / "out"
     with whole_farm(tmp_path, ring.url) as farm, closing_client(ring.url("admin")) as client:

@@ -1,4 +1,4 @@
-"""`embedfarm simulate` and `embedfarm scheduler`, as people use them."""
+"""Tests of `embedfarm simulate` and `embedfarm scheduler`, as people use them."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from tests.support import LiveServer, wait_until
 
 
 def test_policies_side_by_side() -> None:
-    """A row for each scenario and policy; the default one is the better."""
+    """A comparison has a row for each scenario and policy, and the default one is the better."""
     done = run(
         "simulate", "--scenario", "short,drop", "--policies", "fair,fixed", "--seeds", "3", "--json"
     )
@@ -29,7 +29,7 @@ def test_policies_side_by_side() -> None:
 
 
 def test_a_table_and_a_picture(tmp_path: Path) -> None:
-    """The table goes between its marks, and the same run gives the same picture."""
+    """A report gets its table between the marks, and the same run gives the same picture."""
     report = tmp_path / "report.md"
     report.write_text("before\n<!-- 3 workers -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
     words = [
@@ -65,7 +65,7 @@ def test_a_table_and_a_picture(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_a_sentence(words: list[str], said: str) -> None:
-    """Status 2 and a sentence that names what there is."""
+    """A wrong word ends the command with status 2, and the error names what there is."""
     done = run("simulate", *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_a_sentence(words: list[str], said: str) -> None:
 
 
 def test_a_job_is_forecast(tmp_path: Path) -> None:
-    """Two workers of 20,000 tokens a second are found to be so, and the time follows."""
+    """The speed of two workers is measured, and the foretold time follows from it."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(8000)))
     words = ["--plan", corpus, "--model", "null:16:20000", "--devices", "cpu", "--cpu-workers", "2"]
     done = run("simulate", *words, "--json")
@@ -115,7 +115,7 @@ def test_all_workers_are_waited_for(
 def test_a_scheduler_explains_itself(
     server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """Passes are listed, added, removed and refused; figures and decisions can be read."""
+    """`scheduler` lists, adds, removes and refuses passes, and shows figures and decisions."""
     url = ("--redis", server.url)
     assert run("scheduler", "stats", *url).returncode == 1
     with role(server, tmp_path, "schedule"):

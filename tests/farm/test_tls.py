@@ -1,4 +1,4 @@
-"""A farm whose server speaks TLS only, and asks for certificates. The carried server has no TLS."""
+"""Tests of a server that speaks TLS only, and asks for certificates (the carried one cannot)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ PASSWORD = "s3cret-of-the-server"  # noqa: S105 -- what is looked for
 
 
 class Link(NamedTuple):
-    """A server, and what a client needs.
+    """The URL and the certificates by which clients reach a server over TLS.
 
     Attributes:
-        base: The URL up to the certificates.
-        mine: The client's certificate, as the URL has it.
-        authority: File of who has signed the server's certificate.
-        stranger: File of somebody who has not.
+        base: The server's URL up to the certificates.
+        mine: The client's certificate, as options of the URL.
+        authority: File of the authority that has signed the server's certificate.
+        stranger: File of another authority.
     """
 
     base: str
@@ -34,7 +34,7 @@ class Link(NamedTuple):
 
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[Link]:
-    """A server with a password, whose clients must have a certificate."""
+    """Start a server with a password, whose clients must have a certificate."""
     authority, stranger = trustme.CA(), trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("authority", "stranger", "server", "mine")}
     authority.cert_pem.write_to_path(files["authority"])
@@ -61,7 +61,7 @@ def link(tmp_path: Path) -> Iterator[Link]:
 
 
 def test_the_farm_works_over_tls(link: Link, tmp_path: Path) -> None:
-    """Every role: a corpus, a job by HTTP and RQ, and a request."""
+    """A corpus, a job by HTTP and a request are embedded by a farm whose roles use TLS."""
     url = f"{link.base}?ssl_ca_certs={link.authority}{link.mine}"
     with whole_farm(tmp_path, lambda _: url) as farm:
         farm.embed_corpus("over-tls")
@@ -71,7 +71,7 @@ def test_the_farm_works_over_tls(link: Link, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["doctor", "jobs ls", "work --devices cpu"])
 def test_a_server_that_is_not_trusted(link: Link, words: str) -> None:
-    """Its certificate was signed by somebody else: that is said at once, without the password."""
+    """A server whose certificate another authority signed is refused, without the password."""
     url = f"{link.base}?ssl_ca_certs={link.stranger}{link.mine}"
     done = run(*words.split(), environment={"EMBEDFARM_REDIS_URL": url}, seconds_max=60)
     assert done.returncode == 1
@@ -81,7 +81,7 @@ def test_a_server_that_is_not_trusted(link: Link, words: str) -> None:
 
 
 def test_a_client_without_a_certificate(link: Link) -> None:
-    """The server hangs up, with TLS's reason or without one."""
+    """`doctor` says that a server is not well that refuses a client without a certificate."""
     url = f"{link.base}?ssl_ca_certs={link.authority}"
     done = run("doctor", environment={"EMBEDFARM_REDIS_URL": url}, seconds_max=60)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""`embedfarm top`: the farm in a terminal."""
+"""Tests of `embedfarm top`: the farm in a terminal."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ HARMFUL = "\x1b[2J\nnotes"
 
 
 def make_farm(client: redis.Redis, jobs: int = 1, workers: int = 1) -> Farm:
-    """Jobs half embedded, one with a failed chunk; workers of which the first is at it."""
+    """Make half embedded jobs, one with a failed chunk, and workers, of which the first is busy."""
     farm = Farm(client)
     for number in range(jobs):
         job = make_job(client, 2, f"job-{number}")
@@ -45,7 +45,7 @@ def make_farm(client: redis.Redis, jobs: int = 1, workers: int = 1) -> Farm:
 
 
 def screen(view: FarmView, width: int, height: int | None, trouble: str = "") -> list[str]:
-    """Lines as a person sees them."""
+    """Draw a view, and return its lines."""
     console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115 -- as rich takes it
     with contextlib.closing(console.file):
         console.print(draw(view, width, height, trouble))
@@ -54,13 +54,13 @@ def screen(view: FarmView, width: int, height: int | None, trouble: str = "") ->
 
 @pytest.fixture
 def view(client: redis.Redis) -> FarmView:
-    """A farm at work."""
+    """Return the view of a farm at work."""
     return FarmReader(make_farm(client)).read()
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (40, 12)])
 def test_it_fits_the_screen(client: redis.Redis, width: int, height: int) -> None:
-    """However many jobs and workers there are, and it says how many are not shown."""
+    """A screen of any size is kept to, and says how many jobs and workers are not shown."""
     view = FarmReader(make_farm(client, jobs=30, workers=50)).read()
     lines = screen(view, width, height)
     assert len(lines) <= height
@@ -71,7 +71,7 @@ def test_it_fits_the_screen(client: redis.Redis, width: int, height: int) -> Non
 
 
 def test_all_is_said_at_80_columns(view: FarmView) -> None:
-    """Rate, backlog, time left, progress, failures, what workers do, memory and temperature."""
+    """80 columns show rates, backlog, time left, progress, failures, workers and their devices."""
     said = "\n".join(screen(view, 80, 24))
     for words in (
         "12.3k tokens/s",
@@ -91,7 +91,7 @@ def test_all_is_said_at_80_columns(view: FarmView) -> None:
 
 
 def test_everything_is_said_without_a_screen(client: redis.Redis) -> None:
-    """As text there is no last line."""
+    """A view as text has all jobs and workers, however many."""
     view = FarmReader(make_farm(client, jobs=30, workers=50)).read()
     said = "\n".join(screen(view, 80, None))
     assert all(f"job-{number}" in said for number in range(30))
@@ -99,14 +99,14 @@ def test_everything_is_said_without_a_screen(client: redis.Redis) -> None:
 
 
 def test_trouble_is_seen_first(view: FarmView) -> None:
-    """That the server is away stands over what was last known."""
+    """A server that is away is said above what was last known."""
     lines = screen(view, 80, 24, "the server is away")
     assert "the server is away" in lines[2]
     assert any("job-0" in line for line in lines)
 
 
 def test_names_move_no_cursor(view: FarmView) -> None:
-    """Names of jobs are other people's words."""
+    """A job's name with control characters is shown without them."""
     named = replace(view, jobs=(replace(view.jobs[0], name=HARMFUL),))
     assert all(line.isprintable() for line in screen(named, 120, 40))
 
@@ -124,19 +124,19 @@ def test_names_move_no_cursor(view: FarmView) -> None:
 def test_room_goes_where_it_is_needed(
     room: int | None, jobs: int, workers: int, lines: tuple[int, int]
 ) -> None:
-    """Half each, and what is left over to the other."""
+    """Jobs and workers get half of the lines each, and what the other leaves over."""
     assert divide(room, jobs, workers) == lines
 
 
 def test_a_curve_in_a_line() -> None:
-    """From nothing to the most; only the newest where there is no room for all."""
+    """A curve is scaled to its maximum, and has its newest values where there is little room."""
     assert spark([], 5) == ""
     assert spark([0, 0], 5) == ""
     assert spark([99, 0, 4, 8], 3) == " ▄█"
 
 
 def test_one_snapshot_as_json(client: redis.Redis, server: LiveServer) -> None:
-    """All fields of the view, by name."""
+    """`top --json` prints all fields of the view by name."""
     make_farm(client)
     done = run("top", "--json", "--redis", server.url)
     assert done.returncode == 0, done.stderr
@@ -147,7 +147,7 @@ def test_one_snapshot_as_json(client: redis.Redis, server: LiveServer) -> None:
 
 
 def test_one_snapshot_as_text(client: redis.Redis, server: LiveServer) -> None:
-    """Where the output is no terminal the verb prints and ends."""
+    """`top` prints a view and ends where its output is no terminal."""
     make_farm(client)
     done = run("top", "--redis", server.url)
     assert done.returncode == 0, done.stderr
@@ -156,7 +156,7 @@ def test_one_snapshot_as_text(client: redis.Redis, server: LiveServer) -> None:
 
 
 class Terminal:
-    """`top` on a terminal of its own."""
+    """A running `top`, on a terminal of its own."""
 
     def __init__(self, url: str) -> None:
         self.master, self.slave = pty.openpty()
@@ -174,17 +174,17 @@ class Terminal:
         )
 
     def read(self) -> bytes:
-        """All that was printed so far."""
+        """Read what is there, and return all that was printed so far."""
         with contextlib.suppress(BlockingIOError):
             self.seen += os.read(self.master, 1 << 16)
         return self.seen
 
     def screen(self) -> bytes:
-        """The newest whole screen."""
+        """Return the newest whole screen."""
         return self.read().rsplit(HOME, 2)[-2]
 
     def wait(self) -> int:
-        """Exit status; what is still printed is read meanwhile."""
+        """Wait for the end, reading what is printed, and return the exit status."""
         wait_until(lambda: self.read() is not None and self.process.poll() is not None)
         self.read()
         return self.process.wait()
@@ -192,7 +192,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(client: redis.Redis, server: LiveServer) -> Iterator[Terminal]:
-    """`top` that shows a farm at work."""
+    """Start `top` on a farm at work."""
     make_farm(client)
     terminal = Terminal(server.url)
     wait_until(lambda: b"worker-0" in terminal.read())
@@ -205,7 +205,7 @@ def terminal(client: redis.Redis, server: LiveServer) -> Iterator[Terminal]:
 
 @pytest.mark.parametrize("end", ["q", "interrupt", "terminate"])
 def test_it_ends_and_leaves_the_terminal_as_it_was(terminal: Terminal, end: str) -> None:
-    """By q, Ctrl-C and SIGTERM: status 0, the screen is put back, and keys are echoed again."""
+    """`top` ends by q, Ctrl-C or SIGTERM with status 0, and puts the terminal back."""
     if end == "q":
         os.write(terminal.master, b"q")
     else:
@@ -219,7 +219,7 @@ def test_it_ends_and_leaves_the_terminal_as_it_was(terminal: Terminal, end: str)
 def test_it_follows_the_farm_over_an_outage(
     terminal: Terminal, client: redis.Redis, server: LiveServer
 ) -> None:
-    """A job that comes is seen at the next look; an outage is said until it is over."""
+    """`top` shows a new job at its next look, and an outage until it is over."""
     make_job(client, 1, "newcomer")
     wait_until(lambda: b"newcomer" in terminal.screen())
     force_log(client)

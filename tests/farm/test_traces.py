@@ -1,4 +1,4 @@
-"""Traces, as a collector for OpenTelemetry receives them."""
+"""Tests of traces, as a collector for OpenTelemetry receives them."""
 
 import json
 import socket
@@ -22,13 +22,13 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 @pytest.fixture
 def collector() -> Iterator[Neighbour]:
-    """One that takes everything."""
+    """Start a receiver that accepts every request."""
     with Neighbour().running() as neighbour:
         yield neighbour
 
 
 def spans(collector: Neighbour) -> list[Span]:
-    """All that came, of all processes."""
+    """Return all spans that came, of all processes."""
     return [
         span
         for request in collector.requests
@@ -39,7 +39,7 @@ def spans(collector: Neighbour) -> list[Span]:
 
 
 def facts(span: Span) -> dict[str, str | int | float]:
-    """Attributes by name."""
+    """Return a span's attributes by name."""
     return {
         each.key: getattr(each.value, each.value.WhichOneof("value") or "string_value")
         for each in span.attributes
@@ -47,13 +47,13 @@ def facts(span: Span) -> dict[str, str | int | float]:
 
 
 def is_open(port: int) -> bool:
-    """Whether somebody answers there."""
+    """Tell whether somebody answers at a port of loopback."""
     with socket.socket() as caller:
         return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_job_is_one_trace(collector: Neighbour, tmp_path: Path) -> None:
-    """From submit to commit and to the disk, over all processes; times and counts are the job's."""
+    """A job's spans in all processes are one trace, with its times and counts."""
     texts = list(texts_of(3_000))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
@@ -89,7 +89,7 @@ def test_a_job_is_one_trace(collector: Neighbour, tmp_path: Path) -> None:
 def test_a_request_is_part_of_its_caller_s_trace(
     collector: Neighbour, server: LiveServer, tmp_path: Path
 ) -> None:
-    """A request for vectors, and within it the time in the lane, go on with the caller's trace."""
+    """A request for vectors goes on with its caller's trace, as does its time in the lane."""
     traces = {"traces": f"{collector.url}/v1/traces", "models": '["null:16"]'}
     port = free_port()
     with (
@@ -112,7 +112,7 @@ def test_a_request_is_part_of_its_caller_s_trace(
 
 
 def test_without_the_setting_there_is_nothing(tmp_path: Path) -> None:
-    """Not even an import; with it, and without the packages, a sentence says what is missing.
+    """The exporter is imported only with the setting, which is refused without its packages.
 
     The client for Redis imports some of opentelemetry by itself.
     """

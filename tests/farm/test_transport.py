@@ -1,4 +1,4 @@
-"""Everything but the model: memory stays bounded, whatever the corpus."""
+"""Tests that memory stays bounded, whatever the corpus, without a model."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks.transport import MEBIBYTE, run, to_json
 
 
 def is_flat(usage: Usage) -> bool:
-    """Whether the last third of a run peaked no more than 15 % above the middle third."""
+    """Tell whether the last third of a run peaked at most 15 % above the middle third."""
     third = len(usage.rss_bytes) // 3
     middle, last = usage.rss_bytes[third : 2 * third], usage.rss_bytes[2 * third :]
     return max(last) <= 1.15 * max(middle)
@@ -18,7 +18,7 @@ def is_flat(usage: Usage) -> bool:
 
 @pytest.mark.slow
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """200,000 chunks: the server stays under 200 MB, and every process is flat."""
+    """The server stays under 200 MB and every process is flat over 200,000 chunks."""
     report = run(tmp_path, 200_000, 2)
     assert report.usage["server"].rss_bytes_max < 200e6
     long_lived = {name: each for name, each in report.usage.items() if len(each.rss_bytes) > 10}
@@ -26,7 +26,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:
-    """A short run of it: the server is bounded there too."""
+    """A short run of the benchmark embeds all chunks, with a bounded server."""
     report = run(tmp_path, 20_000, 2)
     assert report.chunks == 20_000
     assert 0 < report.usage["server"].rss_bytes_max < 200 * MEBIBYTE

@@ -1,4 +1,4 @@
-"""The users of deploy/users.acl: with them the farm does its work, and no more than its work."""
+"""Tests of the users of deploy/users.acl: they may do the farm's work, and no more."""
 
 import os
 import re
@@ -40,6 +40,11 @@ EMBEDDING: Final = (
     "XRANGE ef:{J}:failed - +", "ZADD ef:{farm}:jobs 1 J", "ZCARD ef:{farm}:jobs",
     "ZSCORE ef:{farm}:jobs J",
 )  # fmt: skip
+# One of those who ask for the farm's window counts what it holds: which of them is chance.
+COUNTING: Final = dict.fromkeys(
+    ("HSET ef:{farm}:window turn 1", "PEXPIRE ef:{farm}:window 1", "UNLINK ef:{farm}:window"),
+    "whoever asks when the last count is old counts anew",
+)
 # Granted, and not met by this farm's work: a use of it, and why it is needed all the same.
 UNSEEN: Final = {
     "*": {
@@ -59,11 +64,13 @@ UNSEEN: Final = {
         "HMGET ef:{J}:meta state": "it looks whether a job is still there, after an outage",
         "ZREMRANGEBYSCORE ef:{farm}:workers -inf 1": "it forgets workers that are long gone",
         "XLEN ef:{J}:retry": "it looks how much there is of a job that its plan does not name",
-    },
+    }
+    | COUNTING,
     "scheduler": {
         "HDEL ef:{farm}:history x": "it forgets rates that are too old",
         "SET ef:{farm}:fence 1": "it writes over a fence that is no number",
-    },
+    }
+    | COUNTING,
     "submitter": {
         "INFO server": "it looks whether the server is another one, where a job is gone",
         "HDEL ef:{J}:res 0": "it has what is damaged embedded again",
@@ -74,7 +81,8 @@ UNSEEN: Final = {
         "XREVRANGE ef:{J}:in + - COUNT 1": "it looks how far a job goes",
         "XLEN ef:{J}:in": "it looks what there is, when the farm is full",
         "XPENDING ef:{J}:in farm": "the same",
-    },
+    }
+    | COUNTING,
     "ingest": {
         "CLIENT LIST": "RQ looks for its own address; MONITOR does not show that",
         "SET ef:{farm}:ingest-fence 1": "it writes over a fence that is no number",
@@ -84,14 +92,19 @@ UNSEEN: Final = {
         "XREVRANGE ef:{J}:in + - COUNT 1": "the same",
         "XINFO GROUPS ef:{J}:in": "the same",
     }
+    | COUNTING
     | dict.fromkeys(EMBEDDING, "a corpus that comes by RQ is embedded as by a submitter"),
     "web": {
         "XACK ef:{farm}:lane:x farm 1-1": "it takes back a request that nobody has answered",
         "XDEL ef:{farm}:lane:x 1-1": "the same",
         "XLEN ef:{farm}:lane:x": "it counts what waits in the lane of a model",
+        "ZADD ef:{farm}:tenant:x 1 J": "a tenant that may have so many jobs makes one",
+        "ZREM ef:{farm}:tenant:x J": "that job is over",
+        "ZRANGE ef:{farm}:tenant:x 0 -1": "it looks which of them are over",
         "XLEN ef:{J}:in": "it counts what waits of jobs",
         "XPENDING ef:{J}:in farm": "the same",
-    },
+    }
+    | COUNTING,
     "operator": {
         "HGETALL ef:{farm}:history": "`simulate --plan` reads how fast the workers were",
         "XLEN ef:{J}:in": "`top` counts what waits of each job",
@@ -105,12 +118,12 @@ UNSEEN: Final = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a farm under its users has left.
+    """The remains of a farm that has worked under its users.
 
     Attributes:
-        home: Logs and outputs.
-        server: The server, which runs.
-        said: What commands and HTTP answered.
+        home: Directory of logs and outputs.
+        server: The server, which still runs.
+        said: The answers of commands and of HTTP.
     """
 
     home: Path
@@ -122,7 +135,7 @@ class Evidence:
 def evidence(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Evidence]:
-    """A farm that has done all it can do, each part of it as its own user."""
+    """Let a farm do all it can do, each part of it as its own user."""
     home = tmp_path_factory.mktemp("users")
     said: list[str] = []
     with guarded_server(home / "guarded", request.param) as server:
@@ -138,7 +151,7 @@ def evidence(
 
 
 def lose(farm: WholeFarm, server: GuardedServer) -> None:
-    """A worker that is killed, and a block that somebody deletes: what was theirs is done too."""
+    """Kill a worker and delete a block while a corpus is embedded, which must be complete."""
     with ThreadPoolExecutor(1) as pool, closing_client(server.url("admin")) as admin:
         embedding = pool.submit(farm.embed_corpus, "lost", 2000, SLOW)
         seen = Farm(admin)
@@ -153,19 +166,19 @@ def lose(farm: WholeFarm, server: GuardedServer) -> None:
 
 
 def feed(farm: WholeFarm) -> Iterator[str]:
-    """A job whose texts come, and whose vectors go, by HTTP."""
+    """Fill and read a feed by HTTP, and yield the answers."""
     web = farm.web
     name = web.post("/v1/feeds", json={"model": MODEL}).json()["job"]
     yield web.post(f"/v1/jobs/{name}/texts", json={"start": 0, "texts": ["one", "two"]}).text
     yield web.post(f"/v1/jobs/{name}/close", json={"count": 2}).text
     results = f"/v1/jobs/{name}/results"
     wait_until(lambda: web.get(results, params={"start": 0}).headers.get("x-next-start") == "2")
-    assert web.get(results, params={"start": 2}).headers["x-complete"] == "true"
+    assert web.delete(results, params={"upto": 2}).json()["state"] == "finished"
     yield web.delete(f"/v1/jobs/{name}").text
 
 
 def read_pages(farm: WholeFarm, job: str) -> Iterator[str]:
-    """The pages, what is on them, and what a request leaves that may come again."""
+    """Read the pages and send a request twice under one key; yield the answers."""
     for page in ("/", "/workers", "/scheduler", f"/jobs/{job}", "/metrics", "/farm.svg", "/jobs"):
         answer = farm.web.get(page, headers={"accept": "text/html"})
         assert answer.status_code in {200, 404, 405}, answer.text
@@ -179,7 +192,7 @@ def read_pages(farm: WholeFarm, job: str) -> Iterator[str]:
 
 
 def command(farm: WholeFarm) -> Iterator[str]:
-    """What people ask and do in a terminal."""
+    """Run what people ask and do in a terminal, and yield the outputs."""
     name = farm.web.post("/v1/feeds", json={"model": MODEL}).json()["job"]
     for words in (
         "jobs ls", "jobs ls --ended", f"jobs show {name}", f"jobs errors {name}",
@@ -193,7 +206,7 @@ def command(farm: WholeFarm) -> Iterator[str]:
 
 
 def enqueue(server: GuardedServer) -> None:
-    """A program that has nothing but rq."""
+    """Enqueue a task as a program that has nothing but rq."""
     with redis.Redis.from_url(server.url("enqueuer"), driver_info=None) as client:
         queue = Queue("embedfarm", connection=client, serializer="json")
         job = queue.enqueue("producer.tasks.cleanup")
@@ -201,13 +214,13 @@ def enqueue(server: GuardedServer) -> None:
 
 
 def test_the_farm_does_its_work_under_its_users(evidence: Evidence) -> None:
-    """Corpus, jobs by HTTP and RQ, requests, a feed, pages and commands; nothing was refused."""
+    """The server refuses no command of the farm's work."""
     assert [(each["username"], each["object"]) for each in evidence.server.refusals()] == []
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_may_do_nothing_that_it_does_not_do(evidence: Evidence, user: str) -> None:
-    """Each command on its line was seen, or there is a reason why it was not."""
+    """Each command of a user's line was seen, or there is a reason why it was not."""
     line = RQ_RULES.sub("", LINES[user])
     granted = set(re.findall(r"\+([a-z|]+)", line))
     excused = {command_of(words.lower().split()) for words in unseen_of(user)}
@@ -216,7 +229,7 @@ def test_a_user_may_do_nothing_that_it_does_not_do(evidence: Evidence, user: str
 
 
 def unseen_of(user: str) -> list[str]:
-    """Uses of commands that a user needs, and that this farm's work may not show."""
+    """Return uses of commands that a user needs, and that this farm's work may not show."""
     return [*UNSEEN["*"], *UNSEEN.get(user, {})]
 
 
@@ -227,7 +240,7 @@ def unseen_of(user: str) -> list[str]:
 def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[redis.Redis]:
-    """An administrator's connection to a server with the users, which says what they may do."""
+    """Start a server with the users, and yield an administrator's connection."""
     place = tmp_path_factory.mktemp("guarded") / "server"
     with (
         guarded_server(place, request.param) as server,
@@ -237,7 +250,7 @@ def guarded(
 
 
 def may(client: redis.Redis, user: str, *words: str) -> bool:
-    """Whether the server would let a user run a command."""
+    """Tell whether the server would let a user run a command."""
     answer = client.execute_command("ACL", "DRYRUN", user, *words)
     return bool(answer == b"OK")
 
@@ -256,7 +269,7 @@ def may(client: redis.Redis, user: str, *words: str) -> bool:
     ],
 )  # fmt: skip
 def test_nobody_of_the_farm_may(guarded: redis.Redis, user: str, words: str) -> None:
-    """Administer the server, look around on it, or touch what is not the farm's."""
+    """The farm's users may not administer the server, nor touch what is not the farm's."""
     assert not may(guarded, user, *words.split())
 
 
@@ -300,14 +313,14 @@ FOREIGN: Final = {
 
 @pytest.mark.parametrize("user", USERS)
 def test_each_may_do_what_it_seldom_does(guarded: redis.Redis, user: str) -> None:
-    """What was not seen is granted where it is needed, with its keys."""
+    """A user may run the commands that it seldom needs, with their keys."""
     refused = [words for words in unseen_of(user) if not may(guarded, user, *words.split())]
     assert refused == []
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_each_is_refused_what_is_not_its_own(guarded: redis.Redis, user: str) -> None:
-    """A worker pushes nothing, a producer commits nothing, a scheduler reads nothing, and so on."""
+    """A user is refused another role's commands: a worker pushes nothing, and so on."""
     allowed = [
         words for group in FOREIGN[user] for words in group if may(guarded, user, *words.split())
     ]
@@ -315,7 +328,7 @@ def test_each_is_refused_what_is_not_its_own(guarded: redis.Redis, user: str) ->
 
 
 def test_what_is_refused_is_refused_within_scripts_too(tmp_path: Path) -> None:
-    """Any role may load scripts, since a server that restarted knows none; they give no rights."""
+    """A command that a user may not run is refused within its scripts too."""
     with guarded_server(tmp_path / "guarded", SERVERS[0]) as server:
         for user in USERS:
             foreign = ["FLUSHALL", *(words for group in FOREIGN[user] for words in group)]
@@ -326,7 +339,7 @@ def test_what_is_refused_is_refused_within_scripts_too(tmp_path: Path) -> None:
 
 
 def runs(client: redis.Redis, user: str, words: str) -> bool:
-    """Whether a script of a user gets beyond the server's look at who may do what."""
+    """Tell whether a user's script gets past the server's check of permissions."""
     call = ", ".join(f"'{word}'" for word in words.split())
     script = client.register_script(f"return redis.call({call})")
     try:
@@ -340,7 +353,7 @@ def runs(client: redis.Redis, user: str, words: str) -> bool:
 
 
 def test_the_file_as_it_is_lets_nobody_in(tmp_path: Path) -> None:
-    """Passwords that were not chosen are no hashes, so that the server does not start."""
+    """A server does not start with the file as it is, in which passwords are not chosen."""
     live = LiveServer(
         tmp_path / "server", SERVERS[0], Settings(), words=["--aclfile", str(USERS_FILE)]
     )
@@ -350,7 +363,7 @@ def test_the_file_as_it_is_lets_nobody_in(tmp_path: Path) -> None:
 
 
 def test_nobody_gets_in_without_a_name(tmp_path: Path) -> None:
-    """The default user is off."""
+    """A client without a user's name is refused."""
     with (
         guarded_server(tmp_path / "guarded", SERVERS[0]) as server,
         redis.Redis(port=server.port) as client,
@@ -360,7 +373,7 @@ def test_nobody_gets_in_without_a_name(tmp_path: Path) -> None:
 
 
 def test_no_password_is_anywhere(evidence: Evidence) -> None:
-    """Not in a log, an output, an answer or a page, nor where jobs and their commands are kept."""
+    """Logs, outputs, answers, pages and records of jobs have no password in them."""
     passwords = [password.encode() for password in evidence.server.passwords.values()]
     files = [path for path in evidence.home.rglob("*") if path.is_file()]
     files = [path for path in files if "guarded" not in path.parts]

@@ -25,13 +25,13 @@ ROLES: Final = {
 
 @dataclass(frozen=True)
 class WholeFarm:
-    """What is running.
+    """A running farm of all roles.
 
     Attributes:
-        home: Logs, in `<role>.log` and below `state`, and jobs by HTTP.
-        url: Gives each role, and "submitter", its URL of the server.
-        environment: Of every process, without the URL.
-        web: Asks it by HTTP.
+        home: Directory of logs, in `<role>.log` and below `state`, and of jobs by HTTP.
+        url: Returns the URL of the server for a role, or for "submitter".
+        environment: The variables of every process, without the URL.
+        web: The HTTP client of the farm.
     """
 
     home: Path
@@ -40,7 +40,7 @@ class WholeFarm:
     web: httpx.Client
 
     def variables(self, user: str) -> dict[str, str]:
-        """Those of a process of one of the server's users."""
+        """Return the environment of a process of one of the server's users."""
         return os.environ | self.environment | {"EMBEDFARM_REDIS_URL": self.url(user)}
 
     def run(self, user: str, *words: object) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ class WholeFarm:
         return run(*words, environment=self.variables(user))
 
     def embed_corpus(self, name: str, count: int = 3000, model: str = MODEL) -> None:
-        """The farm's main job: a corpus in, its vectors out, each in its place."""
+        """Embed a corpus, and check that each vector is in its place."""
         texts = list(texts_of(count))
         corpus = write_corpus(self.home / f"{name}.jsonl", texts)
         out = self.home / name
@@ -58,7 +58,7 @@ class WholeFarm:
         check_output(out, texts, 16)
 
     def embed_by_http(self) -> str:
-        """A job that comes by HTTP, and is run by ingest; its id."""
+        """Embed two texts by a job over HTTP, which ingest runs; return its id."""
         answer = self.web.post("/v1/jobs", json={"texts": ["one", "two"], "model": MODEL})
         assert answer.is_success, answer.text
         job = str(answer.json()["job"])
@@ -68,14 +68,14 @@ class WholeFarm:
         return job
 
     def ask(self) -> None:
-        """A request for vectors that somebody waits for."""
+        """Send a request for vectors, and wait for the answer."""
         answer = self.web.post("/v1/embeddings", json={"input": ["one"], "model": MODEL})
         assert len(answer.json()["data"][0]["embedding"]) == 16, answer.text
 
 
 @contextlib.contextmanager
 def whole_farm(home: Path, url: Callable[[str], str], **settings: object) -> Iterator[WholeFarm]:
-    """All roles; SIGTERM must end each with status 0."""
+    """Run all roles; SIGTERM must end each of them with status 0."""
     port = free_port()
     chosen = {
         "state_directory": home / "state",

@@ -1,1 +1,1 @@
-"""Faults of the link to the server."""
+"""Tests with faults of the link to the server."""

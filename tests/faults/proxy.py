@@ -4,7 +4,7 @@
         proxy.aim("commit", Fault("drop"))   # the next commit is done, and its caller never knows
         ... Farm(connect(proxy.url)) ...
 
-It counts requests and replies, and knows the farm's scripts by name.
+The proxy counts requests and replies, and knows the farm's scripts by name.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ SUBSCRIPTIONS: Final = {"SUBSCRIBE", "PSUBSCRIBE"}  # after these, replies come 
 
 @dataclass(frozen=True)
 class Fault:
-    """What becomes of a request or of its reply.
+    """A fault that hits a request or its reply.
 
     Attributes:
-        what: "drop" loses it and closes the connection; "stall" loses it and all that follows, but
-            leaves the connection half-open; "reset" loses it by a TCP reset; "delay" holds it back
-            for `seconds`; "trickle" passes it byte by byte.
-        where: A request that is lost never reaches the server; a lost reply is of one that did.
-        seconds: Of a delay.
+        what: "drop" loses a frame and closes the connection; "stall" loses it and all that follows,
+            but leaves the connection half-open; "reset" loses it by a TCP reset; "delay" holds it
+            back for `seconds`; "trickle" passes it byte by byte.
+        where: "request" for a fault on the way to the server, "reply" for one on the way back.
+        seconds: Length of a delay.
     """
 
     what: Literal["drop", "stall", "reset", "delay", "trickle"]
@@ -44,7 +44,7 @@ class Fault:
 
 
 class Lost(Exception):
-    """A fault has ended the connection."""
+    """Raised when a fault has ended the connection."""
 
 
 @dataclass
@@ -60,22 +60,22 @@ class Rain:
         self._random = random.Random(self.seed)
 
     def draw(self) -> Fault | None:
-        """That of the next request."""
+        """Return the fault of the next request, if it meets one."""
         return self._random.choice(self.faults) if self._random.random() < self.share else None
 
 
 class Proxy:
-    """Listens from `__enter__` to `__exit__`, in a thread of its own.
+    """Proxy that listens from `__enter__` to `__exit__`, in a thread of its own.
 
     Args:
-        upstream: The server: a unix socket, or a host and a port.
+        upstream: Address of the server: a unix socket, or a host and a port.
         listen: A unix socket to listen at; without it, a free port of loopback.
 
     Attributes:
         requests: Complete requests so far, by command or script.
-        replies: Complete replies that were passed on unharmed, by what they answer.
-        hits: Faults that have happened, with what they hit.
-        rain: A plan beside what is aimed.
+        replies: Complete replies that were passed on unharmed, by command or script.
+        hits: Faults that have happened, with the command that each hit.
+        rain: Seeded plan of faults beside those that are aimed.
     """
 
     def __init__(self, upstream: Path | tuple[str, int], listen: Path | None = None) -> None:
@@ -101,10 +101,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._aims[command].extend, faults)
 
     def wait_hit(self, command: str, seconds: float = 30.0) -> None:
-        """Returns once as many faults have hit a command as were aimed at it.
+        """Wait until as many faults have hit a command as were aimed at it.
 
         Raises:
-            TimeoutError: It was not asked for so often within `seconds`.
+            TimeoutError: The command was not sent so often within `seconds`.
         """
         try:
             wait_until(
@@ -114,11 +114,11 @@ class Proxy:
             raise TimeoutError(f"{command}: {error}; {self.requests}") from error
 
     def freeze(self) -> None:
-        """From now on nothing passes, and nothing is closed."""
+        """Let nothing pass from now on, and close nothing."""
         self._loop.call_soon_threadsafe(self._flowing.clear)
 
     def thaw(self) -> None:
-        """Go on, with all that was held back."""
+        """Go on, and pass all that was held back."""
         self._loop.call_soon_threadsafe(self._flowing.set)
 
     def __enter__(self) -> Self:
@@ -166,14 +166,14 @@ class Proxy:
         with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
             await Link(self, (reader, writer), server).run()
 
-    # What links ask for.
+    # Methods for links.
 
     async def flow(self) -> None:
-        """Returns when things may pass."""
+        """Wait until frames may pass."""
         await self._flowing.wait()
 
     def fault_of(self, command: str) -> Fault | None:
-        """The fault that a request meets, which counts it."""
+        """Count a request, and return the fault that it meets, if any."""
         self.requests[command] += 1
         aims = self._aims[command]
         if aims:
@@ -181,11 +181,11 @@ class Proxy:
         return None if self.rain is None else self.rain.draw()
 
     def spare(self, command: str, fault: Fault) -> None:
-        """Let the next one of its kind meet a fault in place of this one."""
+        """Let the next request for a command meet a fault in place of this one."""
         self._aims[command].appendleft(fault)
 
     def note(self, command: str, fault: Fault) -> None:
-        """Count what has happened."""
+        """Record that a fault has hit a command."""
         self.hits.append((command, fault))
 
 
@@ -193,7 +193,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Link:
-    """A client's connection and the one to the server that belongs to it."""
+    """Connection of a client, with the one to the server that belongs to it."""
 
     def __init__(self, proxy: Proxy, client: Stream, server: Stream) -> None:
         self._proxy = proxy
@@ -204,7 +204,7 @@ class Link:
         self._stalled = False
 
     async def run(self) -> None:
-        """Pass things on until one side, or a fault, ends it."""
+        """Pass frames on until one side, or a fault, ends the link."""
         ways = [asyncio.ensure_future(way) for way in (self._requests(), self._replies())]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -231,7 +231,7 @@ class Link:
                     await self._ask(frame)
 
     async def _ask(self, frame: bytes) -> None:
-        """Pass a request on, unless a fault has it."""
+        """Pass a request on, unless a fault hits it."""
         await self._proxy.flow()
         if self._stalled:
             return
@@ -256,7 +256,7 @@ class Link:
                     await self._answer(frame, client)
 
     async def _answer(self, frame: bytes, client: asyncio.StreamWriter) -> None:
-        """Pass a reply on, unless a fault has it."""
+        """Pass a reply on, unless a fault hits it."""
         if self._stalled:
             return
         if frame[:1] in {b">", b"|"} or self._subscribed:
@@ -279,7 +279,7 @@ class Link:
     async def _harm(
         self, command: str, fault: Fault, frame: bytes, writer: asyncio.StreamWriter
     ) -> None:
-        """Do with a frame what a fault says."""
+        """Do to a frame what a fault says."""
         self._proxy.note(command, fault)
         match fault.what:
             case "drop":

@@ -1,4 +1,4 @@
-"""As much of RESP as a proxy needs: where a frame ends, and what a request asks for."""
+"""Part of the protocol RESP that a proxy needs: ends of frames, and commands of requests."""
 
 import hashlib
 from functools import cache
@@ -14,7 +14,7 @@ PAIRS: Final = b"%|"
 
 
 def frame_end(data: bytes | bytearray, at: int = 0) -> int:
-    """Index after the frame that begins at `at`; -1 while it is not all there."""
+    """Return the index after the frame that begins at `at`; -1 while it is not all there."""
     line = data.find(b"\r\n", at)
     if line < 0:
         return -1
@@ -33,7 +33,7 @@ def frame_end(data: bytes | bytearray, at: int = 0) -> int:
 
 
 def take_frames(buffer: bytearray) -> list[bytes]:
-    """Removes all whole frames from the start of a buffer."""
+    """Remove all whole frames from the start of a buffer, and return them."""
     frames, at = [], 0
     while (end := frame_end(buffer, at)) > 0:
         frames.append(bytes(buffer[at:end]))
@@ -43,7 +43,7 @@ def take_frames(buffer: bytearray) -> list[bytes]:
 
 
 def asks_for(request: bytes) -> str:
-    """The command of a request in capitals; of a farm's script its name, such as "commit"."""
+    """Return a request's command in capitals; for a farm's script its name, such as "commit"."""
     words = request.split(b"\r\n", 5)
     command = words[2].decode().upper()
     if command == "EVALSHA":
@@ -53,7 +53,7 @@ def asks_for(request: bytes) -> str:
 
 @cache
 def script_names() -> dict[str, str]:
-    """Names of the farm's scripts by their hash."""
+    """Return the names of the farm's scripts by their hash."""
     scripts = (Path(embedfarm.__file__).parent / "scripts").glob("*.lua")
     return {
         hashlib.sha1(wire.script(path.stem).encode(), usedforsecurity=False).hexdigest(): path.stem

@@ -1,4 +1,4 @@
-"""Links that hang, or are slow, at the main command of each role: each is struck, and goes on."""
+"""Tests of links that hang or are slow at the main command of each role: all roles go on."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def farm(proxy: Proxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeFarm]:
-    """All roles behind it, in the same processes for all faults."""
+    """All roles behind the proxy, in the same processes for all faults."""
     home = tmp_path_factory.mktemp("farm")
     limits = {"part_bytes_max": 32_000, "lease_seconds": 3.5, "ingest_lease_seconds": 6}
     with whole_farm(home, lambda _: proxy.url, **limits) as farm:
@@ -46,7 +46,7 @@ def farm(proxy: Proxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Who
 
 
 def ask(farm: WholeFarm) -> None:
-    """A request for vectors; what is away is asked again, as clients do."""
+    """Ask for vectors until they come, as clients do while the server is away."""
 
     def is_answered() -> bool:
         answer = farm.web.post("/v1/embeddings", json={"input": ["one"], "model": MODEL})
@@ -58,7 +58,7 @@ def ask(farm: WholeFarm) -> None:
 
 
 def do_everything(farm: WholeFarm, name: str) -> None:
-    """A corpus from a terminal, one by HTTP, and a request, all at once."""
+    """Embed a corpus from a terminal and one by HTTP, and send a request, all at once."""
     with ThreadPoolExecutor(3) as pool:
         embedding = pool.submit(farm.embed_corpus, name, 1000)
         others = pool.submit(farm.embed_by_http), pool.submit(ask, farm)
@@ -74,7 +74,7 @@ def test_every_role_goes_on(
     what: Literal["stall", "delay"],
     where: Literal["request", "reply"],
 ) -> None:
-    """What it was doing is done, once and in its place, and the next time too."""
+    """Each role finishes its work after a fault, once and in its place, and the next work too."""
     fault, before = Fault(what, where), len(proxy.hits)
     for command in MAIN.values():
         proxy.aim(command, fault)

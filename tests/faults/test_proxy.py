@@ -1,4 +1,4 @@
-"""The proxy itself: what each fault does, and to what."""
+"""Tests of the proxy itself: what each fault does, and to what."""
 
 import time
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ def proxy(server: LiveServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def behind(proxy: Proxy) -> Iterator[redis.Redis]:
-    """A client."""
+    """A client behind the proxy."""
     with closing_client(proxy.url) as client:
         yield client
 
 
 @pytest.fixture
 def hasty(proxy: Proxy) -> Iterator[redis.Redis]:
-    """A client that loses patience after a second, for what never comes."""
+    """A client behind the proxy that gives up after a second."""
     with closing_client(proxy.url) as client:
         client.connection_pool.connection_kwargs["socket_timeout"] = 1.0
         yield client
@@ -47,7 +47,7 @@ def test_what_is_lost(  # noqa: PLR0913, PLR0917 -- two of them are parameters
     what: str,
     where: str,
 ) -> None:
-    """The caller sees an error; the server has done it if the reply was lost, else not."""
+    """A lost frame is an error to the client; the server has done it only if the reply was lost."""
     proxy.aim("INCRBY", Fault(what, where))  # type: ignore[arg-type] # of the lists above
     expected = redis.TimeoutError if what == "stall" else redis.ConnectionError
     caller = hasty if what == "stall" else behind
@@ -75,7 +75,7 @@ def test_what_is_late(proxy: Proxy, behind: redis.Redis) -> None:
 
 
 def test_nothing_passes(proxy: Proxy, hasty: redis.Redis, client: redis.Redis) -> None:
-    """All that is frozen looks half-open, and arrives late."""
+    """A frozen proxy looks half-open, and frames arrive once it goes on."""
     hasty.ping()
     proxy.freeze()
     with pytest.raises(redis.TimeoutError):
@@ -86,7 +86,7 @@ def test_nothing_passes(proxy: Proxy, hasty: redis.Redis, client: redis.Redis) -
 
 
 def test_scripts_and_pipelines(proxy: Proxy, behind: redis.Redis, client: redis.Redis) -> None:
-    """A farm's script is aimed at by its name; of a pipeline, only what stands behind is lost."""
+    """A fault can be aimed at a script by its name, and at the last command of a pipeline."""
     job = Job(behind, "j")
     job.create(JobSpec(model="null:4"), 0)
     proxy.aim("close", Fault("drop"))
@@ -104,7 +104,7 @@ def test_scripts_and_pipelines(proxy: Proxy, behind: redis.Redis, client: redis.
 
 
 def test_a_seed_is_a_plan(proxy: Proxy, behind: redis.Redis) -> None:
-    """The same seed hits the same requests."""
+    """Requests meet the same faults under the same seed, and others under another."""
     behind.ping()
     places = []
     for seed in (7, 7, 8):
@@ -118,7 +118,7 @@ def test_a_seed_is_a_plan(proxy: Proxy, behind: redis.Redis) -> None:
 
 
 def test_a_unix_socket_in_front(server: LiveServer, tmp_path: Path) -> None:
-    """It can listen at a unix socket, too; a server that is down closes its connections."""
+    """The proxy can listen at a unix socket; while the server is down it closes connections."""
     with (
         Proxy(server.private.socket, tmp_path / "s") as proxy,
         closing_client(proxy.url) as client,

@@ -1,4 +1,4 @@
-"""A server that takes no writes for some time: full, or unable to save them."""
+"""Tests of a server that takes no writes for some time: full, or unable to save them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ SPEED: Final = 20_000  # tokens per second of each of two workers: about twenty 
 
 @contextlib.contextmanager
 def full_memory(client: redis.Redis, _: Path) -> Iterator[None]:
-    """`maxmemory` is reached: OOM."""
+    """Let the server reach `maxmemory`, so that writes fail with OOM."""
     client.config_set("maxmemory", 1)
     yield
     client.config_set("maxmemory", 0)
@@ -26,7 +26,7 @@ def full_memory(client: redis.Redis, _: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_replicas(client: redis.Redis, _: Path) -> Iterator[None]:
-    """A replica must follow, and none does: NOREPLICAS."""
+    """Let the server require a replica, so that writes fail with NOREPLICAS."""
     client.config_set("min-replicas-to-write", 1)
     yield
     client.config_set("min-replicas-to-write", 0)
@@ -34,7 +34,7 @@ def few_replicas(client: redis.Redis, _: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unsaved(client: redis.Redis, directory: Path) -> Iterator[None]:
-    """A snapshot fails, as on a full disk: MISCONF."""
+    """Let a snapshot fail, as on a full disk, so that writes fail with MISCONF."""
     (directory / "dump.rdb").mkdir()  # which the snapshot would be renamed to
     client.config_set("save", "3600 1")
     client.bgsave()
@@ -44,7 +44,7 @@ def unsaved(client: redis.Redis, directory: Path) -> Iterator[None]:
 
 
 def test_a_job_waits_and_goes_on(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
-    """Every role waits, none ends, and then the job is finished as if nothing had been."""
+    """Every role waits while writes are refused, none ends, and then the job is finished."""
     texts = list(texts_of(COUNT))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     farm = Farm(client)
@@ -73,10 +73,10 @@ def test_a_job_waits_and_goes_on(server: LiveServer, client: redis.Redis, tmp_pa
 
 
 def more(count: Callable[[], int], than: int) -> Callable[[], bool]:
-    """Whether a number has grown."""
+    """A function that says whether a number has grown."""
     return lambda: count() > than
 
 
 def errors(client: redis.Redis) -> int:
-    """How often the server has refused something."""
+    """The number of errors that the server has replied with."""
     return int(client.info("stats")["total_error_replies"])

@@ -1,6 +1,6 @@
-"""Every role behind the proxy, with faults aimed at the commands that a retry gets wrong.
+"""Tests of every role behind the proxy, with faults at commands that a retry could repeat.
 
-Whatever is lost, the job ends complete: each index once, with the vector of its own text.
+A job ends complete whatever is lost: each index once, with the vector of its own text.
 """
 
 import contextlib
@@ -61,14 +61,14 @@ def aim(proxy: Proxy, aims: Aims) -> None:
 
 @contextlib.contextmanager
 def work(server: LiveServer | Proxy, home: Path) -> Iterator[None]:
-    """Two workers with short leases."""
+    """Run two workers with short leases."""
     words = ("work", "--devices", "cpu", "--workers", "2")
     with role(server, home, *words, lease_seconds=str(LEASE_SECONDS)):
         yield
 
 
 def push_until(job: Job, texts: Iterator[str], hit: Callable[[], bool]) -> list[str]:
-    """Keep a job short of work that is waiting until `hit()`, and close it; its texts."""
+    """Push blocks to a job, a few ahead, until `hit()`, and close it; return its texts."""
     sent: list[str] = []
     job.create(JobSpec(model=MODEL), 0)
     deadline = time.monotonic() + 180
@@ -83,7 +83,7 @@ def push_until(job: Job, texts: Iterator[str], hit: Callable[[], bool]) -> list[
 
 
 def check_server(job: Job, count: int) -> None:
-    """All chunks are counted once, and neither an entry nor a lease is left."""
+    """Assert that all chunks are counted once, and that no entry and no lease is left."""
     status = job.status()
     assert (status.chunks_done, status.chunks_failed) == (count, 0)
     assert status.blocks_done == status.blocks_in
@@ -94,7 +94,7 @@ def check_server(job: Job, count: int) -> None:
 
 @pytest.mark.alone
 def test_workers(client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
-    """Leases whose reply was lost are found, and commits of which nobody knew are not doubled."""
+    """Leases whose reply was lost are found, and commits whose reply was lost count once."""
     aims = {
         "XREADGROUP": [LOST, CUT, LOST, Fault("reset"), SLOW, HALF_OPEN],
         "commit": [LOST, CUT, Fault("reset"), SLOW, HALF_OPEN],
@@ -119,7 +119,7 @@ def test_workers(client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
 
 
 def embed(server: LiveServer | Proxy, home: Path, **settings: object) -> None:
-    """`embedfarm embed` ends well, its output is what a quiet run makes, and nothing is left."""
+    """Run `embedfarm embed`; its output is what a quiet run makes, and nothing else is left."""
     texts = list(texts_of(COUNT))
     corpus, out = write_corpus(home / "corpus.jsonl", texts), home / "out"
     environment = {f"EMBEDFARM_{name.upper()}": str(value) for name, value in settings.items()}
@@ -131,7 +131,7 @@ def embed(server: LiveServer | Proxy, home: Path, **settings: object) -> None:
 
 
 def check_ended(client: redis.Redis) -> None:
-    """There is one job, and no more than a record of it; each of its blocks counted once."""
+    """Assert that one job was there, of which a record is left, and each block counted once."""
     farm = Farm(client)
     assert not farm.job_ids()
     [name] = farm.ended_ids(10)
@@ -143,7 +143,7 @@ def check_ended(client: redis.Redis) -> None:
 
 
 def test_embed(server: LiveServer, client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
-    """Producer and collector, from the first command to the last."""
+    """Producer and collector finish a job with faults at each of their commands."""
     aims = {
         "admit": [LOST],
         "create": [LOST, CUT],
@@ -170,7 +170,7 @@ def test_embed(server: LiveServer, client: redis.Redis, tmp_path: Path, proxy: P
 def test_a_command_that_dies_at_its_very_end(
     server: LiveServer, client: redis.Redis, tmp_path: Path, proxy: Proxy
 ) -> None:
-    """Killed with its output complete and its job not ended: the same command ends the job."""
+    """A command killed with its output complete ends the job when it runs again."""
     texts = list(texts_of(100))
     corpus, out = write_corpus(tmp_path / "corpus.jsonl", texts), tmp_path / "out"
     words = [corpus, "--model", "null:16", "--redis"]
@@ -187,7 +187,7 @@ def test_a_command_that_dies_at_its_very_end(
 
 
 def test_a_scheduler(server: LiveServer, client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
-    """It plans on, and does not end."""
+    """A scheduler whose requests are lost goes on with its plans, and does not end."""
     aims = {
         "elect": [LOST],
         "publish": [LOST, CUT, SLOW],
@@ -205,7 +205,7 @@ def test_a_scheduler(server: LiveServer, client: redis.Redis, tmp_path: Path, pr
 
 
 def test_all_of_them_in_the_rain(client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
-    """Every fiftieth request of anybody meets a fault, by a seed."""
+    """A job is complete though every fiftieth request of any role meets a fault, by a seed."""
     faults = (LOST, CUT, SLOW, Fault("drop", "request"), Fault("reset"), Fault("delay"))
     proxy.rain = Rain(1, 0.02, faults)
     with role(proxy, tmp_path, "schedule"), work(proxy, tmp_path):
@@ -216,7 +216,7 @@ def test_all_of_them_in_the_rain(client: redis.Redis, tmp_path: Path, proxy: Pro
 
 
 def test_ingest(server: LiveServer, client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
-    """A job that programs enqueue with RQ is done, and finished for RQ as well."""
+    """A job that programs enqueue with RQ is done despite faults, and finished for RQ as well."""
     aims = {
         "BLMOVE": [LOST],
         "HGETALL": [LOST],
@@ -246,7 +246,7 @@ def test_ingest(server: LiveServer, client: redis.Redis, tmp_path: Path, proxy: 
 
 
 def ask(address: tuple[str, int], text: str) -> list[float]:
-    """The vector of a text by HTTP; what is busy or away is asked again, as clients do."""
+    """Ask for the vector of a text by HTTP until it comes, as clients do."""
     deadline = time.monotonic() + 60
     url = f"http://{address[0]}:{address[1]}/v1/embeddings"
     while True:
@@ -259,7 +259,7 @@ def ask(address: tuple[str, int], text: str) -> list[float]:
 
 
 def test_web(tmp_path: Path, proxy: Proxy) -> None:
-    """A request is answered, or refused with 503; the same again gets the vector of its text."""
+    """A request that meets a fault gets the vector of its text, or 503 and the vector on retry."""
     aims = {
         "ask": [LOST, HALF_OPEN],
         "BLPOP": [CUT],

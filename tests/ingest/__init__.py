@@ -1,1 +1,1 @@
-"""The RQ door, with real processes."""
+"""Tests of the RQ door, with real processes."""

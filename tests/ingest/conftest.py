@@ -11,7 +11,7 @@ from tests.support import LiveServer
 
 @pytest.fixture
 def door(server: LiveServer, tmp_path: Path) -> Iterator[Door]:
-    """The door of a farm on a server of its own; the test opens it."""
+    """Give the door of a farm on a server of its own; the test opens it."""
     door = Door(server, tmp_path)
     yield door
     door.connection.close()

@@ -1,4 +1,4 @@
-"""A farm with an RQ door, and a program that has only rq."""
+"""Helpers that give a farm with an RQ door, and a program that has only rq."""
 
 import contextlib
 import json
@@ -21,13 +21,16 @@ from tests.farm.harness import COMMAND, role
 from tests.support import LiveServer, wait_until
 
 LEASE_SECONDS: Final = 3
-START_SECONDS: Final = 180  # for what may have to wait for processes to begin
+
+START_SECONDS: Final = int(
+    os.environ.get("QUICK", "180")
+)  # for what may have to wait for processes to begin
 SLOW: Final = "null:16:20000"  # 4,000 chunks of `texts_of` take about nine seconds
 ENDLESS: Final = "null:16:5000"  # and here forty: for a job that is to be ended
 
 
 class Door:
-    """What a program that enqueues sees, and what stands behind it."""
+    """A queue as a program sees it that enqueues, and the farm behind it."""
 
     def __init__(self, server: LiveServer, home: Path) -> None:
         self.server = server
@@ -40,7 +43,7 @@ class Door:
         return self.queue.enqueue(f"producer.tasks.{task}", *words, **options)
 
     def environment(self, **settings: object) -> dict[str, str]:
-        """Variables of a role."""
+        """Return the variables of a role."""
         chosen = {
             "redis_url": self.server.url,
             "ingest_roots": json.dumps([str(self.home)]),
@@ -51,7 +54,7 @@ class Door:
 
     @contextlib.contextmanager
     def ingest(self, *words: str, **settings: object) -> Iterator[psutil.Process]:
-        """`embedfarm ingest`; SIGTERM must end it with status 0, unless the test killed it."""
+        """Run `embedfarm ingest`; SIGTERM must end it with status 0, unless the test killed it."""
         with subprocess.Popen(
             [*COMMAND, "ingest", *words],
             stdin=subprocess.DEVNULL,
@@ -69,26 +72,26 @@ class Door:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """One worker with a null model."""
+        """Run one worker with a null model."""
         with role(self.server, self.home, "work", "--devices", "cpu", "--workers", "1"):
             yield
 
     def farm_jobs(self) -> dict[str, JobStatus]:
-        """The farm's jobs."""
+        """Return the statuses of the farm's jobs by id."""
         with closing_client(self.server.url) as client:
             return Farm(client).statuses()
 
     def farm_states(self) -> list[str]:
-        """States of the farm's jobs."""
+        """Return the states of the farm's jobs."""
         return [status.state for status in self.farm_jobs().values()]
 
     def cancel_farm_job(self, job: str) -> None:
-        """As `embedfarm jobs cancel`."""
+        """Cancel a job on the farm like `embedfarm jobs cancel`."""
         with closing_client(self.server.url) as client:
             Farm(client).job(job).cancel()
 
     def log(self, worker: int = 0) -> str:
-        """What an RQ worker said."""
+        """Return the log of an RQ worker."""
         return (self.home / "state" / "logs" / f"ingest-{worker}.log").read_text()
 
 
@@ -103,30 +106,36 @@ def kill_tree(process: psutil.Process) -> None:
 
 
 def wait_for(job: Job, status: str, seconds: float = START_SECONDS) -> None:
-    """Returns once an RQ job has a status."""
-    wait_until(lambda: job.get_status() == status, seconds)
+    """Wait until an RQ job has a status; fail at once if it has failed instead."""
+
+    def look() -> bool:
+        found = job.get_status()
+        assert found != "failed" or status == "failed", failure(job)
+        return bool(found == status)
+
+    wait_until(look, seconds)
 
 
 def wait_for_parts(job: Job, out: Path, count: int = 1) -> None:
-    """Returns once a running job has so many parts on the disk, and has said so."""
+    """Wait until a running job has so many parts on the disk, and has said so."""
     wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= count, START_SECONDS)
     wait_until(lambda: job.get_meta().get("done", 0) > 0, START_SECONDS)
 
 
 def parts(out: Path) -> dict[str, int]:
-    """Inodes of the parts by name: a part that is written again has another one."""
+    """Return the inodes of the parts by name: a part that is written again has another one."""
     return {path.name: path.stat().st_ino for path in out.glob("part-*.parquet")}
 
 
 def failure(job: Job) -> str:
-    """The last line of why an RQ job failed."""
+    """Return the last line of why an RQ job failed."""
     result = job.latest_result()
     assert result is not None
     return (result.exc_string or "").strip().splitlines()[-1]
 
 
 def returned(job: Job) -> dict[str, Any]:
-    """What a finished RQ job returned."""
+    """Return what a finished RQ job returned."""
     value = job.return_value()
     assert isinstance(value, dict)
     return value

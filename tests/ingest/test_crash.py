@@ -1,4 +1,4 @@
-"""What becomes of a job whose RQ worker dies, is stopped, or is told to drop it."""
+"""Tests of a job whose RQ worker dies, is stopped, or is told to drop it."""
 
 import time
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ import pytest
 from rq.command import send_stop_job_command
 from rq.job import Job
 
+from producer.requests import DEATHS
+from producer.task_job import GIVEN_UP
 from tests.farm.harness import check_output, run, texts_of, write_corpus
 from tests.ingest.door import (
     ENDLESS,
@@ -25,10 +27,11 @@ from tests.support import wait_until
 
 COUNT = 6_000
 PART_BYTES = 16_000  # 250 chunks of 16 floats
+SETTINGS = {"part_bytes_max": PART_BYTES, "deliveries_max": 10}  # more deaths than a test causes
 
 
 class Request:
-    """A job of some seconds, and its output."""
+    """An RQ job of some seconds, and its output."""
 
     def __init__(self, door: Door, model: str = SLOW) -> None:
         self.model = model
@@ -38,27 +41,27 @@ class Request:
         self.job = self.enqueue(door)
 
     def enqueue(self, door: Door) -> Job:
-        """Ask for it, once more."""
+        """Enqueue the job, once more."""
         return door.enqueue("embed_corpus", str(self.corpus), str(self.out), model=self.model)
 
     def check(self) -> None:
-        """All is there, once and in order."""
+        """Assert that all vectors are there, once and in order."""
         check_output(self.out, self.texts, 16)
 
 
 @contextmanager
 def running(door: Door, model: str = SLOW) -> Iterator[tuple[psutil.Process, Request]]:
-    """An ingest role in the middle of a job."""
+    """Start a worker and an ingest role, and yield in the middle of a job."""
     with ExitStack() as stack:
         request = Request(door, model)
         stack.enter_context(door.work())
-        process = stack.enter_context(door.ingest(part_bytes_max=PART_BYTES))
+        process = stack.enter_context(door.ingest(**SETTINGS))
         wait_for_parts(request.job, request.out)
         yield process, request
 
 
 def of(process: psutil.Process, words: str) -> psutil.Process | None:
-    """The process below another one whose command line has these words."""
+    """Return the process below another one whose command line has these words, None without one."""
     with suppress(psutil.NoSuchProcess):
         for each in process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -68,14 +71,14 @@ def of(process: psutil.Process, words: str) -> psutil.Process | None:
 
 
 def worker_of(process: psutil.Process) -> psutil.Process:
-    """The RQ worker of a role."""
+    """Return the RQ worker of a role."""
     worker = of(process, "producer.main")
     assert worker is not None
     return worker
 
 
 def wait_for_another(process: psutil.Process, command: psutil.Process | None) -> psutil.Process:
-    """The command that embeds, once it is another one, which is not the killed one's orphan."""
+    """Wait for a command that embeds other than the given one, and return it."""
     found = list[psutil.Process]()
 
     def look() -> bool:
@@ -88,30 +91,62 @@ def wait_for_another(process: psutil.Process, command: psutil.Process | None) ->
 
 
 def test_a_killed_job_goes_on(door: Door) -> None:
-    """`kill -9` of the job's process, the RQ worker, the role, all at once: it is resumed."""
+    """A job is resumed after kill -9 of its command, its process, the RQ worker, or the role."""
     with running(door) as (process, request):
         kept = parts(request.out)
         command = wait_for_another(process, None)
-        for victim in ("job", "worker"):
+        for victim in ("command", "job", "worker"):
             worker = worker_of(process)
-            (worker.children()[0] if victim == "job" else worker).kill()
+            [job] = worker.children()
+            {"command": command, "job": job, "worker": worker}[victim].kill()
             command = wait_for_another(process, command)
         process.kill()
-        with door.ingest(part_bytes_max=PART_BYTES) as successor:
+        with door.ingest(**SETTINGS) as successor:
             wait_for_another(successor, command)
             kill_tree(successor)
         assert request.job.get_status() == "started"
-        with door.ingest(part_bytes_max=PART_BYTES):
+        with door.ingest(**SETTINGS):
             wait_for(request.job, "finished")
         assert kept.items() <= parts(request.out).items()
         request.check()
 
 
-def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
-    """SIGTERM: status 0, no process left, the job in the queue; cancelled there, it never runs.
+def test_a_stopped_command_goes_on(door: Door) -> None:
+    """A job whose command alone gets SIGTERM, as from a host that is going down, is resumed.
 
-    What the farm has of it is cancelled as well, and can be removed then, but not before without
-    --force. Asked for again, it is resumed.
+    When the processes above a command are killed, it ends by itself, and is in nobody's way.
+    """
+    with running(door) as (process, request):
+        command = wait_for_another(process, None)
+        command.terminate()
+        command = wait_for_another(process, command)
+        worker = worker_of(process)
+        for each in (worker, *worker.children()):
+            each.suspend()
+        for each in (*worker.children(), worker):
+            each.kill()
+        assert not psutil.wait_procs([command], timeout=START_SECONDS)[1]
+        wait_for(request.job, "finished")
+        request.check()
+
+
+def test_a_host_that_goes_down(door: Door) -> None:
+    """A job is handed back to the queue when all processes get SIGTERM at once."""
+    with running(door, ENDLESS) as (process, request):
+        tree = process.children(recursive=True)
+        for each in reversed(tree):
+            each.terminate()
+        process.terminate()
+        assert process.wait(40) == 0
+        assert request.job.get_status() == "queued"
+        assert DEATHS not in request.job.get_meta()
+
+
+def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
+    """A role that gets SIGTERM ends with status 0, and its job is in the queue again.
+
+    If the job is cancelled there, it never runs; the farm's job is cancelled as well, and can then
+    be removed without --force. If it is asked for again, it is resumed.
     """
     with running(door) as (process, request):
         tree = process.children(recursive=True)
@@ -139,7 +174,7 @@ def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
 
 
 def test_a_job_that_goes_wrong_ends(door: Door) -> None:
-    """After `deliveries_max` deaths without progress, or `job_timeout`; its command ends too."""
+    """A job fails after `deliveries_max` deaths without progress, or after its `job_timeout`."""
     request = Request(door)
     command = None
     with door.ingest(deliveries_max=2) as process:  # nobody embeds, so that there is no progress
@@ -147,16 +182,23 @@ def test_a_job_that_goes_wrong_ends(door: Door) -> None:
             command = wait_for_another(process, command)
             worker_of(process).children()[0].kill()
         wait_for(request.job, "failed")
+        killed = request.enqueue(door)
+        for _ in range(2):
+            command = wait_for_another(process, command)
+            command.kill()
+        wait_for(killed, "failed")
         out = str(door.home / "late")
         late = door.enqueue("embed_corpus", str(request.corpus), out, job_timeout=1)
         wait_for(late, "failed")
         assert of(process, "-m embedfarm") is None
     assert "JobTimeoutException" in failure(late)
-    assert "terminated unexpectedly" in failure(request.job)
+    for job, whose in ((request.job, "its process was"), (killed, "embedfarm embed was")):
+        assert f"{GIVEN_UP}: {whose} ended by SIGKILL" in failure(job)
+        assert "out of memory" in failure(job)
 
 
 def test_a_running_job_that_nobody_wants(door: Door) -> None:
-    """RQ's stop, cancel and delete end it, and the farm's job; the worker takes the next one."""
+    """RQ's stop, cancel and delete end a running job, and the worker takes the next one."""
     with running(door, ENDLESS) as (_, request):
         job = request.job
         for way in ("stop", "cancel", "delete"):
@@ -175,7 +217,7 @@ def test_a_running_job_that_nobody_wants(door: Door) -> None:
 
 @pytest.mark.slow
 def test_a_lost_job_is_picked_up_in_two_minutes(door: Door) -> None:
-    """With the real lease: everything of the role is killed at once, and a new one takes over."""
+    """A job whose role was killed as a whole is finished by a new one, with the default lease."""
     request = Request(door)
     with door.work():
         with door.ingest(part_bytes_max=PART_BYTES, ingest_lease_seconds=30) as process:

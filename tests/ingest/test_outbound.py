@@ -1,4 +1,4 @@
-"""What jobs through RQ fetch, and whom they tell."""
+"""Tests of what jobs through RQ fetch, and whom they tell."""
 
 import json
 from collections.abc import Iterator
@@ -28,13 +28,13 @@ SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 @pytest.fixture
 def neighbour() -> Iterator[Neighbour]:
-    """A receiver that takes everything, and the corpora that a test puts there."""
+    """Start a receiver that accepts every request, and serves what a test puts there."""
     with Neighbour().running() as neighbour:
         yield neighbour
 
 
 def outbound(neighbour: Neighbour) -> dict[str, str]:
-    """Settings that allow it."""
+    """Return settings that allow the neighbour's URLs and webhooks."""
     return {
         "ingest_urls": json.dumps([f"{neighbour.url}/data/"]),
         "outbound_hosts": json.dumps(["127.0.0.1"]),
@@ -43,12 +43,12 @@ def outbound(neighbour: Neighbour) -> dict[str, str]:
 
 
 def notices(neighbour: Neighbour) -> list[Request]:
-    """What was posted."""
+    """Return the requests that were posted."""
     return [request for request in neighbour.requests if request.method == "POST"]
 
 
 def wait_for_notice(neighbour: Neighbour, job: Job) -> dict[str, Any]:
-    """The document on one job, once it is there."""
+    """Wait for the notice about a job, and return its document."""
 
     def found() -> list[dict[str, Any]]:
         documents = [json.loads(request.body) for request in notices(neighbour)]
@@ -59,7 +59,7 @@ def wait_for_notice(neighbour: Neighbour, job: Job) -> dict[str, Any]:
 
 
 def test_a_corpus_from_a_url(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
-    """It is fetched once for embedding, checking and asking again; what is not allowed is not."""
+    """A corpus from an allowed URL is downloaded once, then only asked for changes."""
     texts = list(texts_of(100))
     corpus = write_corpus(tmp_path / "elsewhere.jsonl", texts).read_bytes()
     neighbour.answer = lambda request: (
@@ -79,7 +79,7 @@ def test_a_corpus_from_a_url(door: Door, neighbour: Neighbour, tmp_path: Path) -
     with door.ingest(**outbound(neighbour)), door.work():
         wait_for(missing, "failed")
     assert [returned(each)["finished_before"] for each in (first, again)] == [False, True]
-    assert returned(check) == {"problems": []}
+    assert returned(check)["problems"] == []
     check_output(Path(out), texts, 16)
     asked = [(request.path, "if-none-match" in request.headers) for request in neighbour.requests]
     assert asked == [("/data/corpus.jsonl?signature=secret", known) for known in (0, 1, 1)]
@@ -91,7 +91,7 @@ def test_a_corpus_from_a_url(door: Door, neighbour: Neighbour, tmp_path: Path) -
 
 
 def test_a_webhook_is_told(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
-    """Of the end, good or bad, once a job and under one id; a receiver that fails is asked again.
+    """A webhook is told the end of each job, good or bad, under one id; failed notices are resent.
 
     Retries of the job are no end.
     """
@@ -125,7 +125,7 @@ def test_a_webhook_is_told(door: Door, neighbour: Neighbour, tmp_path: Path) -> 
 
 
 def test_a_webhook_is_told_of_cancelling(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
-    """In the queue before it ran, in the queue while it runs, and on the farm."""
+    """A webhook is told once of a job that is cancelled in the queue, at work, or on the farm."""
     corpus = str(write_corpus(tmp_path / "corpus.jsonl", list(texts_of(6_000))))
     hook = f"{neighbour.url}/hook"
     jobs = [
@@ -147,7 +147,7 @@ def test_a_webhook_is_told_of_cancelling(door: Door, neighbour: Neighbour, tmp_p
 
 
 def test_a_notice_is_given_up_loudly(door: Door, neighbour: Neighbour) -> None:
-    """After its last retry, or at once where nothing may be sent: it fails, and the log says so."""
+    """A notice that cannot be sent fails after its last retry, and the log says so."""
     neighbour.answer = lambda _: Reply(500)
     event = {"id": "msg_1", "type": "job.finished"}
     late = door.enqueue("notify", f"{neighbour.url}/secret", event)

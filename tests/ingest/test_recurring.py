@@ -1,4 +1,4 @@
-"""Jobs by the clock."""
+"""Tests of jobs that are enqueued by the clock."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,23 +21,23 @@ HOUR: Final = 3600
 
 @pytest.fixture
 def timetables(server: LiveServer, client: redis.Redis) -> list[Timetable]:
-    """Those of two processes."""
+    """Return the timetables of two processes."""
     settings = Settings(redis_url=server.url, recurring=[HOURLY])
     return [Timetable(client, settings) for _ in range(2)]
 
 
 def queued(client: redis.Redis) -> list[str]:
-    """Ids in the queue, oldest first."""
+    """Return the ids in the queue, oldest first."""
     return [each.decode() for each in client.lrange("rq:queue:embedfarm", 0, -1)]  # type: ignore[union-attr] # a sync client
 
 
 def job_id(due: float) -> str:
-    """Id of the run that was due at that time."""
+    """Return the id of the run that was due at a time."""
     return f"cleanup-{identify(HOURLY)}-{int(due)}"
 
 
 def test_a_run_is_enqueued_once(timetables: list[Timetable], client: redis.Redis) -> None:
-    """By one of two processes, also when the other one takes over and does not know of it."""
+    """A run is enqueued by one of two processes, even if the other takes over unknowingly."""
     one, other = timetables
     for now in (DAY, DAY + 10, DAY + 1799):
         one.tick(now)
@@ -54,7 +54,7 @@ def test_a_run_is_enqueued_once(timetables: list[Timetable], client: redis.Redis
 
 
 def test_missed_runs_are_made_up_for_once(timetables: list[Timetable], client: redis.Redis) -> None:
-    """After ten hours without anybody, the newest run is enqueued, and the nine before are not."""
+    """Only the newest run is enqueued after ten hours in which nobody was there."""
     one, other = timetables
     one.tick(DAY)
     client.delete(wire.INGEST)
@@ -77,7 +77,7 @@ def test_who_lost_the_lock_notes_nothing(timetables: list[Timetable], client: re
 
 @pytest.mark.parametrize("entry", [("61 * * * *", "cleanup"), ("* * * * *", "os.system")])
 def test_a_wrong_entry_ends_the_role(server: LiveServer, entry: tuple[str, str]) -> None:
-    """A cron expression or a task that is none is a wrong configuration, with a sentence."""
+    """A wrong cron expression or task ends the role with status 2, and a sentence names it."""
     setting = f'[{{"cron": "{entry[0]}", "task": "{entry[1]}"}}]'
     done = run("ingest", "--redis", server.url, environment={"EMBEDFARM_RECURRING": setting})
     assert done.returncode == 2
@@ -85,7 +85,7 @@ def test_a_wrong_entry_ends_the_role(server: LiveServer, entry: tuple[str, str])
 
 
 def test_two_roles_run_it_once(door: Door, tmp_path: Path) -> None:
-    """Two `embedfarm ingest` and a job every two seconds: each due time is run once, in JSON."""
+    """Two `embedfarm ingest` run each due time of a job once, and enqueue it in JSON."""
     setting = '[{"cron": "* * * * * */2", "task": "cleanup", "arguments": {"seconds": 9}}]'
     with ExitStack() as stack:
         for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""What an RQ worker does not run."""
+"""Tests of what an RQ worker does not run."""
 
 import json
 import subprocess
@@ -13,9 +13,10 @@ from tests.support import wait_until
 
 
 def test_nothing_runs_that_is_not_on_the_list(door: Door, tmp_path: Path) -> None:
-    """os.system by name, pickles, methods, callbacks, webhooks: refused, logged, and life goes on.
+    """A job that is not an allowed task is refused and logged, and the worker goes on.
 
-    A refusal names what was asked for, and costs the worker nothing.
+    That is os.system by name, pickles, methods, callbacks and webhooks. A refusal names what was
+    asked for.
     """
     bait = tmp_path / "bait"
     touch = f"touch {bait}"
@@ -48,7 +49,7 @@ def test_nothing_runs_that_is_not_on_the_list(door: Door, tmp_path: Path) -> Non
 
 
 def test_it_is_seen_by_rq_info(door: Door) -> None:
-    """Queue and worker have names that say what they are."""
+    """`rq info` shows the queue and the workers by names that say what they are."""
     door.enqueue("cleanup")
     with door.ingest("--workers", "2"):
         words = [sys.executable, "-m", "rq.cli", "info", "--url", door.server.url, "--raw"]
@@ -62,7 +63,7 @@ def test_it_is_seen_by_rq_info(door: Door) -> None:
 
 
 def test_the_worker_is_light() -> None:
-    """No torch in a process that forks for every job."""
+    """The RQ worker, which forks for every job, imports no torch."""
     words = [sys.executable, "-c", "import producer.main, sys; print('torch' in sys.modules)"]
     done = subprocess.run(words, capture_output=True, check=True, text=True)
     assert done.stdout == "False\n"

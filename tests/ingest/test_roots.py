@@ -1,4 +1,4 @@
-"""Paths that a job from outside may name."""
+"""Tests of paths and URLs that a job from outside may name."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from producer.roots import PathRefused, allow, allow_source, allow_url, is_url
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An allowed directory with a corpus and a link out of it; beside it, a secret."""
+    """Make an allowed directory with a corpus; beside it is a secret."""
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "secret.txt").write_text("secret")
@@ -19,7 +19,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_what_is_below_a_root(root: Path) -> None:
-    """Files, directories, what does not exist yet, and links that stay inside."""
+    """Files, directories, new paths and links below a root are allowed."""
     (root / "link.txt").symlink_to(root / "corpus.txt")
     roots = [Path("/nowhere"), root]
     assert allow(str(root / "new" / "out"), roots) == root / "new" / "out"
@@ -43,7 +43,7 @@ def test_what_is_below_a_root(root: Path) -> None:
     ],
 )
 def test_what_leads_outside(root: Path, path: str) -> None:
-    """By dots, by links, as a URL, as a pattern, or by a name that only begins like a root."""
+    """A path that leads outside by dots, links, a URL, a pattern or a longer name is refused."""
     (root / "out.txt").symlink_to(root.parent / "secret.txt")
     (root / "outside").symlink_to(root.parent, target_is_directory=True)
     with pytest.raises(PathRefused):
@@ -51,9 +51,24 @@ def test_what_leads_outside(root: Path, path: str) -> None:
 
 
 def test_without_roots(root: Path) -> None:
-    """Nothing is allowed, and the reason says what to set."""
+    """Every path is refused without roots, and the reason says what to set."""
     with pytest.raises(PathRefused, match="ingest_roots is empty"):
         allow(str(root), [])
+
+
+@pytest.mark.parametrize("path", ["jobs", "jobs/a.txt", "jobs/none", "", "link", "sub"])
+def test_a_directory_is_barred(root: Path, path: str) -> None:
+    """A barred directory, what is in it or above it, and links into it are refused."""
+    jobs = root / "jobs"
+    jobs.mkdir()
+    (jobs / "a.txt").write_text("of somebody else")
+    (root / "link").symlink_to(jobs / "a.txt")
+    (root / "sub").mkdir()
+    (root / "sub" / "link").symlink_to(jobs / "a.txt")
+    with pytest.raises(PathRefused, match="inputs and outputs of jobs by HTTP"):
+        allow_source(str(root / path), [root], jobs)
+    assert allow_source(str(root / "corpus.txt"), [root], jobs) == root / "corpus.txt"
+    assert allow_source(str(jobs / "a.txt"), [root]) == jobs / "a.txt"  # for who runs the jobs
 
 
 PREFIXES = ["https://data.example/corpora/", "http://intern:8080/one.jsonl"]
@@ -70,7 +85,7 @@ PREFIXES = ["https://data.example/corpora/", "http://intern:8080/one.jsonl"]
     ],
 )
 def test_urls_below_a_prefix(url: str) -> None:
-    """Scheme, host and port are the same, and the path goes on at a slash."""
+    """A URL is allowed if scheme, host and port are a prefix's, and the path goes on at a slash."""
     assert is_url(url)
     assert allow_url(url, PREFIXES).host in url.lower()
 
@@ -99,13 +114,13 @@ def test_urls_below_a_prefix(url: str) -> None:
     ],
 )
 def test_urls_that_lead_elsewhere(url: str) -> None:
-    """By another host, by dots in any spelling, or by a name that only begins like a prefix."""
+    """A URL of another host, with dots in any spelling, or with a longer name is refused."""
     with pytest.raises(UrlRefused):
         allow_url(url, PREFIXES)
 
 
 def test_without_prefixes() -> None:
-    """No URL is allowed, and the reason says what to set, but not what may be a signature."""
+    """Every URL is refused without prefixes, and the reason has no signature of the URL."""
     with pytest.raises(UrlRefused, match=r"ingest_urls \(empty\)") as refused:
         allow_url("https://data.example/corpora/a.jsonl?signature=secret", [])
     assert "secret" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""What programs ask for through RQ."""
+"""Tests of what programs ask for through RQ."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support import wait_until
 
 
 def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:
-    """By a program that has only rq: vectors in order, progress in `meta`, then what depends.
+    """A program that has only rq can embed, export and check a corpus, with progress in `meta`.
 
     What is done is not done again, and a corpus that changed since is a problem that is named.
     """
@@ -42,7 +42,7 @@ def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:
     }  # fmt: skip
     assert returned(first)["count"] == 4_000
     assert returned(first)["finished_before"] is False
-    assert returned(last) == {"problems": []}
+    assert returned(last)["problems"] == []
     assert (returned(again)["finished_before"], returned(again)["repaired"]) == (True, 0)
     assert "other texts" in returned(check)["problems"][0]["problem"]
     check_output(Path(out), texts, 16)
@@ -52,7 +52,7 @@ def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:
 
 
 def test_a_failure_says_why_and_is_tried_again(door: Door, tmp_path: Path) -> None:
-    """The command's own sentence is logged; a retry that was asked for comes by the clock."""
+    """A failed command's own sentence is logged, and a retry that was asked for comes in time."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("no json\n")
     words = (str(corpus), str(tmp_path / "out"))
@@ -66,7 +66,7 @@ def test_a_failure_says_why_and_is_tried_again(door: Door, tmp_path: Path) -> No
 
 
 def test_an_unfinished_output_is_reconciled(door: Door, tmp_path: Path) -> None:
-    """What the farm has lost of it is reported; here, where its output is not, it stays lost."""
+    """`reconcile` reports the chunks of an unfinished output that the farm has lost."""
     out = tmp_path / "out"
     (out / ".embedfarm").mkdir(parents=True)
     (out / ".embedfarm" / "job-id").write_text("j")
@@ -82,7 +82,7 @@ def test_an_unfinished_output_is_reconciled(door: Door, tmp_path: Path) -> None:
 
 
 def test_options_that_are_none(door: Door, tmp_path: Path) -> None:
-    """What could lead elsewhere is refused, by name, before anything is run."""
+    """Paths outside the roots and unknown options are refused by name, before anything is run."""
     inside = tmp_path / "inside"
     inside.mkdir()
     corpus = str(write_corpus(inside / "corpus.jsonl", ["a river"]))
@@ -105,7 +105,7 @@ def test_options_that_are_none(door: Door, tmp_path: Path) -> None:
 
 
 def test_cleanup(door: Door) -> None:
-    """What is cancelled goes, on the farm and in the queue, once it has rested; nothing else."""
+    """`cleanup` removes cancelled jobs, on the farm and in the queue, once they are old enough."""
     with closing_client(door.server.url) as client:
         farm = Farm(client)
         for name in ("wanted", "unwanted"):

@@ -1,1 +1,1 @@
-"""What the farm sends outwards, to real servers on loopback."""
+"""Tests of what the farm sends outwards, to real servers on loopback."""

@@ -1,4 +1,4 @@
-"""A server on loopback that a user may name."""
+"""A server on loopback, for URLs that a user may name."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Request(NamedTuple):
-    """What came: headers by their names in lower case."""
+    """A request that came, with its headers by name in lower case."""
 
     method: str
     path: str
@@ -18,7 +18,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What is answered; `headers` may have another length than the body's, or "" for none."""
+    """A reply to send; a header of "" is left out, and content-length may be a false one."""
 
     status: int = 200
     headers: dict[str, str] = {}  # noqa: RUF012 -- nobody changes it
@@ -26,14 +26,14 @@ class Reply(NamedTuple):
 
 
 class Neighbour:
-    """Answers as it is told, and remembers what came.
+    """A server that answers as it is told, and remembers the requests that came.
 
     Args:
-        tls: With the server's certificate.
+        tls: TLS context with the server's certificate; None for plain HTTP.
 
     Attributes:
-        answer: Makes the reply to a request.
-        requests: What came.
+        answer: Function that makes the reply to a request.
+        requests: Requests that came.
     """
 
     def __init__(self, tls: SSLContext | None = None) -> None:

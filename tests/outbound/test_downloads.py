@@ -1,4 +1,4 @@
-"""Corpora that are fetched."""
+"""Tests of corpora that are fetched from a URL."""
 
 import fcntl
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BODY = b"a river\n" * 30_000
 
 
 class Library:
-    """A server with a corpus, and who fetches it."""
+    """A server with a corpus, and a farm's side that fetches it."""
 
     def __init__(self, neighbour: Neighbour, out: Path) -> None:
         self.neighbour = neighbour
@@ -25,7 +25,7 @@ class Library:
         self.sizes = list[int]()
 
     def fetch(self, path: str = "/data/corpus.jsonl", **limits: Any) -> Path:  # noqa: ANN401 -- what a setting takes
-        """Where the file is."""
+        """Fetch a path of the server, and return where the file is."""
         chosen = {"ingest_urls": [f"{self.neighbour.url}/data"], "outbound_hosts": ["127.0.0.1"]}
         settings = Settings.model_validate(chosen | limits)
         url = allow_url(self.neighbour.url + path, settings.ingest_urls)
@@ -34,7 +34,7 @@ class Library:
         return place
 
     def asked(self) -> list[str]:
-        """Paths that were asked for since the last call."""
+        """Return the paths that were asked for since the last call."""
         paths = [request.path for request in self.neighbour.requests]
         self.neighbour.requests.clear()
         return paths
@@ -42,14 +42,14 @@ class Library:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Iterator[Library]:
-    """One that answers with `BODY`."""
+    """A library whose server answers with `BODY`."""
     with Neighbour().running() as neighbour:
         neighbour.answer = lambda _: Reply(body=BODY)
         yield Library(neighbour, tmp_path / "out")
 
 
 def test_a_file_of_its_own(library: Library) -> None:
-    """It has the bytes and the suffix of the URL, each URL has its own, and progress is seen."""
+    """Each URL is fetched to a file of its own with its bytes and suffix, and progress is seen."""
     first = library.fetch("/data/a%20corpus.jsonl?part=1")
     second = library.fetch("/data/a%20corpus.jsonl?part=2")
     assert (first.read_bytes(), first.name) == (BODY, "a_20corpus.jsonl")
@@ -62,9 +62,9 @@ def test_a_file_of_its_own(library: Library) -> None:
 @pytest.mark.parametrize("heeded", [True, False])
 @pytest.mark.parametrize("name", ["etag", "last-modified", ""])
 def test_only_what_is_new(library: Library, name: str, *, heeded: bool) -> None:
-    """The same is not fetched again, whatever the server makes of the question; another one is.
+    """A corpus that has not changed is not replaced, and one that has changed is.
 
-    Without a word of the server it is another one if it has another size.
+    Where the server sends neither ETag nor Last-Modified, another size means a change.
     """
     reply = Reply(headers={name: "Sat, 21 Nov 2026 10:00:00 GMT"} if name else {}, body=BODY)
 
@@ -84,7 +84,7 @@ def test_only_what_is_new(library: Library, name: str, *, heeded: bool) -> None:
 
 
 def test_what_was_cut_off_is_fetched_again(library: Library) -> None:
-    """A body shorter than promised is an error, and leaves nothing; then all of it is asked for."""
+    """A body shorter than promised is an error and leaves no file; the next fetch takes all."""
     promise = {"content-length": str(len(BODY)), "etag": '"one"'}
     library.neighbour.answer = lambda _: Reply(headers=promise, body=BODY[:1000])
     with pytest.raises(RequestFailed, match="closed"):
@@ -97,7 +97,7 @@ def test_what_was_cut_off_is_fetched_again(library: Library) -> None:
 
 
 def test_redirects_within_what_is_allowed(library: Library) -> None:
-    """They are followed there, a few of them, and never to another place or host."""
+    """Redirects are followed below the allowed URLs, at most five, and never elsewhere."""
     places = {"/data/a": "b", "/data/b": "/data/c", "/data/out": "../secret",
               "/data/evil": "//evil.example/data/c", "/data/loop": "/data/loop",
               "/data/private": f"http://localhost:{library.neighbour.port}/data/c"}  # fmt: skip
@@ -133,14 +133,14 @@ def test_redirects_within_what_is_allowed(library: Library) -> None:
 def test_what_is_not_taken(
     library: Library, reply: Reply, limits: dict[str, Any], reason: str
 ) -> None:
-    """What is no whole file, too large, packed, late, or where nothing may be sent: in words."""
+    """A reply that is no whole file, too large, packed or late, or a forbidden host is refused."""
     library.neighbour.answer = lambda _: reply
     with pytest.raises((RequestFailed, UrlRefused), match=reason):
         library.fetch(**limits)
 
 
 def test_a_size_that_nobody_promised(library: Library) -> None:
-    """It is counted while the body comes; what is too large leaves nothing on the disk."""
+    """A body of unknown size is counted as it comes; one that is too large leaves no file."""
     library.neighbour.answer = lambda _: Reply(headers={"content-length": ""}, body=BODY)
     assert library.fetch().read_bytes() == BODY
     with pytest.raises(RequestFailed, match="more bytes than fetch_bytes_max"):
@@ -150,7 +150,7 @@ def test_a_size_that_nobody_promised(library: Library) -> None:
 
 
 def test_one_at_a_time(library: Library) -> None:
-    """Two jobs that fetch to the same place would write over each other: the second one says so."""
+    """A fetch to a place to which another one is writing is refused."""
     place = library.fetch()
     with (place.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Where requests that a user asks for may go."""
+"""Tests of the guard: where requests that a user asks for may go."""
 
 import contextlib
 import socket
@@ -17,7 +17,6 @@ from producer.outbound import (
     RequestFailed,
     UrlRefused,
     find_addresses,
-    hide_urls,
     is_public,
     parse_url,
     send,
@@ -36,7 +35,7 @@ PUBLIC = ["1.1.1.1", "8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8
 
 @contextlib.contextmanager
 def opened(url: str, *hosts: str, seconds: float = 10.0) -> Iterator[Any]:
-    """A GET with hosts that may be private."""
+    """Send a GET to a URL, whose host may be private if it is one of `hosts`."""
     deadline = time.monotonic() + seconds
     with send(parse_url(url), {}, hosts=hosts, deadline=deadline) as response:
         yield response
@@ -50,7 +49,7 @@ def read(url: str, *hosts: str, seconds: float = 10.0) -> bytes:
 
 @pytest.fixture
 def neighbour() -> Iterator[Neighbour]:
-    """A server that says who it was called."""
+    """A server that answers with the Host header of the request."""
     with Neighbour().running() as each:
         each.answer = lambda request: Reply(body=request.headers["host"].encode())
         yield each
@@ -58,13 +57,13 @@ def neighbour() -> Iterator[Neighbour]:
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_private_addresses(address: str) -> None:
-    """None of them is public, in no disguise."""
+    """An address that is private, reserved or hidden in another is not public."""
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses(address: str) -> None:
-    """These are, also where an IPv6 address stands for one of IPv4."""
+    """A public address is public, also as IPv4 inside of IPv6."""
     assert is_public(address)
 
 
@@ -72,14 +71,14 @@ def test_public_addresses(address: str) -> None:
     "host", ["127.0.0.1", "localhost", "LOCALHOST", "127.1", "2130706433", "0x7f.1", "[::1]"]
 )
 def test_loopback_by_any_name(neighbour: Neighbour, host: str) -> None:
-    """It is what the name leads to that counts, and nothing is sent there."""
+    """A name that leads to loopback is refused however it is written, and nothing is sent."""
     with pytest.raises(UrlRefused, match="not public"):
         read(f"http://{host}:{neighbour.port}/")
     assert not neighbour.requests
 
 
 def test_a_named_host_may_be_private(neighbour: Neighbour) -> None:
-    """By its name, or with its port only; another name of the same address is not named."""
+    """A private host is allowed by the name on the list, with or without port, and no other."""
     port = neighbour.port
     assert read(neighbour.url, "127.0.0.1") == f"127.0.0.1:{port}".encode()
     assert read(f"http://LocalHost:{port}/", f"localhost:{port}") == f"localhost:{port}".encode()
@@ -118,16 +117,8 @@ def test_what_is_no_url(url: str, reason: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_urls_are_hidden_in_logs() -> None:
-    """What comes after the host may be a secret, and what comes before the host is one."""
-    text = (
-        "embed('https://a.example/hook/secret?x', 'HTTP://me:secret@b.example:80#secret', '/c?d')"
-    )
-    assert hide_urls(text) == "embed('https://a.example/…', 'HTTP://b.example:80/…', '/c?d')"
-
-
 def test_a_host_without_address() -> None:
-    """That is no refusal: later there may be one; a name that is too long for one is."""
+    """A host without an address fails for now; a name too long to be one is refused for good."""
     with pytest.raises(RequestFailed, match="cannot be found"):
         find_addresses("nowhere.invalid", 80, ())
     with pytest.raises(UrlRefused, match="not the name"):
@@ -135,9 +126,9 @@ def test_a_host_without_address() -> None:
 
 
 def test_a_name_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, neighbour: Neighbour) -> None:
-    """A name server whose second answer is loopback: the connection goes to what was checked.
+    """A connection goes to the address that was checked, whatever the name server says later.
 
-    One private address among several refuses the host.
+    A host is refused if one of its several addresses is private.
     """
     public, answers, connected = "93.184.215.14", [["93.184.215.14"], ["127.0.0.1"]], list[Any]()
     resolve = socket.getaddrinfo
@@ -163,7 +154,7 @@ def test_a_name_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, neighbour: Ne
 
 
 def test_tls_is_for_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The certificate must be of the name in the URL, though an address is connected to."""
+    """The certificate must be that of the name in the URL, though an address is connected to."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
@@ -181,14 +172,14 @@ def test_tls_is_for_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_proxies_are_not_asked(monkeypatch: pytest.MonkeyPatch, neighbour: Neighbour) -> None:
-    """A proxy of the environment would connect to what nobody has checked."""
+    """The environment's proxy is not used, since it would connect to what nobody has checked."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert read(neighbour.url, "127.0.0.1")
 
 
 @pytest.mark.parametrize("promise", [b"HTTP/1.1 200 OK\r\nx-drip: ", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_a_server_that_drips(promise: bytes) -> None:
-    """A byte from time to time, in the head or the body: the time is up all the same."""
+    """A server that sends a byte from time to time does not prolong the deadline."""
     over = threading.Event()
 
     def drip(listener: socket.socket) -> None:

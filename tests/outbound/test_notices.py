@@ -1,4 +1,4 @@
-"""What receivers of webhooks are sent."""
+"""Tests of webhooks: what receivers are sent."""
 
 import json
 from collections.abc import Iterator
@@ -20,19 +20,19 @@ EVENT = make_event("job.finished", "a run", {"job": "a", "failed": 0})
 
 
 def settings(**more: Any) -> Settings:  # noqa: ANN401 -- what a setting takes
-    """Those of a farm whose neighbour is a receiver."""
+    """Settings of a farm that may send to loopback."""
     return Settings.model_validate({"outbound_hosts": ["127.0.0.1"], **more})
 
 
 @pytest.fixture
 def receiver() -> Iterator[Neighbour]:
-    """One that takes everything."""
+    """A server that accepts every notice."""
     with Neighbour().running() as neighbour:
         yield neighbour
 
 
 def test_a_signed_notice(receiver: Neighbour) -> None:
-    """A receiver's own library takes it: id, time, type and facts; not with another secret."""
+    """A receiver's library accepts id, time, type and facts, but not with another secret."""
     assert deliver(f"{receiver.url}/hook?token=x", EVENT, settings(webhook_secret=SECRET)) == 200
     [request] = receiver.requests
     assert (request.method, request.path) == ("POST", "/hook?token=x")
@@ -46,7 +46,7 @@ def test_a_signed_notice(receiver: Neighbour) -> None:
 
 
 def test_an_unsigned_notice(receiver: Neighbour) -> None:
-    """Without a secret there is no signature, and everything else."""
+    """A notice without a secret has no signature, and everything else."""
     deliver(receiver.url, EVENT, settings())
     assert "webhook-signature" not in receiver.requests[0].headers
     assert json.loads(receiver.requests[0].body) == EVENT
@@ -54,7 +54,7 @@ def test_an_unsigned_notice(receiver: Neighbour) -> None:
 
 @pytest.mark.parametrize("status", [301, 307, 400, 404, 429, 500, 503])
 def test_what_is_no_success(receiver: Neighbour, status: int) -> None:
-    """Anything but 2xx is a failure; a redirect is not followed."""
+    """A status other than 2xx and 410 is a failure, and a redirect is not followed."""
     receiver.answer = lambda _: Reply(status, {"location": "/elsewhere"})
     with pytest.raises(RequestFailed, match=f"answers {status}"):
         deliver(receiver.url, EVENT, settings())
@@ -62,13 +62,13 @@ def test_what_is_no_success(receiver: Neighbour, status: int) -> None:
 
 
 def test_a_receiver_that_is_gone(receiver: Neighbour) -> None:
-    """410 says that it wants no more: that is an answer, and is not asked for again."""
+    """The status 410 is taken as an answer: the receiver wants no more."""
     receiver.answer = lambda _: Reply(410)
     assert deliver(receiver.url, EVENT, settings()) == 410
 
 
 def test_an_event_that_is_none(receiver: Neighbour) -> None:
-    """Whoever enqueues a notice cannot write other headers with its id."""
+    """An event whose id could break a header, and a private receiver, are refused."""
     for name in ("a\r\nx-evil: 1", "", "é"):
         with pytest.raises(ValueError, match="needs an id"):
             deliver(receiver.url, EVENT | {"id": name}, settings())
@@ -87,7 +87,7 @@ def test_an_event_that_is_none(receiver: Neighbour) -> None:
     ],
 )
 def test_a_webhook_is_checked_early(url: str, reason: str) -> None:
-    """Before a job is taken, in words."""
+    """A webhook that cannot be sent to is refused in words when a job is submitted."""
     with pytest.raises(ValueError, match=reason):
         check_webhook(url, Settings())
     if "127" in url:
@@ -95,7 +95,7 @@ def test_a_webhook_is_checked_early(url: str, reason: str) -> None:
 
 
 def test_a_notice_is_enqueued_once(client: redis.Redis) -> None:
-    """At the front, to be tried for hours; shown without what may be secret in the URL."""
+    """A notice is enqueued once, at the front, with hours of retries, and its URL's path hidden."""
     queue = Queue("embedfarm", client, serializer="json")
     queue.enqueue("producer.tasks.cleanup")
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_notice_is_enqueued_once(client: redis.Redis) -> None:
 
 
 def test_an_event_has_the_id_of_what_happened() -> None:
-    """The same of one run, whenever it is made, another one of another run or kind."""
+    """An event's id is the same for one run and kind whenever it is made, and else another one."""
     again = make_event("job.finished", "a run", {"job": "a"})
     others = {
         make_event(*words, {})["id"] for words in [("job.finished", "b"), ("job.failed", "a run")]
@@ -119,7 +119,7 @@ def test_an_event_has_the_id_of_what_happened() -> None:
 
 
 def test_the_secret_is_not_shown() -> None:
-    """Neither by the settings nor by the error that refuses one; a child process gets it."""
+    """The webhook secret is in no text of settings or errors, but in a child's environment."""
     chosen = settings(webhook_secret=SECRET)
     for text in (repr(chosen), str(chosen), chosen.model_dump_json(), f"{chosen.model_dump()}"):
         assert SECRET not in text

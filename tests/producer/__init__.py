@@ -1,1 +1,1 @@
-"""Tests of the readers and the chunker."""
+"""Tests of the producer: readers, chunker, blocks and submission."""

@@ -1,4 +1,4 @@
-"""Rows into blocks."""
+"""Tests of how rows become blocks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -27,7 +27,7 @@ LIMITS = st.builds(
 
 
 def cut(blocker: Blocker, batches: Sequence[Rows]) -> Iterator[Block]:
-    """All blocks of some rows."""
+    """Yield all blocks of some rows."""
     for rows in batches:
         yield from blocker.add(rows)
     yield from blocker.flush()
@@ -60,7 +60,7 @@ def test_blocks_tile(
 
 @given(BATCHES, LIMITS, st.floats(0, 100))
 def test_blocks_keep_limits(batches: list[list[str]], settings: Settings, target: float) -> None:
-    """No block has too many chunks, or too much text unless it is one chunk; none is empty."""
+    """A block is never empty, and has no more chunks or text than the limits, or is one chunk."""
     blocker = Blocker(0, settings, tokens_target=target)
     for block in cut(blocker, [Rows(batch, None) for batch in batches]):
         assert 1 <= len(block.texts) <= settings.block_chunks_max
@@ -102,7 +102,7 @@ def test_limits_change() -> None:
 
 
 def test_token_ids_in_place_of_texts(tmp_path: Path) -> None:
-    """From the rows that come with an encoder on, blocks have ids; what waited goes as text."""
+    """Blocks have token ids from the rows that come with an encoder on; earlier rows go as text."""
     encoder = TokenEncoder.describe(write_tokenizer(tmp_path), "p ", 4)
     blocker = Blocker(0, Settings(block_chunks_min=1), tokens_target=1000)
     texts = ["a b", "", "a b a b a b"]
@@ -125,7 +125,7 @@ def test_token_ids_in_place_of_texts(tmp_path: Path) -> None:
 
 
 def test_blocks_of_token_ids_keep_limits(tmp_path: Path) -> None:
-    """Ids count four bytes each until they are packed, as a large vocabulary needs."""
+    """Token ids count four bytes each against the limit until they are packed."""
     encoder = TokenEncoder.describe(write_tokenizer(tmp_path), "", 9)
     settings = Settings(block_chunks_min=1, block_bytes_max=24)
     blocker = Blocker(0, settings, tokens_target=1000)

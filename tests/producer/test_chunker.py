@@ -1,4 +1,4 @@
-"""The chunker: nothing is lost, nothing is too long, and it gets on."""
+"""Tests of the chunker: nothing is lost, nothing is too long, and it takes linear time."""
 
 import importlib.util
 import re
@@ -23,7 +23,7 @@ def minilm_file() -> Path:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per UTF-8 byte, so that a character can take four."""
+    """A tokenizer with one token per UTF-8 byte, so that a character can take four."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -32,7 +32,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def word_spans(text: str) -> Sequence[Span]:
-    """A token for every word and every mark."""
+    """The spans of a text's tokens, where every word and every mark is one."""
     return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
 
 
@@ -59,7 +59,7 @@ each_tokenizer = pytest.mark.parametrize("name", SPANS)
 @each_tokenizer
 @given(text=TEXTS, chunk_tokens=BUDGETS, chunk_overlap=st.integers(0, 20))
 def test_limit(name: str, text: str, chunk_tokens: int, chunk_overlap: int) -> None:
-    """No chunk is empty, has white space around it, or more tokens than it may."""
+    """A chunk is not empty, has no white space around it, and no more tokens than allowed."""
     for chunk in cut(text, SPANS[name], chunk_tokens, chunk_overlap):
         assert chunk
         assert chunk == chunk.strip()
@@ -69,7 +69,7 @@ def test_limit(name: str, text: str, chunk_tokens: int, chunk_overlap: int) -> N
 @each_tokenizer
 @given(text=TEXTS, chunk_tokens=BUDGETS)
 def test_coverage(name: str, text: str, chunk_tokens: int) -> None:
-    """Without overlap the chunks hold every visible character once, in order."""
+    """The chunks without overlap hold every visible character once, in order."""
     chunks = list(cut(text, SPANS[name], chunk_tokens, 0))
     assert visible("".join(chunks)) == visible(text)
     assert all(chunk in text for chunk in chunks)
@@ -114,7 +114,7 @@ def test_overlap(name: str, separators: list[str], chunk_tokens: int, chunk_over
     ids=["prose", "one word", "dots", "no tokens", "blank", "gap", "chinese", "emoji"],
 )
 def test_linear(text: str, chunk_overlap: int) -> None:
-    """Whatever the text, each character is tokenised a few times only, and a little at a time."""
+    """Each character of any text is tokenised a few times only, and a little at a time."""
     tokenised = []
 
     def find_spans(window: str) -> Sequence[Span]:

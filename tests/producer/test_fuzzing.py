@@ -1,4 +1,4 @@
-"""Readers fed with anything: rows come, or an error that names the file; never another one."""
+"""Tests of readers with any input: rows come, or an error that names the file."""
 
 import csv
 import gzip
@@ -50,7 +50,7 @@ def valid(name: str) -> bytes:
 
 @st.composite
 def mangled(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Bytes cut out, put in, turned over or repeated, up to eight times; sometimes anything."""
+    """A file that is cut, extended or repeated up to eight times, or sometimes random bytes."""
     data = draw(st.binary(max_size=200)) if draw(st.integers(0, 9)) == 0 else whole
     for _ in range(draw(st.integers(1, 8))):
         first, second = sorted(draw(st.tuples(*[st.integers(0, len(data))] * 2)))
@@ -79,7 +79,7 @@ def read(path: Path, name: str, field: str | None) -> None:
 @MANGLED
 @given(data=st.data())
 def test_mangled_files(tmp_path: Path, name: str, data: st.DataObject) -> None:
-    """Whatever is done to a file, its rows come, or what is wrong is said by file and line."""
+    """A damaged file gives its rows, or an error that names the file, and the line of a bad row."""
     form = name.partition("-")[0]
     path = tmp_path / f"corpus.{form}"
     path.write_bytes(data.draw(mangled(valid(name))))
@@ -90,7 +90,7 @@ def test_mangled_files(tmp_path: Path, name: str, data: st.DataObject) -> None:
 @MANGLED
 @given(data=st.data())
 def test_mangled_archives(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
-    """The same where it is compressed, and the archive is what is damaged."""
+    """A damaged archive gives its rows, or an error that names the file."""
     pack = gzip.compress if suffix == ".gz" else zstandard.compress
     path = tmp_path / f"corpus.jsonl{suffix}"
     path.write_bytes(data.draw(mangled(pack(valid("jsonl") * 20))))

@@ -1,4 +1,4 @@
-"""The standard library as a corpus."""
+"""Tests of the standard library's docstrings as a corpus."""
 
 import csv
 import json
@@ -18,15 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def rows() -> list[tuple[str, str]]:
-    """All of them, read once."""
+    """All docstrings of the standard library, read once."""
     return list(docstrings())
 
 
 def test_many(rows: list[tuple[str, str]]) -> None:
-    """It is a corpus of thousands of texts, none of them very short or long.
+    """The corpus has thousands of texts, none of them very short or long.
 
-    How many depends on what of the library is there (Debian has idlelib and others in packages):
-    one for two triple quotes, most of which are of docstrings; 8,476 for 15,970 in Python 3.11.7.
+    The number depends on how much of the library is installed (Debian has idlelib and others in
+    packages): one text for two triple quotes, most of which are of docstrings; 8,476 for 15,970 in
+    Python 3.11.7.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -48,7 +49,7 @@ def test_names(rows: list[tuple[str, str]]) -> None:
 
 
 def test_left_out(rows: list[tuple[str, str]]) -> None:
-    """Neither tests nor installed packages are in it."""
+    """Tests and installed packages are not in the corpus."""
     parts = {part for name, _ in rows for part in name.split(".")}
     assert parts.isdisjoint({"site-packages", "idle_test", "pytest"})
     assert not any(

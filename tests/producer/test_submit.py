@@ -1,4 +1,4 @@
-"""A corpus into the stream of a real server."""
+"""Tests of submission: a corpus goes into the stream of a real server."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -40,14 +40,14 @@ Open = Callable[..., Submitter]
 
 @pytest.fixture
 def bench(server: LiveServer) -> Iterator[Bench]:
-    """Threads and connections."""
+    """Threads and connections for a test, closed at its end."""
     with Bench(server.url) as bench:
         yield bench
 
 
 @pytest.fixture
 def opened(bench: Bench) -> Open:
-    """Opens the job as a run of the producer does."""
+    """A function that opens the job as a run of the producer does."""
 
     def open_job(
         start: int = 0, settings: Settings = LARGE, tokenizer: Path | None = None
@@ -60,7 +60,7 @@ def opened(bench: Bench) -> Open:
 
 @pytest.fixture
 def job(bench: Bench) -> Job:
-    """The job, for looking at."""
+    """The job, for the test to look at."""
     return Job(bench.client(), "j")
 
 
@@ -73,13 +73,13 @@ def worker(bench: Bench) -> HashWorker:
 
 
 def blocks_of(job: Job) -> list[Block]:
-    """What is in the stream."""
+    """The blocks in the job's stream."""
     entries = cast("list[Any]", job.client.xrange(job.keys.blocks))
     return [decode(Block, fields[b"block"]) for _, fields in entries]
 
 
 def tiling(job: Job, first: int = 0) -> int:
-    """Checks that the stream holds the corpus from `first` on without a gap; gives its end."""
+    """Check that the stream holds the corpus from `first` on without a gap; return its end."""
     for block in blocks_of(job):
         assert block.start == first
         first += len(block.texts)
@@ -89,18 +89,18 @@ def tiling(job: Job, first: int = 0) -> int:
 
 
 def held_bytes(job: Job) -> int:
-    """Text and results that the server holds."""
+    """The bytes of text and results that the server holds."""
     status = job.status()
     return status.bytes_in - status.bytes_done + status.result_bytes
 
 
 def stuck(job: Job, pushed: Future[Any]) -> bool:
-    """Whether the producer waits for room."""
+    """Whether the producer waits for room, or has ended."""
     clients = job.client.client_list()
     return pushed.done() or any(each["cmd"] == "blpop" for each in clients)
 
 
-# What is sent.
+# What the producer sends.
 
 
 def test_everything_is_sent(opened: Open, job: Job) -> None:
@@ -114,7 +114,7 @@ def test_everything_is_sent(opened: Open, job: Job) -> None:
 
 
 def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Path) -> None:
-    """Texts before, token ids by their recipe after; nothing is left out between them."""
+    """Token ids are sent once workers agree on a recipe, texts before; no row is left out."""
     submitter = opened(tokenizer=write_tokenizer(tmp_path))
     encoder = TokenEncoder.describe(tmp_path, "", 9)
 
@@ -137,7 +137,7 @@ def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Pat
 
 
 def test_texts_are_sent_with_another_tokenizer(opened: Open, job: Job, tmp_path: Path) -> None:
-    """A tokenizer that is not the workers' makes no ids."""
+    """Texts are sent where the producer's tokenizer is not the workers'."""
     submitter = opened(tokenizer=write_tokenizer(tmp_path))
     recipe = TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9)
     Farm(job.client).agree_on_tokens("j", recipe)
@@ -164,7 +164,7 @@ def test_blocks_follow_the_slowest_worker(opened: Open, job: Job, worker: HashWo
 
 
 def test_blocks_follow_history(opened: Open, job: Job, bench: Bench) -> None:
-    """Of workers that did nothing yet, what is remembered of this model counts."""
+    """Blocks for workers without a speed follow what is remembered of them for the model."""
     HashWorker(bench.client(), "j", SMALL).beat()
     rate = Rate(tokens_per_second=6_000, overhead_seconds=0, updated=0, samples=1)
     fast = Rate(tokens_per_second=1, overhead_seconds=0, updated=0, samples=1)
@@ -208,7 +208,7 @@ def test_paused_collector(
     worker: HashWorker,
     bench: Bench,
 ) -> None:
-    """While nothing is collected, the server holds no more than the workers' limit and a group."""
+    """The server holds no more than the workers' limit and a group while nothing is collected."""
     pushed = bench.run(opened(settings=SMALL).submit, corpus(0, 50_000))
     bench.run(worker.run, bench.stop)
     wait_until(lambda: job.status().result_bytes >= SMALL.results_bytes_max)
@@ -222,7 +222,7 @@ def test_paused_collector(
 
 
 def test_probe(opened: Open, job: Job, bench: Bench, worker: HashWorker) -> None:
-    """Before a speed is known, a few small blocks wait; then the window is filled."""
+    """A few small blocks are sent before a speed is known; then the window is filled."""
     worker.farm.leave("hash")
     pushed = bench.run(opened().submit, corpus(0, 15_000))
     wait_until(lambda: job.status().blocks_in >= submit.PROBE_BLOCKS)
@@ -239,7 +239,7 @@ def test_kept_is_bounded(
     worker: HashWorker,
     bench: Bench,
 ) -> None:
-    """What is kept for an outage is a window of text at most, and nothing that is on disk."""
+    """The text kept for an outage is at most a window, and nothing that is on disk."""
     long = [Rows(["x" * 1000], None)] * 600
     submitter = opened(settings=SMALL)
     pushed = bench.run(submitter.submit, long)
@@ -256,7 +256,7 @@ def test_kept_is_bounded(
     assert submitter._kept_bytes == 0
 
 
-# Ends.
+# How a submission ends.
 
 
 @pytest.mark.parametrize("end", ["cancelled", "deleted"])
@@ -351,7 +351,7 @@ def test_resume_when_all_is_in(opened: Open, job: Job) -> None:
 
 
 def test_new_server(opened: Open, job: Job) -> None:
-    """On a server that does not know the job, it begins with the first chunk not on disk."""
+    """A server that does not know the job gets it from the first chunk that is not on disk."""
     submitter = opened(start=40)
     assert submitter.start == 40
     assert submitter.submit(corpus(40, 100)) == 100
@@ -360,7 +360,7 @@ def test_new_server(opened: Open, job: Job) -> None:
 
 
 def test_disk_is_ahead(opened: Open) -> None:
-    """What the server has lost but the disk has is not sent again."""
+    """Chunks that the server has lost but the disk has are not sent again."""
     opened()._send([FIRST])
     second = opened(start=50)
     assert second.start == 50
@@ -384,7 +384,7 @@ def outage(server: LiveServer, at: int, lost_from: int | None) -> Iterator[Rows]
 @pytest.mark.parametrize("at", [400, 500])
 @pytest.mark.parametrize("lost_from", [None, 0, 300])
 def test_outage(opened: Open, job: Job, server: LiveServer, at: int, lost_from: int | None) -> None:
-    """A server that crashes, and even loses blocks, has all of them in the end, each once.
+    """A server that crashes, even with loss of blocks, has all of them in the end, each once.
 
     The connection is idle during the crash, and the client renews it without an error.
     """
@@ -401,7 +401,7 @@ def test_outage_while_waiting(
     worker: HashWorker,
     bench: Bench,
 ) -> None:
-    """The same when the producer waits for room and meets the crash as an error."""
+    """A producer that waits for room during a crash sends all lost blocks again."""
     size = log_bytes(server)  # not even the job is known afterwards
     pushed = bench.run(opened(settings=SMALL).submit, corpus(0, 20_000))
     wait_until(lambda: stuck(job, pushed))
@@ -420,7 +420,7 @@ def test_outage_while_waiting(
 def test_outage_between_look_and_push(
     opened: Open, job: Job, server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does a loss leave a gap between the last look at the server and the next block."""
+    """A crash between the last look at the server and the next block leaves no gap."""
     submitter = opened()
     size = log_bytes(server)
     submitter._send([Block(start=0, texts=[text_of(0)], ids=["0"])])
@@ -456,7 +456,7 @@ def test_close_is_repeated(
 
 
 def test_watch_outlives_the_job(opened: Open, job: Job, bench: Bench) -> None:
-    """A job that is finished, and so removed, is no error to the one who watches it."""
+    """A job that is finished, and so removed, is no error to the producer that watches it."""
     submitter = opened()
     submitter.submit(corpus(0, 100))
     watched = bench.run(submitter.watch, 100)

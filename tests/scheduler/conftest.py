@@ -1,4 +1,4 @@
-"""Schedulers on a real server, and packages that bring passes."""
+"""Fixtures: schedulers on a real server, and packages that bring passes."""
 
 import contextlib
 import sys
@@ -20,7 +20,7 @@ Install = Callable[[str, str], None]
 
 @pytest.fixture
 def start(server: LiveServer) -> Iterator[Start]:
-    """Starts schedulers on the server; all of them end with the test."""
+    """Return a function that starts schedulers on the server; all of them end with the test."""
     with contextlib.ExitStack() as running:
 
         def begin() -> Running:
@@ -33,13 +33,13 @@ def start(server: LiveServer) -> Iterator[Start]:
 
 @pytest.fixture
 def farm(client: redis.Redis) -> Farm:
-    """The test's own handle on the farm."""
+    """Return the test's own handle on the farm."""
     return Farm(client)
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs a package with one pass, given by name and as source of a class `Own`."""
+    """Return a function that installs a package with one pass, from its name and source."""
     site = tmp_path / "site"
 
     def write(name: str, source: str) -> None:

@@ -1,4 +1,4 @@
-"""Any farm, for property tests: all that a decision could meet."""
+"""Strategies for any farm, for property tests: all that a decision could meet."""
 
 from collections import Counter
 from typing import Final
@@ -25,7 +25,7 @@ services = st.builds(
 
 @st.composite
 def rates(draw: st.DrawFn) -> Rate:
-    """What was measured of a worker, lately or long ago."""
+    """Draw a rate of a worker, measured lately or long ago."""
     return Rate(
         tokens_per_second=draw(st.floats(1, 1e6)),
         overhead_seconds=draw(st.one_of(st.floats(0, 0.5), st.floats(0, 100))),
@@ -36,7 +36,7 @@ def rates(draw: st.DrawFn) -> Rate:
 
 @st.composite
 def jobs(draw: st.DrawFn, name: str, workers: list[str]) -> JobState:
-    """A job in any state, of blocks of any size, leased to the living and the dead."""
+    """Draw a job in any state, of blocks of any size, leased to the living and the dead."""
     holders = st.sampled_from([*workers, "dead"])
     leases = draw(st.lists(st.tuples(holders, st.integers(1, 9)), max_size=3))
     held = [worker for worker, count in leases for _ in range(count)]
@@ -78,7 +78,7 @@ def jobs(draw: st.DrawFn, name: str, workers: list[str]) -> JobState:
 
 @st.composite
 def workers(draw: st.DrawFn, name: str) -> WorkerState:
-    """A worker that idles, works or leaves, on a device of some size."""
+    """Draw a worker that idles, works or leaves, on a device of some size."""
     return WorkerState(
         name,
         held_seconds=draw(st.one_of(st.just(0.0), st.floats(0, 30))),
@@ -90,7 +90,7 @@ def workers(draw: st.DrawFn, name: str) -> WorkerState:
 
 @st.composite
 def farms(draw: st.DrawFn) -> FarmState:
-    """Farms with up to 5 workers and 9 jobs; some of the workers ask, or all."""
+    """Draw a farm with up to 5 workers and 9 jobs; all or some of the workers ask for a plan."""
     names = [f"worker-{number}" for number in range(draw(st.integers(0, 5)))]
     kinds = [(model, length) for model in MODELS for length in CLASSES]
     known = {

@@ -22,7 +22,7 @@ BLOCK_TOKENS: Final = 100 * CHUNKS
 
 @dataclass
 class Running:
-    """A scheduler in a thread."""
+    """A scheduler that runs in a thread."""
 
     scheduler: Scheduler
     thread: threading.Thread = field(init=False)
@@ -39,7 +39,7 @@ class Running:
             self.failures.append(error)
 
     def stop(self) -> None:
-        """End it, as SIGTERM would; raises what made it fail."""
+        """Stop the scheduler, as SIGTERM would, and raise what made it fail."""
         self.scheduler.stop.set()
         self.thread.join(20)
         assert not self.thread.is_alive()
@@ -52,7 +52,7 @@ Start = Callable[[], Running]
 
 
 def beat(farm: Farm, worker: str, state: str = "idle") -> None:
-    """Announce a worker."""
+    """Send a heartbeat of a worker."""
     farm.beat(
         Heartbeat(worker=worker, incarnation="1", host="here", pid=1, device="cpu-0", state=state),
         SETTINGS.heartbeat_ttl_seconds,
@@ -60,7 +60,7 @@ def beat(farm: Farm, worker: str, state: str = "idle") -> None:
 
 
 def fill(farm: Farm, blocks: int, name: str = "job") -> Job:
-    """A closed job of equal blocks."""
+    """Push a closed job of equal blocks, and return it."""
     job = farm.job(name)
     job.create(SPEC, 0)
     made = [
@@ -73,7 +73,7 @@ def fill(farm: Farm, blocks: int, name: str = "job") -> Job:
 
 
 def completion(worker: str, tokens: int, seconds: float) -> Completion:
-    """A worker's account of a micro-batch."""
+    """Return a worker's completion of a micro-batch."""
     return Completion(
         worker=worker,
         model=model_key(SPEC),
@@ -88,7 +88,7 @@ def completion(worker: str, tokens: int, seconds: float) -> Completion:
 
 
 def report(farm: Farm, worker: str, tokens: int, seconds: float) -> None:
-    """Tell of a micro-batch that was done."""
+    """Report a completed micro-batch to the farm."""
     farm.report(completion(worker, tokens, seconds), SETTINGS.events_max)
 
 
@@ -101,17 +101,17 @@ def remember(farm: Farm, worker: str, speed: float, model: str = SPEC.model) -> 
 
 
 def at(farm: Farm) -> dict[str, str]:
-    """The farm's server, for a command."""
+    """Return the environment in which a command finds the farm's server."""
     path = farm.client.connection_pool.connection_kwargs["path"]
     return {"EMBEDFARM_REDIS_URL": f"unix://{path}"}
 
 
 def share(farm: Farm, worker: str, job: str = "job") -> JobShare | None:
-    """What a worker's plan says about a job now; None without a plan, or when it is left out."""
+    """Return a job's share in a worker's plan now; None without a plan or a share."""
     plan = farm.plan(worker)
     return next((each for each in plan.shares if each.job == job), None) if plan else None
 
 
 def planned(farm: Farm, worker: str, blocks: int) -> Callable[[], bool]:
-    """Whether a worker may lease so many blocks."""
+    """Return a predicate: a worker may lease exactly so many blocks of the job."""
     return lambda: (now := share(farm, worker)) is not None and now.blocks == blocks

@@ -1,4 +1,4 @@
-"""Farms as a decision sees them, in few words."""
+"""Helpers that describe farms, as a decision sees them, in few words."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def job(
     service: Service = NO_SERVICE,
     **status: int | str,
 ) -> JobState:
-    """A job of equal blocks; `leases` tells how many blocks who holds, the oldest first."""
+    """Return a job of equal blocks; `leases` has worker and number of blocks, the oldest first."""
     held = [worker for worker, count in leases for _ in range(count)]
     blocks = waiting + len(held)
     counters: dict[str, Any] = {
@@ -62,7 +62,7 @@ def farm(
     held_seconds: Mapping[str, float] | None = None,
     now: float = 0.0,
 ) -> FarmState:
-    """A farm whose workers have these speeds for every job; None for one that is unknown."""
+    """Return a farm whose workers have these speeds for every job; None means unknown."""
     known = {
         worker: Rate(tokens_per_second=speed, overhead_seconds=overhead, updated=0, samples=1)
         for worker, speed in speeds.items()
@@ -74,26 +74,26 @@ def farm(
 
 
 def draft(state: FarmState, *, explain: bool = True) -> Draft:
-    """A draft that no pass has seen."""
+    """Return a draft that no pass has seen."""
     return Draft(state=state, tiers=(state.jobs,) if state.jobs else (), explain=explain)
 
 
 def passes(policy: str = DEFAULT_POLICY, settings: Settings = SETTINGS) -> Sequence[Pass]:
-    """The passes of a policy."""
+    """Return the passes of a policy."""
     return make_passes(POLICIES[policy], settings)
 
 
 def shares(state: FarmState, policy: str = DEFAULT_POLICY) -> dict[str, JobShare]:
-    """The first share of each worker."""
+    """Decide, and return the first share of each worker."""
     made = decide(state, passes(policy)).shares
     return {worker: each[0] for worker, each in made.items()}
 
 
 def names(jobs: Sequence[JobState]) -> list[str]:
-    """Of jobs, in order."""
+    """Return the names of jobs, in order."""
     return [each.job for each in jobs]
 
 
 def order(made: Draft) -> list[list[str]]:
-    """Names of the jobs of each tier."""
+    """Return the names of the jobs of each tier."""
     return [names(tier) for tier in made.tiers]

@@ -1,4 +1,4 @@
-"""`embedfarm simulate` and `embedfarm scheduler explain`, as people call them."""
+"""Tests of `embedfarm simulate` and `embedfarm scheduler explain`, as people call them."""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ QUICK = ["--seeds", "1", "--seconds", "2", "--policies", "fair"]
 
 @pytest.mark.parametrize("scenario", ["wrong-history", "drop", "tenants"])
 def test_a_farm_may_have_one_worker(scenario: str) -> None:
-    """A single speed is a farm as good as any."""
+    """A farm of a single speed can be simulated."""
     done = run("simulate", "--speeds", "30000", "--scenario", scenario, *QUICK, "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
@@ -36,7 +36,7 @@ def test_a_farm_may_have_one_worker(scenario: str) -> None:
 
 
 def test_a_history_may_have_one_worker(farm: Farm) -> None:
-    """So is a farm that remembers one."""
+    """A farm whose history has one worker can be simulated."""
     remember(farm, "worker", 30_000, DEFAULT_MODEL)
     done = run("simulate", "--from-history", *QUICK, "--json", environment=at(farm))
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_a_history_may_have_one_worker(farm: Farm) -> None:
 
 
 def test_what_takes_two_workers_is_not_offered_to_one() -> None:
-    """Status 2 and a sentence: where the only worker dies nothing is ever done."""
+    """A scenario in which the only worker dies is refused with status 2 and a sentence."""
     done = run("simulate", "--speeds", "30000", "--scenario", "deaths", *QUICK)
     assert (done.returncode, done.stdout) == (2, "")
     assert "'deaths' is none of cold" in done.stderr
@@ -56,20 +56,20 @@ def test_what_takes_two_workers_is_not_offered_to_one() -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> list[str]:
-    """Chunks of 102 tokens, by the bytes."""
+    """Write a corpus of 20 chunks, of 102 tokens each as estimated by bytes."""
     path = tmp_path / "corpus.jsonl"
     path.write_text(20 * (json.dumps({"text": "x" * 400}) + "\n"), encoding="utf-8")
     return [str(path)]
 
 
 def plan(farm: Farm, corpus: Sequence[str]) -> Forecast:
-    """What is said about a job on this farm."""
+    """Return the forecast of a job on this farm."""
     settings = Settings(redis_url=at(farm)["EMBEDFARM_REDIS_URL"])
     return forecast.forecast(corpus, JobSpec(model="null:4"), settings, "cpu", 1)
 
 
 def test_a_job_is_forecast_for_those_who_are_alive(farm: Farm, corpus: list[str]) -> None:
-    """Who is gone does not help; where nobody is alive, those count who are remembered."""
+    """A forecast counts the live workers; where nobody is alive, all that are remembered."""
     remember(farm, "alive", 1000, "null:4")
     remember(farm, "gone", 9000, "null:4")
     made = plan(farm, corpus)
@@ -84,7 +84,7 @@ def test_a_job_is_forecast_for_those_who_are_alive(farm: Farm, corpus: list[str]
 def test_a_worker_that_was_never_measured_is_not_in_a_forecast(
     farm: Farm, corpus: list[str]
 ) -> None:
-    """The forecast is for as many as it says."""
+    """A forecast counts only the live workers whose rate is known."""
     remember(farm, "known", 1000, "null:4")
     beat(farm, "known")
     beat(farm, "new")
@@ -92,7 +92,7 @@ def test_a_worker_that_was_never_measured_is_not_in_a_forecast(
 
 
 def test_a_job_is_forecast_by_chunks_of_its_length(farm: Farm, corpus: list[str]) -> None:
-    """A rate of long chunks says less, however new it is; the simulator goes by that, too."""
+    """Forecast and simulator take the rate of the length class, not the newest rate."""
     remember(farm, "worker", 1000, "null:4")
     key = rate_key("worker", model_key(JobSpec(model="null:4")), length_class(4000))
     long = Rate(tokens_per_second=50, overhead_seconds=0, updated=3e9, samples=1)
@@ -107,7 +107,7 @@ def test_a_job_is_forecast_by_chunks_of_its_length(farm: Farm, corpus: list[str]
 def test_a_farm_that_does_not_know_a_model_is_calibrated(
     farm: Farm, corpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one whose live workers have not embedded anything with it."""
+    """A forecast calibrates where no live worker has embedded anything with the model."""
     monkeypatch.setattr(forecast, "_calibrate", lambda *_: [1234.0])
     assert plan(farm, corpus).source == "calibration"
     remember(farm, "gone", 9000, "null:4")
@@ -120,14 +120,14 @@ def test_a_farm_that_does_not_know_a_model_is_calibrated(
 
 
 def explain(farm: Farm, *words: str) -> str:
-    """What the command says."""
+    """Run `embedfarm scheduler explain`, and return its output."""
     done = run("scheduler", "explain", *words, environment=at(farm))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_decision_is_explained_for_one_worker(farm: Farm, start: Start) -> None:
-    """What concerns it or all of them, by every pass, and nothing that is about another one."""
+    """`--worker` shows the notes of every pass about one worker or all, and none about another."""
     fill(farm, 64, "bulk")
     fill(farm, 64, "wanted").set_terms(priority=2)
     fill(farm, 8, "paused").set_state("paused")
@@ -152,7 +152,7 @@ def test_a_decision_is_explained_for_one_worker(farm: Farm, start: Start) -> Non
 
 
 def test_notes_that_are_not_kept_are_counted(farm: Farm, start: Start, install: Install) -> None:
-    """A pass all of whose notes were one too many did not do nothing."""
+    """A pass whose notes were all over the limit is shown with their number."""
     install("talking", TALKING)
     farm.set_policy(["talking", "size"])
     fill(farm, 8)
@@ -166,6 +166,6 @@ def test_notes_that_are_not_kept_are_counted(farm: Farm, start: Start, install: 
 
 
 def test_a_decision_of_an_earlier_version_is_about_nobody() -> None:
-    """It does not say whom its notes are about: all of them are shown."""
+    """A decision that does not say whom its notes are about shows all of them."""
     old = Decision(time=1.0, seconds=0.1, passes=["size"], notes=[("size", "a may lease much")])
     assert old.about("b").notes == old.notes

@@ -1,4 +1,4 @@
-"""How long a decision takes, and how that grows with the farm."""
+"""Tests of how long a decision takes, and how that grows with the farm."""
 
 import gc
 import random
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(autouse=True)
 def no_garbage() -> Iterator[None]:
-    """As in the scheduler's process, where garbage is collected between decisions."""
+    """Collect no garbage within a test, as in the scheduler, which does so between decisions."""
     gc.collect()
     gc.disable()
     yield
@@ -41,7 +41,7 @@ def no_garbage() -> Iterator[None]:
 
 
 def status(made: random.Random, blocks: int) -> JobStatus:
-    """A job in the midst, on terms of its own."""
+    """Return the status of a closed job, on terms of its own."""
     return JobStatus(
         state="closed",
         created_ms=made.randrange(10**6),
@@ -57,7 +57,7 @@ def status(made: random.Random, blocks: int) -> JobStatus:
 
 
 def crowd(workers: int, jobs: int, *, tail: bool = False) -> FarmState:
-    """A busy farm: each worker holds work of some job; in the tail nothing is left to lease."""
+    """Return a busy farm whose workers hold work of some job; `tail` leaves nothing to lease."""
     made = random.Random(1)
     names = [f"worker-{place}" for place in range(workers)]
     kinds = [(f"model-{place}", 6) for place in range(MODELS)]
@@ -97,7 +97,7 @@ def crowd(workers: int, jobs: int, *, tail: bool = False) -> FarmState:
 
 
 def events(state: FarmState, count: int) -> list[FarmState]:
-    """What is decided when one worker after another has done something."""
+    """Return a farm's states in which one worker after another asks for a plan."""
     names = [worker.name for worker in state.workers]
     return [
         replace(state, planned=frozenset({names[place % len(names)]})) for place in range(count)
@@ -105,7 +105,7 @@ def events(state: FarmState, count: int) -> list[FarmState]:
 
 
 def measure(states: Sequence[FarmState], policy: Sequence[Pass]) -> list[float]:
-    """Seconds of the processor for each decision: what else it does is not ours to promise."""
+    """Return the seconds of processor time of each decision."""
     took = []
     for state in states:
         began = time.thread_time()
@@ -115,7 +115,7 @@ def measure(states: Sequence[FarmState], policy: Sequence[Pass]) -> list[float]:
 
 
 def percentiles(states: Sequence[FarmState]) -> NDArray[np.float64]:
-    """Microseconds at the 50th, 90th and 99th percentile; of some rounds the quietest counts."""
+    """Return microseconds at the 50th, 90th and 99th percentile, of the quietest of some rounds."""
     policy = passes()
     measure(states[:100], policy)
     rounds = [1e6 * np.percentile(measure(states, policy), [50, 90, 99]) for _ in range(ROUNDS)]
@@ -128,7 +128,7 @@ def percentiles(states: Sequence[FarmState]) -> NDArray[np.float64]:
 def test_a_decision_for_one_event_is_quick(
     workers: int, jobs: int, microseconds: int, *, tail: bool
 ) -> None:
-    """The 99th percentile stays within its bound, while work waits and when all is leased."""
+    """The 99th percentile of a decision stays within its bound, in the tail too."""
     found = percentiles(events(crowd(workers, jobs, tail=tail), 500))
     show(f"{workers} workers, {jobs} jobs, {'tail' if tail else 'waiting'}", found)
     assert found[2] <= microseconds
@@ -139,7 +139,7 @@ def test_a_decision_for_one_event_is_quick(
 def test_an_idle_worker_at_the_end_is_planned_for_quickly(
     workers: int, jobs: int, microseconds: int
 ) -> None:
-    """The same when all is leased and a worker has nothing to do but to repeat blocks."""
+    """The 99th percentile stays within its bound where an idle worker can only repeat blocks."""
     state = crowd(workers, jobs, tail=True)
     idle = WorkerState("idle")
     found = percentiles(events(replace(state, workers=(*state.workers, idle)), 20))
@@ -163,33 +163,33 @@ def test_a_decision_of_the_loop_leaves_it_time(workers: int, jobs: int, *, tail:
 
 
 def show(what: str, found: NDArray[np.float64]) -> None:
-    """Print what was measured."""
+    """Print the measured microseconds."""
     figures = " / ".join(f"{each:.0f}" for each in found)
     print(f"{what}: P50 / P90 / P99 {figures} us")  # noqa: T201 # the figures are the result
 
 
 def cost(workers: int, jobs: int) -> float:
-    """Seconds of the processor for a decision for one event: the quickest of some."""
+    """Return the seconds of processor time of a decision for one event, the quickest of some."""
     return min(measure(events(crowd(workers, jobs), 30), passes()))
 
 
 @pytest.mark.parametrize("workers", [16, 32])
 def test_cost_grows_at_most_linearly_with_jobs(workers: int) -> None:
-    """Four times the jobs take at most four times as long, with some room for noise."""
+    """A decision for four times the jobs takes at most four times as long, but for noise."""
     assert cost(workers, 400) <= 1.5 * 4 * cost(workers, 100)
 
 
 @pytest.mark.parametrize("jobs", [10, 50])
 def test_cost_grows_at_most_linearly_with_workers(jobs: int) -> None:
-    """Four times the workers take at most four times as long, with some room for noise."""
+    """A decision for four times the workers takes at most four times as long, but for noise."""
     assert cost(256, jobs) <= 1.5 * 4 * cost(64, jobs)
 
 
 @pytest.mark.parametrize("tail", [False, True], ids=["waiting", "tail"])
 def test_memory_grows_at_most_linearly_with_the_farm(*, tail: bool) -> None:
-    """Eight times the workers and jobs, and plans for all of them, take at most eight times more.
+    """A decision for eight times the workers and jobs takes at most eight times the memory.
 
-    A tenth is left for how full dictionaries are.
+    A tenth is allowed for how full dictionaries are.
     """
 
     def most_bytes(workers: int, jobs: int) -> int:
@@ -203,7 +203,7 @@ def test_memory_grows_at_most_linearly_with_the_farm(*, tail: bool) -> None:
 
 
 def test_a_plan_for_all_costs_less_than_plans_for_each() -> None:
-    """What concerns all workers is found once: a plan for 64 costs less than 64 plans for one."""
+    """A plan for 64 workers takes no longer than 64 plans for one."""
     state, policy = crowd(64, 50), passes()
     everybody = min(measure([replace(state) for _ in range(10)], policy))
     assert everybody <= 64 * min(measure(events(state, 30), policy))

@@ -1,4 +1,4 @@
-"""Who gets how much of a simulated farm, and how long anybody waits."""
+"""Tests of who gets how much of a simulated farm, and how long anybody waits."""
 
 import itertools
 from collections import Counter
@@ -26,13 +26,13 @@ def run(
     seed: int = 0,
     settings: Settings = SETTINGS,
 ) -> Outcome:
-    """What comes of jobs on a usual farm."""
+    """Simulate jobs on a usual farm, and return the outcome."""
     scenario = Scenario("fairness", "", spread(workers), tuple(work))
     return Simulation(scenario, make_passes(POLICIES[policy], settings), settings, seed).run()
 
 
 def tokens(made: Outcome, since: float, until: float) -> Counter[str]:
-    """Tokens of each job that went through devices in some span of time."""
+    """Return the tokens of each job that were embedded in some span of time."""
     done: Counter[str] = Counter()
     for span in made.spans:
         inside = max(0.0, min(until, span.end) - max(since, span.begin))
@@ -41,7 +41,7 @@ def tokens(made: Outcome, since: float, until: float) -> Counter[str]:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Index of fairness (Jain, Chiu and Hawe 1984): 1 when all are equal, 1/n at worst."""
+    """Return the fairness index (Jain, Chiu and Hawe 1984): 1 when all are equal, 1/n at worst."""
     found = np.array(values, dtype=np.float64)
     return float(found.sum() ** 2 / (len(found) * (found**2).sum()))
 
@@ -52,7 +52,7 @@ def jain(values: Sequence[float]) -> float:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("count", [2, 5, 12])
 def test_equal_jobs_get_equal_parts(count: int, seed: int) -> None:
-    """The index of fairness is 0.95 or more while all run, whatever their number."""
+    """The index of fairness of equal jobs is 0.95 or more while all run, whatever their number."""
     work = [Work(48.0 / count, f"job-{place}") for place in range(count)]
     done = tokens(run(work, seed=seed), 0.0, 36.0)
     assert len(done) == count
@@ -61,7 +61,7 @@ def test_equal_jobs_get_equal_parts(count: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_of_twice_the_weight_gets_twice_as_much(seed: int) -> None:
-    """While all of them run; on 8 workers to within a fifth."""
+    """Jobs get tokens by weight to within a fifth, while all of them run on 8 workers."""
     work = [Work(30.0, f"job-{weight}", weight=weight) for weight in (1, 2, 4)]
     done = tokens(run(work, seed=seed), 5.0, 40.0)
     assert done["job-2"] / done["job-1"] == pytest.approx(2, rel=0.2)
@@ -70,7 +70,7 @@ def test_a_job_of_twice_the_weight_gets_twice_as_much(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tenants_get_equal_parts(seed: int) -> None:
-    """One with five jobs gets as much as one with a single job."""
+    """A tenant with five jobs gets as much as one with a single job."""
     work = [Work(8.0, f"many-{place}", tenant="many") for place in range(5)]
     done = tokens(run([*work, Work(40.0, "one", tenant="one")], seed=seed), 0.0, 60.0)
     one = done.pop("one")
@@ -80,7 +80,7 @@ def test_tenants_get_equal_parts(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_tenant_of_twice_the_weight_gets_twice_as_much(seed: int) -> None:
-    """Although the other one has more jobs, and heavier ones; on 8 workers to within a fifth."""
+    """A tenant gets tokens by its own weight, although the other has more and heavier jobs."""
     settings = Settings(tenant_weights={"large": 2})
     work = [Work(20.0, f"usual-{place}", tenant="usual", weight=5) for place in range(3)]
     made = run([*work, Work(50.0, "large", tenant="large")], seed=seed, settings=settings)
@@ -100,7 +100,7 @@ def test_who_comes_late_gets_its_part_and_no_more(tenant: str, seed: int) -> Non
 def test_first_come_is_first_done() -> None:
     """Under "fcfs" jobs end in the order in which they came, under "sjf" the shortest first.
 
-    It came after 1 s, takes 10 s, and waits for what was leased before it came.
+    The short job comes after 1 s, takes 10 s, and waits for what was leased before it came.
     """
     work = [Work(20.0, "long"), Work(10.0, "short", arrives_seconds=1.0)]
     ended = run(work, "fcfs").job_ended
@@ -112,7 +112,7 @@ def test_first_come_is_first_done() -> None:
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])
 def test_deadlines_order_jobs_of_a_level(policy: str) -> None:
-    """The one that is due first is done first, although it came last."""
+    """The job of a level whose deadline is first is done first, although it came last."""
     work = [
         Work(20.0, "none"),
         Work(10.0, "late", deadline_seconds=900.0),
@@ -126,7 +126,7 @@ def test_deadlines_order_jobs_of_a_level(policy: str) -> None:
 
 
 def stream(name: str, seconds: float, every: float, until: float, priority: int = 2) -> list[Work]:
-    """Jobs of a size that come one after another."""
+    """Return jobs of one size that come one after another."""
     return [
         Work(seconds, f"{name}-{place:03}", arrives_seconds=place * every, priority=priority)
         for place in range(int(until / every))
@@ -134,12 +134,12 @@ def stream(name: str, seconds: float, every: float, until: float, priority: int 
 
 
 def begins(made: Outcome, job: str) -> list[float]:
-    """When the micro-batches of a job began, from the start of the run."""
+    """Return when the micro-batches of a job began, after 0 for the start of the run."""
     return [0.0, *sorted(span.begin for span in made.spans if span.job == job)]
 
 
 def longest(made: Outcome, job: str) -> float:
-    """The longest time for which a job got nothing."""
+    """Return the longest time in seconds for which a job got nothing."""
     return max(b - a for a, b in itertools.pairwise(begins(made, job)))
 
 
@@ -150,7 +150,7 @@ WAIT_SECONDS: Final = 2 * AGEING_SECONDS + 2 * SETTINGS.micro_batch_seconds_max
 @pytest.mark.parametrize("policy", ["fair", "priority"])
 @pytest.mark.parametrize("workers", [1, 8])
 def test_nobody_starves_beside_urgent_bulk_work(policy: str, workers: int) -> None:
-    """A normal job gets a micro-batch each time that it has waited for two levels."""
+    """A normal job gets a micro-batch each time that it has aged by two levels."""
     work = [Work(60.0, "urgent", priority=2), Work(6.0, "normal")]
     made = run(work, policy, workers=workers)
     assert longest(made, "normal") <= WAIT_SECONDS
@@ -159,9 +159,9 @@ def test_nobody_starves_beside_urgent_bulk_work(policy: str, workers: int) -> No
 @pytest.mark.parametrize("policy", ["fair", "priority"])
 @pytest.mark.parametrize("workers", [1, 8])
 def test_nobody_starves_beside_a_stream_of_urgent_jobs(policy: str, workers: int) -> None:
-    """A normal job is served after two levels of waiting, though more than can be done is urgent.
+    """A normal job is served once it has aged by two levels, though the urgent work never ends.
 
-    Not before, either: nobody jumps the queue.
+    It is not served before: nobody jumps the queue.
     """
     made = run([*stream("urgent", 1.2, 1.0, 30.0), Work(6.0, "normal")], policy, workers=workers)
     first = begins(made, "normal")[1]
@@ -185,9 +185,9 @@ def test_nobody_starves_for_the_letters_of_its_name(workers: int) -> None:
 
 @pytest.mark.parametrize(("workers", "count"), [(1, 20), (8, 100)])
 def test_an_urgent_job_does_not_wait_for_a_crowd(workers: int, count: int) -> None:
-    """It is served after what was in hand, though the crowd takes long for a turn of everybody.
+    """An urgent job is served after what was in hand, whatever the number of normal jobs.
 
-    So in a crowd some have always waited for more than two times `ageing_seconds`.
+    In a crowd some jobs have always waited for more than two times `ageing_seconds`.
     """
     crowd = [Work(200.0 / count, f"normal-{place:03}") for place in range(count)]
     urgent = Work(1.0, "urgent", arrives_seconds=20.0, priority=2)

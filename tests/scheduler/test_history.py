@@ -1,4 +1,4 @@
-"""What the farm remembers about speed."""
+"""Tests of what the farm remembers about speed."""
 
 import math
 
@@ -18,7 +18,7 @@ token_counts = st.integers(1, 10**7)
 def completion(
     tokens: int, seconds: float, *, chunks: int = 1, overhead: float = 0.0, job: str = "job"
 ) -> Completion:
-    """An account of a micro-batch."""
+    """Return a worker's completion of a micro-batch."""
     return Completion(
         worker="worker",
         model="model",
@@ -33,23 +33,23 @@ def completion(
 
 
 def known(speed: float, updated: float = 0.0) -> Rate:
-    """A rate."""
+    """Return a rate without overhead."""
     return Rate(tokens_per_second=speed, overhead_seconds=0.0, updated=updated, samples=1)
 
 
 def learned(history: History, *completions: Completion, now: float = 0.0) -> Rate:
-    """The rate of chunks of 100 tokens after completions."""
+    """Learn from completions, and return the rate of chunks of 100 tokens."""
     history.learn(completions, {"job": 100.0}, now)
     return history.rates("model", 6)["worker"]
 
 
 def seeded(speed: float) -> History:
-    """A history in which the server kept one rate."""
+    """Return a history that has recalled one rate from the server."""
     return recalled({rate_key("worker", "model", 6): known(speed)})
 
 
 def recalled(stored: dict[str, Rate]) -> History:
-    """A history that the server kept."""
+    """Return a history that has recalled rates from the server."""
     history = History(HALF_LIFE)
     history.recall(stored)
     return history
@@ -64,7 +64,7 @@ def test_what_was_learned_counts_half_after_the_half_life() -> None:
 
 
 def test_what_the_server_kept_is_soon_outvoted() -> None:
-    """It counts for a quarter of a second of work: the device may be shared now, or another."""
+    """A recalled rate counts like `PRIOR_SECONDS` of work: one half-life of work outvotes it."""
     weight = 0.5 / (1 - 0.5 ** ((HALF_LIFE + PRIOR_SECONDS) / HALF_LIFE))
     rate = learned(seeded(1000), completion(int(3000 * HALF_LIFE), HALF_LIFE))
     assert rate.tokens_per_second == pytest.approx(1000 + 2000 * weight)
@@ -98,14 +98,14 @@ def test_a_rate_lies_between_what_was_seen(work: list[tuple[int, float]], stored
 
 
 def test_a_slow_first_micro_batch_is_soon_outvoted() -> None:
-    """Warming up halves the speed of a probe; after two more seconds of work it hardly shows."""
+    """A slow first micro-batch hardly shows in the rate after two more seconds of work."""
     rate = learned(History(HALF_LIFE), completion(150, 0.3), completion(2000, 2.0))
     assert rate.tokens_per_second == pytest.approx(1000, rel=0.1)
 
 
 @pytest.mark.parametrize("void", [completion(0, 1.0), completion(100, 0.0)])
 def test_an_empty_account_says_nothing(void: Completion) -> None:
-    """No tokens or no time: no rate is made of it, and no later division by it."""
+    """A completion without tokens or without time makes no rate."""
     history = History(HALF_LIFE)
     history.learn([void], {}, 0)
     assert history.rates("model", 6) == {}
@@ -134,7 +134,7 @@ def test_rates_are_kept_by_length_class() -> None:
 
 @given(classes=st.sets(st.integers(0, 16), min_size=1), wanted=st.integers(0, 16))
 def test_the_nearest_length_class_answers(classes: set[int], wanted: int) -> None:
-    """Without experience at this length, the nearest length stands in; the shorter of two."""
+    """The nearest length class stands in for one without experience, the shorter of two."""
     stored = {rate_key("worker", "model", each): known(float(each)) for each in classes}
     rate = recalled(stored).rates("model", wanted)["worker"]
     nearest = min(classes, key=lambda each: (abs(each - wanted), each))
@@ -142,7 +142,7 @@ def test_the_nearest_length_class_answers(classes: set[int], wanted: int) -> Non
 
 
 def test_each_worker_has_its_own_nearest_class() -> None:
-    """One that was measured at this length keeps that, another stands in with what it has."""
+    """Each worker's rate is that of its nearest length class, whatever others were measured at."""
     stored = {
         rate_key("both", "model", 6): known(600),
         rate_key("both", "model", 9): known(900),
@@ -165,13 +165,13 @@ def test_other_workers_and_models_are_no_experience() -> None:
 
 @given(st.sampled_from(["model", "a|b|c", "vendor/model|auto|0|auto"]), st.integers(0, 16))
 def test_keys_are_read_as_they_were_written(model: str, length: int) -> None:
-    """A model's key has bars of its own; what is stored comes back under the same model."""
+    """Stored rates come back under the same model, though its key has bars of its own."""
     history = recalled({rate_key("worker", model, length): known(5)})
     assert history.rates(model, length)["worker"].tokens_per_second == 5
 
 
 def test_changes_are_handed_out_once() -> None:
-    """What is to be stored is what changed since the last time, and not what the server gave."""
+    """A rate is handed out for storage once after a change, and never as the server gave it."""
     history = seeded(1000)
     assert history.take_changes(0.0) == ({}, [])
     rate = learned(history, completion(100, 1.0))
@@ -180,7 +180,7 @@ def test_changes_are_handed_out_once() -> None:
 
 
 def test_nothing_is_kept_of_workers_that_are_forgotten() -> None:
-    """Neither what was learned about them, nor what was only asked."""
+    """A history keeps nothing of workers that it has forgotten, or was only asked about."""
     history = History(HALF_LIFE)
     empty = repr(history)
     assert history.predict(completion(100, 1.0), 100.0) == 0

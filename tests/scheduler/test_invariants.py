@@ -1,6 +1,6 @@
-"""What holds for every farm, after every pass of every policy.
+"""Properties that hold for every farm, after every pass of every policy.
 
-A few hundred farms in every run; `pytest -m slow` looks at ten thousand.
+Every run looks at a few hundred farms; `pytest -m slow` looks at ten thousand.
 """
 
 import copy
@@ -36,7 +36,7 @@ Check = Callable[[FarmState, str], None]
 
 
 def tell_of_every_job(draft: Draft) -> None:
-    """Each job is in a tier, once, or the notes say why it is not."""
+    """Assert that each job is in a tier, once, or that the notes say why it is not."""
     found = [job.job for job in draft.jobs]
     assert len(found) == len(set(found))
     assert all(job in draft.state.jobs for job in draft.jobs)
@@ -49,7 +49,7 @@ def tell_of_every_job(draft: Draft) -> None:
 
 
 def keep_queues_in_order(draft: Draft) -> None:
-    """A queue has no job twice, none with nothing to lease, none from elsewhere, and few."""
+    """Assert that queues are short, and name each job once, which is kept and has blocks."""
     kept = {job.job for job in draft.jobs}
     assert set(draft.queues) <= {worker.name for worker in draft.state.asking}
     for queue in (*draft.queues.values(), draft.first):
@@ -61,7 +61,7 @@ def keep_queues_in_order(draft: Draft) -> None:
 
 
 def keep_shares_in_order(draft: Draft) -> None:
-    """A plan names no job twice, none that is deferred, and few."""
+    """Assert that a plan is short, and names each job once, which is not deferred."""
     kept = {job.job for job in draft.jobs}
     for shares in draft.shares.values():
         names = [share.job for share in shares]
@@ -72,7 +72,7 @@ def keep_shares_in_order(draft: Draft) -> None:
 
 
 def check_passes(state: FarmState, policy: str) -> None:
-    """No job is lost, doubled or invented by any pass, and none changes the state."""
+    """Assert that no pass loses, doubles or invents a job, and that none changes the state."""
     before = copy.deepcopy(state)
     draft = Draft(state=state, tiers=(state.jobs,) if state.jobs else (), explain=True)
     for each in make_passes(POLICIES[policy], SETTINGS):
@@ -86,7 +86,7 @@ def check_passes(state: FarmState, policy: str) -> None:
 
 
 def tag_notes(draft: Draft) -> None:
-    """A note that begins with a worker is tagged with it, and any other with none."""
+    """Assert that a note that begins with a worker is tagged with it, and any other with none."""
     live = {worker.name for worker in draft.state.workers}
     for note in draft.notes:
         named = note.words.partition(" ")[0]
@@ -97,14 +97,14 @@ def tag_notes(draft: Draft) -> None:
 
 
 def check_plans(state: FarmState, policy: str) -> None:
-    """Every live worker that is not draining, and that is asked for, gets a plan; nobody else."""
+    """Assert that exactly the live, asked-for workers that do not drain get a plan."""
     made = decide(state, make_passes(POLICIES[policy], SETTINGS)).shares
     live = {worker.name for worker in state.workers if not worker.draining}
     assert set(made) == (live if state.planned is None else live & state.planned)
 
 
 def check_function(state: FarmState, policy: str) -> None:
-    """The same state gives the same plan, explained or not, and also when it is made anew."""
+    """Assert that the same state gives the same plan, explained or not, with new passes too."""
     passes = make_passes(POLICIES[policy], SETTINGS)
     made = decide(state, passes)
     assert made == decide(copy.deepcopy(state), make_passes(POLICIES[policy], SETTINGS))
@@ -115,15 +115,15 @@ def check_function(state: FarmState, policy: str) -> None:
 
 
 def fits(state: FarmState, worker: str, job: JobState) -> bool:
-    """Whether a model fits a device, as far as both are known."""
+    """Tell whether a model fits a device, as far as both sizes are known."""
     (memory,) = [each.memory_bytes for each in state.workers if each.name == worker]
     return not memory or state.model_bytes.get(job.model, 0) <= memory
 
 
 def check_work(state: FarmState, policy: str) -> None:
-    """Who could do something gets something: no job stands in the way of the others.
+    """Assert that a worker gets all jobs that it could do, up to the length of a plan.
 
-    Neither one whose model fits nowhere, nor one whose blocks are larger than any limit.
+    No job stands in the way: neither one whose model fits nowhere, nor one of too large blocks.
     """
     if policy == "rounds":  # where a round gives nobody anything before its end
         return
@@ -139,7 +139,7 @@ def check_work(state: FarmState, policy: str) -> None:
 
 
 def check_copies(state: FarmState, policy: str) -> None:
-    """A copied block is leased to another live worker, by nobody twice, and nothing waits."""
+    """Assert that copied blocks are leased to another live worker, copied once, and none waits."""
     draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
     live = {worker.name for worker in state.workers}
     leases = {(job.job, each.id): each for job in draft.jobs for each in job.leases}
@@ -160,7 +160,7 @@ def check_copies(state: FarmState, policy: str) -> None:
 
 
 def seconds_max(state: FarmState, overhead: float, updated: float) -> float:
-    """The longest micro-batch of a worker by the rule of `Size`."""
+    """Return the longest micro-batch of a worker in seconds, by the rule of `Size`."""
     cap = SETTINGS.micro_batch_seconds_max
     cap = min(max(cap, overhead / 0.01), CAP_FACTOR_MAX * cap)
     old = state.now - updated > CONFIRMED_SECONDS
@@ -168,7 +168,7 @@ def seconds_max(state: FarmState, overhead: float, updated: float) -> float:
 
 
 def tokens_max(state: FarmState, worker: str, job: JobState, policy: str) -> float:
-    """The largest micro-batch of a worker, by the limits of its policy."""
+    """Return the most tokens of a worker's micro-batch, by the limits of its policy."""
     status = job.status
     if policy in {"rounds", "fixed"}:
         return BATCH_CHUNKS * status.chunk_tokens_mean
@@ -185,7 +185,7 @@ def tokens_max(state: FarmState, worker: str, job: JobState, policy: str) -> flo
 
 
 def check_share(share: JobShare, job: JobState, most: float) -> None:
-    """Tokens within the limit; blocks for these tokens, rounded, and no more text than is taken."""
+    """Assert that a share keeps to the limits on tokens and text, and has blocks for its tokens."""
     status = job.status
     assert share.tokens <= most * (1 + 1e-9)
     text = max(1, SETTINGS.micro_batch_bytes_max // max(1.0, status.block_bytes_mean))
@@ -195,9 +195,9 @@ def check_share(share: JobShare, job: JobState, most: float) -> None:
 
 
 def check_sizes(state: FarmState, policy: str) -> None:
-    """Each share is a block or more, within the policy's limits, and not more than there is.
+    """Assert that each share is within the policy's limits, and not more than there is.
 
-    Of a job that a worker was measured on, no more tokens than wait, and a block.
+    Of a job that a worker was measured on, it gets at most the waiting tokens, and a block more.
     """
     draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
     jobs = {job.job: job for job in draft.jobs}
@@ -212,10 +212,10 @@ def check_sizes(state: FarmState, policy: str) -> None:
 
 
 def check_sum(state: FarmState, policy: str) -> None:
-    """Workers measured on a job get no more of it between them than waits.
+    """Assert that workers measured on a job get no more of it between them than waits.
 
-    In tokens to the last one, whatever else they hold or have in their queues; in blocks each of
-    them may get one more, since a share is a block at least and is rounded to whole ones. Workers
+    This is so in tokens, whatever else they hold or have in their queues; in blocks each of them
+    may get one more, since a share is a block at least and is rounded to whole ones. Workers
     that probe are not in the sum: they get a short time's work, or a block, on top of it.
     """
     if "size" not in POLICIES[policy]:
@@ -236,7 +236,7 @@ def check_sum(state: FarmState, policy: str) -> None:
 
 
 def check_speed(state: FarmState, policy: str) -> None:
-    """Of two workers that hold nothing, alike but for speed, the faster one gets no less."""
+    """Assert that the faster of two workers, which are alike and hold nothing, gets no less."""
     held = {worker for job in state.jobs for worker in job.held_blocks}
     draft = decide(state, make_passes(POLICIES[policy], SETTINGS))
     for job in draft.jobs:
@@ -266,7 +266,7 @@ CHECKS: Final = [
 
 
 def check_all(state: FarmState, policy: str) -> None:
-    """All of it."""
+    """Run all checks on a farm."""
     for check in CHECKS:
         check(state, policy)
 
@@ -275,7 +275,7 @@ def check_all(state: FarmState, policy: str) -> None:
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=QUIET)
 @given(farms())
 def test_every_decision(policy: str, state: FarmState) -> None:
-    """Each claim above holds for any farm, under each policy."""
+    """All checks of this module hold for any farm, under each policy."""
     check_all(state, policy)
 
 
@@ -285,7 +285,7 @@ def test_every_decision(policy: str, state: FarmState) -> None:
 def tail_of(
     holders: Mapping[str, str], speeds: Mapping[str, float], at_work: set[str], copies: Copies
 ) -> FarmState:
-    """A job of which all is leased, by worker for each block, and the workers that are alive."""
+    """Return a farm with one job, all of whose blocks are leased by `holders`, and its workers."""
     job = replace(
         support.job(leases=[("anybody", len(holders))]),
         held_blocks=Counter(holders.values()),
@@ -300,7 +300,7 @@ def tail_of(
 @settings(max_examples=4 * EXAMPLES, deadline=None, suppress_health_check=QUIET)
 @given(data=st.data())
 def test_no_block_is_repeated_by_two(policy: str, data: st.DataObject) -> None:
-    """Who comes, goes, ends or leases something between decisions: a block has one live copy.
+    """A block has one live copy, whoever comes, goes, ends or leases something between decisions.
 
     A worker is at what it was told until it has completed something; while it holds nothing its
     plan tells it the same again.
@@ -337,5 +337,5 @@ def test_no_block_is_repeated_by_two(policy: str, data: st.DataObject) -> None:
 @settings(max_examples=EXAMPLES_SLOW, deadline=None, suppress_health_check=QUIET)
 @given(farms(), st.sampled_from(sorted(POLICIES)))
 def test_every_decision_of_ten_thousand(state: FarmState, policy: str) -> None:
-    """Each claim holds for ten thousand farms, whatever the policy."""
+    """All checks of this module hold for ten thousand farms, whatever the policy."""
     check_all(state, policy)

@@ -1,4 +1,4 @@
-"""Who has had how much of the farm, and who is next by that."""
+"""Tests of who has had how much of the farm, and who is next by that."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ SLICE_SECONDS = 1.0  # that the farm gives to a job at a time
 def demand(
     name: str, leased_seconds: float, *, tenant: str = "", weight: int = 1, wants: bool = True
 ) -> Demand:
-    """What a job has leased, as time of the whole farm."""
+    """Return a job's demand, with what it has leased in seconds of the whole farm."""
     return Demand(name, tenant, weight, leased_seconds * SPEED, SPEED, wants)
 
 
 def next_job(demands: Sequence[Demand], services: Mapping[str, Service]) -> str:
-    """The job that a fair farm serves: of the tenant that had least, the job that had least."""
+    """Return the job that a fair farm serves: of the least served tenant, the least served job."""
 
     def had(each: Demand) -> tuple[float, float, str]:
         service = services[each.job]
@@ -43,7 +43,7 @@ class FairFarm:
     now: float = 100.0
 
     def step(self, jobs: Mapping[str, tuple[str, int]], wanting: set[str]) -> str | None:
-        """Serve one of the wanting jobs, of which tenant and weight are given; which."""
+        """Serve the next of the wanting jobs, of which tenant and weight are given; return it."""
         demands = [
             demand(
                 name, self.had.get(name, 0.0), tenant=tenant, weight=weight, wants=name in wanting
@@ -61,7 +61,7 @@ class FairFarm:
     def run(
         self, jobs: Mapping[str, tuple[str, int]], wanting: set[str], steps: int
     ) -> dict[str, int]:
-        """Serve for some steps; how often each job came."""
+        """Serve for some steps; return how often each job was served."""
         came = dict.fromkeys(jobs, 0)
         for _ in range(steps):
             if name := self.step(jobs, wanting):
@@ -70,7 +70,7 @@ class FairFarm:
 
 
 def test_a_job_is_charged_for_what_it_leased() -> None:
-    """Its tokens, as the time that the whole farm needs for them, and its tenant as much."""
+    """A job and its tenant are charged the seconds that the whole farm needs for its leases."""
     ledger = Ledger()
     ledger.charge([demand("job", 0)], 1.0)
     assert ledger.charge([demand("job", 3)], 2.0)["job"] == Service(3.0, 3.0, 0.0)
@@ -78,7 +78,7 @@ def test_a_job_is_charged_for_what_it_leased() -> None:
 
 
 def test_a_heavy_model_pays_what_it_costs() -> None:
-    """Of two jobs with as many tokens, the one that the farm does at half the speed pays double."""
+    """A job that the farm does at half the speed is charged double for as many tokens."""
     ledger = Ledger()
     for tokens in (0, 1000):
         services = ledger.charge(
@@ -90,7 +90,7 @@ def test_a_heavy_model_pays_what_it_costs() -> None:
 
 
 def test_nothing_is_charged_until_a_speed_is_known() -> None:
-    """What was leased before the first completion is charged after it."""
+    """Tokens that were leased before any speed was known are charged once it is."""
     ledger = Ledger()
     ledger.charge([Demand("job", "", 1, 0, 0, True)], 1.0)
     assert ledger.charge([Demand("job", "", 1, 1000, 0, True)], 2.0)["job"].job_seconds == 0
@@ -98,7 +98,7 @@ def test_nothing_is_charged_until_a_speed_is_known() -> None:
 
 
 def test_waiting_is_counted_since_the_last_lease() -> None:
-    """For a job that wants something; one that wants nothing does not wait."""
+    """A job waits since its last lease; one that wants nothing does not wait."""
     ledger = Ledger()
     jobs = [demand("served", 0), demand("waits", 0), demand("leased", 0, wants=False)]
     ledger.charge(jobs, 10.0)
@@ -110,7 +110,7 @@ def test_waiting_is_counted_since_the_last_lease() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4))
 def test_service_goes_by_weight(weights: list[int]) -> None:
-    """Among jobs of a tenant that always want more, service for their weight stays within 1 s."""
+    """Service per weight differs by 1 s at most among jobs of a tenant that always want more."""
     farm = FairFarm()
     jobs = {f"job-{place}": ("", weight) for place, weight in enumerate(weights)}
     came = farm.run(jobs, set(jobs), 60)
@@ -120,7 +120,7 @@ def test_service_goes_by_weight(weights: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4))
 def test_tenants_get_the_same(counts: list[int]) -> None:
-    """Whatever the number and the weights of their jobs."""
+    """Tenants of one weight are served the same, whatever the number and weights of their jobs."""
     jobs = {
         f"{tenant}-{place}": (f"tenant-{tenant}", place + 1)
         for tenant, count in enumerate(counts)
@@ -133,7 +133,7 @@ def test_tenants_get_the_same(counts: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4))
 def test_tenants_get_their_weight(weights: list[int]) -> None:
-    """Service for a tenant's weight stays within 1 s, whatever the weights of its jobs."""
+    """Service per weight differs by 1 s at most among tenants, whatever their jobs' weights."""
     tenants = {f"tenant-{place}": weight for place, weight in enumerate(weights)}
     jobs = {f"{tenant}-{job}": (tenant, job) for tenant in tenants for job in (1, 3)}
     came = FairFarm(Ledger(tenants)).run(jobs, set(jobs), 60)
@@ -153,7 +153,7 @@ def test_who_comes_later_begins_at_the_least_served() -> None:
 
 
 def test_a_tenant_that_comes_later_begins_at_the_least_served() -> None:
-    """The same among tenants."""
+    """A new tenant begins where the least served one stands, and shares with it from then on."""
     farm = FairFarm()
     farm.run({"old": ("a", 1)}, {"old"}, 50)
     jobs = {"old": ("a", 1), "new": ("b", 1), "third": ("b", 1)}
@@ -185,7 +185,7 @@ def test_who_comes_while_another_has_just_nothing_to_lease_shares_with_it() -> N
 
 
 def test_a_new_scheduler_holds_the_past_against_nobody() -> None:
-    """It did not see what was leased before; whoever is there begins where the others begin."""
+    """A new ledger, which saw no earlier leases, serves old and new jobs the same."""
     farm = FairFarm()
     farm.run({"old": ("", 1)}, {"old"}, 50)
     jobs = {"old": ("", 1), "new": ("", 1)}
@@ -217,9 +217,9 @@ JOBS = {f"job-{place}": (f"tenant-{place % 2}", 1) for place in range(4)}
 def test_nobody_saves_up(
     jobs: Mapping[str, tuple[str, int]], breaks: list[tuple[set[str], int]]
 ) -> None:
-    """Whatever the jobs wanted before: from now on all who always want get the same.
+    """Jobs that always want something get the same from now on, whatever they wanted before.
 
-    But for two turns of each, of its tenant's and of its own.
+    The counts differ by at most two turns, of the tenant's and of the job's own.
     """
     farm = FairFarm()
     for wanting, steps in breaks:

@@ -1,4 +1,4 @@
-"""The loop on a real server; heartbeats, jobs and completions are written as workers do."""
+"""Tests of the loop on a real server; the records of workers and jobs are written by the tests."""
 
 import threading
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from embedfarm.records import Plan
 from scheduler.loop import Scheduler
 from scheduler.state import Draft
 from tests.scheduler.live import (
+    CHUNKS,
     SETTINGS,
     SPEC,
     Start,
@@ -42,13 +43,24 @@ def test_completions_lead_to_plans_in_proportion(farm: Farm, start: Start) -> No
 
 
 def test_a_worker_without_work_is_told_so(farm: Farm, start: Start) -> None:
-    """No job: an empty plan, so that a worker does not help itself; none for one that drains."""
+    """A worker gets an empty plan where there is no job, and none while it drains."""
     beat(farm, "worker")
     beat(farm, "leaving", "draining")
     start()
     wait_until(lambda: farm.plan("worker"))
     assert farm.plan("worker") == Plan(worker="worker", fence=1, shares=[])
     assert farm.plan("leaving") is None
+
+
+def test_what_was_sent_again_is_planned(farm: Farm, start: Start) -> None:
+    """A job whose results are at their limit is planned again once a lost block was sent again."""
+    job = fill(farm, 4)
+    farm.client.hset(job.keys.meta, "result_bytes", SETTINGS.results_bytes_max)
+    beat(farm, "worker")
+    start()
+    wait_until(lambda: (plan := farm.plan("worker")) is not None and not plan.shares)
+    farm.client.hset(job.keys.meta, "refilled_upto", CHUNKS)
+    wait_until(lambda: share(farm, "worker"), SETTINGS.plan_ttl_seconds)
 
 
 def test_plans_that_say_the_same_are_written_now_and_then(
@@ -66,16 +78,15 @@ def test_plans_that_say_the_same_are_written_now_and_then(
     fill(farm, 64)
     beat(farm, "worker")
     start()
-    wait_until(lambda: sum(decisions) == 2, SETTINGS.plan_ttl_seconds)
+    wait_until(lambda: 0 in decisions and sum(decisions) > 1)  # on a busy machine, later
     assert decisions[0] == 1
-    assert decisions[-1] == 1
-    assert len(decisions) >= 4
+    assert set(decisions) == {0, 1}
     beat(farm, "other")
     wait_until(lambda: farm.plan("other"))
 
 
 def test_jobs_come_and_go(farm: Farm, start: Start) -> None:
-    """Created, paused, resumed, deleted: the plan follows, and nothing of it stops the loop."""
+    """The plan follows when a job is created, paused, resumed and deleted."""
     beat(farm, "worker")
     start()
     job = fill(farm, 4)
@@ -99,7 +110,7 @@ def test_a_job_that_nobody_can_read_stops_nobody(farm: Farm, start: Start) -> No
 
 
 def test_the_tail_is_copied_by_an_idle_worker(farm: Farm, start: Start) -> None:
-    """With everything leased to a slow worker, the plan of the idle one names its blocks."""
+    """An idle worker's plan names the blocks that a slow worker has leased to the last."""
     job = fill(farm, 4)
     beat(farm, "slow")
     beat(farm, "idle")
@@ -113,7 +124,7 @@ def test_the_tail_is_copied_by_an_idle_worker(farm: Farm, start: Start) -> None:
 
 
 def test_what_is_repeated_is_not_given_to_a_faster_worker(farm: Farm, start: Start) -> None:
-    """One that comes later gets none of the blocks that another one was told to repeat."""
+    """A worker that comes later gets none of the blocks that another one was told to repeat."""
     job = fill(farm, 4)
     for worker, speed in (("slow", 100), ("idle", 10_000), ("late", 100_000)):
         remember(farm, worker, speed)
@@ -131,7 +142,7 @@ def test_what_is_repeated_is_not_given_to_a_faster_worker(farm: Farm, start: Sta
 
 
 def test_one_of_two_is_active(server: LiveServer, farm: Farm, start: Start) -> None:
-    """The lock has one holder; the other one stands by and publishes nothing."""
+    """While one scheduler holds the lock, the other one stands by and publishes nothing."""
     beat(farm, "worker")
     start()
     wait_until(lambda: farm.plan("worker"))
@@ -165,7 +176,7 @@ def test_a_standby_takes_over_from_the_dead(farm: Farm, start: Start) -> None:
 
 
 def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) -> None:
-    """Plans of one that lost the lock while it thought are refused, and those of now stay."""
+    """Plans of a scheduler that lost the lock while it decided are refused; newer ones stay."""
 
     @dataclass(frozen=True)
     class ThinkTooLong:
@@ -190,7 +201,7 @@ def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) ->
 
 
 def test_who_lost_the_lock_reads_the_history_again(server: LiveServer, farm: Farm) -> None:
-    """In between another one has learned: its rates count, not those from before."""
+    """A scheduler that gets the lock back uses the rates that another one has learned meanwhile."""
     scheduler = Scheduler(server.url, SETTINGS, threading.Event())
     scheduler._step()
     farm.client.delete(wire.SCHEDULER)
@@ -236,7 +247,7 @@ def test_an_outage_is_waited_out(server: LiveServer, farm: Farm, start: Start) -
 
 
 def test_a_clean_stop_leaves_everything_to_the_next(server: LiveServer, farm: Farm) -> None:
-    """What was learned since the last time is stored, and the lock is free at once."""
+    """A scheduler that is stopped stores what it has learned, and frees the lock at once."""
     scheduler = Scheduler(server.url, SETTINGS, threading.Event())
     scheduler._step()
     report(farm, "worker", 60_000, 1.0)

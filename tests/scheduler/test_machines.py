@@ -1,4 +1,4 @@
-"""Modelled workers and jobs, and the bound that no farm can beat."""
+"""Tests of modelled workers and jobs, and of the bound that no farm can beat."""
 
 import math
 from dataclasses import replace
@@ -17,12 +17,12 @@ STEADY = Scenario("steady", "", (Machine(1000.0), Machine(3000.0)), drift=0.0)
 
 
 def workers(scenario: Scenario = STEADY, seconds: float = 50.0) -> list[Worker]:
-    """Machines whose speeds are known for some time."""
+    """Return machines whose speeds are known for some time."""
     return make_workers(scenario, seconds, seed=1)
 
 
 def one(stops: float, wakes: float = math.inf) -> list[Worker]:
-    """A single machine of 1,000 tokens per second that stands still for some time."""
+    """Return a single machine of 1,000 tokens per second that stands still for some time."""
     return workers(replace(STEADY, machines=(Machine(1000.0, stops, wakes),)))
 
 
@@ -42,7 +42,7 @@ def one(stops: float, wakes: float = math.inf) -> list[Worker]:
     ],
 )
 def test_the_fluid_bound(arrivals: list[tuple[float, float]], seconds: float) -> None:
-    """Two workers of 1,000 and 3,000 tokens per second do 4,000, from when the work comes."""
+    """The bound is the time in which all workers together could do the work from when it comes."""
     assert fluid_bound(arrivals, workers()) == pytest.approx(seconds)
 
 
@@ -50,13 +50,13 @@ def test_the_fluid_bound(arrivals: list[tuple[float, float]], seconds: float) ->
     ("stops", "wakes", "seconds"), [(2.0, 5.0, 13.0), (2.5, 4.25, 11.75), (20.0, 30.0, 10.0)]
 )
 def test_standing_still_is_in_the_bound(stops: float, wakes: float, seconds: float) -> None:
-    """Nobody could have done 10 s of work sooner on a machine that stood still."""
+    """The bound counts the time in which a machine stands still."""
     assert fluid_bound([(0.0, 10_000.0)], one(stops, wakes)) == pytest.approx(seconds)
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.floats(100, 10_000)), min_size=1, max_size=4))
 def test_more_work_never_ends_sooner(arrivals: list[tuple[float, float]]) -> None:
-    """The bound is no sooner than the last arrival and all of the work, nor than without a job."""
+    """The bound is never before the last arrival, all of the work, or the bound of fewer jobs."""
     machines = workers(replace(STEADY, drift=0.1))
     bound = fluid_bound(arrivals, machines)
     total = sum(tokens for _, tokens in arrivals)
@@ -80,7 +80,7 @@ def test_speeds_are_spread_evenly() -> None:
 
 @given(st.floats(0, 40), st.floats(1, 20_000))
 def test_work_takes_its_time(start: float, tokens: float) -> None:
-    """What was begun is through when the machine could have done it, whatever its drift."""
+    """Work ends when the machine could have done it, whatever its drift."""
     (worker,) = workers(replace(STEADY, machines=(Machine(1000.0),), drift=0.2))
     end = worker.finish(start, tokens)
     assert worker.done_by(end) - worker.done_by(start) == pytest.approx(tokens)
@@ -95,13 +95,13 @@ def test_what_is_begun_before_a_stop_ends_after_it() -> None:
 
 
 def test_the_dead_finish_nothing() -> None:
-    """What a machine had begun when it died never ends."""
+    """Work that a machine had begun when it died never ends."""
     (worker,) = one(2.0)
     assert worker.finish(1.0, 3000.0) == math.inf
 
 
 def test_one_machine_drops() -> None:
-    """After 30 % of the ideal time one of them does a tenth, and the others what they did."""
+    """One machine falls to a tenth after 30 % of the ideal time; the others keep their speed."""
     dropped = workers(replace(STEADY, drop=0.1), seconds=100)
     rates = [each.done_by(60) - each.done_by(59) for each in dropped]
     usual = [each.done_by(29) - each.done_by(28) for each in dropped]
@@ -115,7 +115,7 @@ def test_one_machine_drops() -> None:
 
 
 def test_a_job_is_as_long_as_it_says() -> None:
-    """Its cost is the time asked for, at all speeds together; blocks are 0.1 s of the slowest."""
+    """A job costs the time asked for at all speeds together; blocks are 0.1 s of the slowest."""
     job = make_job(Work(seconds=50.0), [20_000, 80_000], SETTINGS)
     assert job.costs.sum() == pytest.approx(50 * 100_000, rel=0.01)
     assert job.costs[0] == pytest.approx(0.1 * 20_000, rel=0.1)
@@ -123,7 +123,7 @@ def test_a_job_is_as_long_as_it_says() -> None:
 
 
 def test_long_chunks_cost_more_than_their_tokens() -> None:
-    """Attention goes with the square: at 2,000 tokens a token costs twice that of a short chunk."""
+    """A token of a chunk of 2,000 tokens costs twice that of a short chunk."""
     job = make_job(Work(lengths=(2000,)), [100_000], SETTINGS)
     assert job.costs.sum() / job.tokens.sum() == pytest.approx(2.0)
 
@@ -137,7 +137,7 @@ def test_lengths_come_over_and_over(lengths: list[int]) -> None:
 
 
 def leased() -> JobRun:
-    """A job of which two workers hold two blocks each."""
+    """Return a job of which two workers hold two blocks each."""
     job = make_job(Work(seconds=5.0), [20_000], SETTINGS)
     assert list(job.lease("one", 2)) == [0, 1]
     assert list(job.lease("other", 2)) == [2, 3]
@@ -145,7 +145,7 @@ def leased() -> JobRun:
 
 
 def test_blocks_of_the_dead_are_leased_first() -> None:
-    """What a silent worker held goes to the next who asks, and is no new work."""
+    """Blocks of a silent worker go to the next one that leases, and are no new work."""
     job = leased()
     waiting, tokens = job.waiting, job.leased_tokens
     job.expire("one")

@@ -1,4 +1,4 @@
-"""Which jobs can be worked on, and which goes before which: each pass alone."""
+"""Tests of single passes: which jobs can be worked on, and which goes before which."""
 
 import math
 from dataclasses import replace
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedfarm.sizing import FarmRoom
 from embedfarm.terms import PRIORITIES
 from scheduler.ledger import Service
 from scheduler.passes.defer import Defer
@@ -15,16 +16,17 @@ from scheduler.state import JobState
 from tests.scheduler.support import SETTINGS, draft, farm, job, names, order
 
 AGEING = SETTINGS.ageing_seconds
+FULL = SETTINGS.results_bytes_max
 
 
 def waited(name: str, seconds: float, priority: int = 0, deadline_ms: int = 0) -> JobState:
-    """A job that got nothing for some time."""
+    """Return a job that got nothing for some time."""
     service = Service(waited_seconds=seconds)
     return job(name, waiting=1, service=service, priority=priority, deadline_ms=deadline_ms)
 
 
 def aged(one: JobState, created_ms: int) -> JobState:
-    """The same job, created then."""
+    """Return a copy of a job that was created at another time."""
     return replace(one, status=replace(one.status, created_ms=created_ms))
 
 
@@ -32,7 +34,7 @@ def aged(one: JobState, created_ms: int) -> JobState:
 
 
 def test_a_deadline_that_cannot_be_met_is_seen() -> None:
-    """What is left of a job, and of all that go before it, at the rates that are known."""
+    """A job is late if its rest, and all before it, take until after its deadline."""
     jobs = [
         job("early", waiting=10, deadline_ms=1_020_000),
         job("tight", waiting=10, deadline_ms=1_050_000),
@@ -66,15 +68,39 @@ def test_a_deadline_that_cannot_be_met_is_seen() -> None:
     ],
 )
 def test_a_job_that_must_wait_is_deferred(deferred: JobState, reason: str) -> None:
-    """Paused, cancelled or not collected: the job is left out, and the notes say why."""
+    """A paused, cancelled or uncollected job is left out, and the notes say why."""
     kept = job("a", waiting=1, state="open")
     made = Defer(SETTINGS)(draft(farm([kept, deferred], {})))
     assert made.tiers == ((kept,),)
     assert made.notes == (("defer", reason, ""),)
 
 
+def test_what_a_collector_may_wait_for_is_not_deferred() -> None:
+    """A job with full results is kept if blocks were sent again, or their holder is gone."""
+    again = job("a", waiting=1, result_bytes=FULL, refilled_upto=8)
+    held = job("b", waiting=1, result_bytes=FULL, leases=[("gone", 1)])
+    alive = job("c", waiting=1, result_bytes=FULL, leases=[("one", 1)])
+    made = Defer(SETTINGS)(draft(farm([again, held, alive], {"one": 30.0})))
+    assert made.tiers == ((again, held),)
+
+
+def test_results_of_all_jobs_are_shared() -> None:
+    """A job over its fair share is deferred once all results fill 1.5 times the farm's window."""
+    most = 12 << 20
+    jobs = [
+        job("hog", waiting=1, tenant="a", result_bytes=most // 2),
+        job("small", waiting=1, tenant="b", result_bytes=most // 4),
+        job("new", waiting=1, tenant="c", result_bytes=0),
+    ]
+    room = FarmRoom(most, most, most, share=most // 3, shares={"a": most // 3, "b": most // 3})
+    state = replace(farm(jobs, {}), room=room)
+    assert Defer(SETTINGS)(draft(state)).tiers == (tuple(jobs),)
+    state = replace(state, room=replace(room, result_bytes=most * 3 // 2))
+    assert Defer(SETTINGS)(draft(state)).tiers == (tuple(jobs[1:]),)
+
+
 def test_nothing_is_explained_unasked() -> None:
-    """Notes cost more than the decision: without `explain` there are none."""
+    """A pass makes no notes unless the decision is to be explained."""
     paused = job(waiting=1, state="paused")
     made = Defer(SETTINGS)(draft(farm([paused], {}), explain=False))
     assert made.tiers == ()
@@ -116,14 +142,14 @@ def test_what_is_done_makes_a_job_shorter() -> None:
 
 
 def test_urgent_goes_before_high_before_normal() -> None:
-    """Each level is a tier; within it the passes that follow decide."""
+    """Each priority is a tier, within which jobs keep their order."""
     jobs = [waited(f"{name}-{n}", 0, level) for n in (1, 2) for name, level in PRIORITIES.items()]
     made = Priority(SETTINGS)(draft(farm(jobs, {})))
     assert order(made) == [["urgent-1", "urgent-2"], ["high-1", "high-2"], ["normal-1", "normal-2"]]
 
 
 def test_the_earliest_deadline_goes_first_within_a_level() -> None:
-    """Earlier before later before none; but no deadline lifts a job over a higher level."""
+    """Deadlines order the jobs of a level, but lift none of them over a higher level."""
     jobs = [
         waited("none", 0),
         waited("late", 0, deadline_ms=2000),
@@ -146,7 +172,7 @@ def test_the_earliest_deadline_goes_first_within_a_level() -> None:
     ],
 )
 def test_waiting_lifts_a_job(seconds: float, beside: str) -> None:
-    """A level after each `ageing_seconds` without service, up to urgent, and before that level."""
+    """A job that waits goes up a level after each `ageing_seconds`, ahead of the jobs there."""
     levels = [waited(name, 0, level) for name, level in PRIORITIES.items()]
     made = Priority(SETTINGS)(draft(farm([*levels, waited("old", seconds)], {})))
     tiers = [set(tier) for tier in order(made)]

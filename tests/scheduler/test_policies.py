@@ -1,4 +1,4 @@
-"""Lists of passes by name: our own, and those that packages bring."""
+"""Tests of policies, which are lists of passes by name: our own, and those of packages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,13 +39,13 @@ class Own:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_can_be_had(policy: str) -> None:
-    """Each names passes that there are, in the order given, and gives workers something to do."""
+    """Each policy names passes that exist, in their order, and gives workers something to do."""
     check_policy(POLICIES[policy], SETTINGS)
     assert [each.name for each in make_passes(POLICIES[policy], SETTINGS)] == list(POLICIES[policy])
 
 
 def test_the_default_is_one_of_them() -> None:
-    """What a farm follows when nobody has chosen."""
+    """The policy that a farm follows when nobody has chosen exists."""
     assert DEFAULT_POLICY in POLICIES
 
 
@@ -57,19 +57,19 @@ def test_every_pass_goes_by_its_name() -> None:
 
 
 def test_the_order_of_names_is_the_order_of_passes() -> None:
-    """And a pass may come twice."""
+    """Passes are made in the order of their names, and a pass may come twice."""
     names = ["size", "defer", "fcfs", "defer"]
     assert [each.name for each in make_passes(names, SETTINGS)] == names
 
 
 def test_an_unknown_pass_is_refused() -> None:
-    """The error names it, and those there are."""
+    """The error about an unknown pass names it, and the passes that exist."""
     with pytest.raises(UnknownPass, match=r"no pass is called 'nonsense'; .*affinity.*tail"):
         make_passes(["defer", "nonsense"], SETTINGS)
 
 
 def test_a_package_may_bring_a_pass(install: Install) -> None:
-    """It is listed among the others, gets the settings, and works beside our own."""
+    """A package's pass is listed among the others, and works beside them."""
     install("reverse", REVERSE)
     assert "reverse" in pass_names()
     jobs = [job("old", waiting=1, created_ms=1), job("new", waiting=1, created_ms=2)]
@@ -79,7 +79,7 @@ def test_a_package_may_bring_a_pass(install: Install) -> None:
 
 
 def test_our_own_pass_is_not_replaced(install: Install) -> None:
-    """A package that brings a pass under one of our names does not get in its way."""
+    """A package's pass with one of our names does not replace ours."""
     install("fcfs", REVERSE)
     assert make_passes(["fcfs"], SETTINGS) == (FirstCome(),)
     assert pass_names().count("fcfs") == 1
@@ -94,14 +94,14 @@ def test_our_own_pass_is_not_replaced(install: Install) -> None:
     ],
 )
 def test_a_package_that_does_not_load_is_named(install: Install, source: str, reason: str) -> None:
-    """The error says which pass of which package it was, and why."""
+    """The error about a package that does not load says which pass it has, and why."""
     install("broken", source)
     with pytest.raises(UnknownPass, match=rf"'broken' of own_passes:Own does not load: .*{reason}"):
         make_passes(["broken"], SETTINGS)
 
 
 def test_the_group_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entry points of other groups are nobody's passes."""
+    """An entry point of another group is no pass."""
     other = EntryPoint("other", "own_passes:Own", "another.group")
 
     def entry_points(group: str, **_names: str) -> list[EntryPoint]:
@@ -112,7 +112,7 @@ def test_the_group_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failing_pass_is_named() -> None:
-    """Whoever decides learns which pass it was, and the error is kept as the cause."""
+    """The error about a pass that fails names it, and has its error as the cause."""
 
     class Broken:
         name = "broken"
@@ -128,13 +128,13 @@ def test_a_failing_pass_is_named() -> None:
 
 @dataclass(frozen=True)
 class Strange:
-    """A pass of somebody else's making."""
+    """A pass that somebody else has written."""
 
     act: Callable[[Draft], object]
     name: str = "strange"
 
     def __call__(self, draft: Draft) -> Draft:
-        """Whatever it likes."""
+        """Do whatever the test wants."""
         return self.act(draft)  # type: ignore[return-value] # so do those of others
 
 
@@ -154,7 +154,7 @@ WRONG: dict[str, Callable[[Draft], object]] = {
 @pytest.mark.parametrize("reason", WRONG)
 @pytest.mark.parametrize("then", [[], ["defer", "size"]])
 def test_what_is_no_plan_is_blamed_on_its_pass(reason: str, then: list[str]) -> None:
-    """A pass that gives nonsense is named, and not the one after it, be it the last or not."""
+    """A pass that gives nonsense is named, and not the one after it."""
     state = farm([job("one", waiting=9), job("two", waiting=9)], {"worker": 1000, "other": 1000})
     strange = Strange(WRONG[reason])
     passes = [*make_passes(["defer", "size"], SETTINGS), strange, *make_passes(then, SETTINGS)]
@@ -164,7 +164,7 @@ def test_what_is_no_plan_is_blamed_on_its_pass(reason: str, then: list[str]) -> 
 
 
 def test_a_pass_may_defer_a_job_and_say_so() -> None:
-    """With a note that begins with the job, it is not lost: who asks is told why it waits."""
+    """A job that a pass leaves out is not lost if a note says that it is deferred."""
 
     def wait(draft: Draft) -> Draft:
         kept = replace(draft, tiers=tuple(tier[1:] for tier in draft.tiers if tier[1:]))
@@ -177,20 +177,20 @@ def test_a_pass_may_defer_a_job_and_say_so() -> None:
 
 @pytest.mark.parametrize("names", [[], ["defer", "fair", "tail"]])
 def test_a_policy_that_gives_nobody_work_is_refused(names: list[str]) -> None:
-    """Without a pass that sizes, all workers would stand still."""
+    """A policy without a pass that sizes, under which all workers stand still, is refused."""
     with pytest.raises(PolicyRefused, match="no worker would get anything to do"):
         check_policy(names, SETTINGS)
 
 
 def test_a_policy_that_loses_jobs_is_refused(install: Install) -> None:
-    """Whoever chooses it is told at once, not after work stood still."""
+    """A policy whose pass loses jobs is refused when it is chosen, by the name of the pass."""
     install("broken", REVERSE.replace("draft.tiers[::-1]", "()"))
     with pytest.raises(PolicyRefused, match=r"pass reverse fails: .* loses the job job"):
         check_policy(["size", "broken"], SETTINGS)
 
 
 def test_a_policy_that_fails_is_refused(install: Install) -> None:
-    """A pass that raises on a simple farm is found before the policy is chosen."""
+    """A policy with a pass that raises is refused when it is chosen."""
     install("broken", REVERSE.replace("draft.tiers[::-1]", "1 / 0"))
     with pytest.raises(PolicyRefused, match="pass reverse fails: ZeroDivisionError"):
         check_policy(["broken", "size"], SETTINGS)

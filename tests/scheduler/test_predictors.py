@@ -1,4 +1,4 @@
-"""Two predictors of a worker's speed side by side: the one that was right lately counts."""
+"""Tests of two predictors of a worker's speed: the one that was right lately counts."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ LAUNCH, TOKEN = 0.2, 1e-3  # seconds
 
 
 def completion(tokens: int, seconds: float, pairs: int = 0) -> Completion:
-    """A micro-batch of chunks of 100 tokens."""
+    """Return the completion of a micro-batch with chunks of 100 tokens."""
     return Completion(
         worker="worker",
         model="model",
@@ -32,24 +32,24 @@ def completion(tokens: int, seconds: float, pairs: int = 0) -> Completion:
 
 
 def speed(done: Sequence[Completion]) -> float:
-    """Tokens per second after micro-batches."""
+    """Return the tokens per second that a history predicts after some completions."""
     history = History(HALF_LIFE)
     history.learn(done, {"job": 100.0}, 0.0)
     return history.rates("model", 6)["worker"].tokens_per_second
 
 
 def costly(sizes: Sequence[int], *, slower: float = 1.0) -> list[Completion]:
-    """Micro-batches that cost a launch, and something for each token."""
+    """Return completions of micro-batches that cost a launch, and some time for each token."""
     return [completion(each, slower * (LAUNCH + TOKEN * each)) for each in sizes]
 
 
 def sizes(count: int, least: int = 100, most: int = 2000) -> list[int]:
-    """Sizes of micro-batches, none like the other."""
+    """Return random sizes of micro-batches, in tokens."""
     return [int(each) for each in np.random.default_rng(1).integers(least, most, count)]
 
 
 def test_a_launch_is_not_taken_for_slowness() -> None:
-    """Where short micro-batches follow long ones, the speed of tokens stays what it was."""
+    """Short micro-batches after long ones leave the speed of tokens as it was."""
     learned = costly([*sizes(30), *sizes(10, 100, 200)])
     assert speed(learned) == pytest.approx(1 / TOKEN, rel=0.02)
     assert np.mean([each.tokens / each.seconds for each in learned[-5:]]) < 0.5 / TOKEN
@@ -62,7 +62,7 @@ def test_few_micro_batches_are_averaged() -> None:
 
 
 def test_a_worker_that_slows_down_is_followed() -> None:
-    """Another program on the device halves its speed: so does the prediction, soon after."""
+    """A worker that slows down to half its speed is predicted so after 20 micro-batches."""
     assert speed([*costly(sizes(40)), *costly(sizes(20), slower=2.0)]) == pytest.approx(
         0.5 / TOKEN, rel=0.1
     )
@@ -79,9 +79,9 @@ def test_a_prediction_has_the_launch_in_it() -> None:
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0.01, 10.0)), min_size=1, max_size=20))
 @example([*[(1, 1.0)] * 7, (3, 1.0), (1, 1.0)])
 def test_no_speed_is_out_of_this_world(work: list[tuple[int, float]]) -> None:
-    """Whatever is reported, nobody is thought to be ten times as fast as it ever was.
+    """A predicted speed is at most ten times the fastest one reported.
 
-    One such worker would be planned for alone, as if it did everything at once.
+    A worker of any higher speed would be planned for alone, as if it did everything at once.
     """
     found = speed([completion(*each) for each in work])
     assert math.isfinite(found)

@@ -1,4 +1,4 @@
-"""Samples of what workers did."""
+"""Tests of samples, which count what workers did in some seconds."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from tests.support import wait_until
 
 
 def test_a_sample_has_what_was_done_since_the_last() -> None:
-    """By worker and by job, real tokens and chunks; the next one begins at nothing."""
+    """A sample has real tokens and chunks by worker and by job, since the last sample."""
     state = farm_state([job(waiting=2), job("other", waiting=1)], {"one": 10.0, "two": None})
     other = msgspec.structs.replace(completion("two", 500, 1.0), job="other", real_tokens=400)
     sampler = Sampler(100.0)
@@ -30,7 +30,7 @@ def test_a_sample_has_what_was_done_since_the_last() -> None:
 
 
 def test_no_sample_before_its_time() -> None:
-    """One in ten seconds, however often the farm is looked at; nothing is lost meanwhile."""
+    """A sample is taken every ten seconds at most, and nothing is lost meanwhile."""
     state, sampler = farm_state([], {}), Sampler(0.0)
     sampler.completed([completion("one", 1000, 1.0)])
     assert sampler.take(state, SAMPLE_SECONDS - 0.1) is None
@@ -40,7 +40,7 @@ def test_no_sample_before_its_time() -> None:
 
 
 def test_a_standby_goes_on(farm: Farm, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples on the server have what was reported, before and after a scheduler was replaced."""
+    """Samples on the server have what was reported before and after a scheduler was replaced."""
     monkeypatch.setattr(samples, "SAMPLE_SECONDS", 0.2)
     fill(farm, 64)
     beat(farm, "worker")

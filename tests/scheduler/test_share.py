@@ -1,4 +1,4 @@
-"""Which worker tries which job first: shares of tenants and jobs, loaded models, memory."""
+"""Tests of which worker tries which job first: shares, loaded models, memory."""
 
 import itertools
 from collections import Counter
@@ -22,18 +22,18 @@ FULL = SETTINGS.micro_batch_seconds_max
 def served(
     name: str, seconds: float, *, tenant: str = "", tenant_seconds: float = 0.0, weight: int = 1
 ) -> JobState:
-    """A job with much to lease that has had so much of the farm."""
+    """Return a job with much to lease that has had so many seconds of the farm."""
     service = Service(seconds, tenant_seconds, 0.0)
     return job(name, waiting=100, service=service, tenant=tenant, weight=weight)
 
 
 def firsts(made: Draft) -> Counter[str]:
-    """How many workers each job comes first for."""
+    """Return how many workers each job comes first for."""
     return Counter(made.queue(worker.name)[0].job for worker in made.state.asking)
 
 
 def equals(count: int) -> dict[str, float | None]:
-    """Workers of one speed."""
+    """Return the speeds of workers that are equally fast."""
     return {f"worker-{place}": 1000.0 for place in range(count)}
 
 
@@ -49,9 +49,9 @@ def test_the_least_served_job_comes_first() -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 40))
 def test_workers_that_ask_together_are_spread_by_weight(weights: list[int], count: int) -> None:
-    """Turns for their weight differ between two jobs by no more than one turn of each.
+    """Turns per weight differ between two jobs by no more than one turn of each.
 
-    The bound of start-time fair queueing (Goyal, Vin and Cheng 1996, theorem 1).
+    This is the bound of start-time fair queueing (Goyal, Vin and Cheng 1996, theorem 1).
     """
     jobs = [served(f"job-{place}", 0.0, weight=weight) for place, weight in enumerate(weights)]
     found = firsts(Fair(SETTINGS)(draft(farm(jobs, equals(count)))))
@@ -71,7 +71,7 @@ def test_tenants_share_whatever_the_number_of_their_jobs() -> None:
 
 
 def test_a_tenant_of_three_times_the_weight_gets_three_times_the_workers() -> None:
-    """Whatever the weights of the jobs; who is not named in the settings has 1."""
+    """Tenants get workers by their own weight, which is 1 by default, whatever their jobs'."""
     settings = SETTINGS.model_copy(update={"tenant_weights": {"large": 3}})
     jobs = [served("large", 0.0, tenant="large"), served("usual", 0.0, tenant="usual", weight=9)]
     found = firsts(Fair(settings)(draft(farm(jobs, equals(12)))))
@@ -79,7 +79,7 @@ def test_a_tenant_of_three_times_the_weight_gets_three_times_the_workers() -> No
 
 
 def test_a_tenant_that_is_behind_is_served_first() -> None:
-    """The tenant's service decides, and not that of the job."""
+    """The tenant's service decides who is next, and not the job's."""
     behind = served("behind", 50.0, tenant="a", tenant_seconds=10.0)
     ahead = served("ahead", 0.0, tenant="b", tenant_seconds=10.0 + FULL)
     made = Fair(SETTINGS)(draft(farm([ahead, behind], equals(2))))
@@ -87,7 +87,7 @@ def test_a_tenant_that_is_behind_is_served_first() -> None:
 
 
 def test_a_job_far_behind_gets_every_worker() -> None:
-    """Who is behind by more than what all workers lease at a time catches up first."""
+    """A job that is behind by more than what all workers lease at a time gets every worker."""
     jobs = [served("ahead", 1 + FULL), served("behind", 0.0)]
     assert firsts(Fair(SETTINGS)(draft(farm(jobs, equals(8))))) == {"behind": 8}
 
@@ -124,12 +124,12 @@ def test_shares_are_explained() -> None:
 
 
 def loaded(state: FarmState, model: str) -> FarmState:
-    """The farm, with a model on every device."""
+    """Return the farm with a model on every device."""
     return replace(state, workers=tuple(replace(each, model=model) for each in state.workers))
 
 
 def two_models(here: float, there: float, tenants: Sequence[str] = ("", "")) -> FarmState:
-    """One worker with the model of the job "here", whose jobs have had so much."""
+    """Return a farm with two served jobs, and one worker that has the model of the job "here"."""
     jobs = [
         replace(served("here", here, tenant=tenants[0], tenant_seconds=here), model="loaded"),
         replace(served("there", there, tenant=tenants[1], tenant_seconds=there), model="other"),
@@ -140,7 +140,7 @@ def two_models(here: float, there: float, tenants: Sequence[str] = ("", "")) -> 
 @pytest.mark.parametrize("tenants", [("", ""), ("a", "b")])
 @pytest.mark.parametrize(("ahead", "first"), [(0, "here"), (30, "here"), (30.1, "there")])
 def test_a_worker_stays_with_its_model(ahead: float, first: str, tenants: list[str]) -> None:
-    """Until another job, or its tenant, is behind by more than `affinity_seconds`."""
+    """A worker keeps its model until another job is behind by more than `affinity_seconds`."""
     made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(50 + ahead, 50, tenants))))
     assert made.queue("worker-0")[0].job == first
     assert {each.job for each in made.queue("worker-0")} == {"here", "there"}
@@ -156,7 +156,7 @@ def test_no_model_is_worth_a_level() -> None:
 
 
 def test_a_worker_without_a_model_takes_what_is_fair() -> None:
-    """Nothing is loaded, or a model that no job wants: the order of the shares stays."""
+    """The order of the shares stays where no model is loaded, or one that no job wants."""
     for model in ("", "unwanted"):
         made = Fair(SETTINGS)(draft(loaded(two_models(9, 0), model)))
         assert Affinity(SETTINGS)(made).queues == made.queues
@@ -182,7 +182,7 @@ def test_staying_is_told() -> None:
 
 
 def small_and_large(jobs: Sequence[JobState]) -> FarmState:
-    """A farm where the model "large" fits one of three devices, of which one has no limit."""
+    """Return a farm where the model "large" fits two of three devices, one of them unlimited."""
     workers = (
         WorkerState("small", memory_bytes=8 << 30),
         WorkerState("large", memory_bytes=16 << 30),
@@ -193,7 +193,7 @@ def small_and_large(jobs: Sequence[JobState]) -> FarmState:
 
 
 def test_a_model_too_large_for_a_device_is_kept_away() -> None:
-    """The others work on it, and this one on what comes next."""
+    """A job whose model does not fit a device goes to the others, and this one takes the next."""
     jobs = [replace(served("huge", 0.0), model="large"), served("usual", 9.0)]
     made = Memory()(Fair(SETTINGS)(draft(small_and_large(jobs))))
     assert names(made.queue("small")) == ["usual"]
@@ -202,7 +202,7 @@ def test_a_model_too_large_for_a_device_is_kept_away() -> None:
 
 
 def test_a_worker_too_small_for_all_gets_an_empty_plan() -> None:
-    """It waits, and does not help itself."""
+    """A worker whose device is too small for every model gets an empty plan."""
     made = decide(small_and_large([replace(served("huge", 0.0), model="large")]), passes())
     assert made.shares["small"] == ()
     assert made.shares["large"]
@@ -216,7 +216,7 @@ def test_large_jobs_do_not_hide_small_ones() -> None:
 
 
 def test_who_refused_a_job_is_not_asked_again() -> None:
-    """Until it forgets, the others work on the job and it works on what comes next."""
+    """A worker that refused a job gets the next one, and the others work on the refused one."""
     state = farm([served("first", 0.0), served("second", 9.0)], {"willing": 1000.0})
     refusing = WorkerState("refusing", refused=frozenset({"first"}))
     made = decide(replace(state, workers=(*state.workers, refusing)), passes())
@@ -232,7 +232,7 @@ def test_unknown_sizes_fit() -> None:
 
 
 def test_no_worker_rescues_what_does_not_fit() -> None:
-    """Blocks of the dead go to workers whose device has room for the model."""
+    """Blocks of the dead go only to workers whose device has room for the model."""
     orphan = replace(job("huge", leases=[("dead", 3)]), model="large")
     made = decide(small_and_large([orphan]), passes()).shares
     assert [share.job for share in made["large"]] == ["huge"]

@@ -1,4 +1,4 @@
-"""How much a worker leases: the figures of the rule."""
+"""Tests of how much a worker leases: the figures of the rule."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,19 +18,19 @@ CAP = SETTINGS.micro_batch_seconds_max
 
 
 def tokens(made: Mapping[str, JobShare]) -> dict[str, int]:
-    """Sizes by worker."""
+    """Return the tokens of each worker's share."""
     return {worker: share.tokens for worker, share in made.items()}
 
 
 def test_shares_follow_speed() -> None:
-    """All together need a second: each gets six tenths of a second of its own work."""
+    """Workers that need a second together get six tenths of a second of their own work each."""
     made = shares(farm([job(waiting=40)], {"fast": 3000, "slow": 1000}))
     assert tokens(made) == {"fast": 1800, "slow": 600}
     assert (made["fast"].blocks, made["slow"].blocks) == (18, 6)
 
 
 def test_who_has_its_hands_full_gets_less() -> None:
-    """Of 2 s that are left for each, a worker that holds 1 s of work has 1 s left."""
+    """A worker gets less by what it holds: with 2 s left for each and 1 s in hand, 1 s."""
     held = job(waiting=30, leases=[("busy", 10)])
     made = shares(farm([held], {"busy": 1000, "idle": 1000}))
     assert tokens(made) == {"busy": FACTOR * 1000, "idle": FACTOR * 2000}
@@ -55,7 +55,7 @@ def test_a_worker_takes_part_from_when_its_hands_are_empty() -> None:
     st.integers(1, 200),
 )
 def test_parts_of_the_rest_make_the_rest(workers: list[tuple[int, int]], waiting: int) -> None:
-    """Where overheads forbid to keep anything back, all workers together get what waits."""
+    """All workers together get what waits, where overheads are too high to keep anything back."""
     speeds: dict[str, float | None] = {f"w{n}": speed for n, (speed, _) in enumerate(workers)}
     leases = [(f"w{n}", blocks) for n, (_, blocks) in enumerate(workers) if blocks]
     state = farm([job(waiting=waiting, leases=leases)], speeds, overhead=1e6)
@@ -67,14 +67,14 @@ def test_parts_of_the_rest_make_the_rest(workers: list[tuple[int, int]], waiting
 
 @pytest.mark.parametrize(("passed", "busy", "idle"), [(0.5, 750, 1050), (4.0, 600, 1200)])
 def test_time_that_passed_is_work_that_is_done(passed: float, busy: int, idle: int) -> None:
-    """Half of the held second is over; after 4 s of it a quarter more of those is expected."""
+    """Held work shrinks with time; when it is overdue, a quarter of the time is still expected."""
     held = job(waiting=30, leases=[("busy", 10)])
     state = farm([held], {"busy": 1000, "idle": 1000}, held_seconds={"busy": passed})
     assert tokens(shares(state)) == {"busy": busy, "idle": idle}
 
 
 def test_work_held_of_another_job_counts() -> None:
-    """What a worker still needs for another job is taken into account, at its speed there."""
+    """Work that a worker holds of another job counts in seconds at its speed there."""
     other = replace(job("other", leases=[("busy", 10)]), model="heavy")
     state = farm([job(waiting=30), other], {"busy": 1000, "idle": 1000})
     heavy = {
@@ -88,7 +88,7 @@ def test_work_held_of_another_job_counts() -> None:
 
 
 def test_no_micro_batch_is_longer_than_the_cap() -> None:
-    """However much waits, a worker leases at most 3 s of work at a time."""
+    """A worker leases at most 3 s of work at a time, however much waits."""
     made = shares(farm([job(waiting=10**6)], {"fast": 4000, "slow": 1000}))
     assert tokens(made) == {"fast": 4000 * CAP, "slow": 1000 * CAP}
 
@@ -97,7 +97,7 @@ def test_no_micro_batch_is_longer_than_the_cap() -> None:
     ("overhead", "seconds"), [(0.02, CAP), (0.1, 10.0), (60.0, CAP * CAP_FACTOR_MAX)]
 )
 def test_the_cap_grows_with_the_overhead(overhead: float, seconds: float) -> None:
-    """What a micro-batch costs stays below a hundredth of it; but 30 s are the limit.
+    """Micro-batches grow until the overhead is a hundredth of them, but to 30 s at most.
 
     A worker that waited a minute for its server still leaves work to others.
     """
@@ -107,7 +107,7 @@ def test_the_cap_grows_with_the_overhead(overhead: float, seconds: float) -> Non
 
 @pytest.mark.parametrize(("blocks", "tokens"), [(10, 1000), (90, 9000), (110, 6600)])
 def test_no_rest_is_left_that_is_not_worth_its_overhead(blocks: int, tokens: int) -> None:
-    """Six tenths of less than a second are less than 6 overheads of 100 ms: all of it is taken."""
+    """A rest is taken whole if six tenths of it take less than 6 overheads of 100 ms."""
     made = shares(farm([job(waiting=blocks)], {"worker": 10_000}, overhead=0.1))
     assert made["worker"].tokens == tokens
     assert made["worker"].blocks == tokens // 100
@@ -121,13 +121,13 @@ def test_an_unknown_worker_probes() -> None:
 
 
 def test_the_first_workers_of_all_probe_with_a_block() -> None:
-    """Where nothing is known of anybody, everybody starts with one block."""
+    """Every worker starts with one block where no speed is known."""
     made = shares(farm([job(waiting=100)], {"one": None, "other": None}))
     assert [(share.tokens, share.blocks) for share in made.values()] == [(0, 1), (0, 1)]
 
 
 def test_an_old_rate_is_confirmed_first() -> None:
-    """After a minute without news a worker gets 0.3 s of its own work, and not yet the cap."""
+    """A worker gets 0.3 s of its own work, and not yet the cap, after a minute without news."""
     state = farm([job(waiting=10**4)], {"worker": 1000}, now=CONFIRMED_SECONDS)
     assert shares(state)["worker"].tokens == 1000 * CAP
     state = replace(state, now=CONFIRMED_SECONDS + 1)
@@ -135,14 +135,14 @@ def test_an_old_rate_is_confirmed_first() -> None:
 
 
 def test_a_micro_batch_keeps_to_the_limit_on_text() -> None:
-    """However fast the worker, its text fits into memory."""
+    """A micro-batch's text keeps to the limit in bytes, however fast the worker."""
     lean = SETTINGS.model_copy(update={"micro_batch_bytes_max": 5 * 400})
     state = farm([job(waiting=10**4)], {"worker": 10**6})
     assert Size(lean)(draft(state)).shares["worker"][0].blocks == 5
 
 
 def test_a_worker_that_drains_gets_no_plan() -> None:
-    """It takes no more work, and its speed counts no more."""
+    """A worker that drains gets no plan, and its speed does not count."""
     state = farm([job(waiting=40)], {"leaving": 9000, "staying": 1000})
     leaving, staying = state.workers
     made = shares(replace(state, workers=(replace(leaving, draining=True), staying)))
@@ -150,7 +150,7 @@ def test_a_worker_that_drains_gets_no_plan() -> None:
 
 
 def test_a_plan_for_one_is_the_same_as_in_a_plan_for_all() -> None:
-    """Where the order of jobs is no matter of turns, asking for one worker changes no size."""
+    """Under "fcfs" a plan for one worker is the same as in a plan for all."""
     jobs = [job(f"job-{place}", waiting=40, leases=[("fast", 3)]) for place in range(3)]
     state = farm(jobs, {"fast": 3000, "slow": 1000}, held_seconds={"fast": 0.1})
     everybody = decide(state, passes("fcfs")).shares
@@ -160,7 +160,7 @@ def test_a_plan_for_one_is_the_same_as_in_a_plan_for_all() -> None:
 
 
 def test_plans_are_short() -> None:
-    """Of a thousand jobs that wait and a thousand that are leased, a plan has a handful."""
+    """A plan has a handful of jobs, though a thousand wait and a thousand are leased."""
     jobs = [job(f"waiting-{place}", waiting=5) for place in range(1000)]
     jobs += [job(f"leased-{place}", leases=[("dead", 1)]) for place in range(1000)]
     made = decide(farm(jobs, {"one": 1000, "other": 1000}), passes()).shares

@@ -1,4 +1,4 @@
-"""The scheduler's own figures, from known numbers."""
+"""Tests of the scheduler's own figures, from known numbers."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ HEAVY = replace(job("heavy", waiting=10), model="heavy")
 
 
 def two_models(*jobs: JobState) -> FarmState:
-    """Two workers that do 4,000 tokens a second together, and a quarter of that of heavy ones."""
+    """Return a farm that does 4,000 tokens per second, and a quarter of that of heavy ones."""
     state = farm([LIGHT], {"one": 3000, "other": 1000})
     ((kind, rates),) = state.rates.items()
     slow = {
@@ -26,7 +26,7 @@ def two_models(*jobs: JobState) -> FarmState:
 
 
 def done(name: str, tokens: int, padded: int = 0, seconds: float = 1.0) -> Completion:
-    """A micro-batch of a job."""
+    """Return the completion of a micro-batch of a job."""
     return Completion(
         worker="one",
         model="model",
@@ -41,12 +41,12 @@ def done(name: str, tokens: int, padded: int = 0, seconds: float = 1.0) -> Compl
 
 
 def figures(kept: Statistics, now: float) -> SchedulerStats:
-    """All of them."""
+    """Return all figures of a scheduler at a moment."""
     return kept.figures(["size"], {}, {}, now)
 
 
 def test_efficiency_is_what_was_done_of_what_could_have_been() -> None:
-    """3,000 tokens in the second in which all workers could have done 4,000."""
+    """The efficiency is 0.75 where 3,000 of 4,000 possible tokens are done in a second."""
     kept = Statistics()
     kept.decided(two_models(LIGHT), 0.001, 0.0)
     kept.completed([(done("light", 3000), 0.0)], 1.0)
@@ -56,7 +56,7 @@ def test_efficiency_is_what_was_done_of_what_could_have_been() -> None:
 
 @pytest.mark.parametrize("jobs", [(LIGHT, HEAVY), (HEAVY, LIGHT)])
 def test_a_job_of_a_heavy_model_counts_by_its_own_speed(jobs: tuple[JobState, ...]) -> None:
-    """2,000 light tokens and 500 heavy ones are half a second of the farm each."""
+    """Tokens of a heavy model count for the efficiency by the workers' speed for that model."""
     kept = Statistics()
     kept.decided(two_models(*jobs), 0.001, 0.0)
     kept.completed([(done("light", 2000), 0.0), (done("heavy", 500), 0.0)], 1.0)
@@ -72,7 +72,7 @@ def test_a_job_of_a_heavy_model_counts_by_its_own_speed(jobs: tuple[JobState, ..
     ],
 )
 def test_time_without_work_is_not_held_against_anybody(idle: tuple[JobState, ...]) -> None:
-    """Nobody has anything to do in the second second: nothing there, or nothing that may run."""
+    """A second in which nothing is there or may run does not lower the efficiency."""
     kept = Statistics()
     kept.decided(two_models(LIGHT), 0.001, 0.0)
     kept.completed([(done("light", 3000), 0.0)], 1.0)
@@ -82,7 +82,7 @@ def test_time_without_work_is_not_held_against_anybody(idle: tuple[JobState, ...
 
 
 def test_what_is_unknown_is_no_efficiency() -> None:
-    """A job that no worker was measured on says nothing."""
+    """A job that no worker was measured on gives no efficiency."""
     kept = Statistics()
     kept.decided(farm([LIGHT], {"one": None}), 0.001, 0.0)
     kept.completed([(done("light", 3000), 0.0)], 1.0)
@@ -90,7 +90,7 @@ def test_what_is_unknown_is_no_efficiency() -> None:
 
 
 def test_padding_is_over_real_tokens() -> None:
-    """1,000 real tokens that went through as 1,250; without any there is none."""
+    """1,000 real tokens that went through as 1,250 are a padding of 0.25."""
     kept = Statistics()
     assert figures(kept, 0.0).padding == 0.0
     kept.completed([(done("light", 600, 700), 0.0), (done("light", 400, 550), 0.0)], 1.0)
@@ -98,7 +98,7 @@ def test_padding_is_over_real_tokens() -> None:
 
 
 def test_percentiles_and_means() -> None:
-    """Of 0 to 100 ms, and of as many micro-batches of 0 to 100 s."""
+    """Means and 99th percentiles of decisions and micro-batches are right, as are predictions."""
     kept = Statistics()
     for each in range(101):
         kept.decided(two_models(), each / 1000, 1.0)
@@ -112,7 +112,7 @@ def test_percentiles_and_means() -> None:
 
 
 def test_only_the_last_minute_counts() -> None:
-    """What was before it is in the totals alone."""
+    """Figures are of the last minute, but for the totals."""
     kept = Statistics()
     kept.decided(two_models(LIGHT), 9.0, 0.0)
     kept.completed([(done("light", 7000, 9000, 9.0), 1.0)], 0.5)

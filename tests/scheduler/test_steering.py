@@ -1,4 +1,4 @@
-"""A running scheduler: policies that change, passes that fail, figures that it keeps."""
+"""Tests of a running scheduler: policies that change, passes that fail, figures that it keeps."""
 
 import json
 import threading
@@ -48,7 +48,7 @@ class Own:
 
 
 def stats(farm: Farm) -> SchedulerStats:
-    """The figures of the active scheduler, which come with its first decision."""
+    """Wait for the figures of the active scheduler, and return them."""
     wait_until(farm.scheduler_stats)
     found = farm.scheduler_stats()
     assert found is not None
@@ -56,13 +56,13 @@ def stats(farm: Farm) -> SchedulerStats:
 
 
 def follows(farm: Farm, passes: list[str]) -> bool:
-    """Whether the active scheduler says that it follows these passes."""
+    """Tell whether the active scheduler says that it follows these passes."""
     found = farm.scheduler_stats()
     return found is not None and found.passes == passes
 
 
 def test_a_policy_is_followed_at_the_next_decision(farm: Farm, start: Start) -> None:
-    """Chosen, changed and given back while the scheduler runs."""
+    """A running scheduler follows a policy once it is chosen, and the default once it is not."""
     fill(farm, 64)
     beat(farm, "new")
     start()
@@ -78,7 +78,7 @@ def test_a_policy_is_followed_at_the_next_decision(farm: Farm, start: Start) -> 
 def test_a_deadline_that_will_be_missed_is_told_once(
     farm: Farm, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A warning, and what the figures say, until somebody gives the job more time."""
+    """A late job is warned of once, and stays in the figures until it is given more time."""
     deadline = int(1000 * time.time()) + 60_000
     job = fill(farm, 256)  # 204.8 s
     job.set_terms(deadline_ms=deadline)
@@ -99,7 +99,7 @@ def test_a_deadline_that_will_be_missed_is_told_once(
 
 
 def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
-    """The next one follows what was chosen before it came."""
+    """A scheduler follows the policy that was chosen before it started."""
     farm.set_policy(POLICIES["fixed"])
     fill(farm, 64)
     beat(farm, "new")
@@ -108,7 +108,7 @@ def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
 
 
 def test_a_policy_that_cannot_be_had_is_not_followed(farm: Farm, start: Start) -> None:
-    """The farm goes on with the passes of before, and the figures say what was wrong."""
+    """A policy with an unknown pass is not followed, and the figures say what was wrong."""
     farm.set_policy(POLICIES["fixed"])
     fill(farm, 64)
     beat(farm, "new")
@@ -126,7 +126,7 @@ def test_a_policy_that_cannot_be_had_is_not_followed(farm: Farm, start: Start) -
 
 
 def test_the_first_policy_that_cannot_be_had_leaves_the_default(farm: Farm, start: Start) -> None:
-    """A scheduler that starts with a policy it cannot follow schedules all the same."""
+    """A scheduler that starts with a policy that it cannot follow follows the default."""
     farm.set_policy(["nonsense"])
     fill(farm, 64)
     beat(farm, "new")
@@ -136,7 +136,7 @@ def test_the_first_policy_that_cannot_be_had_leaves_the_default(farm: Farm, star
 
 
 def test_a_pass_that_raises_is_left_out(farm: Farm, start: Start, install: Install) -> None:
-    """The other passes go on from this very decision, and the figures say what was wrong."""
+    """A pass that raises is left out from that decision on, and the figures say what was wrong."""
     install("own", RAISING)
     farm.set_policy(["defer", "own", "fcfs", "fixed"])
     beat(farm, "new")
@@ -152,7 +152,7 @@ def test_a_pass_that_raises_is_left_out(farm: Farm, start: Start, install: Insta
 def test_a_last_pass_that_gives_nothing_is_left_out(
     farm: Farm, start: Start, install: Install
 ) -> None:
-    """It is found out before its result is used, and the scheduler goes on."""
+    """A last pass that returns no draft is left out, and the scheduler goes on."""
     install("own", SILENT)
     farm.set_policy(["defer", "fixed", "own"])
     fill(farm, 64)
@@ -167,7 +167,7 @@ def test_a_last_pass_that_gives_nothing_is_left_out(
 def test_a_pass_that_was_left_out_is_tried_again_when_chosen(
     farm: Farm, start: Start, install: Install
 ) -> None:
-    """Another choice forgets the failures of the last one."""
+    """A new choice of passes forgets the failures of the last one."""
     install("own", RAISING)
     farm.set_policy(["own", "fixed"])
     fill(farm, 64)
@@ -185,7 +185,7 @@ def test_a_pass_that_was_left_out_is_tried_again_when_chosen(
 
 
 def test_decisions_are_kept_with_their_reasons(farm: Farm, start: Start) -> None:
-    """About one in a second, newest first: passes, time, and what each pass did."""
+    """About one decision in a second is kept with passes, time and notes, the newest first."""
     fill(farm, 64)
     fill(farm, 8, "paused").set_state("paused")
     beat(farm, "new")
@@ -202,7 +202,7 @@ def test_decisions_are_kept_with_their_reasons(farm: Farm, start: Start) -> None
 
 
 def test_kept_decisions_are_bounded(farm: Farm) -> None:
-    """However long the farm runs, the newest hundred are there."""
+    """Only the newest hundred decisions are kept, however long the farm runs."""
     figures = SchedulerStats([], {}, 0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     for number in range(DECISIONS_MAX + 5):
         farm.tell(Decision(time=number, seconds=0.0, passes=[], notes=[]), figures)
@@ -213,7 +213,7 @@ def test_kept_decisions_are_bounded(farm: Farm) -> None:
 
 
 def test_notes_are_bounded(farm: Farm, start: Start, install: Install) -> None:
-    """A large farm, or a pass that talks too much, does not fill the server."""
+    """A decision keeps a limited number of notes, however much a pass talks."""
     install("talking", TALKING)
     farm.set_policy(["talking"])
     start()
@@ -222,7 +222,7 @@ def test_notes_are_bounded(farm: Farm, start: Start, install: Install) -> None:
 
 
 def test_figures_follow_the_completions(farm: Farm, start: Start) -> None:
-    """Micro-batches, tokens, their time, and how far the predictions were off."""
+    """The figures count micro-batches, tokens, their time, and how far the predictions were off."""
     fill(farm, 64)
     beat(farm, "worker")
     start()
@@ -243,7 +243,7 @@ def test_figures_follow_the_completions(farm: Farm, start: Start) -> None:
 
 
 def test_nobody_schedules_nobody_says_so(farm: Farm) -> None:
-    """Without an active scheduler there are no figures."""
+    """There are no figures without an active scheduler."""
     assert farm.scheduler_stats() is None
     assert farm.decisions(5) == []
 
@@ -252,7 +252,7 @@ def test_nobody_schedules_nobody_says_so(farm: Farm) -> None:
 
 
 def wait_in_thread(server: LiveServer, worker: str) -> threading.Thread:
-    """A worker that waits until it is woken."""
+    """Start a thread in which a worker waits until it is woken."""
 
     def wait() -> None:
         with closing_client(server.url) as client:
@@ -268,7 +268,7 @@ def wait_in_thread(server: LiveServer, worker: str) -> threading.Thread:
 def test_an_idle_worker_wakes_when_its_plan_changes(
     server: LiveServer, farm: Farm, start: Start
 ) -> None:
-    """Who waits without work is told of a new job as soon as the plan is there."""
+    """A worker that waits without work is woken as soon as its plan has a new job."""
     beat(farm, "idle")
     start()
     wait_until(lambda: farm.plan("idle"))
@@ -280,7 +280,7 @@ def test_an_idle_worker_wakes_when_its_plan_changes(
 
 
 def test_an_idle_worker_wakes_for_copies(server: LiveServer, farm: Farm, start: Start) -> None:
-    """All blocks are leased to one that hangs: the idle one is woken when it may repeat them."""
+    """An idle worker is woken when it may repeat the blocks of one that hangs."""
     job = fill(farm, 4)
     beat(farm, "slow")
     beat(farm, "idle")
@@ -299,7 +299,7 @@ def test_an_idle_worker_wakes_for_copies(server: LiveServer, farm: Farm, start: 
 
 
 def test_a_worker_at_work_is_not_woken(farm: Farm, start: Start) -> None:
-    """It looks at its plan anyway; a bell that nobody waits for must not end the next waiting."""
+    """A busy worker's changed plan does not ring: it would end the next wait for nothing."""
     job = fill(farm, 8)
     beat(farm, "busy")
     assert len(job.read("busy", 2)) == 2
@@ -313,7 +313,7 @@ def test_a_worker_at_work_is_not_woken(farm: Farm, start: Start) -> None:
 def test_a_paused_job_does_not_keep_stragglers_from_being_repeated(
     farm: Farm, start: Start
 ) -> None:
-    """Blocks that wait in a paused job are nobody's work: the tail of the other is copied."""
+    """Blocks that wait in a paused job do not keep another job's tail from being copied."""
     fill(farm, 8, "paused").set_state("paused")
     job = fill(farm, 4)
     beat(farm, "slow")

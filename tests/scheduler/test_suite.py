@@ -1,4 +1,4 @@
-"""The scheduler's own core on a virtual clock: what a farm reaches in scenario after scenario."""
+"""Tests of the scheduler's core on a virtual clock: what a farm reaches in each scenario."""
 
 import functools
 import itertools
@@ -36,18 +36,18 @@ FROZEN: Final = 5  # the machine that stops in some tests
 
 @functools.cache
 def outcomes(scenario: str, policy: str = "fair", seeds: int = SEEDS) -> Sequence[Outcome]:
-    """What comes of a scenario, for each seed."""
+    """Return the outcomes of a scenario, one for each seed."""
     return [simulate(SCENARIOS[scenario], policy, SETTINGS, seed) for seed in range(seeds)]
 
 
 def reached(runs: Sequence[Outcome]) -> float:
-    """Mean share of the fluid bound."""
+    """Return the mean share of the fluid bound."""
     return statistics.fmean(each.efficiency for each in runs)
 
 
 @pytest.mark.parametrize(("scenario", "bar"), BARS.items())
 def test_the_rule_comes_near_the_fluid_bound(scenario: str, bar: float) -> None:
-    """On average over the seeds a job takes hardly longer than at all speeds together."""
+    """A job takes hardly longer than at all speeds together, on average over the seeds."""
     assert reached(outcomes(scenario)) >= FEWER.get(scenario, bar)
 
 
@@ -55,7 +55,7 @@ def test_the_rule_comes_near_the_fluid_bound(scenario: str, bar: float) -> None:
 @pytest.mark.parametrize("workers", [2, 8, 64])
 @pytest.mark.parametrize(("scenario", "bar"), BARS.items())
 def test_the_rule_does_so_on_farms_of_all_sizes(scenario: str, bar: float, workers: int) -> None:
-    """The same for 40 seeds, at exactly the bars."""
+    """Farms of 2, 8 and 64 workers reach the bars over 40 seeds."""
     made = {each.name: each for each in suite(spread(workers))}[scenario]
     found = reached([simulate(made, "fair", SETTINGS, seed) for seed in range(40)])
     print(f"{scenario}, {workers} workers: {found:.2%}")  # noqa: T201 # the figures are the result
@@ -63,13 +63,13 @@ def test_the_rule_does_so_on_farms_of_all_sizes(scenario: str, bar: float, worke
 
 
 def test_every_scenario_has_a_bar() -> None:
-    """None of the seven is left out."""
+    """Each scenario of the suite has a bar."""
     assert set(BARS) == {each.name for each in suite(MACHINES)}
 
 
 @pytest.mark.parametrize("scenario", [each.name for each in suite(MACHINES)])
 def test_no_seed_is_a_disaster(scenario: str) -> None:
-    """Where a round of equal parts falls to a tenth, the worst seed stays above 0.88."""
+    """The worst seed of each scenario reaches 0.88 of the fluid bound."""
     assert min(each.efficiency for each in outcomes(scenario)) >= 0.88
 
 
@@ -77,7 +77,7 @@ def test_no_seed_is_a_disaster(scenario: str) -> None:
     ("scenario", "share"), [("wrong-history", 0.001), ("drift", 0.005), ("drop", 0.03)]
 )
 def test_copies_are_rare(scenario: str, share: float) -> None:
-    """Even where one worker falls to a tenth of its speed, hardly any work is done twice."""
+    """Hardly any work is done twice, even where one worker falls to a tenth of its speed."""
     copied = [each.copied_tokens / sum(each.worker_tokens.values()) for each in outcomes(scenario)]
     assert statistics.fmean(copied) <= share
 
@@ -85,7 +85,7 @@ def test_copies_are_rare(scenario: str, share: float) -> None:
 @pytest.mark.parametrize("policy", ["rounds", "fixed", "adaptive"])
 @pytest.mark.parametrize("scenario", ["wrong-history", "overhead", "short"])
 def test_other_rules_finish_later(scenario: str, policy: str) -> None:
-    """The earlier generations of the design end all work as well, and use the farm less."""
+    """Earlier rules of the design end all work as well, and use the farm less."""
     theirs = outcomes(scenario, policy, FEW_SEEDS)
     assert all(math.isfinite(each.makespan) for each in theirs)
     assert reached(theirs) < reached(outcomes(scenario)[:FEW_SEEDS])
@@ -108,7 +108,7 @@ def test_two_unequal_workers_end_together() -> None:
 
 
 def test_a_seed_is_a_run() -> None:
-    """The same seed gives the same micro-batches to the last digit, and another one others."""
+    """A seed gives the same micro-batches to the last digit each time, and another one others."""
     one, again, other = (simulate(USUAL, "fair", SETTINGS, seed) for seed in (3, 3, 4))
     assert one.spans == again.spans
     assert one.makespan == again.makespan
@@ -135,7 +135,7 @@ def test_a_worker_does_one_thing_at_a_time() -> None:
 
 
 def stopped(stops: float, wakes: float = math.inf) -> Scenario:
-    """The usual farm, in which one machine falls silent."""
+    """Return the usual farm, with one machine that stops and perhaps wakes."""
     machines = list(MACHINES)
     machines[FROZEN] = replace(machines[FROZEN], stops_seconds=stops, wakes_seconds=wakes)
     return replace(USUAL, machines=tuple(machines))
@@ -159,14 +159,14 @@ def test_what_a_dead_worker_held_is_done_by_others(stops: float, policy: str) ->
 @pytest.mark.parametrize("stops", [10.0, 45.0, 48.0])
 @pytest.mark.parametrize("seconds", [20.0, math.inf])
 def test_a_frozen_worker_costs_no_more_than_a_lease(stops: float, seconds: float) -> None:
-    """Others go on at once, and have what it held after `lease_seconds`, should it wake or not."""
+    """A worker that stops delays the job by `lease_seconds` at most, whether it wakes or not."""
     for seed in range(3):
         made = simulate(stopped(stops, stops + seconds), "fair", SETTINGS, seed)
         assert made.makespan - made.ideal <= SETTINGS.lease_seconds
 
 
 def test_a_farm_of_the_dead_is_stuck() -> None:
-    """A run that can never end says so."""
+    """A simulated run that can never end raises `Stuck`."""
     scenario = replace(USUAL, machines=(Machine(20_000, stops_seconds=1.0),))
     with pytest.raises(Stuck, match="jobs are not done"):
         simulate(scenario, "fair", SETTINGS, 1)
@@ -175,7 +175,7 @@ def test_a_farm_of_the_dead_is_stuck() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("scenario", [each.name for each in more_scenarios(MACHINES)])
 def test_every_policy_finishes_whatever_happens(scenario: str, policy: str) -> None:
-    """Deaths, tenants, urgent jobs and models too large for some: all jobs are done in the end."""
+    """All jobs are done under every policy, whatever dies, is urgent or does not fit."""
     (made,) = outcomes(scenario, policy, 1)
     jobs = SCENARIOS[scenario].work
     assert set(made.job_ended) == {each.name for each in jobs}
@@ -189,7 +189,7 @@ def test_every_policy_finishes_whatever_happens(scenario: str, policy: str) -> N
 
 
 def test_an_urgent_job_does_not_wait_for_bulk_work() -> None:
-    """It ends within a micro-batch and its own time, whatever two tenants have going."""
+    """An urgent job ends within two of the longest micro-batches, whatever others have going."""
     for made in outcomes("tenants", seeds=3):
         assert made.job_ended["urgent"] - 15.0 <= 2 * SETTINGS.micro_batch_seconds_max
 
@@ -208,7 +208,7 @@ def test_a_model_stays_off_devices_that_are_too_small() -> None:
 
 
 def test_policies_are_compared_side_by_side() -> None:
-    """A row for each scenario and policy, a tick for each run, and all of it as a table."""
+    """A comparison has a row for each scenario and policy, a tick for each run, and a table."""
     scenarios = [replace(each, work=(Work(seconds=2.0),)) for each in suite(MACHINES)[:2]]
     ticks: list[int] = []
     rows = list(compare(scenarios, ["fair", "fixed"], 2, SETTINGS, lambda: ticks.append(1)))

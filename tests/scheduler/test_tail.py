@@ -1,4 +1,4 @@
-"""What idle workers repeat when nothing is left to lease."""
+"""Tests of what idle workers repeat when nothing is left to lease."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
 
 
 def tail(state: FarmState) -> dict[str, list[str]]:
-    """Copies by worker, of those that were given any."""
+    """Return the copies by worker, of those workers that were given any."""
     return {worker: share.copies for worker, share in shares(state).items() if share.copies}
 
 
@@ -34,7 +34,7 @@ def test_idle_workers_share_what_is_late() -> None:
 
 
 def test_who_may_not_lease_a_job_takes_no_copy_from_others() -> None:
-    """The fastest worker refused the job: the next one repeats what is late."""
+    """A worker that refused a job leaves its late blocks to the next one."""
     state = farm([job(leases=[("slow", 1)])], {"slow": 10.0, "refuser": 9000.0, "idle": 1000.0})
     refused = frozenset({"job"})
     workers = [
@@ -46,7 +46,7 @@ def test_who_may_not_lease_a_job_takes_no_copy_from_others() -> None:
 
 
 def test_who_is_idle_first_leaves_copies_to_those_who_soon_will_be() -> None:
-    """Of 40 late blocks an idle worker repeats half, if an equal one is idle in a tenth second."""
+    """An idle worker repeats half of 40 late blocks if an equal one is idle in a tenth second."""
     late = job(leases=[("slow", 40)])
     soon = job("other", leases=[("soon", 1)])
     state = farm([late, soon], {"slow": 10.0, "idle": 1000.0, "soon": 1000.0})
@@ -55,13 +55,13 @@ def test_who_is_idle_first_leaves_copies_to_those_who_soon_will_be() -> None:
 
 @pytest.mark.parametrize("speeds", [{"one": 1000.0, "two": 9000.0}, {"two": 9000.0, "one": 1.0}])
 def test_a_block_that_is_repeated_is_given_to_nobody_else(speeds: dict[str, float]) -> None:
-    """Not to one that comes later and is faster; who repeats it is told the same again."""
+    """A repeated block stays with its copier, even when a faster worker is idle."""
     late = replace(job(leases=[("slow", 1)]), copies={"1-0": "one"})
     assert tail(farm([late], {"slow": 10.0, **speeds})) == {"one": ["1-0"]}
 
 
 def test_a_block_that_a_busy_worker_repeats_is_left_to_it() -> None:
-    """It leased something else for afterwards, and may still be at the copy."""
+    """A block is not copied again while its copier holds other leases."""
     late = replace(job(leases=[("slow", 1), ("one", 1)]), copies={"1-0": "one"})
     state = farm([late], {"slow": 10.0, "one": 1000.0, "two": 1000.0}, held_seconds={"one": 0.1})
     assert not tail(state)
@@ -69,7 +69,7 @@ def test_a_block_that_a_busy_worker_repeats_is_left_to_it() -> None:
 
 @pytest.mark.parametrize("copier", ["gone", "refuser"])
 def test_who_cannot_repeat_a_block_leaves_it_to_others(copier: str) -> None:
-    """The worker died, or refused the job and does nothing."""
+    """A block whose copier died or refused the job is copied by another worker."""
     late = replace(job(leases=[("slow", 1)]), copies={"1-0": copier})
     state = farm([late], {"slow": 10.0, "refuser": 1000.0, "two": 1000.0})
     refused = [replace(each, refused=frozenset({"job"})) for each in state.workers[1:2]]
@@ -83,14 +83,14 @@ def test_who_cannot_repeat_a_block_leaves_it_to_others(copier: str) -> None:
 
 @pytest.mark.parametrize(("passed", "copier"), [(0.3, "one"), (1.0, "two")])
 def test_who_hangs_in_a_copy_is_overtaken(passed: float, copier: str) -> None:
-    """A tenth of a second's work should not take a second; and who hangs gets nothing else."""
+    """A copier that takes far longer than it should is overtaken, and gets nothing else."""
     late = replace(job(leases=[("slow", 1)]), copies={"1-0": "one"})
     speeds = {"slow": 10.0, "one": 1000.0, "two": 900.0}
     assert tail(farm([late], speeds, held_seconds={"one": passed})) == {copier: ["1-0"]}
 
 
 def test_who_repeats_something_gets_the_next_when_that_is_done() -> None:
-    """Meanwhile another one may have come; a block that is not done any more is not repeated."""
+    """A copier keeps its block, leaves the others to who came since, and drops finished blocks."""
     late = replace(job(leases=[("slow", 3)]), copies={"1-0": "one", "999-0": "one"})
     state = farm([late], {"slow": 10.0, "one": 9000.0})
     assert tail(state) == {"one": ["1-0"]}
@@ -99,7 +99,7 @@ def test_who_repeats_something_gets_the_next_when_that_is_done() -> None:
 
 
 def test_what_a_worker_was_told_is_remembered() -> None:
-    """Until it completes something else, or dies; not what it was told after that."""
+    """Copies are remembered until the worker completes something after that plan, or dies."""
     copies = Copies()
     share = JobShare(job="job", tokens=0, blocks=1, copies=["1-0"])
     copies.told({"one": (share,), "other": (msgspec.structs.replace(share, copies=[]),)})
@@ -117,7 +117,7 @@ def test_what_a_worker_was_told_is_remembered() -> None:
 
 
 def test_a_copy_that_would_lose_is_not_made() -> None:
-    """Between equals nobody repeats a block that its owner has begun."""
+    """A block that its owner has begun is not copied by a worker of the same speed."""
     leases = [("busy", 2)]
     assert not tail(
         farm([job(leases=leases)], {"busy": 1000, "idle": 1000}, held_seconds={"busy": 0.1})
@@ -126,7 +126,7 @@ def test_a_copy_that_would_lose_is_not_made() -> None:
 
 @pytest.mark.parametrize("speed", [1000.0, None])
 def test_an_owner_that_hangs_is_overtaken(speed: float | None) -> None:
-    """A worker that beats but is overdue is not believed, even if its speed is unknown."""
+    """The blocks of a worker that is overdue are copied, even if its speed is unknown."""
     state = farm(
         [job(leases=[("hung", 1)])], {"hung": speed, "idle": 1000}, held_seconds={"hung": 20}
     )
@@ -134,18 +134,18 @@ def test_an_owner_that_hangs_is_overtaken(speed: float | None) -> None:
 
 
 def test_blocks_of_the_dead_are_left_to_the_rescue() -> None:
-    """A holder without a heartbeat is not raced: only the rescue counts deliveries."""
+    """Blocks of a holder without a heartbeat are not copied: only the rescue counts deliveries."""
     assert not tail(farm([job(leases=[("dead", 5)])], {"idle": 1000}))
 
 
 def test_a_suspect_block_is_not_copied() -> None:
-    """A block whose last delivery this is goes through one worker at a time."""
+    """A block on its last delivery is not copied."""
     suspect = job(leases=[("slow", 5)], deliveries=SETTINGS.deliveries_max)
     assert not tail(farm([suspect], {"slow": 1, "idle": 1000}))
 
 
 def test_nothing_is_copied_while_something_waits() -> None:
-    """Not while a block waits in any job, and not in a job that is still open."""
+    """Nothing is copied while a block waits in any job, or while the job is still open."""
     late = job(leases=[("slow", 5)])
     speeds = {"slow": 10.0, "idle": 1000.0}
     assert tail(farm([late], speeds))
@@ -161,12 +161,12 @@ def test_nothing_is_copied_while_something_waits() -> None:
     ],
 )
 def test_blocks_that_nobody_may_lease_do_not_count_as_waiting(deferred: JobState) -> None:
-    """A deferred job keeps nobody busy: stragglers of the others are repeated all the same."""
+    """Blocks of a deferred job do not keep stragglers of others from being copied."""
     assert tail(farm([job(leases=[("slow", 5)]), deferred], {"slow": 10.0, "idle": 1000.0}))
 
 
 def test_a_worker_busy_with_another_job_copies_nothing() -> None:
-    """Who holds a lease of any job is not idle."""
+    """A worker that holds a lease of any job is not idle, and copies nothing."""
     jobs = [job(leases=[("slow", 5)]), job("other", leases=[("busy", 5)], state="open")]
     assert not tail(farm(jobs, {"slow": 10, "busy": 1000}))
 

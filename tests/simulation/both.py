@@ -48,10 +48,10 @@ State: TypeAlias = dict[bytes, tuple[object, int | None]]
 
 
 class BothServers:
-    """A real server and the model of one.
+    """A real server and its model, which are sent the same commands and must agree.
 
     Args:
-        live: The real one; all that is on it goes.
+        live: The real server; all data on it is deleted.
     """
 
     def __init__(self, live: LiveServer) -> None:
@@ -64,20 +64,20 @@ class BothServers:
         self._ask([b"SCRIPT", b"FLUSH"], *([b"UNLINK", key] for key in keys))
 
     def close(self) -> None:
-        """Let go of the real one."""
+        """Close the connection to the real server."""
         self._client.close()
 
     def client(self) -> redis.Redis:
-        """A client that asks both."""
+        """Return a redis-py client whose commands go to both servers."""
         pool = ConnectionPool(connection_class=Conversation, max_connections=8)
         pool.connection_kwargs |= {"both": self, "retry": Retry(NoBackoff(), 0)}
         return redis.Redis.from_pool(pool)
 
     def execute(self, words: Sequence[bytes]) -> Any:  # noqa: ANN401 # whatever they answer
-        """The answer of both, an error included.
+        """Run a command on both servers and return their answer, or the error as a value.
 
         Raises:
-            AssertionError: They differ.
+            AssertionError: The answers or the stored data differ.
         """
         if words[0] == b"MULTI" or (self.model._transactions and words[0] not in ENDS):
             refused = None in self.model._transactions.values()  # only old ones refuse the rest too
@@ -95,14 +95,14 @@ class BothServers:
         return answer
 
     def fill(self, *, full: bool) -> None:
-        """Have the memory of both be full, or not."""
+        """Make the memory of both servers full, or give it room again."""
         self._ask([b"CONFIG", b"SET", b"maxmemory", b"1" if full else b"0"])
         self.model.full = full
 
     def restart(self) -> None:
-        """Kill both, and start them again on their logs.
+        """Kill both servers, and start them again on their logs.
 
-        Not once a script saw the clock move on: the model's log has one time for each command.
+        Do nothing once a script saw the clock move on: the model's log has one time per command.
         """
         if self._ticked:
             return
@@ -118,7 +118,7 @@ class BothServers:
         self.compare()
 
     def wake(self, sleeper: Sequence[bytes], waker: Sequence[bytes]) -> None:
-        """Have a second client wait with one command, and then send another one."""
+        """Let a second client wait with one command, send another one, and compare the servers."""
         now_ms = _now_ms()
         wait = fork(self.model).execute(sleeper, now_ms)
         if not isinstance(wait, Wait):
@@ -144,7 +144,7 @@ class BothServers:
         return int(facts.split(b"blocked_clients:")[1].split()[0])
 
     def compare(self) -> None:
-        """Compare all that they hold."""
+        """Assert that both servers hold the same data."""
         now_ms, state = read_state(*self._ask(SHOW))
         found = self.model.dump(now_ms)
         assert found == state
@@ -154,7 +154,7 @@ class BothServers:
         self._connection: Any = self._client.connection_pool.get_connection()
 
     def _ask(self, *commands: Sequence[bytes]) -> list[Any]:
-        """The real server's answers to commands that are sent together."""
+        """Send commands together to the real server and return its answers."""
         self._connection.send_packed_command(self._connection.pack_commands(commands))
         return [self._read() for _ in commands]
 
@@ -167,7 +167,7 @@ class BothServers:
     def _follow(
         self, words: Sequence[bytes], answer: object, first_ms: int, last_ms: int, state: State
     ) -> None:
-        """Run a command on the model, at the moment at which the real server did.
+        """Run a command on the model, at the moment at which the real server ran it.
 
         The clock may even have moved on while a script ran: Redis 7.0 does not hold it still.
         """
@@ -194,7 +194,7 @@ class BothServers:
 
 
 class Ticking(Keyspace):
-    """The same data, with a clock that moves on after so many looks at it."""
+    """A keyspace with the data of another, whose clock moves on after some number of reads."""
 
     def __init__(self, keys: Keyspace, late_ms: int, reads: int) -> None:
         self.__dict__.update(keys.__dict__)
@@ -203,7 +203,7 @@ class Ticking(Keyspace):
 
     @property
     def now_ms(self) -> int:
-        """The time."""
+        """Unix milliseconds: the early time for so many reads, then the late one."""
         self._reads -= 1
         return self._late_ms if self._reads < 0 else self._early_ms
 
@@ -214,7 +214,7 @@ class Ticking(Keyspace):
 
 @contextlib.contextmanager
 def ticking(model: ModelServer, late_ms: int, reads: int) -> Iterator[None]:
-    """The model's clock moves on to `late_ms` after so many looks at it; with 0 it stands still."""
+    """Let the model's clock move on to `late_ms` after so many reads of it; 0 keeps it still."""
     still = model._keys
     if reads:
         model._keys = Ticking(still, late_ms, reads)
@@ -224,7 +224,7 @@ def ticking(model: ModelServer, late_ms: int, reads: int) -> Iterator[None]:
 
 
 class Conversation:
-    """What redis-py takes for a connection; each command goes to both servers."""
+    """A stand-in for redis-py's connection that sends each command to both servers."""
 
     def __init__(self, both: BothServers, retry: Retry, **_: object) -> None:
         self.both, self.retry = both, retry
@@ -234,38 +234,38 @@ class Conversation:
         self._answers: list[Any] = []
 
     def repr_pieces(self) -> list[tuple[str, Any]]:
-        """Where it leads."""
+        """Return the parts of its `repr`: the host."""
         return [("host", self.host)]
 
     def should_reconnect(self) -> bool:
-        """Never."""
+        """Tell redis-py never to reconnect."""
         return False
 
     def get_protocol(self) -> int:
-        """RESP3."""
+        """Return 3, for RESP3."""
         return 3
 
     def connect(self) -> None:
-        """Nothing to do."""
+        """Do nothing: both servers are always connected."""
 
     def re_auth(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no password."""
 
     def disconnect(self, *_: object, **__: object) -> None:
-        """Forget what nobody read."""
+        """Forget the answers that nobody has read."""
         self._answers.clear()
 
     def pack_command(self, *words: Any) -> list[list[bytes]]:  # noqa: ANN401 # as redis-py has it
-        """The words as bytes."""
+        """Return the words of a command as bytes, in a list of one command."""
         name, *rest = words
         return [[*name.encode().split(b" "), *map(self._encode, rest)]]
 
     def pack_commands(self, commands: Sequence[Sequence[Any]]) -> list[list[bytes]]:
-        """The same, of several."""
+        """Return the words of several commands as bytes."""
         return [packed for words in commands for packed in self.pack_command(*words)]
 
     def send_command(self, *words: Any, **_: object) -> None:  # noqa: ANN401 # as redis-py has it
-        """Send one command."""
+        """Send one command, which is answered at once."""
         self.send_packed_command(self.pack_command(*words))
 
     def send_packed_command(self, commands: list[list[bytes]], **_: object) -> None:
@@ -273,11 +273,11 @@ class Conversation:
         self._answers += map(self.both.execute, commands)
 
     def can_read(self, timeout: float = 0) -> bool:  # noqa: ARG002 # as redis-py has it
-        """Whether there is an answer."""
+        """Tell whether an answer is there to be read."""
         return bool(self._answers)
 
     def read_response(self, *_: object, **__: object) -> Any:  # noqa: ANN401 # as redis-py has it
-        """The next answer."""
+        """Return the next answer, or raise it if it is an error."""
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -289,7 +289,7 @@ def _now_ms() -> int:
 
 
 def attempt(model: ModelServer, words: Sequence[bytes], now_ms: int) -> object:
-    """The model's answer, an error included; who waits has waited in vain."""
+    """Return the model's answer, or the error as a value; None for a command that would wait."""
     try:
         answer = model.execute(words, now_ms)
     except redis.ResponseError as error:
@@ -298,7 +298,7 @@ def attempt(model: ModelServer, words: Sequence[bytes], now_ms: int) -> object:
 
 
 def fork(model: ModelServer) -> ModelServer:
-    """A model that goes its own way from here."""
+    """Return a copy of a model, which shares no data with it."""
     twin = ModelServer()
     twin.full = model.full
     twin.log = model.log.copy()
@@ -309,7 +309,7 @@ def fork(model: ModelServer) -> ModelServer:
 
 
 def comparable(words: Sequence[bytes], answer: object) -> object:
-    """An answer without what servers are free to choose: messages of errors, orders of hashes."""
+    """Return an answer without what servers may choose: messages of errors, the order of hashes."""
     if isinstance(answer, Exception):
         code = getattr(answer, "status_code", None) or str(answer).split(" ", 1)[0]
         return type(answer), code
@@ -328,18 +328,18 @@ LAG: Final = {b"entries-read", b"lag", b"consumers"}
 
 
 def pairs(flat: Sequence[Any]) -> dict[Any, Any]:
-    """Names and values in turn."""
+    """Return a flat list of names and values as a dictionary."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def entry(word: bytes) -> tuple[int, int]:
-    """An ID."""
+    """Return an entry ID as its two numbers."""
     first, _, second = word.partition(b"-")
     return int(first), int(second)
 
 
 def stream(flat: Sequence[Any]) -> object:
-    """What XINFO STREAM FULL says, as the model shows it."""
+    """Return the answer of XINFO STREAM FULL in the form of the model's dump."""
     facts = pairs(flat)
     groups = {
         group[b"name"]: (
@@ -362,7 +362,7 @@ SHOWN: Final = {
 
 
 def read_state(answer: Sequence[Any]) -> tuple[int, State]:
-    """A real server's clock in ms, and all that it holds, as the model shows it."""
+    """Return a real server's clock in ms and all its data, in the form of the model's dump."""
     clock, *rows = answer
     now_ms = int(clock) // 1000
     return now_ms, {

@@ -1,10 +1,9 @@
 """The farm's processes in a simulated world, each started again when it ends."""
 
-import os
 import threading
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, Final
@@ -14,16 +13,16 @@ import redis
 from numpy.typing import NDArray
 from rich.console import Console
 
-from collector import files
 from collector.manifest import Manifest
 from embedfarm import broker
-from embedfarm.cli import run
+from embedfarm.cli import sending
 from embedfarm.cli.ending import tidy
 from embedfarm.cli.progress import View
 from embedfarm.cli.request import Request, check_finished
 from embedfarm.cli.run import Interrupted, Place, Run
 from embedfarm.records import Rows
 from embedfarm.settings import Settings
+from embedfarm.terms import Terms
 from producer import submit
 from producer.readers import corpus, read_corpus
 from scheduler.loop import Scheduler
@@ -37,7 +36,23 @@ from workers.worker import Worker
 
 URL: Final = "redis://simulated"
 RESTART_SECONDS_MAX: Final = 1.0
+PIDS_MAX: Final = 32768
 SOCKET_SECONDS: Final = 2.5  # for a broken connection, of which nobody was told, to be noticed
+
+
+class Asked(library.Event):
+    """An event that tells a program to stop, and knows who set it.
+
+    Attributes:
+        by_others: Whether somebody outside of the program has set it.
+    """
+
+    by_others = False
+
+    def set(self) -> None:
+        """Set the event, and note whether no task of a program did so."""
+        self.by_others = self.by_others or current().task is None
+        super().set()
 
 
 @dataclass
@@ -45,11 +60,12 @@ class Role:
     """A program that is kept alive.
 
     Attributes:
-        name: Of its process.
-        program: Runs it until the event is set; True when there is nothing more to do.
-        process: The one that runs now, None between two.
+        name: Prefix of the names of its processes.
+        program: Runs it until the event is set; returns True when there is nothing more to do.
+        process: The process that runs now, None between two.
         starts: How often it was started.
         done: Whether it has nothing more to do.
+        days_seconds: Time that went by while nothing was running, for the clocks of its host.
     """
 
     world: World
@@ -57,18 +73,20 @@ class Role:
     program: Callable[[threading.Event], bool]
     report: Callable[["Role", BaseException], None]
     process: Process | None = None
-    stop: library.Event = field(default_factory=library.Event)
+    stop: Asked = field(default_factory=Asked)
     starts: int = 0
     done: bool = False
+    days_seconds: float = 0.0
 
     def start(self) -> None:
-        """Start it, unless it runs, or has nothing more to do."""
+        """Start a process, unless one runs or the program has nothing more to do."""
         if self.process is not None or self.done:
             return
         self.starts += 1
-        self.stop = library.Event()
+        self.stop = Asked()
         process = self.process = Process(f"{self.name}#{self.starts}")
-        process.clock_seconds = self.world.random.choice([0.0, 0.0, 0.0, -3600.0, 7.0])
+        wrong_seconds = self.world.random.choice([0.0, 0.0, 0.0, -3600.0, 7.0])
+        process.clock_seconds = self.days_seconds + wrong_seconds
         self.world.spawn(process, "main", lambda: self._main(process))
 
     def _main(self, process: Process) -> None:
@@ -76,7 +94,9 @@ class Role:
             self.done = self.program(self.stop)  # type: ignore[arg-type] # a simulated event
         except Killed:
             raise
-        except BaseException as error:  # noqa: BLE001 # a process may end by anything
+        except BaseException as error:  # a process may end by anything
+            if process.dead:  # whatever `Killed` has become on its way out
+                raise
             self.report(self, error)
         self.world.call_at(self.world.now, lambda: self.kill(process))
 
@@ -90,31 +110,8 @@ class Role:
         self.world.kill(process)
 
 
-@dataclass(frozen=True)
-class Texts:
-    """What is embedded, and what must come of it.
-
-    Attributes:
-        texts: All of them, in order.
-        deadly: Those that kill or hang a worker that embeds them.
-        shaky: Those that may kill it.
-    """
-
-    texts: list[str]
-    deadly: frozenset[int]
-    shaky: frozenset[int]
-
-    def expected(self, dimensions: int) -> NDArray[np.float32]:
-        """The vectors, shape (n, dimensions); zero for deadly ones."""
-        engine = NullEngine(dimensions, 0.0, {})
-        tokenised = engine.tokenise(self.texts)
-        vectors = _forward(engine, tokenised, np.arange(len(self.texts)))
-        vectors[sorted(self.deadly)] = 0
-        return vectors
-
-
 def connect_to(host: Host) -> None:
-    """Have all clients connect to a simulated server."""
+    """Connect all clients to a simulated server."""
     link.hosts[:] = [host]
     broker.SOCKET_SECONDS = SOCKET_SECONDS  # type: ignore[misc] # for this process
 
@@ -126,27 +123,31 @@ def connect_to(host: Host) -> None:
 
 
 def run_worker(name: str, settings: Settings, stop: threading.Event) -> bool:
-    """A worker, until it is told to stop."""
+    """Run a worker until it is told to stop."""
     Worker(URL, name, "simulated", "cpu", settings, stop, dict).run()
     return False
 
 
 def run_scheduler(settings: Settings, stop: threading.Event) -> bool:
-    """A scheduler, until it is told to stop."""
+    """Run a scheduler until it is told to stop."""
     Scheduler(URL, settings, stop).run()
     return False
 
 
-def run_embed(request: Request, place: Place, stop: threading.Event) -> Manifest | None:
-    """What `embedfarm embed` does; None when it was told to stop."""
+def run_embed(
+    request: Request, place: Place, stop: threading.Event, terms: Terms
+) -> Manifest | None:
+    """Run what `embedfarm embed` does; return None when it was told to stop."""
     manifest = check_finished(request, place.out)
     if manifest is not None:
         tidy(place.out, manifest, place.settings)
         return manifest
     view = View(Console(file=StringIO(), quiet=True), lines=True)
     try:
-        return Run(request, place, view, stop).embed()
+        return Run(request, place, view, stop, terms).embed()
     except Interrupted:
+        if not getattr(stop, "by_others", True):
+            raise  # by nobody
         return None
 
 
@@ -154,34 +155,29 @@ _forward: Final = NullEngine.forward
 
 
 def guess_vectors(dimensions: int) -> None:
-    """Have producers guess the size of vectors right: of guessed large ones, a block has one."""
+    """Make producers guess the size of vectors right: of guessed large ones, a block has one."""
     setattr(submit, "VECTOR_BYTES_GUESSED", 4 * dimensions)  # noqa: B010 # in this process alone
 
 
-def read_slowly(rows: int, seconds: float) -> None:
-    """Have corpora be read so many rows at a time, each of which takes so long."""
+def read_slowly(rows: int, seconds: float, on_read: Callable[[Sequence[str], bool], None]) -> None:
+    """Make corpora be read `rows` at a time, with a wait of `seconds` before each batch.
+
+    `on_read` is called with the sources of each reading, and True at its begin, False at its end.
+    """
     setattr(corpus, "BATCH_ROWS_MAX", rows)  # noqa: B010 # in this process alone
 
-    def read(*arguments: Any) -> Iterator[Rows]:  # noqa: ANN401 # the function's
-        for batch in read_corpus(*arguments):
+    def read(*arguments: Any, **options: Any) -> Iterator[Rows]:  # noqa: ANN401 # the function's
+        on_read(arguments[0], True)
+        for batch in read_corpus(*arguments, **options):
             current().park(seconds)
             yield batch
+        on_read(arguments[0], False)
 
-    setattr(run, "read_corpus", read)  # noqa: B010 # in this process alone
-
-
-def sync_slowly(seconds: Callable[[], float]) -> None:
-    """Have a file take so long to be on the disk; meanwhile its process may be killed."""
-
-    def fsync(_descriptor: int) -> None:
-        current().park(seconds())
-
-    system = types.SimpleNamespace(**{**vars(os), "fsync": fsync})
-    setattr(files, "os", system)  # noqa: B010 # in this process alone
+    setattr(sending, "read_corpus", read)  # noqa: B010 # in this process alone
 
 
 def harmful_texts(harms: Mapping[str, Callable[[], None]]) -> None:
-    """Have some texts do harm to the process that embeds them."""
+    """Make some texts do harm to the process that embeds them."""
     harmful = {zlib.crc32(text.encode()): harm for text, harm in harms.items()}
 
     def forward(
@@ -195,7 +191,12 @@ def harmful_texts(harms: Mapping[str, Callable[[], None]]) -> None:
     setattr(NullEngine, "forward", forward)  # noqa: B010 # in this process alone
 
 
+def _process_number() -> int:
+    """Return a process ID that is the same in every run of a seed."""
+    return zlib.crc32(current().process.name.encode()) % PIDS_MAX
+
+
 def end_by(kill: Callable[[], None]) -> None:
-    """Have a worker that gives itself up be killed."""
-    system = types.SimpleNamespace(getpid=os.getpid, _exit=lambda _status: kill())
+    """Make a worker that ends itself with `os._exit` call `kill` instead."""
+    system = types.SimpleNamespace(getpid=_process_number, _exit=lambda _status: kill())
     setattr(worker, "os", system)  # noqa: B010 # in this process alone

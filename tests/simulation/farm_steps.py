@@ -1,4 +1,4 @@
-"""What the farm's programs ask of a server, in any order, asked of a real one and its model."""
+"""Requests of the farm's programs, in any order, sent to a real server and its model."""
 
 import contextlib
 from functools import partial
@@ -27,7 +27,8 @@ from embedfarm.records import (
     encode,
 )
 from embedfarm.settings import Settings
-from embedfarm.status import JobGone
+from embedfarm.status import JobGone, JobStatus
+from embedfarm.window import Count, FarmWindow
 from tests.contract.little_job import COMPLETION, DECISION, SAMPLE, SPEC, STATS, block, embed
 from tests.simulation.both import BothServers
 from tests.support import LiveServer
@@ -47,8 +48,15 @@ LIMITS: Final = Settings(
 )  # fmt: skip
 
 
+class Window(FarmWindow):
+    """A farm window with fixed counts, since servers differ in what they say of their memory."""
+
+    def _count(self) -> Count:
+        return Count(20, 12, 5, {"a": 2})
+
+
 class Steps(RuleBasedStateMachine):
-    """The production code's own methods, each of whose commands goes to both servers."""
+    """A state machine of the production code's methods, whose commands go to both servers."""
 
     def __init__(self, live: LiveServer) -> None:
         super().__init__()
@@ -56,21 +64,21 @@ class Steps(RuleBasedStateMachine):
         self.farm = Farm(self.both.client())
 
     def teardown(self) -> None:
-        """Let go of the real server."""
+        """Close the connection to the real server."""
         self.both.close()
 
     def refused(self) -> contextlib.AbstractContextManager[None]:
-        """Go on where both servers refuse a step."""
+        """Return a context that goes on where both servers refuse a step."""
         return contextlib.suppress(*REFUSED)
 
     @rule(full=st.booleans())
     def fill(self, *, full: bool) -> None:
-        """Memory is full, or is no more."""
+        """Make the servers' memory full, or give it room again."""
         self.both.fill(full=full)
 
 
 class JobSteps(Steps):
-    """What producers, workers and collectors do with two jobs."""
+    """A state machine of what producers, workers and collectors do with two jobs."""
 
     def __init__(self, live: LiveServer) -> None:
         super().__init__(live)
@@ -80,25 +88,25 @@ class JobSteps(Steps):
             self.read("little", "one", 1)
 
     def job(self, name: str) -> Job:
-        """One of the jobs."""
+        """Return one of the jobs by its name."""
         return self.farm.job(name)
 
     def entries(self, picks: list[int]) -> list[Entry]:
-        """Some of those that were leased at some time; the newest ones have low numbers."""
+        """Return entries that were leased at some time; pick 0 is the newest one."""
         return [self.held[-1 - pick % len(self.held)] for pick in picks]
 
     # The producer.
 
     @rule(name=JOBS, start=st.sampled_from([0, 0, 4]))
     def create(self, name: str, start: int) -> None:
-        """Make a job, or find it."""
+        """Create a job, or find that it exists."""
         with self.refused():
             self.farm.admit(name, 1)
             self.job(name).create(SPEC, start)
 
     @rule(name=JOBS, skipped=st.sampled_from([0] * 8 + [2, -2]), count=SEVERAL)
     def push(self, name: str, skipped: int, count: int) -> None:
-        """Append blocks, or send them again, or leave some out."""
+        """Push blocks, or push them again, or leave a gap."""
         if not self.farm.exists(name):
             self.create(name, 0)
         with self.refused():
@@ -123,7 +131,7 @@ class JobSteps(Steps):
 
     @rule(name=JOBS, weight=SEVERAL)
     def look(self, name: str, weight: int) -> None:
-        """What people, the scheduler and the submitter read."""
+        """Read what people, the scheduler and the producer read of a job, and set its weight."""
         job = self.job(name)
         with self.refused():
             job.spec()
@@ -141,14 +149,14 @@ class JobSteps(Steps):
 
     @rule(name=JOBS, worker=WORKERS, count=SEVERAL)
     def read(self, name: str, worker: str, count: int) -> None:
-        """Lease what is new."""
+        """Lease new blocks."""
         with self.refused():
             self.held += self.job(name).read(worker, count)
             self.job(name).begin()
 
     @rule(name=JOBS, worker=WORKERS, seconds=st.sampled_from([0.0, MOMENT]), count=SEVERAL)
     def rescue(self, name: str, worker: str, seconds: float, count: int) -> None:
-        """Take over what others let lie."""
+        """Take over expired leases."""
         job = self.job(name)
         for stream in (job.keys.blocks, job.keys.retry):
             with self.refused():
@@ -157,14 +165,14 @@ class JobSteps(Steps):
 
     @rule(picks=PICKS, worker=WORKERS, verb=st.sampled_from(["renew", "release"]))
     def hold(self, picks: list[int], worker: str, verb: str) -> None:
-        """Keep leases, or hand them back, whoever has them."""
+        """Renew or release leases, whoever holds them."""
         for each in self.entries(picks):
             with self.refused():
                 getattr(self.job("little"), verb)(each.stream, worker, [each.id, "1-1"])
 
     @rule(picks=PICKS, failed=st.booleans())
     def commit(self, picks: list[int], *, failed: bool) -> None:
-        """Store results, of blocks that may be somebody else's by now."""
+        """Commit results of blocks, of which some may be leased by somebody else by now."""
         rows = [embed(each) for each in self.entries(picks)]
         if failed:
             rows = [embed(each, result.start) for each, result in rows]
@@ -173,7 +181,7 @@ class JobSteps(Steps):
 
     @rule(picks=PICKS)
     def split(self, picks: list[int]) -> None:
-        """Replace blocks by pieces."""
+        """Split a block into two pieces."""
         for each in self.entries(picks[:1]):
             pieces = [Block(start=0, texts=["a"]), Block(start=1, texts=["b" * len(picks)])]
             with self.refused():
@@ -181,12 +189,12 @@ class JobSteps(Steps):
 
     @rule(picks=PICKS)
     def copy(self, picks: list[int]) -> None:
-        """Read what others hold."""
+        """Read copies of blocks that others may hold."""
         self.job("little").copies([each.id for each in self.entries(picks)])
 
     @rule(name=JOBS, worker=WORKERS)
     def say(self, name: str, worker: str) -> None:
-        """What a worker notes about a job."""
+        """Write and read what workers note about a job: accounts, refusals, fingerprint."""
         recipe = TokenRecipe(tokenizer=worker, prompt="", tokens_max=8)
         with self.refused():
             self.farm.account(name, worker, "1", Account(chunks=1))
@@ -204,7 +212,7 @@ class JobSteps(Steps):
 
     @rule(name=JOBS, few=st.integers(0, 2))
     def drain(self, name: str, few: int) -> None:
-        """Forget results."""
+        """Read some results, and delete them as a collector does."""
         with self.refused():
             starts = sorted(self.job(name).result_starts())[:few]
             for start in starts:
@@ -213,7 +221,7 @@ class JobSteps(Steps):
 
     @rule(name=JOBS)
     def wait(self, name: str) -> None:
-        """Wait for what may come."""
+        """Wait for a block, a result and room."""
         job = self.job(name)
         job.wait_for_block(MOMENT)
         job.wait(job.keys.bell, MOMENT)
@@ -221,7 +229,7 @@ class JobSteps(Steps):
 
 
 class FarmSteps(Steps):
-    """What schedulers, workers and askers do with the farm's own keys."""
+    """A state machine of what schedulers, workers and askers do with the farm's own keys."""
 
     def __init__(self, live: LiveServer) -> None:
         super().__init__(live)
@@ -234,9 +242,17 @@ class FarmSteps(Steps):
 
     # The scheduler, and who it speaks with.
 
+    @rule(tenant=st.sampled_from(["", "a"]), held=SEVERAL, costs=PICKS, idle=st.booleans())
+    def take_room(self, tenant: str, held: int, costs: list[int], *, idle: bool) -> None:
+        """Reserve room of the farm's window, of which there is little."""
+        pushed = JobStatus(tenant=tenant, result_bytes=held, pushed_upto=int(not idle))
+        window = Window(self.farm.client, LIMITS)
+        window.reserve(pushed, 0, costs)
+        window.seen()
+
     @rule(worker=WORKERS, incarnation=st.sampled_from("12"), seconds=st.sampled_from([0.02, 6.0]))
     def beat(self, worker: str, incarnation: str, seconds: float) -> None:
-        """A worker says that it lives."""
+        """Send a worker's heartbeat, and read all workers' heartbeats."""
         beat = Heartbeat(
             worker=worker, incarnation=incarnation, host="h", pid=1, device="cpu-0", state="idle"
         )
@@ -248,7 +264,7 @@ class FarmSteps(Steps):
 
     @rule(token=st.sampled_from("ab"), fence=SEVERAL, seconds=st.sampled_from([0.02, 5.0]))
     def schedule(self, token: str, fence: int, seconds: float) -> None:
-        """A scheduler takes the lock and says what is to be done, or is too late."""
+        """Take the scheduler's lock and publish a plan, or be refused as too late."""
         with self.refused():
             fence = self.farm.elect(token, seconds) or fence
             plan = Plan(worker="one", fence=fence, shares=[])
@@ -259,12 +275,12 @@ class FarmSteps(Steps):
 
     @rule(fence=SEVERAL)
     def abdicate(self, fence: int) -> None:
-        """A scheduler gives its lock up, if it is its own."""
+        """Give the scheduler's lock up, which works for the active scheduler only."""
         self.farm.abdicate(fence)
 
     @rule(passes=st.lists(st.just("size"), max_size=1), budget=SEVERAL)
     def remember(self, passes: list[str], budget: int) -> None:
-        """What the farm keeps for itself and for people."""
+        """Write and read the farm's records: rates, samples, policy, decisions, budgets, events."""
         rate = Rate(tokens_per_second=1.0, overhead_seconds=0.1, updated=1.0, samples=budget)
         with self.refused():
             self.farm.report(COMPLETION, 1000)
@@ -287,7 +303,7 @@ class FarmSteps(Steps):
 
     @rule(dimensions=SEVERAL, pieces=SEVERAL, size=st.sampled_from([1, 100]))
     def ask(self, dimensions: int, pieces: int, size: int) -> None:
-        """Send a request, if there is room."""
+        """Send an interactive request, if there is room."""
         self.sent += 1
         make = partial(
             LanePiece,
@@ -301,7 +317,7 @@ class FarmSteps(Steps):
 
     @rule(dimensions=SEVERAL, worker=WORKERS, enough=st.sampled_from([1, 150]))
     def take(self, dimensions: int, worker: str, enough: int) -> None:
-        """Lease pieces."""
+        """Lease pieces of interactive requests, and read the lane's figures."""
         engine = engine_key(JobSpec(model=f"null:{dimensions}"))
         with self.refused():
             self.taken += self.lane.take(engine, worker, enough)
@@ -314,7 +330,7 @@ class FarmSteps(Steps):
 
     @rule(dimensions=SEVERAL, worker=WORKERS, picks=PICKS)
     def answer(self, dimensions: int, worker: str, picks: list[int]) -> None:
-        """Answer pieces, or keep them, or take them out."""
+        """Renew the leases of pieces, answer them, and read one answer."""
         engine = engine_key(JobSpec(model=f"null:{dimensions}"))
         chosen = [self.taken[-1 - pick % len(self.taken)] for pick in picks]
         with self.refused():
@@ -326,7 +342,7 @@ class FarmSteps(Steps):
 
     @rule(dimensions=SEVERAL, picks=PICKS)
     def withdraw(self, dimensions: int, picks: list[int]) -> None:
-        """An asker gives up."""
+        """Withdraw a piece as an asker does that gives up."""
         spec = JobSpec(model=f"null:{dimensions}")
         chosen = [self.taken[-1 - pick % len(self.taken)] for pick in picks]
         piece = LanePiece(id=chosen[0].id, spec=spec, place=0, texts=["t"], timeout_seconds=1.0)
@@ -334,7 +350,7 @@ class FarmSteps(Steps):
 
     @rule(worker=WORKERS)
     def load(self, worker: str) -> None:
-        """Who may load an engine, and who cannot."""
+        """Claim and end the loading of an engine, and note a worker that cannot load it."""
         with self.refused():
             self.lane.claim_loading("e", worker)
         with self.refused():

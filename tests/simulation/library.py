@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, ParamSpec, Self, TypeVar
 
-from tests.simulation.world import EPOCH_SECONDS, Task, current
+from tests.simulation.world import EPOCH_SECONDS, Effect, Task, current
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,6 +27,14 @@ SIMULATED: Final = (
     "tests.simulation.faults",
     "tests.simulation.run",
     "tests.simulation.monitor",
+    "tests.simulation.judge",
+    "tests.simulation.lives",
+    "tests.simulation.pages",
+    "tests.simulation.scene",
+    "tests.simulation.shrink",
+    "tests.simulation.sightings",
+    "tests.simulation.users",
+    "tests.simulation.views",
 )
 NANOSECONDS: Final = 1_000_000_000
 
@@ -35,18 +43,21 @@ NANOSECONDS: Final = 1_000_000_000
 
 
 def monotonic() -> float:
-    """Seconds since the run began; it goes on while a process is frozen."""
-    return current().now
+    """Return the seconds since the run began; they go on while a process is frozen."""
+    world = current()
+    world.effect(Effect.CLOCK)
+    return world.now
 
 
 def wall_time() -> float:
-    """Unix seconds, as the process has them."""
+    """Return the Unix seconds by the process's clock."""
     world = current()
+    world.effect(Effect.CLOCK)
     return EPOCH_SECONDS + world.now + world.process.clock_seconds
 
 
 def sleep(seconds: float) -> None:
-    """Let others go on for so long."""
+    """Let other tasks go on for so many virtual seconds."""
     current().park(seconds)
 
 
@@ -54,7 +65,7 @@ def sleep(seconds: float) -> None:
 
 
 class Lock:
-    """A lock that one task holds; a reentrant one if asked for."""
+    """A lock that one task holds, like `threading.Lock`."""
 
     reentrant = False
 
@@ -64,7 +75,7 @@ class Lock:
         self._waiters: deque[Task] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 # the library's
-        """As of `threading.Lock`."""
+        """Take the lock like `threading.Lock`, waiting in virtual time."""
         world = current()
         deadline = math.inf if timeout < 0 else world.now + timeout
         while self._held and not (self.reentrant and self._owner is world.task):
@@ -77,7 +88,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """As of `threading.Lock`."""
+        """Release the lock once, and wake a waiter if it is free then."""
         self._held -= 1
         if not self._held:
             self._owner = None
@@ -85,13 +96,13 @@ class Lock:
                 current().wake(self._waiters.popleft())
 
     def release_all(self) -> int:
-        """Release it however often it is held; how often that was."""
+        """Release the lock however often it is held; return how often that was."""
         held, self._held = self._held, 1
         self.release()
         return held
 
     def locked(self) -> bool:
-        """Whether somebody holds it."""
+        """Tell whether somebody holds the lock."""
         return self._held > 0
 
     def __enter__(self) -> bool:
@@ -102,13 +113,13 @@ class Lock:
 
 
 class RLock(Lock):
-    """A lock that its holder may take again."""
+    """A lock that its holder may take again, like `threading.RLock`."""
 
     reentrant = True
 
 
 class Condition:
-    """As of `threading.Condition`."""
+    """A condition on virtual time, like `threading.Condition`."""
 
     def __init__(self, lock: Lock | None = None) -> None:
         self._lock = lock or RLock()
@@ -123,7 +134,7 @@ class Condition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As of `threading.Condition`."""
+        """Wait to be notified, at most so many seconds; return whether it was."""
         world = current()
         task = world.task
         if task is None:
@@ -138,7 +149,7 @@ class Condition:
         return woken
 
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
-        """As of `threading.Condition`."""
+        """Wait until a predicate holds, at most so many seconds; return its last value."""
         deadline = None if timeout is None else monotonic() + timeout
         while not (result := predicate()):
             left = None if deadline is None else deadline - monotonic()
@@ -148,43 +159,43 @@ class Condition:
         return result
 
     def notify(self, n: int = 1) -> None:
-        """As of `threading.Condition`."""
+        """Wake up to `n` waiters."""
         for _ in range(min(n, len(self._waiters))):
             current().wake(self._waiters.popleft())
 
     def notify_all(self) -> None:
-        """As of `threading.Condition`."""
+        """Wake all waiters."""
         self.notify(len(self._waiters))
 
 
 class Event:
-    """As of `threading.Event`."""
+    """An event on virtual time, like `threading.Event`."""
 
     def __init__(self) -> None:
         self._condition = Condition()
         self._flag = False
 
     def is_set(self) -> bool:
-        """As of `threading.Event`."""
+        """Tell whether the event is set."""
         return self._flag
 
     def set(self) -> None:
-        """As of `threading.Event`."""
+        """Set the event, and wake all waiters."""
         self._flag = True
         self._condition.notify_all()
 
     def clear(self) -> None:
-        """As of `threading.Event`."""
+        """Unset the event."""
         self._flag = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As of `threading.Event`."""
+        """Wait until the event is set, at most so many seconds; return whether it is."""
         with self._condition:
             return self._condition.wait_for(lambda: self._flag, timeout)
 
 
 class Thread:
-    """A task of the process that makes it."""
+    """A task of the process that makes it, like `threading.Thread`."""
 
     def __init__(
         self,
@@ -200,17 +211,17 @@ class Thread:
         self._task: Task | None = None
 
     def start(self) -> None:
-        """As of `threading.Thread`."""
+        """Start the task."""
         world = current()
         self._task = world.spawn(world.process, self.name, self._work)
 
     def join(self, timeout: float | None = None) -> None:
-        """As of `threading.Thread`."""
+        """Wait until the task has ended, at most so many seconds."""
         if self._task is not None:
             current().join(self._task, timeout)
 
     def is_alive(self) -> bool:
-        """As of `threading.Thread`."""
+        """Tell whether the task was started and has not ended."""
         return self._task is not None and not self._task.ended
 
 
@@ -218,7 +229,7 @@ class Thread:
 
 
 class Future(Generic[T]):
-    """The result of something that a task does."""
+    """The result of work that a task does, like `concurrent.futures.Future`."""
 
     def __init__(self) -> None:
         self._done = Event()
@@ -226,7 +237,7 @@ class Future(Generic[T]):
         self._error: BaseException | None = None
 
     def settle(self, work: Callable[[], T]) -> None:
-        """Do it."""
+        """Do the work, and keep its result or its error."""
         try:
             self._value.append(work())
         except BaseException as error:  # noqa: BLE001 # `result` raises it
@@ -234,7 +245,7 @@ class Future(Generic[T]):
         self._done.set()
 
     def result(self) -> T:
-        """As of `concurrent.futures.Future`."""
+        """Wait for the work; return its result, or raise its error."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -242,7 +253,7 @@ class Future(Generic[T]):
 
 
 class ThreadPoolExecutor:
-    """As of `concurrent.futures`, with one thread."""
+    """A pool of one thread, like `concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, max_workers: int = 1, thread_name_prefix: str = "pool") -> None:
         if max_workers != 1:
@@ -254,7 +265,7 @@ class ThreadPoolExecutor:
         self._thread.start()
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As of `concurrent.futures.Executor`."""
+        """Queue a call for the thread; return its future."""
         future = Future[T]()
         work = functools.partial(function, *args, **kwargs)
         self._todo.append(lambda: future.settle(work))
@@ -262,7 +273,7 @@ class ThreadPoolExecutor:
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 # the library's
-        """As of `concurrent.futures.Executor`."""
+        """Let the thread end when the queued calls are done or, if asked for, dropped."""
         if cancel_futures:
             self._todo.clear()
         self._closed = True
@@ -296,7 +307,7 @@ def _uuid4() -> uuid.UUID:
 
 
 def _simulated() -> dict[str, types.ModuleType]:
-    """The modules by the names under which they are imported."""
+    """Return the simulated modules by the names under which they are imported."""
     modules = {
         "time": _module(
             "time",
@@ -338,7 +349,7 @@ def _replaced(modules: dict[str, types.ModuleType]) -> Iterator[None]:
 
 
 def production(module: str) -> None:
-    """Import a module, and with it the farm's packages, for runs on virtual time."""
+    """Import a module again, and the farm's packages with it, on virtual time."""
     importlib.import_module(module)  # for the libraries that it needs, which stay as they are
     for name in [each for each in sys.modules if _is_ours(each)]:
         del sys.modules[name]

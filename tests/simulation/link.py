@@ -14,7 +14,7 @@ import redis
 from redis._parsers import Encoder
 
 from tests.simulation.server import ModelServer, Wait
-from tests.simulation.world import EPOCH_SECONDS, Process, Task, World, current
+from tests.simulation.world import EPOCH_SECONDS, Effect, Killed, Process, Task, World, current
 
 if TYPE_CHECKING:
     from redis.retry import Retry
@@ -32,18 +32,19 @@ class Host:
     """The machine that the server runs on.
 
     Attributes:
-        server: None while it is down.
-        log: What the server will start again on, while it is down.
-        forgotten: Commands that it had executed and lost with a crash, of all its crashes.
-        served: Processes for which it has executed something since.
-        asked: What it executed last for each process, ever.
-        loading: It is up, and reads its log.
-        clock_seconds: By how much its clock is wrong.
-        break_before: Whether the connection breaks on which a request has arrived.
-        break_after: Whether it breaks when the request is executed.
-        latency: Seconds from or to a process.
-        on_start: Told of a server that has started again.
-        on_change: Told of each command that has changed something, and of its reply.
+        server: The running server, None while it is down.
+        log: The log that the server will start again on, while it is down.
+        forgotten: Commands that it had executed and lost, in all of its crashes.
+        served: Processes for which it has executed something since it last lost something.
+        asked: The last command that it executed for each process.
+        loading: Whether the server is up, and still reads its log.
+        clock_seconds: Seconds by which its clock is wrong.
+        break_before: Tells whether a connection breaks when a request has arrived on it.
+        break_after: Tells whether a connection breaks when a request was executed.
+        latency: Returns the seconds that a message takes from or to a process.
+        on_start: Called with a server that has started again.
+        on_change: Called with each command that has changed something, and its reply.
+        on_answer: Called with each command, and its reply.
     """
 
     world: World
@@ -63,17 +64,18 @@ class Host:
     latency: Callable[[Process], float] = lambda _process: LATENCY_SECONDS
     on_start: Callable[[ModelServer], None] = lambda _server: None
     on_change: Callable[[ModelServer, Words, object], None] = lambda _server, _words, _reply: None
+    on_answer: Callable[[Words, object], None] = lambda _words, _reply: None
 
     def now_ms(self) -> int:
-        """Unix milliseconds by its clock."""
+        """Return the Unix milliseconds by the machine's clock."""
         return int(1000 * (EPOCH_SECONDS + self.world.now + self.clock_seconds))
 
     def crash(self, lost_seconds: float, *, told: bool = True) -> None:
-        """End the server; what it was told in the last seconds is not in its log.
+        """End the server; its log lacks what it executed in the last seconds.
 
         Args:
-            lost_seconds: How many.
-            told: Whether clients learn of it at once, as they do unless all of its machine dies.
+            lost_seconds: How many seconds of its log are lost.
+            told: Whether clients learn of it at once; they do not if its whole machine dies.
         """
         if self.server is None:
             return
@@ -98,7 +100,7 @@ class Host:
             self.on_start(self.server)
 
     def retry_blocked(self, writes: Iterable[tuple[int, tuple[bytes, ...]]]) -> None:
-        """See whether those that wait find something after some commands that changed something."""
+        """Let blocked commands look again at the keys that some commands have written."""
         words = {word for _, command in writes for word in command}
         for session in list(self.blocked):
             if session.waits is not None and not words.isdisjoint(session.waits.words[1:]):
@@ -137,7 +139,7 @@ class Session:
         self.go_on()
 
     def go_on(self) -> None:
-        """Execute what has arrived, one command after the other, until one must wait."""
+        """Execute the requests that have arrived, in order, until one must wait."""
         while self.requests and self.waits is None and not self.broken:
             if self.host.break_before(self):
                 self.cut(told=self.host.world.random.random() < TOLD_SHARE)
@@ -145,7 +147,7 @@ class Session:
             self._execute(self.requests.popleft())
 
     def try_again(self) -> None:
-        """See whether what is waited for has come."""
+        """Execute the command that waits again, and answer it if it finds something."""
         if self.waits is None or self.host.server is None:
             return
         reply = self.host.server.execute(self.waits.words, self.host.now_ms(), self.number)
@@ -166,6 +168,7 @@ class Session:
             reply = server.execute(words, self.host.now_ms(), self.number)
         except redis.ResponseError as error:
             reply = error
+        self.host.on_answer(words, reply)
         if isinstance(reply, Wait):
             self._wait(reply)
         elif self.host.break_after(self):
@@ -211,7 +214,7 @@ class Session:
             self.host.world.wake(self.reader)
 
     def leave(self) -> None:
-        """Have its client go; a command that waits for something ends."""
+        """Note that the client is gone; a command that waits for something ends."""
         self.left = True
         self._end()
 
@@ -235,7 +238,7 @@ hosts: list[Host] = []
 
 
 class SimulatedConnection:
-    """What redis-py takes for a connection."""
+    """A stand-in for redis-py's connection, to the simulated server."""
 
     def __init__(self, *, retry: "Retry", socket_timeout: float, **_options: object) -> None:
         self.retry = retry
@@ -245,18 +248,18 @@ class SimulatedConnection:
         self._session: Session | None = None
 
     def repr_pieces(self) -> list[tuple[str, object]]:
-        """Nothing that changes."""
+        """Return the parts of its `repr`: the host, which never changes."""
         return [("host", self.host)]
 
     def should_reconnect(self) -> bool:
-        """Never."""
+        """Tell redis-py never to reconnect."""
         return False
 
     def re_auth(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no password."""
 
     def get_protocol(self) -> int:
-        """RESP3."""
+        """Return 3, for RESP3."""
         return 3
 
     @property
@@ -265,7 +268,7 @@ class SimulatedConnection:
         return self._session is not None
 
     def connect(self) -> None:
-        """Open a session, if there is none."""
+        """Open a session if there is none; raise ConnectionError while the server is down."""
         if self._session is not None:
             return
         world, host = current(), hosts[-1]
@@ -279,17 +282,17 @@ class SimulatedConnection:
         self._session = session
 
     def disconnect(self, *_args: object, **_options: object) -> None:
-        """Drop the session."""
+        """Leave the session, if there is one."""
         if self._session is not None:
             self._session.leave()
             self._session = None
 
     def pack_command(self, first: str, *rest: object) -> list[Words]:
-        """The words as bytes; nothing is on a wire."""
+        """Return the words of a command as bytes, in a list of one command."""
         return [[*first.encode().split(b" "), *map(self.encoder.encode, rest)]]
 
     def pack_commands(self, commands: Iterable[tuple[str]]) -> list[Words]:
-        """The same, of several."""
+        """Return the words of several commands as bytes."""
         return [packed for words in commands for packed in self.pack_command(*words)]
 
     def send_command(self, *words: str, **_options: object) -> None:
@@ -297,15 +300,27 @@ class SimulatedConnection:
         self.send_packed_command(self.pack_command(*words))
 
     def send_packed_command(self, command: list[Words], check_health: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002 # the library's
-        """Send commands."""
+        """Send packed commands; raise ConnectionError if the connection is known to be broken."""
         self.connect()
         if self._session is None or self._session.closed:
             self.disconnect()
             raise redis.ConnectionError("connection reset")
-        self._session.send(command)
+        self._send(self._session, command)
+
+    @staticmethod
+    def _send(session: Session, commands: Sequence[Words]) -> None:
+        """Send commands; a process that dies over it may have sent some of them."""
+        for sent in range(len(commands)):
+            try:
+                session.host.world.effect(Effect.SEND)
+            except Killed:
+                session.send(commands[:sent])
+                raise
+        session.send(commands)
+        session.host.world.effect(Effect.SEND)
 
     def can_read(self, timeout: float = 0) -> bool:  # noqa: ARG002 # the library's
-        """Whether there is an answer; the end of a connection is found out here."""
+        """Tell whether an answer is there; raise ConnectionError if the connection broke."""
         if self._session is None:
             return False
         if self._session.closed:
@@ -313,7 +328,7 @@ class SimulatedConnection:
         return bool(self._session.replies)
 
     def read_response(self, *_args: object, **_options: object) -> object:
-        """The next answer, waited for as long as the socket may."""
+        """Return the next answer, or raise it if it is an error; wait for the socket's timeout."""
         session = self._session
         if session is None:
             raise redis.ConnectionError("not connected")

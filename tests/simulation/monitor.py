@@ -1,4 +1,4 @@
-"""What must hold at every step of a run, as the server sees it."""
+"""Checks of what must hold at every step of a run, as the server sees it."""
 
 import hashlib
 from collections.abc import Collection, Iterable
@@ -8,32 +8,38 @@ from typing import Any, Final, NamedTuple, cast
 from embedfarm import wire
 from embedfarm.records import Result, decode
 from tests.simulation.server import ModelServer
+from tests.simulation.states import State
+from tests.simulation.views import Broken, View, Views
 
 
-def _sha(script: str) -> bytes:
-    """What a client calls it by."""
+def script_sha(script: str) -> bytes:
+    """Return the SHA-1 by which clients call a script."""
     return hashlib.sha1(wire.script(script).encode(), usedforsecurity=False).hexdigest().encode()
 
 
-PUSH: Final = _sha("push")
-END: Final = _sha("end")
-CLAIM: Final = _sha("claim")
-RELEASE: Final = _sha("release")
-SPLIT: Final = _sha("split")
-COMMIT: Final = _sha("commit")
+PUSH: Final = script_sha("push")
+END: Final = script_sha("end")
+CLAIM: Final = script_sha("claim")
+RELEASE: Final = script_sha("release")
+SPLIT: Final = script_sha("split")
+COMMIT: Final = script_sha("commit")
 STREAMS: Final = (b"}:in", b"}:retry")
 UNITS: Final = (b"blocks", b"chunks", b"tokens", b"bytes")
-COUNTED: Final = (b"state", b"result_bytes", *(u + e for u in UNITS for e in (b"_in", b"_done")))
-DRAIN: Final = _sha("drain")
-RECONCILE: Final = _sha("reconcile")
-
-
-class Broken(AssertionError):
-    """Something that must never happen did."""
+COUNTED: Final = (
+    b"state", b"created_ms", b"result_bytes", *(u + e for u in UNITS for e in (b"_in", b"_done")),
+)  # fmt: skip
+DONE: Final = COUNTED.index(b"chunks_done")
+DRAIN: Final = script_sha("drain")
+RECONCILE: Final = script_sha("reconcile")
+LOSE: Final = script_sha("lose")
+GENERATIONS: Final = {COMMIT: 16, SPLIT: 9}  # where each says that of its block
+LATE: Final = State(
+    "late commit of an earlier life refused", "`duplicate`, and the block has another generation"
+)
 
 
 class Holder(NamedTuple):
-    """Who has a lease, since when, in unix ms of the server's clock, and how often it was given."""
+    """The worker that holds a lease, since which Unix ms, and the deliveries of its entry."""
 
     worker: bytes
     since_ms: int
@@ -41,19 +47,21 @@ class Holder(NamedTuple):
 
 
 def _meta(key: bytes) -> bytes:
-    """The key of the counters of a job, of any of its keys."""
+    """Return the key of a job's counters, given any of its keys."""
     return key[: key.rfind(b":") + 1] + b"meta"
 
 
 @dataclass
 class Monitor:
-    """Looks at a server after each of its commands.
+    """Checks a server after each of its commands.
 
     Attributes:
         lease_ms: Time after which a lease that was not renewed may be taken.
+        views: The states that clients have seen of jobs.
     """
 
     lease_ms: int
+    views: Views = field(default_factory=Views)
     _server: ModelServer | None = None
     _holders: dict[bytes, dict[bytes, Holder]] = field(default_factory=dict)
     _pushed: dict[bytes, int] = field(default_factory=dict)
@@ -64,9 +72,10 @@ class Monitor:
     _resurrected: set[bytes] = field(default_factory=set)
 
     def begin(self, server: ModelServer, now_ms: int) -> None:
-        """Look at a server that has started, on what its log has."""
+        """Take in the state of a server that has just started on its log."""
         if len(server.log) < self._entries:
             self._resurrected |= self._left.keys()
+            self.views.forget()
         self._server = server
         self._holders.clear()
         self._pushed.clear()
@@ -87,7 +96,7 @@ class Monitor:
         """Check a command that has just changed something.
 
         Raises:
-            Broken: What it did is not allowed.
+            Broken: The command did something that is not allowed.
         """
         if server is not self._server:
             self.begin(server, now_ms)
@@ -97,22 +106,40 @@ class Monitor:
             if key.endswith(STREAMS):
                 self._check_leases(server, key, now_ms)
         self._count_tries(script, words, reply)
+        self._check(server, words, reply, now_ms)
+        self._remember(server, set(words), now_ms)
+        for meta in {_meta(word) for word in words if word.startswith(b"ef:{")}:
+            self._count(server, meta, now_ms, lost=script in {LOSE, RECONCILE})
+
+    def _check(self, server: ModelServer, words: list[bytes], reply: object, now_ms: int) -> None:
+        """Check that a script has done only what it may do."""
+        script = words[1] if words[1:] else b""
         if reply == b"published" and wire.SCHEDULER.encode() in words:
             self._check_fence(server, words, now_ms)
         if script == PUSH and reply == b"added":
-            self._check_order(*words[4:])
+            self._check_order(*words[4:10])
         elif script == DRAIN:
-            self._check_drained(words[3], int(words[6]), words[7:])
+            self._check_drained(words[3], int(words[6]), words[8:])
         elif script == RECONCILE and reply:
             self._check_holes(cast("list[list[int]]", reply)[-1])
         elif script == END and reply == b"finished":
             self._check_end(words[3])
-        self._remember(server, set(words), now_ms)
-        for meta in {_meta(word) for word in words if word.startswith(b"ef:{")}:
-            self._count(server, meta, now_ms)
+        elif reply in (b"committed", b"split") and self._is_late(server, words, now_ms):
+            raise Broken(f"a block of an earlier life of {words[5].decode()} was {reply!r}")
+
+    def see_answer(self, words: list[bytes], reply: object, now_ms: int) -> None:
+        """Mark the state of a late commit as reached, if an answer shows one."""
+        if reply == b"duplicate" and self._server and self._is_late(self._server, words, now_ms):
+            LATE.reach()
+
+    @staticmethod
+    def _is_late(server: ModelServer, words: list[bytes], now_ms: int) -> bool:
+        """Tell whether a commit or split is of a block of an earlier life of its job."""
+        generation = words[GENERATIONS[words[1]]]
+        return bool(generation != server.execute([b"HGET", words[5], b"generation"], now_ms))
 
     def _remember(self, server: ModelServer, keys: Collection[bytes], now_ms: int) -> None:
-        """How far jobs were pushed, and what results there are, before the next command."""
+        """Note how far jobs were pushed, and their results, for the check of the next command."""
         for key in keys:
             if key.endswith(b"}:meta"):
                 upto = server.execute([b"HGET", key, b"pushed_upto"], now_ms)
@@ -121,10 +148,11 @@ class Monitor:
                 found = server.execute([b"HGETALL", key], now_ms)
                 self._results[key] = dict(cast("dict[bytes, bytes]", found))
 
-    def _count(self, server: ModelServer, meta: bytes, now_ms: int) -> None:
-        """A job's counters say what is there."""
-        values = server.execute([b"HMGET", meta, *COUNTED], now_ms)
-        (state, *numbers) = cast("list[bytes | None]", values)
+    def _count(self, server: ModelServer, meta: bytes, now_ms: int, *, lost: bool) -> None:
+        """Check that a job's counters are right, and that clients see nothing impossible."""
+        values = cast("list[bytes | None]", server.execute([b"HMGET", meta, *COUNTED], now_ms))
+        state, life, *numbers = values
+        self._see(meta, View(life, state or b"", int(values[DONE] or 0)), lost=lost)
         if state not in {b"open", b"closed", b"paused"}:
             return
         job = meta.removesuffix(b"meta")
@@ -142,13 +170,22 @@ class Monitor:
             raise Broken(f"{pairs[1]} blocks of {pairs[0]} are done, and {left} are left")
         self._left[meta] = left
 
+    def _see(self, meta: bytes, view: View, *, lost: bool) -> None:
+        """Let clients look at a job; the tries of a job that is made anew are counted anew."""
+        lives = self.views.lives.get(meta)
+        self.views.see(meta, view, lost=lost)
+        if lives and self.views.lives[meta] > lives:
+            job = meta.removesuffix(b"meta")
+            for place in [each for each in self._tries if each[0].startswith(job)]:
+                del self._tries[place]
+
     def _check_end(self, meta: bytes) -> None:
-        """Nothing is left to do of a job that ends, but what a crash has brought back."""
+        """Check that a job ends with no blocks left but those that a crash has brought back."""
         if self._left.get(meta) and meta not in self._resurrected:
             raise Broken(f"{meta.decode()} ends with {self._left[meta]} blocks that are not done")
 
     def _check_leases(self, server: ModelServer, key: bytes, now_ms: int) -> None:
-        """Nobody takes a lease from a worker that has kept it."""
+        """Check that nobody takes a lease from a worker that has renewed it in time."""
         before = self._holders.get(key, {})
         now = {entry: Holder(*each) for entry, each in server.leases(key).items()}
         for entry, holder in now.items():
@@ -166,9 +203,9 @@ class Monitor:
         self._holders[key] = now
 
     def _count_tries(self, script: bytes, words: list[bytes], reply: object) -> None:
-        """No chunk is given up on after fewer tries than are said.
+        """Count the tries of blocks, and check those that are said when a chunk is given up on.
 
-        A try is a lease that was not handed back. What a server has of a crash is believed.
+        A try is a lease that was not released. What a server has after a crash is believed.
         """
         key = words[3] if words[3:] else b""
         if script == CLAIM:
@@ -182,17 +219,17 @@ class Monitor:
         elif script == SPLIT and reply == b"split":
             self._check_tries((key, words[6]), int(words[8]))
         elif script == COMMIT and reply == b"committed":
-            for attempts in words[18::3]:
+            for attempts in words[19::3]:
                 self._check_tries((key, words[8]), int(attempts))
 
     def _check_tries(self, place: tuple[bytes, bytes], attempts: int) -> None:
-        """Of a block that is tried no more."""
+        """Check that a block was tried as often as is said when it is given up or split."""
         if attempts > self._tries[place]:
             raise Broken(f"{place} is given up after {attempts} tries, of {self._tries[place]}")
 
     @staticmethod
     def _tried_before(server: ModelServer, key: bytes, entry: bytes, now_ms: int) -> int:
-        """Tries of the block that an entry is a piece of."""
+        """Return the tries of the block that an entry is a piece of, as noted in the entry."""
         rows = cast("list[Any]", server.execute([b"XRANGE", key, entry, entry], now_ms))
         fields = rows[0][1] if rows else []
         noted = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -200,14 +237,14 @@ class Monitor:
 
     @staticmethod
     def _check_fence(server: ModelServer, words: list[bytes], now_ms: int) -> None:
-        """Plans are those of the scheduler that was elected last."""
+        """Check that plans are those of the scheduler that was elected last."""
         fence = words[3 + int(words[2])]
         newest = server.execute([b"GET", wire.FENCE.encode()], now_ms)
         if fence != newest:
             raise Broken(f"plans of scheduler {fence.decode()}, {newest.decode()} is active")
 
     def _check_order(self, meta: bytes, entry: bytes, _block: bytes, *numbers: bytes) -> None:
-        """A block begins where the one before it ended."""
+        """Check that a pushed block begins where the one before it ended."""
         count, _tokens, end = map(int, numbers)
         if end - count != self._pushed[meta]:
             raise Broken(
@@ -215,7 +252,7 @@ class Monitor:
             )
 
     def _check_drained(self, key: bytes, upto: int, starts: Iterable[bytes]) -> None:
-        """Only results go that are wholly on disk."""
+        """Check that only results are deleted that are wholly on disk."""
         there = self._results.get(key, {})  # a crash may have taken all that were ever there
         for start in starts:
             data = there.get(start)
@@ -230,6 +267,6 @@ class Monitor:
 
     @staticmethod
     def _check_holes(added: list[int]) -> None:
-        """There are none: whatever a server loses with its log's end it has lost everywhere."""
+        """Check that no chunks had to be sent again: what a log's end loses is lost everywhere."""
         if added:
             raise Broken(f"chunks were lost, and sent again: start and count {added}")

@@ -1,68 +1,65 @@
-"""One run: a farm, a job, faults, and what must hold in the end."""
+"""A run of one seed: a farm, users and their jobs, faults, and what must hold in the end."""
 
-import json
+import errno
 import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from collector.manifest import Manifest
-from embedfarm import broker, wire
-from embedfarm.cli.request import Request
-from embedfarm.cli.run import Place
-from embedfarm.records import JobSpec
+from embedfarm import broker
 from embedfarm.settings import Settings
-from producer.readers import CorpusOptions
+from tests.simulation import sightings
+from tests.simulation.disk import Disk
 from tests.simulation.farm import (
     URL,
     Role,
-    Texts,
     connect_to,
     end_by,
     guess_vectors,
     harmful_texts,
     read_slowly,
-    run_embed,
     run_scheduler,
     run_worker,
-    sync_slowly,
 )
 from tests.simulation.faults import Faults
+from tests.simulation.judge import DIMENSIONS, Failure
 from tests.simulation.link import Host
-from tests.simulation.monitor import END, Broken, Monitor
+from tests.simulation.lives import Lives
+from tests.simulation.monitor import Monitor
+from tests.simulation.mount import mounted
+from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
+from tests.simulation.users import SIZES, User
+from tests.simulation.views import Broken
 from tests.simulation.world import World, enter
 
-DIMENSIONS: Final = 4
 SECONDS_AFTER_MAX: Final = 90.0  # after the last fault; a lost connection may take a timeout each
-ENDS: Final = {wire.script("end").encode(), END}  # as a log has it, and as it is asked
 SYNC_SECONDS_MAX: Final = 0.01
 STEPS_MAX: Final = 1_000_000  # of which a run has some thousands
+DARK_SHARE: Final = 0.3  # of finished jobs behind which the power is lost
 SHAKY_SHARE: Final = 0.5  # of the times that a shaky text is embedded
-WORDS: Final = ("a", "vector", "for", "each", "text", "no", "index", "lost", "or", "doubled")
-
-
-class Failure(AssertionError):
-    """A promise that did not hold."""
+LIVELY_SHARE: Final = 0.2  # of the seeds, with users who do more than one thing after the other
+USERS_MAX: Final = 2
+SLOW_SHARE: Final = 0.15  # of the lively ones, in which reading is slower than all timeouts
+READ_SECONDS_MAX: Final = 12.0  # for all of a corpus, where reading is slower than all timeouts
 
 
 class Outcome(NamedTuple):
-    """What came of a run.
+    """Figures of a run in which all promises held.
 
     Attributes:
         faults: How often each kind of fault was done.
-        seconds: Virtual time it took.
-        seconds_after: Of these, after the last fault was over.
-        chunks: In the job.
+        seconds: Virtual seconds that the run took.
+        seconds_after: Virtual seconds from the end of the last fault to the end of the run.
+        chunks: Number of chunks in the finished jobs.
         failed: Chunks that were given up on.
-        harmless: Of these, chunks with texts that do no harm.
-        steps: As of `World`.
+        harmless: Chunks that were given up on though their texts do no harm.
+        steps: Events of the world that have happened.
+        reached: How often each state was reached.
     """
 
     faults: dict[str, int]
@@ -72,40 +69,31 @@ class Outcome(NamedTuple):
     failed: int
     harmless: int
     steps: int
-
-
-@dataclass
-class Work:
-    """One of the jobs of a run, each begun when the one before is done.
-
-    Attributes:
-        name: Its id.
-        texts: What is embedded.
-        request: How.
-        place: Where to.
-    """
-
-    name: str
-    texts: Texts
-    request: Request
-    place: Place
+    reached: dict[str, int]
 
 
 @dataclass
 class Simulation:
-    """One seed."""
+    """A run of one seed.
+
+    Attributes:
+        directory: Directory for its files, which must not exist yet.
+        trace: Called with each line of the log.
+        detailed: Whether the log has all that is asked of the server and the disk, too.
+        dropped: Numbers of the operations that are left out.
+        order: Seeds the order of events at the same moment and how long they take, if not 0.
+    """
 
     seed: int
     directory: Path
     trace: Callable[[str], None]
-    works: list[Work] = field(default_factory=list)
-    errors: list[BaseException] = field(default_factory=list)
-    chunks: int = 0
-    failed: int = 0
-    harmless: int = 0
+    detailed: bool = False
+    dropped: frozenset[int] = frozenset()
+    order: int = 0
+    harms: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def run(self) -> Outcome:
-        """Do all of it.
+        """Run the seed to its end.
 
         Raises:
             Failure: A promise did not hold.
@@ -117,53 +105,77 @@ class Simulation:
             return self._run()
         finally:
             self.world.close()
+            mounted.clear()
             shutil.rmtree(self.directory)
 
     def _run(self) -> Outcome:
         world, random = self.world, self.world.random
+        lively = random.random() < LIVELY_SHARE
         self.host = Host(world)
         connect_to(self.host)
         guess_vectors(DIMENSIONS)
-        sync_slowly(partial(random.uniform, 0.0, SYNC_SECONDS_MAX))
-        self.settings = self._settings()
-        self.monitor = Monitor(int(1000 * self.settings.lease_seconds))
+        end_by(self._kill_current)
+        sync_seconds = partial(random.uniform, 0.0, SYNC_SECONDS_MAX)
+        self.disk = Disk(self.directory / "disk", world, sync_seconds, self._detail)
+        settings = self._settings()
+        self.monitor = Monitor(int(1000 * settings.lease_seconds))
         self.host.on_start = lambda server: self.monitor.begin(server, self.host.now_ms())
         self.host.on_change = self._watch
-        self.speed = random.choice([60, 200, 1000])
-        embed = self._role("embed", self._embed)
+        self.host.on_answer = self._answered
+        sightings.watch()
+        speed = random.choice([60, 200, 1000])
+        self.scene = Scene(
+            world, self.host, settings, self.directory, self.disk.root, self._say, speed, lively
+        )
+        self.users = self._users(random.randint(1, USERS_MAX) if lively else 1)
         self.workers = [
-            self._role(f"worker-{number}", partial(run_worker, f"cpu-{number}", self.settings))
-            for number in range(random.choice([1, 2, 3]))
+            self._role(f"worker-{number}", partial(run_worker, f"cpu-{number}", settings))
+            for number in range(random.choice([2, 2, 3] if lively else [1, 2, 3]))
         ]
         schedulers = [
-            self._role(f"scheduler-{number}", partial(run_scheduler, self.settings))
+            self._role(f"scheduler-{number}", partial(run_scheduler, settings))
             for number in range(random.choice([0, 1, 1, 2]))
         ]
-        roles = [embed, *self.workers, *schedulers]
-        self.faults = Faults(world, self.host, roles, self.settings.lease_seconds, self._say)
-        self.faults.plan(random.choice([1.0, 2.0, 4.0, 8.0]))
+        commands = [user.role for user in self.users if user.role is not None]
+        roles = [*commands, *self.workers, *schedulers]
+        self.faults = Faults(
+            world, self.host, self.disk, roles, settings.lease_seconds, self._say, self.dropped
+        )
+        horizon = random.choice([1.0, 2.0, 4.0, 8.0])
+        self.faults.plan(horizon)
+        if lively:
+            lives = Lives(self.scene, self.faults, self.users, self.workers, self.monitor)
+            lives.plan(horizon)
         for role in roles:
             world.call_at(random.uniform(0.0, 0.2), role.start)
-        while not world.run(lambda: self._is_over(embed), self._deadline()):
-            if world.now >= self._deadline():
+        if self.order:
+            random.seed(f"{self.seed} {self.order}")
+        return self._run_to_end(commands)
+
+    def _run_to_end(self, commands: Sequence[Role]) -> Outcome:
+        """Let the world run until all commands are done, and return the figures."""
+        while not self.world.run(lambda: self._is_over(commands), self._deadline()):
+            if self.world.now >= self._deadline():
                 raise Failure(f"not done {SECONDS_AFTER_MAX:.0f} s after the last fault")
-        if self.errors:
-            raise self.errors[0]
+        scene = self.scene
+        if scene.errors:
+            raise scene.errors[0]
         return Outcome(
             self.faults.counts,
-            world.now,
-            max(0.0, world.now - self.faults.ends_at),
-            self.chunks,
-            self.failed,
-            self.harmless,
-            world.steps,
+            self.world.now,
+            max(0.0, self.world.now - self.faults.ends_at),
+            scene.chunks,
+            scene.failed,
+            scene.harmless,
+            self.world.steps,
+            self.world.reached,
         )
 
-    def _is_over(self, embed: Role) -> bool:
-        """Whether all jobs are done, or something has failed."""
+    def _is_over(self, commands: Sequence[Role]) -> bool:
+        """Tell whether all commands are done or something has failed."""
         if self.world.steps > STEPS_MAX:
             raise Failure(f"not done after {STEPS_MAX:,} steps, {self.world.now:.1f} s")
-        return bool(embed.done or self.errors)
+        return bool(self.scene.errors or all(role.done for role in commands))
 
     def _deadline(self) -> float:
         return self.faults.ends_at + SECONDS_AFTER_MAX
@@ -173,50 +185,46 @@ class Simulation:
     def _role(self, name: str, program: Callable[[threading.Event], bool]) -> Role:
         return Role(self.world, name, program, self._report)
 
-    def _embed(self, stop: threading.Event) -> bool:
-        """One job after the other, as long as things go wrong."""
-        while True:
-            if not self.works:
-                self.works.append(self._work())
-            work = self.works[-1]
-            manifest = run_embed(work.request, work.place, stop)
-            if manifest is None:
-                return False
-            self._check(work, manifest)
-            if self.world.now > self.faults.ends_at:
-                return True
-            self.works.append(self._work())
+    def _users(self, count: int) -> list[User]:
+        """Make the users, each with a program that embeds their corpora."""
+        some, users = self.world.random, list[User]()
+        for number in range(count):
+            name, own = ("job", "more")[number], Random(some.getrandbits(64))
+            user = User(self.scene, name, own, users, self._is_quiet, self._harm, self._end)
+            user.role = self._role("embed" + number * "-more", user.program)
+            users.append(user)
+        self._pace()
+        return users
 
-    def _work(self) -> Work:
-        random, name = self.world.random, f"job-{len(self.works)}"
-        texts = self._texts()
-        corpus = self.directory / f"{name}.jsonl"
-        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts.texts))
-        request = Request(
-            (str(corpus),),
-            CorpusOptions(),
-            skip_bad_rows=False,
-            spec=JobSpec(model=f"null:{DIMENSIONS}:{self.speed}"),
-            sink=random.choice(["npy", "jsonl"]),
-        )
-        read_slowly(random.choice([2, 7, 30]), random.choice([0.0, 0.01, 0.1]))
-        harm = random.choice([self._kill_current, self._hang])
-        harms = dict.fromkeys(texts.shaky, self._may_kill_current)
-        harms.update(dict.fromkeys(texts.deadly, harm))
-        harmful_texts({texts.texts[index]: does for index, does in harms.items()})
-        end_by(self._kill_current)
-        return Work(name, texts, request, Place(self.directory / name, self.settings, "", 0, name))
+    def _is_quiet(self) -> bool:
+        return self.world.now > self.faults.ends_at
 
-    def _texts(self) -> Texts:
+    def _end(self) -> None:
+        """Sometimes take the power when a command has said that it is finished."""
+        if self.world.random.random() < DARK_SHARE:
+            self.faults.go_dark(self.world.process)
+
+    def _harm(self, deadly: Sequence[str], shaky: Sequence[str]) -> None:
+        """Make texts do harm to the worker that embeds them."""
+        self.harms.update(dict.fromkeys(shaky, self._may_kill_current))
+        harm = self.world.random.choice([self._kill_current, self._hang])
+        self.harms.update(dict.fromkeys(deadly, harm))
+        harmful_texts(self.harms)
+
+    def _pace(self) -> None:
+        """Choose how fast corpora are read: at times slower than any timeout."""
         random = self.world.random
-        count = random.choice([1, 7, 20, 60])
-        texts = [
-            f"{index} " + " ".join(random.choices(WORDS, k=random.randint(0, 9)))
-            for index in range(count)
-        ]
-        deadly = random.sample(range(count), random.choice([0, 0, 0, 0, 0, 1]))
-        shaky = random.sample(range(count), random.choice([0, 1]))
-        return Texts(texts, frozenset(deadly), frozenset(shaky))
+        rows, seconds = random.choice([2, 7, 30]), random.choice([0.0, 0.01, 0.1])
+        if self.scene.lively and random.random() < SLOW_SHARE:
+            seconds = READ_SECONDS_MAX * rows / max(SIZES)
+        read_slowly(rows, seconds, self._note_reading)
+
+    def _note_reading(self, sources: Sequence[str], begins: bool) -> None:  # noqa: FBT001 # a fact
+        """Note that a run begins to read its sources, or has come to their end."""
+        for user in self.users:
+            if user.work is not None and user.work.request.sources == tuple(sources):
+                user.work.reading = begins
+                user.work.read_at = self.world.now if begins else user.work.read_at
 
     def _settings(self) -> Settings:
         random = self.world.random
@@ -240,6 +248,9 @@ class Simulation:
             block_chunks_max=random.choice([4, 16]),
             part_bytes_max=part,
             window_bytes_max=window,
+            farm_window_bytes_max=random.choice(
+                [0, 2 * part]
+            ),  # hardly enough for a part and the next
             results_bytes_max=random.choice([2, 10]) * window,
             micro_batch_seconds_max=0.5,
             probe_seconds=0.1,
@@ -260,89 +271,44 @@ class Simulation:
             role.kill(process)
 
     def _report(self, role: Role, error: BaseException) -> None:
-        """A process ended by an error: no defect if it was to stop while the server was away."""
+        """Note an error that ended a process.
+
+        It is no defect if the process was to stop while the server was away, or if a sync failed.
+        """
         self._say(f"{self.world.process.name} ended: {error!r}")
-        if not (role.stop.is_set() and isinstance(error, broker.UNAVAILABLE)):
-            self.errors.append(error)
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            self.faults.end_by_failed_sync()
+        elif not (role.stop.is_set() and isinstance(error, broker.UNAVAILABLE)):
+            self.scene.errors.append(error)
 
     def log(self, message: str) -> None:
-        """What a process says."""
+        """Log a message of the process that runs."""
         name = self.world.task.process.name if self.world.task is not None else ""
         self._say(f"{name}: {message}")
 
+    def _detail(self, line: str) -> None:
+        """Log a line that only a detailed log has."""
+        if self.detailed:
+            self.log(line)
+
     def _say(self, line: str) -> None:
-        self.trace(f"{self.world.now:9.4f}  {line}")
+        # Where the files are differs from run to run.
+        self.trace(f"{self.world.now:9.4f}  {line}".replace(str(self.directory), ""))
 
     # What must hold.
 
     def _watch(self, server: ModelServer, words: list[bytes], reply: object) -> None:
-        """What a command has changed."""
+        """Check what a command has changed, and perhaps let the server lose it."""
         try:
             self.monitor.look(server, words, reply, self.host.now_ms())
         except Broken as error:
-            self.errors.append(error)
+            self.scene.errors.append(error)
         self.faults.undo_split(server.log)
         self.faults.undo_last(server.log)
 
-    def _check(self, work: Work, manifest: Manifest) -> None:
-        """What a job that is done has left."""
-        self._say(f"{work.name} is done")
-        expected = work.texts.expected(DIMENSIONS)
-        if manifest.count != len(expected):
-            raise Failure(f"{manifest.count} chunks in the output, {len(expected)} in the corpus")
-        failed = _failed(work.place.out)
-        found = _vectors(work.place.out, manifest)
-        kept = [index for index in range(len(expected)) if index not in failed]
-        if found.keys() - failed.keys() != set(kept):
-            raise Failure(f"chunks {sorted(found)} in the output, {kept} expected")
-        if wrong := [index for index in kept if not np.array_equal(found[index], expected[index])]:
-            raise Failure(f"wrong vectors of chunks {wrong}")
-        if missing := work.texts.deadly - failed.keys():
-            raise Failure(f"deadly texts not named: {sorted(missing)}")
-        tries_min = self.settings.deliveries_max
-        if hasty := {index for index, tries in failed.items() if tries < tries_min}:
-            raise Failure(f"given up on after too few tries: {sorted(hasty)}")
-        self._check_server(work)
-        self.chunks += manifest.count
-        self.failed += manifest.failed
-        self.harmless += len(failed.keys() - work.texts.deadly)
-
-    def _check_server(self, work: Work) -> None:
-        """Of a job that has ended, only its record is left.
-
-        Unless a crash undid its end when the command that embeds had looked at it already.
-        """
-        server = self.host.server or ModelServer.replayed(self.host.log)
-        keys, now_ms = wire.JobKeys(work.name), self.host.now_ms()
-
-        def is_end(words: Sequence[bytes]) -> bool:
-            return not ENDS.isdisjoint(words) and keys.meta.encode() in words
-
-        undone, embed = any(map(is_end, self.host.forgotten)), self.world.process
-        if undone and embed not in self.host.served and not is_end(self.host.asked[embed]):
-            return
-        gone = set(keys.all()) - {keys.meta, keys.failed}
-        if left := {key for key in gone if server.execute([b"EXISTS", key.encode()], now_ms)}:
-            raise Failure(f"left on the server: {sorted(left)}")
-
-
-def _vectors(out: Path, manifest: Manifest) -> dict[int, NDArray[np.float32]]:
-    """The vectors of an output by index, each of shape (dimensions,)."""
-    if manifest.format == "npy":
-        return dict(enumerate(np.load(out / "embeddings.npy")))
-    rows = [
-        json.loads(line)
-        for path in sorted(out.glob("part-*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    indices = [row["index"] for row in rows]
-    if indices != sorted(set(indices)):
-        raise Failure(f"indices are not in order: {indices}")
-    return {row["index"]: np.array(row["embedding"], np.float32) for row in rows}
-
-
-def _failed(out: Path) -> dict[int, int]:
-    """Attempts by index of the chunks that were given up on."""
-    path = out / "errors.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {row["index"]: row["attempts"] for row in map(json.loads, lines)}
+    def _answered(self, words: list[bytes], reply: object) -> None:
+        """Look at the answer to a command for states and mistakes, and log it in detail."""
+        sightings.answered(words, reply)
+        self.monitor.see_answer(words, reply, self.host.now_ms())
+        if self.detailed:
+            self._detail(f"{words!r} {reply!r}")

@@ -1,15 +1,15 @@
-"""Many seeds on all cores, and what came of them."""
+"""Soaks: many seeds on all cores, and their figures."""
 
 import argparse
 import contextlib
 import gc
+import hashlib
 import logging
 import multiprocessing
 import os
 import subprocess
 import tempfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,19 +22,25 @@ import typer
 
 from benchmarks.marked import write_marked
 from tests.simulation.faults import FAULTS_MIN
-from tests.simulation.run import Failure, Outcome, Simulation
+from tests.simulation.run import Outcome, Simulation
+from tests.simulation.shrink import describe, shrink
+from tests.simulation.states import STATES, unreached
 
 SEEDS_AT_A_TIME: Final = 20
 FAILURES_SHOWN: Final = 20
 SEEDS_PER_LINE: Final = 5000  # of progress
 SILENCE_SECONDS_MAX: Final = 900  # a process that was killed is missed by nobody else
 GIT: Final = ("/usr/bin/env", "git")
+CODE: Final = (  # what runs in a simulation
+    "collector", "embedfarm", "producer", "scheduler", "workers", "tests/simulation",
+    "constraints.txt",
+)  # fmt: skip
 # A disk that syncs would take most of the time.
 MEMORY: Final = Path("/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir())  # noqa: S108 # each run makes its own below
 
 
 class Verdict(NamedTuple):
-    """What came of a seed, or why it failed, and the processor time that it took."""
+    """The outcome of a seed, or why it failed, and the processor time that it took."""
 
     seed: int
     outcome: Outcome | None
@@ -44,12 +50,13 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Tally:
-    """What came of all of them.
+    """The sums of the verdicts of a soak.
 
     Attributes:
-        of: The commit and a checksum of what is changed since, and the first seed.
-        cpu_seconds: Of the processors.
-        seconds: Of virtual time.
+        of: A checksum of the code that runs, and the first seed.
+        cpu_seconds: Processor time of the runs, in seconds.
+        seconds: Virtual time of the runs, in seconds.
+        reached: Number of runs by the state that they reached.
     """
 
     of: tuple[str, int]
@@ -63,10 +70,11 @@ class Tally:
     seconds_after: list[float] = field(default_factory=list)
     fault_counts: list[int] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
     failures: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
-        """Count one; of those that fail, show the first."""
+        """Count a verdict; print it if it is one of the first failures."""
         self.runs += 1
         self.cpu_seconds += verdict.cpu_seconds
         if verdict.outcome is None:
@@ -84,11 +92,12 @@ class Tally:
         self.seconds_after.append(outcome.seconds_after)
         self.faults = dict(Counter(self.faults) + Counter(outcome.faults))
         self.fault_counts.append(sum(outcome.faults.values()))
+        self.reached = dict(Counter(self.reached) + Counter(outcome.reached.keys()))
 
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Garbage is collected afterwards: what it closes would depend on what ran before."""
+    """Collect garbage afterwards only: what it closes would depend on what ran before."""
     gc.disable()
     try:
         yield
@@ -99,7 +108,7 @@ def without_collection() -> Iterator[None]:
 
 @without_collection()
 def run_seed(seed: int) -> Verdict:
-    """One run without a log."""
+    """Run a seed without a log."""
     place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
     before = time.process_time()
     outcome, reason = None, ""
@@ -111,28 +120,44 @@ def run_seed(seed: int) -> Verdict:
 
 
 def run_seeds(seeds: range) -> list[Verdict]:
-    """Some runs without a log."""
+    """Run some seeds without a log."""
     return [run_seed(seed) for seed in seeds]
 
 
 @without_collection()
-def show_seed(seed: int) -> int:
-    """One run with its log."""
+def show_seed(
+    seed: int, dropped: frozenset[int] = frozenset(), order: int = 0, *, detailed: bool = False
+) -> int:
+    """Run a seed with its log; if it fails, print its operations and return 1."""
     place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
-    simulation = Simulation(seed, place, typer.echo)
+    simulation = Simulation(seed, place, typer.echo, detailed, dropped, order)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_Handler(simulation)])
     try:
         typer.echo(simulation.run())
-    except Failure as error:
-        typer.echo(f"FAILED: {error}")
-        if error.__cause__ is not None:
+    except Exception as error:
+        typer.echo(f"FAILED: {type(error).__name__}: {error}")
+        for each in simulation.faults.operations:
+            if each.number not in dropped:
+                typer.echo(f"  {describe(each)}")
+        typer.echo(f"  least: python -m tests.simulation --seed {seed} --shrink")
+        if not isinstance(error, AssertionError) or error.__cause__ is not None:
             raise
         return 1
     return 0
 
 
+@without_collection()
+def shrink_seed(seed: int) -> int:
+    """Print the fewest operations that make a run fail; return 1 if it does."""
+    logging.disable()
+    place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
+    least = shrink(seed, place, lambda line: typer.echo(line, err=True))
+    typer.echo(f"seed {seed} does not fail" if least is None else least.to_text())
+    return 0 if least is None else 1
+
+
 class _Handler(logging.Handler):
-    """Puts what the production code logs into the log of a run."""
+    """A log handler that puts what the production code logs into the log of a run."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
@@ -143,14 +168,14 @@ class _Handler(logging.Handler):
 
 
 def soak(seeds: range, processes: int, *, first: bool = False, kept: Path | None = None) -> Tally:
-    """Run all seeds, or up to the first that fails; those that fail are printed as they come.
+    """Run all seeds, or up to the first that fails, and print those that fail as they come.
 
-    What was found is written to `kept` every few minutes, and a soak that finds it there goes on
+    The tally is written to `kept` every few minutes, and a soak that finds one there goes on
     from it.
 
     Raises:
-        ValueError: What is kept is of other code, or of other seeds.
-        multiprocessing.TimeoutError: No run has ended for long.
+        ValueError: The tally in `kept` is of other code, or of other seeds.
+        multiprocessing.TimeoutError: No run has ended for 15 minutes.
     """
     tally = _recall(kept, seeds.start)
     logging.disable()
@@ -175,22 +200,22 @@ def soak(seeds: range, processes: int, *, first: bool = False, kept: Path | None
 
 
 def _recall(kept: Path | None, seed0: int) -> Tally:
-    """What a soak that was stopped has kept; else an empty one."""
+    """Return the tally that an earlier soak has kept, or else an empty one."""
     if kept is None:
         return Tally(("", seed0))
-    commit = subprocess.check_output([*GIT, "rev-parse", "HEAD"], text=True).strip()
-    changes = subprocess.check_output([*GIT, "diff", "HEAD"])
-    tally = Tally((f"{commit} {zlib.crc32(changes):08x}", seed0))
+    files = subprocess.check_output([*GIT, "ls-tree", "-r", "HEAD", *CODE])
+    changes = subprocess.check_output([*GIT, "diff", "HEAD", "--", *CODE])
+    tally = Tally((hashlib.sha256(files + changes).hexdigest(), seed0))
     if not kept.exists():
         return tally
     found = msgspec.json.decode(kept.read_bytes(), type=Tally)
     if found.of != tally.of:
-        raise ValueError(f"{kept} is of commit and seed {found.of}, this is {tally.of}")
+        raise ValueError(f"{kept} is of code and seed {found.of}, this is {tally.of}")
     return found
 
 
 def to_markdown(tally: Tally, seeds: range) -> str:
-    """The figures."""
+    """Return the figures of a tally as tables in Markdown."""
     faults = sum(tally.faults.values())
     after = np.percentile(tally.seconds_after or [0.0], [50, 99, 100])
     fewest = min(tally.fault_counts, default=0)
@@ -209,22 +234,34 @@ def to_markdown(tally: Tally, seeds: range) -> str:
     lines = ["| what | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]
     lines += ["", "| fault | times |", "|---|---|"]
     lines += [f"| {name} | {count:,} |" for name, count in sorted(tally.faults.items())]
+    lines += ["", "| state | runs that reached it | noticed when |", "|---|---|---|"]
+    for state in sorted(STATES.values(), key=lambda one: one.name):
+        lines.append(f"| {state.name} | {tally.reached.get(state.name, 0):,} | {state.noticed} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--seed0", type=int, default=0)
     parser.add_argument("--seed", type=int, help="this one alone, with its log")
+    parser.add_argument(
+        "--detailed", action="store_true", help="with all that is asked of server and disk"
+    )
+    parser.add_argument("--without", default="", help="numbers of operations to leave out of it")
+    parser.add_argument("--order", type=int, default=0, help="of what is left, if not the usual")
+    parser.add_argument("--shrink", action="store_true", help="leave out what it fails without")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, help="keep what is found here, and go on from it")
     parser.add_argument("--report", type=Path, help="put the figures into this document")
     arguments = parser.parse_args()
+    if arguments.seed is not None and arguments.shrink:
+        return shrink_seed(arguments.seed)
     if arguments.seed is not None:
-        return show_seed(arguments.seed)
+        dropped = frozenset(map(int, filter(None, arguments.without.split(","))))
+        return show_seed(arguments.seed, dropped, arguments.order, detailed=arguments.detailed)
     seeds = range(arguments.seed0, arguments.seed0 + arguments.seeds)
     try:
         tally = soak(seeds, arguments.processes, first=arguments.first, kept=arguments.keep)
@@ -234,4 +271,8 @@ def main() -> int:
     typer.echo(text)
     if arguments.report is not None:
         write_marked(arguments.report, "simulation", text)
-    return 1 if tally.failures or min(tally.fault_counts, default=0) < FAULTS_MIN else 0
+    missed = unreached(tally.runs, tally.reached)
+    for state in missed:
+        typer.echo(f"not one of {tally.runs:,} runs reached: {state.name}")
+    too_few = min(tally.fault_counts, default=0) < FAULTS_MIN
+    return 1 if tally.failures or missed or too_few else 0

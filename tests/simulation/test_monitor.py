@@ -1,17 +1,18 @@
-"""What the monitor of a run takes for a mistake, and what not."""
+"""Tests of what the monitor of a run takes for a mistake."""
 
 import pytest
 
 from embedfarm import wire
 from embedfarm.records import Result, encode
-from tests.simulation.monitor import DRAIN, Broken, Monitor
+from tests.simulation.monitor import DRAIN, Monitor
 from tests.simulation.server import ModelServer
+from tests.simulation.views import Broken
 
 META, RESULTS, ROOM = (b"ef:{j}:" + name for name in (b"meta", b"res", b"room"))
 
 
 def make_result(start: int, count: int) -> bytes:
-    """Of a block, as it is on the server."""
+    """Return a result of a block, as it is stored on the server."""
     return encode(
         Result(
             start=start, count=count, dimensions=1, dtype="|i1", vectors=b"1" * count,
@@ -22,7 +23,7 @@ def make_result(start: int, count: int) -> bytes:
 
 
 class Watched:
-    """A server under a monitor."""
+    """A model server under a monitor, with a paused job."""
 
     def __init__(self) -> None:
         self.server, self.monitor = ModelServer(), Monitor(lease_ms=1000)
@@ -30,20 +31,20 @@ class Watched:
         self.do(b"HSET", META, b"state", b"paused")
 
     def do(self, *words: bytes) -> None:
-        """A command, and a look at what it did."""
+        """Execute a command, and let the monitor look at what it changed."""
         before = len(self.server.log)
         reply = self.server.execute(list(words), 0)
         if len(self.server.log) > before:
             self.monitor.look(self.server, list(words), reply, 0)
 
     def drain(self, upto: int, *starts: int) -> None:
-        """What the command asks for whose output has all below `upto`."""
-        numbers = [str(number).encode() for number in (upto, *starts)]
-        self.do(b"EVALSHA", DRAIN, b"3", RESULTS, META, ROOM, *numbers)
+        """Drain results like a command whose output has all chunks below `upto` on disk."""
+        upto_word, *words = (str(number).encode() for number in (upto, *starts))
+        self.do(b"EVALSHA", DRAIN, b"3", RESULTS, META, ROOM, upto_word, b"", *words)
 
 
 def test_only_results_on_disk_go() -> None:
-    """One that goes beyond is a mistake."""
+    """Draining a result that reaches beyond the chunks on disk is a mistake."""
     watched = Watched()
     for start in (0, 5):
         data = make_result(start, 5)
@@ -55,5 +56,5 @@ def test_only_results_on_disk_go() -> None:
 
 
 def test_results_that_a_crash_took_go_again() -> None:
-    """The command had them, wrote them, and does not know that the server forgot them all."""
+    """Draining results that the server has lost is no mistake."""
     Watched().drain(5, 0)

@@ -1,4 +1,4 @@
-"""The simulation finds defects: each patch in `mutants` puts one into the protocol."""
+"""Tests that the simulation finds defects: each patch in `mutants` puts one into the code."""
 
 import os
 import re
@@ -20,7 +20,7 @@ SEEDS: Final = os.environ.get("EMBEDFARM_MUTANT_SEEDS", "10000")  # of which far
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the production code and the simulation."""
+    """Copy the production code and the simulation."""
     for name in COPIED:
         ignored = shutil.ignore_patterns("__pycache__", "mutants")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
@@ -30,7 +30,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("patch", MUTANTS, ids=lambda path: path.stem)
 def test_it_fits(patch: Path) -> None:
-    """The code that a patch changes is as the patch knows it."""
+    """A patch still applies to the production code."""
     done = subprocess.run(
         ["git", "apply", "--check", str(patch)],  # noqa: S607 # whichever is there
         check=False,
@@ -44,7 +44,7 @@ def test_it_fits(patch: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("patch", MUTANTS, ids=lambda path: path.stem)
 def test_it_is_found(patch: Path, tree: Path) -> None:
-    """A run of the simulation fails over the defect."""
+    """A soak fails over the defect that a patch puts in."""
     subprocess.run(["git", "apply", str(patch)], cwd=tree, check=True)  # noqa: S607 # whichever is there
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation", "--first", "--seeds", SEEDS],

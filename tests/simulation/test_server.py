@@ -1,4 +1,4 @@
-"""The model of the server does what real servers do."""
+"""Tests that the model of the server does what real servers do."""
 
 import os
 from typing import Final, TypeAlias
@@ -24,29 +24,29 @@ EXAMPLES: Final = int(os.environ.get("EMBEDFARM_MODEL_EXAMPLES", "5"))
 
 
 class WordsMachine(RuleBasedStateMachine):
-    """Both servers get the same commands, of which most make sense."""
+    """A state machine that sends both servers the same commands, of which most make sense."""
 
     def __init__(self, live: LiveServer) -> None:
         super().__init__()
         self.both = BothServers(live)
 
     def teardown(self) -> None:
-        """Let go of the real server."""
+        """Close the connection to the real server."""
         self.both.close()
 
     @rule(each=st.one_of(words.COMMANDS))
     def run(self, each: list[bytes]) -> None:
-        """One command."""
+        """Execute one command."""
         self.both.execute(each)
 
     @rule(each=st.one_of(words.COMMANDS))
     def run_without_arguments(self, each: list[bytes]) -> None:
-        """One that has too few words."""
+        """Execute a command's name without its other words."""
         self.both.execute(each[:1])
 
     @rule(each=words.SCRIPTED)
     def evaluate(self, each: list[bytes]) -> None:
-        """A script."""
+        """Execute a script."""
         self.both.execute(each)
 
     @rule(
@@ -54,7 +54,7 @@ class WordsMachine(RuleBasedStateMachine):
         end=st.sampled_from(["EXEC", "DISCARD"]),
     )
     def run_together(self, each: list[list[bytes]], end: str) -> None:
-        """A transaction. With its memory full, only an old server queues nothing at all."""
+        """Run a transaction. With its memory full, only an old server queues nothing at all."""
         if self.both.model.full:
             each = [one for one in each if DATA[one[0]].grows]
         for one in [[b"MULTI"], *each, [end.encode()]]:
@@ -62,17 +62,17 @@ class WordsMachine(RuleBasedStateMachine):
 
     @rule(full=st.booleans())
     def fill(self, *, full: bool) -> None:
-        """Memory is full, or is no more."""
+        """Make the servers' memory full, or give it room again."""
         self.both.fill(full=full)
 
     @rule(sleeper=words.SLEEPERS, waker=words.WAKERS)
     def wake(self, sleeper: list[bytes], waker: list[bytes]) -> None:
-        """A command that waits, and one that may end its waiting."""
+        """Send a command that waits, and one that may end its waiting."""
         self.both.wake(sleeper, waker)
 
 
 class Restarts(RuleBasedStateMachine):
-    """Adds a crash or two, since each takes as long as a hundred commands."""
+    """A state machine that adds at most two crashes: each takes as long as a hundred commands."""
 
     both: BothServers
     left = 2
@@ -80,28 +80,28 @@ class Restarts(RuleBasedStateMachine):
     @precondition(lambda self: self.left > 0)
     @rule()
     def restart(self) -> None:
-        """Both are killed, and start again on their logs."""
+        """Kill both servers, and start them again on their logs."""
         self.left -= 1
         self.both.restart()
 
 
 class WordsAndRestarts(Restarts, WordsMachine):
-    """Any commands, and crashes."""
+    """A state machine of any commands, and crashes."""
 
 
 class JobAndRestarts(Restarts, JobSteps):
-    """What is done with jobs, and crashes."""
+    """A state machine of what is done with jobs, and crashes."""
 
 
 class FarmAndRestarts(Restarts, FarmSteps):
-    """What is done with the rest of the farm, and crashes."""
+    """A state machine of what is done with the rest of the farm, and crashes."""
 
 
 Machine: TypeAlias = type[WordsMachine | Steps]
 
 
 def check(machine: Machine, server: LiveServer, examples: int) -> None:
-    """Run a machine on a server."""
+    """Run a state machine on a server."""
     run_state_machine_as_test(
         lambda: machine(server),  # type: ignore[arg-type] # it calls whatever makes a machine
         settings=settings(
@@ -115,11 +115,11 @@ def check(machine: Machine, server: LiveServer, examples: int) -> None:
 
 @pytest.mark.parametrize("machine", [WordsMachine, JobSteps, FarmSteps])
 def test_answers(server: LiveServer, machine: Machine) -> None:
-    """Every answer and, after every command, all that is stored are the same on both."""
+    """Each answer and, after each command, all stored data are the same on both servers."""
     check(machine, server, EXAMPLES)
 
 
 @pytest.mark.parametrize("machine", [WordsAndRestarts, JobAndRestarts, FarmAndRestarts])
 def test_restart(server: LiveServer, machine: Machine) -> None:
-    """What a log brings back is the same: data, leases and their ages, but no scripts."""
+    """Both servers start again with the same data, leases and their ages, but without scripts."""
     check(machine, server, -(-EXAMPLES // 4))

@@ -1,4 +1,4 @@
-"""A soak that is stopped and goes on finds what one finds that was not."""
+"""Tests that a soak that was stopped and goes on finds what one run without a stop finds."""
 
 import subprocess
 import sys
@@ -10,19 +10,19 @@ from tests.simulation.soak import without_collection
 
 
 def soak(*words: object) -> subprocess.CompletedProcess[str]:
-    """The command."""
+    """Run the command with some arguments."""
     command = [sys.executable, "-m", "tests.simulation", *map(str, words)]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
 def figures(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What was found, but for the time that it took."""
+    """Return the figures of a successful soak, but for the time that it took."""
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if "processor time" not in line]
 
 
 def test_it_goes_on(tmp_path: Path) -> None:
-    """From the seeds that are done."""
+    """A soak that finds an earlier tally goes on from its seeds, to the same figures in the end."""
     kept = tmp_path / "kept.json"
     first = soak("--seeds", 4, "--keep", kept)
     assert "| seeds | 0 to 3 |" in figures(first)
@@ -33,18 +33,18 @@ def test_it_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [["--seed0", 4], []], ids=["seeds", "code"])
 def test_not_from_what_is_of_others(tmp_path: Path, other: list[object]) -> None:
-    """Seeds mean nothing to code that they were not run with."""
+    """A soak refuses a tally of other code or of other seeds."""
     kept = tmp_path / "kept.json"
     figures(soak("--seeds", 1, "--keep", kept))
     if not other:
         kept.write_text(kept.read_text().replace('"of":["', '"of":["0'))
     done = soak("--seeds", 5, "--keep", kept, *other)
     assert done.returncode
-    assert "is of commit and seed" in done.stderr
+    assert "is of code and seed" in done.stderr
 
 
 class Closed:
-    """Tells when it is collected, which is not as soon as nobody has it any more."""
+    """An object in a cycle that tells when the garbage collector takes it."""
 
     def __init__(self, told: list[str]) -> None:
         self.itself, self.told = self, told
@@ -54,7 +54,7 @@ class Closed:
 
 
 def test_a_run_collects_no_garbage() -> None:
-    """When that happens depends on the runs before, and it may close connections."""
+    """Garbage is not collected within a run, but after it."""
     told: list[str] = []
     with without_collection():
         Closed(told)

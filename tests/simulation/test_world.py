@@ -1,4 +1,4 @@
-"""The world of the simulation: its time, its locks, and what a kill leaves undone."""
+"""Tests of the world of the simulation: time, locks, kills and stops."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.simulation.world import Process, World, enter
 
 @pytest.fixture
 def world() -> World:
-    """An empty one."""
+    """Enter an empty world, and return it."""
     world = World(1)
     enter(world)
     return world
@@ -36,7 +36,7 @@ def test_time_passes_only_in_waits(world: World) -> None:
 
 
 def test_a_lock_has_one_holder(world: World) -> None:
-    """Whoever waits for a lock goes on when it is free, however long that takes."""
+    """A lock is held by one task at a time, and each that waits gets it in the end."""
     lock = library.Lock()
     inside = []
 
@@ -52,7 +52,7 @@ def test_a_lock_has_one_holder(world: World) -> None:
 
 
 def test_a_condition_times_out(world: World) -> None:
-    """A wait ends by a notice or by the time, and says which."""
+    """A wait returns False when its time is over and True when it was notified."""
     event = library.Event()
     answers = []
 
@@ -70,7 +70,7 @@ def test_a_condition_times_out(world: World) -> None:
 
 
 def test_a_killed_process_does_nothing_more(world: World) -> None:
-    """What a killed program does on its way out cannot wait, and nothing in it goes on."""
+    """A killed program cannot wait on its way out, and nothing in it goes on."""
     done = []
 
     def program() -> None:

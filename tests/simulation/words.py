@@ -1,4 +1,4 @@
-"""Commands as Hypothesis draws them: mostly sensible, on a few keys, so that they meet."""
+"""Strategies that draw commands: mostly sensible, on a few keys, so that they meet."""
 
 from collections.abc import Iterable
 from typing import Final, TypeAlias
@@ -11,22 +11,22 @@ KEYS: Final = [b"text", b"hash", b"list", b"zset", b"stream", b"other", b"nothin
 
 
 def key(kind: bytes) -> st.SearchStrategy[bytes]:
-    """A key, which usually holds a value of that kind, or nothing."""
+    """Draw a key, which usually holds a value of that type, or nothing."""
     return st.sampled_from([kind] * 12 + KEYS)
 
 
 def some(part: st.SearchStrategy[bytes], most: int = 3) -> st.SearchStrategy[list[bytes]]:
-    """One or a few of something."""
+    """Draw one or a few of something."""
     return st.lists(part, min_size=1, max_size=most)
 
 
 def maybe(*parts: Part | bytes) -> st.SearchStrategy[list[bytes]]:
-    """All of something, or nothing."""
+    """Draw all of the parts, or nothing."""
     return st.one_of(st.just([]), command(*parts))
 
 
 def command(*parts: Part | bytes) -> st.SearchStrategy[list[bytes]]:
-    """Words one after the other, some of them drawn."""
+    """Draw a command from its parts, some of which are drawn themselves."""
     drawn = [st.just(part) if isinstance(part, bytes) else part for part in parts]
     return st.tuples(*drawn).map(_flat)
 

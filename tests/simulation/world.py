@@ -1,13 +1,15 @@
 """Virtual time: tasks that run one at a time, in processes that can be frozen and killed.
 
 One seed decides which of several tasks that could go on does so first, and how long everything
-takes. No task is interrupted but where it waits: what it does in between takes no time.
+takes. Others go on only where a task waits: what it does in between takes no time. But a process
+may die at any step in between that the world outside could see, or that sees the world (`Effect`).
 """
 
 import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 from greenlet import getcurrent, greenlet
@@ -16,30 +18,54 @@ EPOCH_SECONDS: Final = 1_800_000_000.0
 
 
 class Killed(BaseException):
-    """Unwinds the tasks of a process that was killed; whatever they try raises it again."""
+    """Raised to unwind the tasks of a killed process; whatever they try raises it again."""
 
 
 class Deadlock(RuntimeError):
-    """Nothing is left that could ever happen."""
+    """Raised when nothing is left that could ever happen."""
+
+
+class Effect(Enum):
+    """Kinds of contact of a task with the world outside its process for which it does not wait."""
+
+    FILE = auto()
+    SEND = auto()
+    CLOCK = auto()
+
+
+@dataclass
+class Doom:
+    """A death that awaits a process.
+
+    Attributes:
+        effect: Kind of the effect at which the process dies.
+        left: Effects of that kind that are left, the deadly one included.
+        die: Kills the process.
+    """
+
+    effect: Effect
+    left: int
+    die: Callable[[], None]
 
 
 @dataclass(eq=False)
 class Process:
-    """Some tasks that live and die together.
+    """A process: tasks that live and die together.
 
     Attributes:
-        name: What the log calls it.
-        dead: It was killed, or has ended.
-        frozen: It is stopped, as by SIGSTOP; time goes on without it.
-        clock_seconds: By how much its wall clock is wrong.
-        speed: How many times slower than others it is.
-        tasks: Those that have not ended.
+        name: Its name in the log.
+        dead: Whether it was killed, or has ended.
+        frozen: Whether it is stopped, as by SIGSTOP; time goes on without it.
+        clock_seconds: Seconds by which its wall clock is wrong.
+        doom: Its death at one of its next effects, if one awaits it.
+        tasks: Its tasks that have not ended.
     """
 
     name: str
     dead: bool = False
     frozen: bool = False
     clock_seconds: float = 0.0
+    doom: Doom | None = None
     tasks: dict["Task", None] = field(default_factory=dict)
     held_back: list["Task"] = field(default_factory=list)
     at_death: list[Callable[[], None]] = field(default_factory=list)
@@ -50,8 +76,8 @@ class Task:
     """A thread of a simulated process.
 
     Attributes:
-        ticket: Changes whenever it goes on, so that an older reason to go on counts no more.
-        woken: Whether somebody woke it, and not the time.
+        ticket: Number that changes whenever it goes on, so that older events for it are ignored.
+        woken: Whether a call of `wake` has let it go on, and not the time.
     """
 
     process: Process
@@ -64,18 +90,20 @@ class Task:
 
 
 class World:
-    """All that happens in one run.
+    """The world of one run: its virtual time, its tasks and its events.
 
     Attributes:
-        random: Every choice comes from it.
-        now: Seconds since the beginning.
-        steps: Things that have happened.
+        random: Random numbers from which every choice comes.
+        now: Virtual seconds since the beginning.
+        steps: Number of events that have happened.
+        reached: How often each state was reached (`tests.simulation.states`).
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.steps = 0
+        self.reached: dict[str, int] = {}
         self.task: Task | None = None
         self._events: list[tuple[float, float, int, Task | Callable[[], None], int]] = []
         self._count = 0
@@ -84,7 +112,7 @@ class World:
 
     @property
     def process(self) -> Process:
-        """The one whose task runs now."""
+        """The process whose task runs now."""
         if self.task is None:
             raise RuntimeError("no task runs")
         return self.task.process
@@ -92,7 +120,7 @@ class World:
     # What tasks do.
 
     def park(self, seconds: float | None) -> bool:
-        """Let others go on until somebody wakes this task, or so long; whether somebody did."""
+        """Wait until somebody wakes this task, at most so long; return whether somebody did."""
         task = self.task
         if task is None:
             raise RuntimeError("the hub cannot wait")
@@ -106,6 +134,23 @@ class World:
             raise Killed
         return task.woken
 
+    def effect(self, effect: Effect) -> None:
+        """Die here if a doom is due; called before and after each effect of a task.
+
+        Raises:
+            Killed: The process died now, or is dead already.
+        """
+        if self.task is None:
+            return
+        process = self.task.process
+        if process.dead:
+            raise Killed
+        doom = process.doom
+        if doom is not None and doom.effect is effect:
+            doom.left -= 1
+            if doom.left <= 0:
+                doom.die()
+
     def wake(self, task: Task) -> None:
         """Let a parked task go on."""
         if not task.woken and not task.ended:
@@ -113,7 +158,7 @@ class World:
             self._add(self.now, task, task.ticket)
 
     def spawn(self, process: Process, name: str, work: Callable[[], object]) -> Task:
-        """A new task, which begins a moment later."""
+        """Make a task, which begins a moment later."""
         task = Task(process, name)
         task.greenlet = greenlet(lambda: self._run(task, work), parent=self._hub)
         process.tasks[task] = None
@@ -122,13 +167,13 @@ class World:
         return task
 
     def join(self, task: Task, seconds: float | None) -> None:
-        """Wait until a task has ended, or so long."""
+        """Wait until a task has ended, at most so many seconds."""
         if not task.ended and self.task is not None:
             task.watchers.append(self.task)
             self.park(seconds)
 
     def call_at(self, moment: float, action: Callable[[], None]) -> None:
-        """Have something done at a moment, by no process."""
+        """Call a function at a moment, outside of all processes."""
         self._add(max(self.now, moment), action, 0)
 
     # What is done to processes.
@@ -159,17 +204,17 @@ class World:
         process.held_back.clear()
 
     def close(self) -> None:
-        """Kill all that is left."""
+        """Kill all processes that are left."""
         for process in list(self._processes):
             self.kill(process)
 
     # The hub.
 
     def run(self, until: Callable[[], bool], seconds_max: float) -> bool:
-        """Let things happen until a condition holds; False if it did not in so much time.
+        """Let events happen until a condition holds; return False if it did not by `seconds_max`.
 
         Raises:
-            Deadlock: Nothing can happen any more.
+            Deadlock: There are no more events.
         """
         while not until():
             if not self._events:
@@ -187,7 +232,7 @@ class World:
         return True
 
     def _add(self, moment: float, what: Task | Callable[[], None], ticket: int) -> None:
-        """Plan something; of what is due at the same time, chance decides what comes first."""
+        """Plan an event; of those at the same moment, chance decides which comes first."""
         self._count += 1
         heapq.heappush(self._events, (moment, self.random.random(), self._count, what, ticket))
 
@@ -206,8 +251,9 @@ class World:
         try:
             if not task.process.dead:
                 work()
-        except Killed:
-            pass
+        except BaseException:
+            if not task.process.dead:  # whatever `Killed` has become on its way out
+                raise
         finally:
             self._end(task)
 
@@ -218,7 +264,7 @@ class World:
             self.wake(watcher)
 
     def _unwind(self, task: Task) -> None:
-        """End a task where it waits."""
+        """End a task where it waits, by raising `Killed` in it."""
         running, self.task = self.task, task
         task.greenlet.parent = getcurrent()
         if task.greenlet:
@@ -231,7 +277,7 @@ _worlds: list[World] = []
 
 
 def current() -> World:
-    """The world of the run."""
+    """Return the world of the run."""
     return _worlds[-1]
 
 

@@ -1,1 +1,1 @@
-"""The farm by HTTP."""
+"""Tests of the farm by HTTP."""

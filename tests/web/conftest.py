@@ -1,4 +1,4 @@
-"""Applications on a real server, asked without sockets; and the program itself."""
+"""Applications on a real server for tests that ask without sockets, and keys."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ from web.services import Passes
 
 
 def client_of(server: LiveServer, keys: Sequence[Key] = (), **settings: object) -> TestClient:
-    """Asks an application with some other settings; a `with` block runs it."""
+    """A client of an application with some other settings; a `with` block runs the application."""
     chosen = Settings().model_copy(update={"redis_url": server.url, **settings})
     passes = Passes(
         pass_names(), POLICIES[DEFAULT_POLICY], lambda names: check_policy(names, chosen)

@@ -1,4 +1,4 @@
-"""OpenAI's files and batches: their own client, and answers that are those of `/v1/embeddings`."""
+"""Tests of OpenAI's files and batches: answers are those of `/v1/embeddings`."""
 
 import base64
 import json
@@ -17,15 +17,19 @@ from sentence_transformers import SentenceTransformer
 from embedfarm.farm import Farm
 from embedfarm.model_files import resolve
 from embedfarm.settings import DEFAULT_MODEL, Settings
+from embedfarm.wire import JobKeys
 from producer.batches import Planner, find_model
-from producer.ingest import TaskJob, TaskWorker
+from producer.files import ASKED
+from producer.ingest import TaskWorker
 from producer.submissions import Submissions
+from producer.task_job import TaskJob
 from tests.farm.harness import null_vectors, role
 from tests.ingest.door import Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import served
 from tests.web.test_protocols import unit
+from tests.web.test_submissions import forget_answer
 from tests.workers.running import worker_on, working
 
 NULL: Final = "null:16"
@@ -49,7 +53,7 @@ def vectors_of(answer: dict[str, Any]) -> list[Any]:
 
 
 def finish(client: openai.OpenAI, batch: str) -> Any:  # noqa: ANN401 -- the client's type
-    """A batch once it has ended."""
+    """Wait until a batch has ended, and return it."""
     ends = {"completed", "failed", "expired", "cancelled"}
     wait_until(lambda: client.batches.retrieve(batch).status in ends, 240)
     return client.batches.retrieve(batch)
@@ -57,20 +61,20 @@ def finish(client: openai.OpenAI, batch: str) -> Any:  # noqa: ANN401 -- the cli
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """Where batches have their directories."""
+    """The directory in which batches have theirs."""
     return tmp_path / "jobs"
 
 
 @pytest.fixture
 def web(server: LiveServer, client: redis.Redis, jobs: Path) -> Iterator[TestClient]:
-    """An application whose batches nobody does."""
+    """An application whose batches are not worked on."""
     del client
     with client_of(server, models=(NULL,), jobs_directory=jobs) as web:
         yield web
 
 
 def upload(web: TestClient, *lines: str) -> str:
-    """The id of a new file."""
+    """Upload a file of requests, and return its id."""
     form = {"file": ("../x.jsonl", "\n".join(lines).encode())}
     answer = web.post("/v1/files", files=form, data={"purpose": "batch"})
     assert answer.status_code == 200, answer.text
@@ -78,7 +82,7 @@ def upload(web: TestClient, *lines: str) -> str:
 
 
 def create(web: TestClient, file: str, **headers: str) -> dict[str, Any]:
-    """A new batch."""
+    """Create a batch of a file, and return it."""
     asked = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
     answer = web.post("/v1/batches", json=asked, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -87,7 +91,7 @@ def create(web: TestClient, file: str, **headers: str) -> dict[str, Any]:
 
 
 def test_a_whole_batch(server: LiveServer, tmp_path: Path) -> None:
-    """File up, batch, poll, output and errors: each line in its file, in order, by `custom_id`."""
+    """Each request of a batch is answered in order by `custom_id`, or named among the errors."""
     lines = [
         "no json",
         line("one", input="a river"),
@@ -158,7 +162,7 @@ def test_a_whole_batch(server: LiveServer, tmp_path: Path) -> None:
 
 
 def test_the_real_model(server: LiveServer, tmp_path: Path) -> None:
-    """Vectors are those of `encode`, also of token ids, and tokens those of its tokenizer."""
+    """A batch's vectors, also of token ids, are those of `encode`, and tokens its tokenizer's."""
     texts = ["A farm of devices.", "Vectors in order, " * 20, "naïve"]
     reference = SentenceTransformer(str(resolve(DEFAULT_MODEL)), device="cpu")
     wanted = np.asarray(reference.encode(texts), np.float32)
@@ -187,7 +191,7 @@ def test_the_real_model(server: LiveServer, tmp_path: Path) -> None:
 
 
 def test_files_are_kept_by_id(web: TestClient, jobs: Path) -> None:
-    """Whatever they are called: up, listed by pages, read, deleted; errors are OpenAI's."""
+    """Files are uploaded, listed by pages, read and deleted by id, whatever they are called."""
     names = [upload(web, str(number)) for number in range(5)]
     found: list[str] = []
     page: dict[str, Any] = {"has_more": True, "last_id": ""}
@@ -212,7 +216,7 @@ def test_files_are_kept_by_id(web: TestClient, jobs: Path) -> None:
 
 
 def test_a_batch_is_cancelled(web: TestClient, client: redis.Redis) -> None:
-    """Its job and what was to be done go with it; a second time changes nothing."""
+    """A cancelled batch cancels its job; to cancel it a second time changes nothing."""
     batch = create(web, upload(web, line("a", input="a")))["id"]
     for _ in range(2):
         answer = web.post(f"/v1/batches/{batch}/cancel").json()
@@ -223,21 +227,24 @@ def test_a_batch_is_cancelled(web: TestClient, client: redis.Redis) -> None:
     assert web.get(f"/v1/batches/{other}").json()["status"] == "cancelled"
 
 
-def test_a_batch_expires(web: TestClient, client: redis.Redis, jobs: Path) -> None:
-    """What is not answered within its window never is, and says so."""
+def test_time_alone_ends_no_batch(web: TestClient, client: redis.Redis, jobs: Path) -> None:
+    """A batch past its window goes on; one that was marked as expired stays so."""
     batch = create(web, upload(web, line("a", input="a")))["id"]
     path = jobs / batch / "batch.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"created_at": 1000}))
     answer = web.get(f"/v1/batches/{batch}").json()
-    assert (answer["status"], answer["expires_at"]) == ("expired", 1000 + 86_400)
-    assert Farm(client).job(batch).status().state == "cancelled"
+    assert (answer["status"], answer["expires_at"]) == ("validating", 1000 + 86_400)
+    assert Farm(client).job(batch).status().state == "open"
+    (jobs / batch / "stopped.json").write_text('{"state": "expired", "at": 90000}')
+    answer = web.get(f"/v1/batches/{batch}").json()
+    assert (answer["status"], answer["expired_at"]) == ("expired", 90_000)
     assert web.post(f"/v1/batches/{batch}/cancel").status_code == 409
 
 
 def test_a_batch_without_requests_fails(
     web: TestClient, server: LiveServer, tmp_path: Path
 ) -> None:
-    """And says why, in OpenAI's list of errors."""
+    """A batch of an empty file fails, and says why in OpenAI's list of errors."""
     batch = create(web, upload(web, ""))["id"]
     door = Door(server, tmp_path)
     with door.ingest(jobs_directory=tmp_path / "jobs"):
@@ -251,7 +258,7 @@ def test_a_batch_without_requests_fails(
 def test_a_failed_batch_has_its_reason(
     web: TestClient, server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the moment that its RQ job has failed."""
+    """A batch has its reason from the moment that its RQ job has failed."""
     batch = create(web, upload(web, line("a", input="a")))["id"]
     fail, seen = Worker.handle_job_failure, list[Any]()
 
@@ -268,7 +275,7 @@ def test_a_failed_batch_has_its_reason(
 
 
 def test_a_batch_that_is_being_made(web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who lists batches meanwhile does not find it failed."""
+    """A batch that is listed while it is being made is not shown as failed."""
     answer, seen = Submissions.answer, list[str]()
 
     def look() -> None:
@@ -285,8 +292,31 @@ def test_a_batch_that_is_being_made(web: TestClient, monkeypatch: pytest.MonkeyP
     assert {*seen} == {"validating"}
 
 
+@pytest.mark.parametrize("lost", ["answer", "batch"])
+def test_a_repeat_finds_the_batch_as_it_is(
+    web: TestClient, client: redis.Redis, jobs: Path, lost: str
+) -> None:
+    """A repeat, after a server died that kept no answer, finds the batch as it is: a failed one."""
+    file = upload(web, line("a", input="a"))
+    batch = create(web, file, **{"idempotency-key": "k"})
+    Farm(client).end(batch["id"], "failed", "no luck", Settings())
+    client.hset(f"rq:job:http-{batch['id']}", "status", "failed")
+    client.delete("rq:queue:embedfarm")
+    before = client.hgetall(JobKeys(batch["id"]).meta)
+    web.delete(f"/v1/files/{file}")
+    forget_answer(client)
+    if lost == "batch":
+        (jobs / batch["id"] / ASKED).unlink()
+    again = create(web, file, **{"idempotency-key": "k"})
+    assert again == web.get(f"/v1/batches/{batch['id']}").json()
+    assert (again["id"], again["status"]) == (batch["id"], "failed")
+    assert again["created_at"] == batch["created_at"]
+    assert client.hgetall(JobKeys(batch["id"]).meta) == before
+    assert not client.exists("rq:queue:embedfarm")
+
+
 def test_batches_by_pages_and_once(web: TestClient) -> None:
-    """Newest first, each once; with an Idempotency-Key the same request makes one."""
+    """Batches are listed newest first, each once; an Idempotency-Key makes one batch."""
     file = upload(web, line("a", input="a"))
     names = [create(web, file)["id"] for _ in range(3)]
     assert create(web, file, **{"idempotency-key": "k"}) == create(
@@ -311,7 +341,7 @@ def test_batches_by_pages_and_once(web: TestClient) -> None:
 
 
 def test_the_model_of_a_batch(tmp_path: Path) -> None:
-    """That of the first request which names a served one; requests of others are told so."""
+    """A batch's model is that of the first request that names a served one; others are refused."""
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(["x", line("a", "none", input="a"), line("b", "m2", input="a")]))
     assert find_model(path, ["m1", "m2"], 9) == "m2"

@@ -1,4 +1,4 @@
-"""Server-sent events of a job, through a real server."""
+"""Tests of a job's server-sent events, through a real server."""
 
 import asyncio
 import json
@@ -42,14 +42,14 @@ def follow(web: httpx.Client, last: str = "") -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def address(server: LiveServer, client: redis.Redis) -> Iterator[str]:
-    """Where the farm is served."""
+    """The URL at which the farm is served."""
     del client
     with served(server, http_streams_max=2) as ((host, port), _):
         yield f"http://{host}:{port}"
 
 
 def test_a_job_is_followed_to_its_end(address: str, client: redis.Redis) -> None:
-    """First how it is, then each change, at last its end; who comes again is told what is new."""
+    """A stream tells how a job is, each change and its end; a new one, what is new since its id."""
     job = make_job(client, 2)
     with httpx.Client(base_url=address, timeout=SECONDS) as web:
         following = follow(web)
@@ -68,7 +68,7 @@ def test_a_job_is_followed_to_its_end(address: str, client: redis.Redis) -> None
 
 
 def test_a_deleted_job_ends_its_streams(address: str, client: redis.Redis) -> None:
-    """They end; who comes later gets 404."""
+    """The streams of a job end when it is deleted, and a later request gets 404."""
     job = make_job(client, 1)
     with httpx.Client(base_url=address, timeout=SECONDS) as web:
         following = follow(web)
@@ -94,7 +94,7 @@ def test_streams_are_bounded(address: str, client: redis.Redis) -> None:
 def test_an_outage_does_not_end_a_stream(
     server: LiveServer, address: str, client: redis.Redis
 ) -> None:
-    """The server is killed and comes back; the stream tells what happens then."""
+    """A stream goes on after the server was killed and has come back."""
     make_job(client, 1)
     with httpx.Client(base_url=address, timeout=SECONDS) as web:
         following = follow(web)
@@ -107,7 +107,7 @@ def test_an_outage_does_not_end_a_stream(
 
 
 def test_a_look_for_who_has_left_is_nobodys(client: redis.Redis) -> None:
-    """What was read before a job is watched again is older than what its new watcher has seen."""
+    """A watcher that comes again is told nothing that was read before it came."""
     job = make_job(client, 1)
     begun, go = threading.Event(), threading.Event()
 

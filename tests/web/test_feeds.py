@@ -1,4 +1,4 @@
-"""Feeds by HTTP: texts in, results out in order, and what is said of what is out of place."""
+"""Tests of feeds by HTTP: texts in, results out in order, and what is out of place."""
 
 import json
 from collections.abc import Iterator
@@ -12,10 +12,11 @@ from httpx2 import Response
 from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Block, decode
-from tests.contract.little_job import embed, make_job
+from tests.contract.little_job import embed, make_job, snapshot
 from tests.farm.harness import null_vectors
 from tests.support import LiveServer
 from tests.web.conftest import client_of
+from web.keys import Key, Scope
 
 MODEL = "null:2"
 
@@ -30,21 +31,25 @@ class Feed:
         self.job = Job(client, made.json()["job"])
 
     def send(self, start: int, *texts: str, **more: object) -> Response:
-        """Texts."""
+        """Send texts from an index on."""
         body = {"start": start, "texts": texts, **more}
         return self.web.post(f"{self.path}/texts", json=body)
 
     def close(self, count: int) -> Response:
-        """The end of texts."""
+        """Close the feed at a number of texts."""
         return self.web.post(f"{self.path}/close", json={"count": count})
 
     def get(self, start: int, limit: int = 1000, wait: float = 0) -> Response:
-        """Results."""
+        """Read results from an index on."""
         query = {"start": start, "limit": limit, "wait": wait}
         return self.web.get(f"{self.path}/results", params=query)
 
+    def acknowledge(self, upto: int) -> Response:
+        """Acknowledge the results below an index."""
+        return self.web.delete(f"{self.path}/results", params={"upto": upto})
+
     def work(self, *failed: int) -> list[Block]:
-        """Embed all that waits; some chunks fail."""
+        """Embed all that waits, but for some chunks that fail; return the blocks."""
         entries = self.job.read("one", 1000)
         blocks = [decode(Block, entry.data) for entry in entries]
         for entry, block in zip(entries, blocks, strict=True):
@@ -55,7 +60,7 @@ class Feed:
 
 @pytest.fixture
 def web(server: LiveServer, client: redis.Redis) -> Iterator[TestClient]:
-    """An application with a window for some small blocks."""
+    """An application whose window holds a few small blocks."""
     del client
     with client_of(server, models=(MODEL,), window_bytes_max=2000, jobs_max=2) as web:
         yield web
@@ -63,28 +68,28 @@ def web(server: LiveServer, client: redis.Redis) -> Iterator[TestClient]:
 
 @pytest.fixture
 def feed(web: TestClient, client: redis.Redis) -> Feed:
-    """A feed that knows the size of its vectors already, and has given up its first text."""
+    """A feed that knows the size of its vectors already, and whose first text failed."""
     feed = Feed(web, client)
     assert feed.send(0, "first").json() == {"next": 1}
     feed.work(0)
     assert [*lines(feed.get(0))] == [{"index": 0, "error": "bad"}]
-    assert feed.get(1).status_code == 204
+    assert feed.acknowledge(1).status_code == 200
     return feed
 
 
 def lines(answer: Response) -> list[dict[str, Any]]:
-    """The lines of an answer."""
+    """The lines of an answer, as objects."""
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def indices(answer: Response) -> list[int]:
-    """The chunks of an answer."""
+    """The indices of an answer's chunks."""
     return [line["index"] for line in lines(answer)]
 
 
 def test_options_are_those_of_a_job(web: TestClient, client: redis.Redis) -> None:
-    """What is asked for is in the job; what no worker or scheduler could use is refused."""
+    """A feed's options are in its job; those that no worker or scheduler could use are refused."""
     options = {"name": "n", "prompt": "p", "dimensions": 1, "priority": 2, "tenant": "t"}
     feed = Feed(web, client, **options)
     spec, status = feed.job.spec(), feed.job.status()
@@ -99,7 +104,7 @@ def test_options_are_those_of_a_job(web: TestClient, client: redis.Redis) -> Non
 
 
 def test_a_repeat_changes_nothing(feed: Feed) -> None:
-    """Texts that the feed has are taken as sent; of a longer repeat the rest is new."""
+    """Texts that the feed has are accepted again unchanged; the rest of a longer repeat is new."""
     for _ in range(2):
         assert feed.send(1, "a", "b").json() == {"next": 3}
         assert feed.send(2, "b").json() == {"next": 3}
@@ -108,8 +113,8 @@ def test_a_repeat_changes_nothing(feed: Feed) -> None:
 
 
 def test_a_gap_is_told(feed: Feed) -> None:
-    """Texts, an end, or a reader that is ahead of the feed: 409, and where it goes on."""
-    for answer in (feed.send(2, "b"), feed.close(2), feed.get(2)):
+    """A request ahead of the feed gets 409, with the index at which the feed goes on."""
+    for answer in (feed.send(2, "b"), feed.close(2), feed.get(2), feed.acknowledge(2)):
         assert (answer.status_code, answer.headers["x-next-start"]) == (409, "1"), answer.text
     assert feed.job.status().pushed_upto == 1
     late = feed.get(0)
@@ -117,7 +122,7 @@ def test_a_gap_is_told(feed: Feed) -> None:
 
 
 def test_texts_that_were_read_are_not_asked_for_again(feed: Feed) -> None:
-    """A client that has results of texts that the server lost goes on behind them."""
+    """A client that read results whose texts the server has lost goes on behind them."""
     far = 2**52
     assert feed.send(far, "h", read=far + 1).status_code == 422
     assert feed.send(7, "h", read=7).json() == {"next": 8}
@@ -128,7 +133,7 @@ def test_texts_that_were_read_are_not_asked_for_again(feed: Feed) -> None:
 
 
 def test_a_full_window_is_told(feed: Feed) -> None:
-    """Of what is sent as much is taken as fits, then nothing until results were taken."""
+    """Texts are accepted as far as they fit, then not until results are acknowledged."""
     texts = ["x" * 100] * 12
     upto = 1
     while (answer := feed.send(upto, *texts)).status_code == 200:
@@ -140,12 +145,12 @@ def test_a_full_window_is_told(feed: Feed) -> None:
     read = 1
     while read < upto:
         read = int(feed.get(read).headers["x-next-start"])
-    feed.get(read)
+    feed.acknowledge(read)
     assert feed.send(upto, *texts).status_code == 200
 
 
 def test_results_by_pages(feed: Feed) -> None:
-    """Pages may cut results anywhere; each chunk comes once, and what was read is forgotten."""
+    """Pages may cut results anywhere, and may be read again until they are acknowledged."""
     feed.send(1, *map(str, range(1, 8)))
     feed.work()
     feed.send(8, *map(str, range(8, 12)))
@@ -158,6 +163,14 @@ def test_results_by_pages(feed: Feed) -> None:
         assert page.headers["x-complete"] == "false"
     assert found == list(range(1, 12))
     assert feed.get(12).status_code == 204
+    assert sorted(feed.job.result_starts()) == [1, 8]
+    assert indices(feed.get(5, limit=2)) == [5, 6]
+    for _ in range(2):
+        assert feed.acknowledge(9).json()["drained_upto"] == 9
+    assert feed.get(8).headers["x-next-start"] == "9"
+    assert indices(feed.get(9)) == [9, 10, 11]  # of a result that is acknowledged in part
+    assert feed.acknowledge(4).json()["drained_upto"] == 9
+    feed.acknowledge(12)
     assert feed.job.result_starts() == []
     assert feed.job.status().drained_upto == 12
 
@@ -167,11 +180,12 @@ def test_blocks_cut_anew_after_a_loss(feed: Feed) -> None:
     feed.send(1, *map(str, range(1, 8)))
     feed.work()
     assert indices(feed.get(4)) == [4, 5, 6, 7]
+    feed.acknowledge(4)
     assert feed.job.result_starts() == [1]
 
 
 def test_ids_come_back(feed: Feed) -> None:
-    """Those that have ids keep them, also beside others that have none."""
+    """Texts with ids keep them, also beside texts that have none."""
     assert feed.send(1, "a", "b", ids=["x", "y"]).status_code == 200
     assert feed.send(3, "c").status_code == 200
     assert feed.send(4, "d", ids=[]).status_code == 422
@@ -179,8 +193,8 @@ def test_ids_come_back(feed: Feed) -> None:
     assert [block.ids for block in blocks] == [["x", "y"], None]
 
 
-def test_a_feed_ends_when_it_is_read(feed: Feed, client: redis.Redis) -> None:
-    """Closed and read to its end it is finished, and only a record of it is left."""
+def test_a_feed_ends_when_it_is_acknowledged(feed: Feed, client: redis.Redis) -> None:
+    """A closed feed is finished once all is acknowledged, and only a record of it is left."""
     feed.send(1, "a")
     for _ in range(2):
         assert feed.close(2).json()["state"] == "closed"
@@ -190,10 +204,12 @@ def test_a_feed_ends_when_it_is_read(feed: Feed, client: redis.Redis) -> None:
     last = feed.get(1)
     assert (indices(last), last.headers["x-complete"]) == ([1], "true")
     assert feed.job.status().state == "closed"  # its reader may not have got them
-    for _ in range(2):
+    for state in ("closed", "finished"):
         done = feed.get(2)
         assert (done.status_code, done.headers["x-complete"]) == (204, "true")
-        assert done.headers["x-state"] == "finished"
+        assert done.headers["x-state"] == state
+        for _ in range(2):
+            assert feed.acknowledge(2).json()["state"] == "finished"
     assert Farm(client).ended_ids(9) == [feed.job.id]
     assert feed.get(1).status_code == 409
     assert feed.close(2).status_code == 200
@@ -201,8 +217,10 @@ def test_a_feed_ends_when_it_is_read(feed: Feed, client: redis.Redis) -> None:
 
 
 def test_what_is_no_feed(web: TestClient, client: redis.Redis, feed: Feed) -> None:
-    """Other jobs take no texts; a cancelled feed neither; text that is no Unicode never."""
+    """Texts are refused by a job that is no feed, by a cancelled feed, or as no Unicode."""
     make_job(client, 1)
+    for job, status in (("little", 409), ("none", 404)):
+        assert web.delete(f"/v1/jobs/{job}/results?upto=0").status_code == status
     for path, body in (("texts", {"start": 2, "texts": ["x"]}), ("close", {"count": 2})):
         assert web.post(f"/v1/jobs/little/{path}", json=body).status_code == 409
         assert web.post(f"/v1/jobs/none/{path}", json=body).status_code == 404
@@ -219,7 +237,29 @@ def test_what_is_no_feed(web: TestClient, client: redis.Redis, feed: Feed) -> No
 
 
 def test_vectors_are_those_of_the_worker(feed: Feed) -> None:
-    """The vector of a chunk is that of its result."""
+    """A chunk's vector is the one in the worker's result."""
     feed.send(1, "a")
     feed.work()
     assert lines(feed.get(1))[0]["vector"] == [1.0] * null_vectors(["a"], 2).shape[1]
+
+
+def test_who_may_only_read_destroys_nothing(
+    server: LiveServer, client: redis.Redis, keys: dict[str, tuple[str, Key]]
+) -> None:
+    """A key that may only read can read again and again, and acknowledge nothing."""
+    headers = {scope: {"authorization": f"Bearer {secret}"} for scope, (secret, _) in keys.items()}
+    with client_of(server, [key for _, key in keys.values()], models=(MODEL,)) as web:
+        web.headers.update(headers[Scope.SUBMIT])
+        feed = Feed(web, client)
+        feed.send(0, "a", "b", "c")
+        feed.work()
+        assert feed.close(3).status_code == 200
+        before = snapshot(client)
+        web.headers.update(headers[Scope.READ])
+        for start in (3, 0, 1, 3, 2, 0):
+            assert feed.get(start).status_code == (204 if start == 3 else 200)
+        assert feed.acknowledge(3).status_code == 403
+        assert snapshot(client) == before
+        web.headers.update(headers[Scope.SUBMIT])
+        assert feed.get(0).status_code == 403
+        assert feed.acknowledge(3).json()["state"] == "finished"

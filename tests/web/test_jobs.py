@@ -1,4 +1,4 @@
-"""Jobs by HTTP, under the names of the command line."""
+"""Tests of jobs by HTTP, under the names of the command line."""
 
 import json
 import time
@@ -23,7 +23,7 @@ SPEC = encode(JobSpec(model="null:2", name="many"))
 
 
 def make_many(client: redis.Redis, count: int) -> None:
-    """Jobs of which every third one is cancelled and every second one is of tenant "a"."""
+    """Make jobs: every third one is cancelled, and every second one is of tenant "a"."""
     pipe = client.pipeline(transaction=False)
     for number in range(count):
         name = f"j{number:05}"
@@ -35,7 +35,7 @@ def make_many(client: redis.Redis, count: int) -> None:
 
 
 def all_pages(web: TestClient, **query: str | int) -> list[str]:
-    """Jobs of all pages."""
+    """The ids of the jobs on all pages."""
     found: list[str] = []
     after: str | None = ""
     while after is not None:
@@ -58,7 +58,7 @@ def test_names_are_those_of_the_command_line(
 
 
 def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None:
-    """Whatever the size of a page, jobs come oldest first, each once; filters hold over pages."""
+    """Pages of any size have each job once, oldest first; filters hold over pages."""
     make_many(client, 100)
     everything = [f"j{number:05}" for number in range(100)]
     for limit in (1, 7, 99, 100, 101):
@@ -73,7 +73,7 @@ def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None
 
 
 def test_ended_jobs_follow(web: TestClient, client: redis.Redis) -> None:
-    """After the unfinished jobs come those that have ended, newest first, each once."""
+    """The ended jobs follow the unfinished ones, newest first, each once."""
     farm = Farm(client)
     for number in range(20):
         make_job(client, 1, f"e{number:02}")
@@ -128,7 +128,7 @@ def test_a_job_is_steered(web: TestClient, client: redis.Redis) -> None:
 
 
 def test_terms_are_changed(web: TestClient, client: redis.Redis) -> None:
-    """Those that are given change, the others stay; wrong ones change nothing."""
+    """The terms that are given change, the others stay; wrong ones change nothing."""
     job = make_job(client, 1)
     job.set_terms(weight=7)
     changed = web.patch("/v1/jobs/little", json={"priority": 2, "tenant": "a"}).json()
@@ -169,7 +169,7 @@ def test_only_what_has_ended_is_deleted(web: TestClient, client: redis.Redis) ->
     ],
 )
 def test_a_job_that_is_not_there(web: TestClient, verb: str, path: str) -> None:
-    """404, as a problem that names it."""
+    """A request for a job that is not there gets 404 as a problem in JSON."""
     answer = web.request(verb, path)
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"

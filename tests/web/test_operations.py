@@ -1,4 +1,4 @@
-"""What people and their tools ask a running farm."""
+"""Tests of what people and their tools ask a running farm."""
 
 import msgspec
 import redis
@@ -35,10 +35,10 @@ def figures(web: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def make_ready(client: redis.Redis, server: LiveServer) -> Farm:
-    """A farm with a scheduler, a worker and an ingest worker."""
+    """Make a farm with a scheduler, a worker and an ingest worker."""
     farm = Farm(client)
     ingest = TaskWorker(Settings(redis_url=server.url))
-    ingest.register_birth()  # type: ignore[no-untyped-call] # RQ is typed in part
+    ingest.register_birth()
     ingest.connection.close()
     farm.elect("scheduler", 60)
     farm.beat(heartbeat("one"), 60)
@@ -48,7 +48,7 @@ def make_ready(client: redis.Redis, server: LiveServer) -> Farm:
 def test_ready_says_what_is_missing(
     web: TestClient, server: LiveServer, client: redis.Redis
 ) -> None:
-    """All reasons at once, then none; without its server the farm is not ready, but alive."""
+    """`/readyz` lists all that the farm lacks; without its server it is not ready, but alive."""
     answer = web.get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["reasons"] == [
@@ -74,13 +74,13 @@ def test_ready_says_what_is_missing(
 def test_workers_are_their_heartbeats(
     web: TestClient, client: redis.Redis, server: LiveServer
 ) -> None:
-    """All fields, as `workers --json` has them."""
+    """The list of workers has all fields of a heartbeat, as `workers --json` has them."""
     make_ready(client, server)
     assert web.get("/v1/workers").json() == [msgspec.structs.asdict(heartbeat("one"))]
 
 
 def test_the_scheduler_explains_itself(web: TestClient, client: redis.Redis) -> None:
-    """Figures and decisions as the command line shows them; 404 without a scheduler."""
+    """The scheduler's figures and decisions are shown, filtered by worker; 404 without one."""
     assert web.get("/v1/scheduler/stats").status_code == 404
     assert web.get("/v1/scheduler/explain").json() == []
     Farm(client).tell(DECISION, STATS)
@@ -96,7 +96,7 @@ def test_the_scheduler_explains_itself(web: TestClient, client: redis.Redis) -> 
 
 
 def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
-    """What is chosen is used; what no farm could work by is refused, with a reason."""
+    """Chosen passes are used; a list that no farm could work by is refused with a reason."""
     before = web.get("/v1/scheduler/passes").json()
     assert before["active"] == list(POLICIES["fair"])
     assert sorted(before["active"] + before["others"]) == pass_names()
@@ -110,7 +110,7 @@ def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
 
 
 def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: LiveServer) -> None:
-    """Jobs, backlog, workers and scheduler are in it, and no job's id."""
+    """The metrics have jobs, backlog, workers and scheduler, and no job's id."""
     run_everything(client)
     farm = make_ready(client, server)
     beat = msgspec.structs.replace(
@@ -143,7 +143,7 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
 
 
 def test_metrics_count_micro_batches_and_requests(web: TestClient, client: redis.Redis) -> None:
-    """Micro-batches between two scrapes are counted once; requests by their route."""
+    """Metrics count each micro-batch once between scrapes, and requests by their route."""
     farm = Farm(client)
     web.get("/metrics")
     farm.report(COMPLETION, 100)
@@ -159,14 +159,14 @@ def test_metrics_count_micro_batches_and_requests(web: TestClient, client: redis
 
 
 def test_metrics_without_a_server(web: TestClient, server: LiveServer) -> None:
-    """The scrape goes on, and says that the server is away."""
+    """A scrape while the server is away succeeds, and says that it is away."""
     server.kill()
     assert figures(web)["farm_server_up", ()] == 0
     assert web.get("/metrics").status_code == 200
 
 
 def test_the_document_knows_every_field(web: TestClient) -> None:
-    """Of a worker and of a decision, by its name."""
+    """The OpenAPI document names every field of a worker and of a decision."""
     schemas = web.get("/openapi.json").json()["components"]["schemas"]
     for record in (Heartbeat, Decision):
         assert set(record.__struct_fields__) == set(schemas[record.__name__]["properties"])
@@ -175,7 +175,7 @@ def test_the_document_knows_every_field(web: TestClient) -> None:
 def test_the_document_asks_for_keys_where_they_are_asked_for(
     web: TestClient, server: LiveServer
 ) -> None:
-    """Only an application with keys says that it needs some."""
+    """The OpenAPI document asks for keys only where the application has some."""
     assert "security" not in web.get("/openapi.json").json()["paths"]["/v1/jobs"]["get"]
     with client_of(server, [make_key("ann", ["read"])[1]]) as keyed:
         paths = keyed.get("/openapi.json").json()["paths"]

@@ -1,4 +1,4 @@
-"""The pages without a browser: what they say, to whom, and how soon."""
+"""Tests of the pages without a browser: what they say, to whom, and how soon."""
 
 import logging
 import statistics
@@ -49,20 +49,20 @@ ODD = "<script>alert(1)</script> $x_1$ \u4e16\u754c {{ 7*7 }} \"'><img src=x one
 
 @pytest.fixture
 def keyed(server: LiveServer, keys: dict[str, tuple[str, Key]]) -> Iterator[TestClient]:
-    """An application with keys, and a browser that has none yet."""
+    """An application with keys, and a client like a browser that has none yet."""
     with client_of(server, [key for _, key in keys.values()]) as web:
         web.headers |= BROWSER
         yield web
 
 
 def sign_in(web: TestClient, secret: str, then: str = "/") -> None:
-    """As a person does."""
+    """Sign in with a key, as a person does."""
     answer = web.post("/login", data={"key": secret, "then": then}, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, then)
 
 
 def test_pages_of_an_empty_farm(web: TestClient) -> None:
-    """Every page is there before anything else is, and says what to do."""
+    """Every page and chart can be had while the farm is still empty."""
     for page in PAGES:
         answer = web.get(page, headers=BROWSER)
         assert answer.status_code == 200, page
@@ -73,7 +73,7 @@ def test_pages_of_an_empty_farm(web: TestClient) -> None:
 
 
 def test_pages_of_a_farm_at_work(web: TestClient, client: redis.Redis) -> None:
-    """They have jobs, workers, failures with their reasons, and what ended."""
+    """The pages show jobs, workers, failures with their reasons, and ended jobs."""
     job = run_everything(client)
     client.set(wire.SCHEDULER, "1")
     page = web.get("/").text
@@ -92,14 +92,14 @@ def test_pages_of_a_farm_at_work(web: TestClient, client: redis.Redis) -> None:
 
 
 def test_notes_that_are_not_kept_are_counted(web: TestClient, client: redis.Redis) -> None:
-    """A pass of which none was kept has not done nothing."""
+    """The notes of a pass that were not kept are counted on the scheduler's page."""
     decision = msgspec.structs.replace(DECISION, left_out={"tail": 1234})
     Farm(client).tell(decision, STATS)
     assert "notes not kept: 1,234" in web.get("/scheduler", headers=BROWSER).text
 
 
 def test_a_micro_batch_of_no_tokens_is_shown(web: TestClient, client: redis.Redis) -> None:
-    """Producers may leave token counts out: nothing is divided by them."""
+    """A micro-batch without a token count is no error on the workers' page."""
     farm = Farm(client)
     farm.remember({"one|null:2|0": RATE}, [])
     farm.report(msgspec.structs.replace(COMPLETION, tokens=0), 100)
@@ -107,7 +107,7 @@ def test_a_micro_batch_of_no_tokens_is_shown(web: TestClient, client: redis.Redi
 
 
 def test_pages_go_on_among_records_of_another_version(web: TestClient, client: redis.Redis) -> None:
-    """They show what they can read, and name what they leave out."""
+    """The pages show what they can read, and name records of another version as left out."""
     run_everything(client)
     newer = b"\x02\x90"
     for key in (wire.POLICY, wire.STATS, wire.plan_key("one")):
@@ -127,7 +127,7 @@ def test_pages_go_on_among_records_of_another_version(web: TestClient, client: r
 
 
 def test_what_others_wrote_stays_text(web: TestClient, client: redis.Redis) -> None:
-    """Names, reasons, tenants and commands are shown as they are, and are no markup."""
+    """Names, reasons, tenants and commands are shown as text, and never as markup."""
     job = Job(client, "odd")
     spec = JobSpec(model=f"null:2 {ODD}", name=ODD, prompt=ODD)
     job.create(spec, 0)
@@ -156,7 +156,7 @@ def test_errors_are_pages_for_browsers(web: TestClient) -> None:
 def test_actions_ask_first_and_are_logged(
     web: TestClient, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Looking at the question changes nothing; the answer does, and leads back to the job."""
+    """An action changes a job only after the question is answered, and is logged."""
     job = make_job(client, 2)
     caplog.set_level(logging.INFO)
     for verb, state in (("pause", "paused"), ("resume", "open"), ("cancel", "cancelled")):
@@ -191,7 +191,7 @@ def test_signing_in(
     server: LiveServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A key becomes a session whose secret only the cookie has; it can be ended."""
+    """Signing in makes a session whose secret only the cookie has, and which can be ended."""
     caplog.set_level(logging.INFO)
     secret = keys["read"][0]
     answer = keyed.get("/jobs/a?b=c", follow_redirects=False)
@@ -220,7 +220,7 @@ def test_signing_in(
 def test_scopes_hold_on_pages(
     keyed: TestClient, client: redis.Redis, keys: dict[str, tuple[str, Key]]
 ) -> None:
-    """Who may only read sees no buttons, and gets nowhere without them."""
+    """A key that may only read sees no buttons, and its forms are refused."""
     job = make_job(client, 1)
     wanted = {
         Scope.READ: (200, 403, 403),
@@ -242,7 +242,7 @@ def test_scopes_hold_on_pages(
 
 
 def test_passes_are_switched(web: TestClient, client: redis.Redis) -> None:
-    """Each step leads to a list that is one step away; what no farm could work by is refused."""
+    """Each step on the page leads to a list one step away; an impossible list is refused."""
     steps = changes(["a", "b", "c"], ["d"])
     assert steps["b"] == {"leave out": "a,c", "up": "b,a,c", "down": "a,c,b"}
     assert (steps["a"].get("up"), steps["d"]) == (None, {"add": "a,b,c,d"})
@@ -254,7 +254,7 @@ def test_passes_are_switched(web: TestClient, client: redis.Redis) -> None:
 
 
 def test_only_ways_on_this_site() -> None:
-    """What somebody sent along as the next page leads nowhere else."""
+    """A next page that a client sent leads nowhere but to this site."""
     for path in ("//evil.example", "/\\evil.example", "http://evil.example", "", "/a\nb"):
         assert local_path(path) == "/"
     assert local_path("/jobs/a?b=c#d") == "/jobs/a?b=c#d"
@@ -262,7 +262,7 @@ def test_only_ways_on_this_site() -> None:
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_charts_take_any_figures(look: Look) -> None:
-    """No figures, gaps, and names that are markup, formulas or unknown letters make charts."""
+    """Charts are drawn of no figures, of gaps, and of names with markup or unknown letters."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         svg = draw_bars([Bar(ODD, -3, -1, "#123456")], [ODD, "two"], 60, look).decode()
@@ -274,7 +274,7 @@ def test_charts_take_any_figures(look: Look) -> None:
 
 
 def test_words_for_figures() -> None:
-    """As a person writes them; a share is never all before it is."""
+    """Numbers, shares, sizes and times are written as a person writes them."""
     assert [number(each) for each in (0, 2.25, 12.3, 41_200, 1_234_567)] == [
         "0", "2.2", "12", "41,200", "1.23 M",
     ]  # fmt: skip
@@ -294,7 +294,7 @@ def test_words_for_figures() -> None:
 
 @pytest.mark.alone
 def test_pages_come_at_once(server: LiveServer, client: redis.Redis) -> None:
-    """With 10,000 finished jobs and 1,000,000 failed chunks a page is there within 100 ms."""
+    """A page takes less than 100 ms beside 10,000 ended jobs with 1,000,000 failed chunks."""
 
     def seconds(page: str) -> float:
         took = []
@@ -313,7 +313,7 @@ def test_pages_come_at_once(server: LiveServer, client: redis.Redis) -> None:
 
 
 def fail_much(client: redis.Redis, jobs: int, failures: int) -> None:
-    """Finished jobs on record, each with so many failed chunks."""
+    """Put finished jobs on record, each with so many failed chunks."""
     source = """
     for job = tonumber(ARGV[1]), tonumber(ARGV[2]) do
       local name = string.format('ended-%05d', job)
@@ -332,7 +332,7 @@ def fail_much(client: redis.Redis, jobs: int, failures: int) -> None:
 
 
 def test_actions_fit_the_state() -> None:
-    """Only what would be done is offered."""
+    """A job offers only the actions that its state allows."""
     job = JobStatus(state="open", chunk_count=-1)
     assert actions_for(job) == ["pause", "cancel"]
     assert actions_for(JobStatus(state="paused")) == ["resume", "cancel"]

@@ -1,4 +1,4 @@
-"""OpenAI's and TEI's protocols: their own client, and vectors that are the model's."""
+"""Tests of OpenAI's and TEI's protocols: real clients get the model's own vectors."""
 
 import base64
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.hyperplanes import hash_vectors
+from embedfarm.hyperplanes import hash_once
 from embedfarm.lane import Lane
 from embedfarm.model_files import resolve
 from embedfarm.settings import DEFAULT_MODEL, Settings
@@ -31,7 +31,7 @@ TEXTS = ["one", "", "x" * 5000]
 
 @pytest.fixture
 def null(server: LiveServer) -> Iterator[TestClient]:
-    """An application that serves the null model, and a worker."""
+    """An application that serves the null model, with a worker."""
     with working(worker_on(server)), client_of(server, models=(NULL,)) as web:
         yield web
 
@@ -52,7 +52,7 @@ def embed(web: TestClient, **request: object) -> NDArray[np.float32]:
 
 
 def test_vectors_are_the_models(null: TestClient) -> None:
-    """As numbers and as bytes, of length 1, in the order of the input, cut where wanted."""
+    """Vectors come in input order, of length 1, as numbers or bytes, cut where wanted."""
     wanted = null_vectors(TEXTS, 16)
     for form in ("float", "base64"):
         found = embed(null, input=TEXTS, encoding_format=form)
@@ -78,7 +78,7 @@ def test_vectors_are_the_models(null: TestClient) -> None:
     ],
 )
 def test_errors_are_openais(null: TestClient, request_: dict[str, object], status: int) -> None:
-    """What cannot be answered is told in the shape that OpenAI's client parses."""
+    """A request that cannot be answered gets an error in the shape of OpenAI's client."""
     answer = null.post("/v1/embeddings", json={"model": NULL, **request_})
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
     assert answer.json()["error"]["message"]
@@ -98,7 +98,7 @@ def test_tei_routes(null: TestClient) -> None:
     assert ranked[0]["score"] == pytest.approx(1, abs=1e-6)
     for seed in (0, 7):
         asked = {"inputs": TEXTS, "bitn": 128, "seed": seed}
-        bits = hash_vectors(wanted, 128, seed)
+        bits = hash_once(wanted, 128, seed)
         assert null.post("/lsh", json=asked).json() == [row.tobytes().hex() for row in bits]
         coded = null.post("/lsh", json={**asked, "encoding": "base64"}).json()
         assert [base64.b64decode(each) for each in coded] == [row.tobytes() for row in bits]
@@ -111,7 +111,7 @@ def test_tei_routes(null: TestClient) -> None:
 
 
 def test_a_full_lane_says_when_to_come_again(server: LiveServer, client: redis.Redis) -> None:
-    """429 with Retry-After, of the farm's limit and of the program's; others are still served."""
+    """A full lane or program answers 429 with Retry-After, and other routes are served."""
     request = {"inputs": "a"}
     with (
         client_of(server, models=(NULL,), lane_seconds_max=60, lane_pieces_max=1) as web,
@@ -132,7 +132,7 @@ def test_a_full_lane_says_when_to_come_again(server: LiveServer, client: redis.R
 
 
 def test_tokens_are_the_models(web: TestClient) -> None:
-    """Ids, and the characters that they are of; ids that no text has are refused."""
+    """Tokens come with ids and their characters; ids that no text has are refused."""
     text = "Micro-batches, naïvely embedded."
     (tokens,) = web.post("/tokenize", json={"inputs": text}).json()
     assert (tokens[0]["text"], tokens[0]["special"]) == ("[CLS]", True)
@@ -149,7 +149,7 @@ def test_tokens_are_the_models(web: TestClient) -> None:
 
 
 def test_the_openai_client(server: LiveServer, tmp_path: Path) -> None:
-    """Unmodified, with the real model: it gets what `encode` gives, and real token counts."""
+    """OpenAI's own client gets the vectors of `encode`, and real token counts."""
     secret, key = make_key("ann", ["submit", "read"])
     file = tmp_path / "keys"
     file.write_text(key.line() + "\n")

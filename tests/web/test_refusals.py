@@ -1,4 +1,4 @@
-"""What a real `embedfarm serve` refuses, asked byte by byte where no client would ask so."""
+"""Tests of what a real `embedfarm serve` refuses, asked byte by byte."""
 
 import contextlib
 import gzip
@@ -48,7 +48,7 @@ ELSEWHERE: Final = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, header names in lower case."""
+    """An answer of the server, with header names in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -56,7 +56,7 @@ class Answer:
 
 
 def read(answer: bytes) -> Answer:
-    """An answer taken apart."""
+    """Parse the bytes of an answer."""
     top, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = top.decode("latin-1").split("\r\n")
     named = (line.partition(": ") for line in lines)
@@ -71,7 +71,7 @@ def ask(address: Address, line: str, *headers: str, body: bytes = b"") -> Answer
 
 
 def post(address: Address, path: str, body: bytes, *headers: str) -> Answer:
-    """Send JSON."""
+    """Send a request with a JSON body."""
     json = ("content-type: application/json", f"content-length: {len(body)}")
     return ask(address, f"POST {path}", *json, *headers, body=body)
 
@@ -85,7 +85,7 @@ def address(server: LiveServer, client: redis.Redis) -> Iterator[Address]:
 
 
 def drop(connection: socket.socket) -> bytes | None:
-    """Send one more byte; what came once the connection is closed, which may take that with it."""
+    """Send one more byte; return what came if the connection is closed, else None."""
     connection.settimeout(0.001)
     try:
         connection.sendall(b"x")
@@ -97,7 +97,7 @@ def drop(connection: socket.socket) -> bytes | None:
 
 
 def test_slow_clients_keep_nobody_waiting(server: LiveServer) -> None:
-    """Fifty drip a head, fifty a body, a byte at a time: all are cut off in time, others served."""
+    """A hundred clients that send a byte at a time are cut off in time, and others are served."""
     limits = {"http_head_seconds": 6, "http_body_seconds": 6}  # in which a hundred can begin
     body = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n"
     with served(server, **limits) as (address, _), contextlib.ExitStack() as stack:
@@ -118,9 +118,9 @@ def test_slow_clients_keep_nobody_waiting(server: LiveServer) -> None:
 
 
 def test_what_is_not_read(address: Address) -> None:
-    """A claim of 10 GB is refused before the client is told to go on; gzip is never inflated.
+    """A body that is announced too large is refused unread, and gzip is never unpacked.
 
-    A megabyte of zeros in a kilobyte is answered as quickly as anything else that is refused.
+    A kilobyte that would unpack to megabytes is refused like any other coded body.
     """
     claim = ask(address, "POST /embed", "content-length: 10000000000", "expect: 100-continue")
     assert claim.status == 413
@@ -153,9 +153,9 @@ AMBIGUOUS: Final = (
 
 
 def test_no_two_readings(address: Address) -> None:
-    """A head of which two programs could make two requests is refused, and nothing after it read.
+    """A head that two programs could read as two requests is refused, and nothing after it read.
 
-    What could be smuggled in behind it gets no answer of its own.
+    A request that is hidden behind such a head gets no answer of its own.
     """
     smuggled = b"0\r\n\r\nGET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
     for lines in AMBIGUOUS:
@@ -170,7 +170,7 @@ def test_no_two_readings(address: Address) -> None:
 
 
 def paths(address: Address) -> Iterator[tuple[str, str]]:
-    """Methods and paths of the document, and where files would be served."""
+    """Yield methods and paths of the document, and of where files would be served."""
     document = json.loads(ask(address, "GET /openapi.json").body)
     for path, operations in document["paths"].items():
         yield from ((method.upper(), path) for method in operations)
@@ -179,7 +179,7 @@ def paths(address: Address) -> Iterator[tuple[str, str]]:
 
 
 def test_no_path_leads_elsewhere(address: Address) -> None:
-    """Dots, encoded once or twice, null bytes, absolute paths: in every parameter of every path."""
+    """Dots, encoded ones, null bytes and absolute paths in any parameter lead to no file."""
     asked = 0
     for method, path in paths(address):
         for parameter in re.findall(r"\{\w+\}", path):
@@ -192,9 +192,9 @@ def test_no_path_leads_elsewhere(address: Address) -> None:
 
 
 def test_markup_is_inert(address: Address, client: redis.Redis) -> None:
-    """As name, tenant, text and error of a job, as a parameter: only ever in answers of data.
+    """Markup in a job's fields or in parameters is repeated only in answers of data types.
 
-    No answer that repeats it is of a type that a browser would run, or that it may guess.
+    Such an answer has no type that a browser would run, and the browser may not guess another.
     """
     job = Job(client, XSS)
     job.create(JobSpec(model="null:2", name=XSS), 0)
@@ -219,7 +219,7 @@ def test_markup_is_inert(address: Address, client: redis.Redis) -> None:
 
 
 def test_methods_that_are_none(address: Address) -> None:
-    """405 with all that there are, for asking what is allowed too; TRACE repeats nothing.
+    """A method that a path has not gets 405 with those that it has; TRACE repeats nothing.
 
     A preflight of a page of another site gets no header that would let it go on.
     """

@@ -1,4 +1,4 @@
-"""Results by HTTP: every chunk once and in order, in every format, while a job runs and after."""
+"""Tests of results by HTTP: every chunk once and in order, while a job runs and after."""
 
 import io
 import json
@@ -35,7 +35,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where jobs may write."""
+    """The directory that jobs may write to."""
     return tmp_path / "outputs"
 
 
@@ -55,23 +55,23 @@ def make_job(client: redis.Redis, out: Path) -> Job:
 
 
 def watched(web: TestClient) -> Counter[str]:
-    """How many wait for each job."""
+    """The number of clients that wait for each job."""
     watch: Watch = web.app.state.watch  # type: ignore[attr-defined] # of any application
     return watch.watched
 
 
 def open_output(out: Path) -> Output:
-    """An output of small parts."""
+    """Open an output of small parts."""
     return Output(out, {"model": "m"}, sink="parquet", part_bytes_max=180)
 
 
 def end(client: redis.Redis) -> None:
-    """What its collector does in the end."""
+    """End the job, as its collector does at last."""
     Farm(client).end("job", "finished", "", Settings(), drained_upto=COUNT)
 
 
 def read_all(web: TestClient, accept: str, limit: int) -> Iterator[tuple[int, int, bytes]]:
-    """The first index, the number of chunks and the body of every answer until none is there."""
+    """Yield first index, number of chunks and body of each answer until no chunk is there."""
     start = 0
     while True:
         answer = web.get(PATH, params={"start": start, "limit": limit}, headers={"accept": accept})
@@ -90,7 +90,7 @@ def read_all(web: TestClient, accept: str, limit: int) -> Iterator[tuple[int, in
 
 
 def expected(index: int, dtype: str, *, ids: bool) -> dict[str, Any]:
-    """A line."""
+    """The line that is expected for a chunk."""
     line: dict[str, Any] = {"index": index} | ({"id": f"id {index}"} if ids else {})
     if index in FAILED:
         return line | {"error": f"odd {index}"}
@@ -101,7 +101,7 @@ def expected(index: int, dtype: str, *, ids: bool) -> dict[str, Any]:
 def test_every_format_has_every_chunk_once(
     web: TestClient, client: redis.Redis, out: Path, dtype: str, *, ids: bool
 ) -> None:
-    """In order, with its id, and its vector or the reason why there is none; by any page size."""
+    """Every format has each chunk in order, with id, and vector or reason, by any page size."""
     make_job(client, out)
     with open_output(out) as output:
         for result in results(dtype, ids=ids):
@@ -121,7 +121,7 @@ def test_every_format_has_every_chunk_once(
 
 
 def arrow_lines(web: TestClient, limit: int, *, ids: bool) -> list[dict[str, Any]]:
-    """The same lines, out of Arrow."""
+    """The lines of an Arrow stream, in the form of JSON Lines."""
     lines = []
     for _, count, body in read_all(web, ARROW, limit):
         rows = pa.ipc.open_stream(body).read_all().to_pylist()
@@ -133,7 +133,7 @@ def arrow_lines(web: TestClient, limit: int, *, ids: bool) -> list[dict[str, Any
 
 
 def check_npy(web: TestClient, limit: int, count: int, dtype: str) -> None:
-    """The rows are those of the chunks; failed ones are NaN or zero."""
+    """Assert that the npy rows are those of the chunks, and that failed ones are NaN or zero."""
     rows = matrix_of(dtype)
     rows[sorted(FAILED)] = np.nan if rows.dtype.kind == "f" else 0
     for accept in ("application/x-npy", "application/octet-stream"):
@@ -164,7 +164,7 @@ def test_headers_tell_the_end(web: TestClient, client: redis.Redis, out: Path) -
 
 
 def test_answers_are_bounded_in_bytes(server: LiveServer, client: redis.Redis, out: Path) -> None:
-    """Beside `limit`, the size of a vector bounds an answer; one chunk there is always."""
+    """An answer is bounded by the bytes of its vectors, too, but has one chunk at least."""
     make_job(client, out).note("vector_bytes", 12)
     with open_output(out) as output:
         output.add(next(results(size=20)))
@@ -199,7 +199,7 @@ def test_waiting_ends_with_the_next_part(web: TestClient, client: redis.Redis, o
 
 
 def test_what_is_not_served(web: TestClient, client: redis.Redis, out: Path) -> None:
-    """No job, none with an output, one elsewhere, another job's, a damaged one: all in words."""
+    """Results that are absent, elsewhere, another job's or damaged are refused in words."""
     assert web.get(PATH).status_code == 404
     job = Job(client, "job")
     job.create(JobSpec(model="null:3"), 0)
@@ -245,12 +245,12 @@ def test_what_is_not_served(web: TestClient, client: redis.Redis, out: Path) -> 
     ],
 )
 def test_the_client_chooses(accept: str, chosen: str | None) -> None:
-    """By the Accept header, with its qualities and wildcards."""
+    """The format is chosen by the Accept header, with its qualities and wildcards."""
     assert choose_format(accept) == chosen
 
 
 def test_no_other_format(web: TestClient, client: redis.Redis, out: Path) -> None:
-    """What cannot be had is 406, with what there is."""
+    """A format that is not offered gets 406, with those that are."""
     make_job(client, out)
     answer = web.get(PATH, headers={"accept": "text/csv"})
     assert answer.status_code == 406
@@ -258,7 +258,7 @@ def test_no_other_format(web: TestClient, client: redis.Redis, out: Path) -> Non
 
 
 def test_places_are_bounded(server: LiveServer, client: redis.Redis, out: Path) -> None:
-    """One request more than there are places is refused, until one of the others has its answer."""
+    """A request beyond the places is refused until another one has its answer."""
     job = make_job(client, out)
     with (
         client_of(server, ingest_roots=[out], http_streams_max=1) as web,
@@ -276,7 +276,7 @@ def test_places_are_bounded(server: LiveServer, client: redis.Redis, out: Path) 
 
 
 def failures(web: TestClient, limit: int) -> list[int]:
-    """The failed chunks of all pages."""
+    """The failed chunks on all pages."""
     found: list[int] = []
     after: str | None = ""
     while after is not None:
@@ -288,7 +288,7 @@ def failures(web: TestClient, limit: int) -> list[int]:
 
 
 def test_failed_chunks_of_disk_and_server(web: TestClient, client: redis.Redis, out: Path) -> None:
-    """Each failed chunk once: those in parts, then those that only the server has, by any page."""
+    """Each failed chunk is listed once: those on disk, then those that only the server has."""
     job = make_job(client, out)
     for index in [*sorted(FAILED), 70]:
         fields = {"index": index, "reason": f"odd {index}", "attempts": 1}

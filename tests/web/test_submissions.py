@@ -1,15 +1,16 @@
-"""Jobs by HTTP: what is accepted, what becomes of it, and what is refused."""
+"""Tests of jobs by HTTP: what is accepted, what becomes of it, and what is refused."""
 
 import contextlib
 import gzip
 import json
+import os
 import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +22,8 @@ from rq import Worker
 from embedfarm import wire
 from embedfarm.farm import Farm
 from embedfarm.settings import Settings
-from producer.ingest import TaskJob, TaskWorker
+from producer.ingest import TaskWorker
+from producer.task_job import TaskJob
 from producer.tasks import cleanup
 from tests.farm.harness import check_output, texts_of, write_corpus
 from tests.ingest.door import START_SECONDS, Door
@@ -39,7 +41,7 @@ JSONL: Final = {"content-type": "application/x-ndjson"}
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """Where jobs have their directories."""
+    """The directory in which jobs have theirs."""
     return tmp_path / "jobs"
 
 
@@ -47,7 +49,7 @@ def jobs(tmp_path: Path) -> Path:
 def web(
     server: LiveServer, client: redis.Redis, tmp_path: Path, jobs: Path
 ) -> Iterator[TestClient]:
-    """An application whose jobs nobody does."""
+    """An application whose jobs are not worked on."""
     del client
     roots = [tmp_path / "data"]
     with client_of(server, models=(NULL, SLOW), jobs_directory=jobs, ingest_roots=roots) as web:
@@ -56,7 +58,7 @@ def web(
 
 @contextlib.contextmanager
 def doing(server: LiveServer, home: Path) -> Iterator[Door]:
-    """One worker, and `embedfarm ingest` for the directory of `web`."""
+    """Run one worker, and `embedfarm ingest` for the directory of `web`."""
     door = Door(server, home)
     with working(worker_on(server)), door.ingest(jobs_directory=home / "jobs"):
         yield door
@@ -64,24 +66,24 @@ def doing(server: LiveServer, home: Path) -> Iterator[Door]:
 
 
 def facts(web: TestClient, job: str) -> dict[str, Any]:
-    """A job as HTTP has it."""
+    """The facts of a job, by HTTP."""
     found: dict[str, Any] = web.get(f"/v1/jobs/{job}").json()
     return found
 
 
 def wait_for(web: TestClient, job: str, state: str) -> dict[str, Any]:
-    """The facts of a job once it is in a state."""
+    """Wait until a job is in a state, and return its facts."""
     wait_until(lambda: facts(web, job)["state"] == state, START_SECONDS)
     return facts(web, job)
 
 
 def left(jobs: Path) -> list[str]:
-    """What is in the directories of jobs, and on its way there."""
+    """The files in the directories of jobs, and on their way there."""
     return sorted(str(path.relative_to(jobs)) for path in jobs.rglob("*") if path.is_file())
 
 
 def parquet_of(texts: list[str], path: Path) -> bytes:
-    """A Parquet corpus."""
+    """Write a Parquet corpus, and return its bytes."""
     pq.write_table(pa.table({"text": texts}), path)
     return path.read_bytes()
 
@@ -91,7 +93,7 @@ def test_every_form_is_embedded(
 ) -> None:
     """Texts, forms, bodies and paths all end as an output of just these texts, in order.
 
-    Before anything runs, the job is on the farm with all that was asked for.
+    The job is on the farm with all that was asked for before anything of it runs.
     """
     texts = list(texts_of(30))
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
@@ -172,7 +174,7 @@ def test_every_form_is_embedded(
 def test_what_is_refused_leaves_nothing(
     web: TestClient, client: redis.Redis, jobs: Path, request_: dict[str, Any], status: int
 ) -> None:
-    """A clear refusal, no job, and no file."""
+    """A request that is refused gets a reason, and leaves no job and no file."""
     answer = web.post("/v1/jobs", **request_)
     assert answer.status_code == status, answer.text
     assert answer.json()["detail"]
@@ -192,12 +194,12 @@ def test_what_is_refused_leaves_nothing(
     ],
 )
 def test_names_of_users_become_no_paths(name: str, chosen: str, called: str) -> None:
-    """Only the format that a name says is taken from it, and what is chosen counts."""
+    """Only the format is taken from an upload's name, and a chosen format comes first."""
     assert name_corpus(name, chosen) == called
 
 
 def test_a_full_farm_and_a_full_disk(server: LiveServer, client: redis.Redis, jobs: Path) -> None:
-    """429 with a time to come again, 507; neither leaves a file or takes a place."""
+    """A full farm answers 429 and a full disk 507; neither leaves a file or takes a place."""
     order = {"texts": ["a"]}
     with client_of(server, models=(NULL,), jobs_directory=jobs, jobs_max=1) as web:
         job = web.post("/v1/jobs", json=order).json()["job"]
@@ -229,7 +231,7 @@ def test_uploads_have_limits_of_their_own(
 
 
 def test_an_upload_that_breaks_off_is_removed(server: LiveServer, jobs: Path) -> None:
-    """Whether the sender goes away or is too slow."""
+    """An upload is removed when its sender goes away or is too slow."""
     head = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
     head += b"content-length: 100\r\n\r\nbegun"
     settings = {"jobs_directory": jobs, "models": json.dumps([NULL])}
@@ -246,7 +248,7 @@ def test_an_upload_that_breaks_off_is_removed(server: LiveServer, jobs: Path) ->
 def test_the_same_request_makes_one_job(
     web: TestClient, client: redis.Redis, server: LiveServer, jobs: Path
 ) -> None:
-    """With an Idempotency-Key: the same answer, also by another `serve`; another request is 422."""
+    """A repeat with its Idempotency-Key gets the same answer; another request with it gets 422."""
     order = {"json": {"texts": ["a"]}, "headers": {"idempotency-key": "k"}}
     first = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
     again = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
@@ -284,7 +286,7 @@ def test_a_key_is_its_owners(
 
 
 def test_concurrent_requests_make_one_job(web: TestClient, client: redis.Redis) -> None:
-    """Of several at once one is done; the others get its answer, or 409 while it is in work."""
+    """One of several requests at once is done; others get its answer, or 409 meanwhile."""
     barrier = threading.Barrier(8)
 
     def ask(_: int) -> tuple[int, bytes]:
@@ -300,7 +302,7 @@ def test_concurrent_requests_make_one_job(web: TestClient, client: redis.Redis) 
 
 
 def test_a_request_whose_server_died_is_done_once(web: TestClient, client: redis.Redis) -> None:
-    """The answer was never kept: the same request finds the job that was made for it."""
+    """A repeat of a request whose answer was never kept finds the job that was made for it."""
     order = {"json": {"texts": ["a"]}, "headers": {"idempotency-key": "k"}}
     first = web.post("/v1/jobs", **order).json()  # type: ignore[arg-type] # as above
     (key,) = client.scan_iter(wire.answer_key("*"))
@@ -312,6 +314,62 @@ def test_a_request_whose_server_died_is_done_once(web: TestClient, client: redis
     busy = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
     assert (busy.status_code, busy.headers["retry-after"]) == (409, "1")
     assert Farm(client).job_ids() == [first["job"]]
+
+
+def forget_answer(client: redis.Redis) -> None:
+    """Leave a record as a server leaves it that dies before it keeps the answer."""
+    (key,) = client.scan_iter(wire.answer_key("*"))
+    record = json.loads(client.get(key) or b"")
+    client.set(key, json.dumps([*record[:2], None]))
+
+
+def all_that_is_kept(client: redis.Redis, job: str, directory: Path) -> tuple[Any, ...]:
+    """All that the server and the disk have of a job by HTTP."""
+    request = client.hgetall(f"rq:job:http-{job}")
+    queued = client.lrange("rq:queue:embedfarm", 0, -1)
+    files = {path: path.stat().st_ino for path in directory.rglob("*")}
+    return client.hgetall(wire.JobKeys(job).meta), request, queued, files
+
+
+@pytest.mark.parametrize("state", ["open", "started", "cancelled", "failed", "finished"])
+def test_a_repeat_finds_the_job_as_it_is(
+    web: TestClient, client: redis.Redis, tmp_path: Path, jobs: Path, state: str
+) -> None:
+    """A repeat after a server died without keeping the answer changes nothing of the job.
+
+    The repeat does not need the corpus any more, which may be gone since.
+    """
+    (tmp_path / "data").mkdir()
+    source = write_corpus(tmp_path / "data" / "a.jsonl", ["a"])
+    order = {"json": {"source": str(source)}, "headers": {"idempotency-key": "k"}}
+    job = web.post("/v1/jobs", **order).json()["job"]  # type: ignore[arg-type] # as above
+    if state == "cancelled":
+        assert web.post(f"/v1/jobs/{job}/cancel").status_code == 200
+    elif state in {"failed", "finished"}:
+        Farm(client).end(job, cast("Any", state), "", Settings())
+    if state not in {"open", "cancelled"}:
+        client.hset(f"rq:job:http-{job}", "status", state)
+        client.delete("rq:queue:embedfarm")
+    source.unlink()
+    forget_answer(client)
+    before = all_that_is_kept(client, job, jobs / job)
+    again = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
+    assert (again.status_code, again.json()) == (201, facts(web, job))
+    assert all_that_is_kept(client, job, jobs / job) == before
+
+
+def test_a_repeat_does_what_was_left(web: TestClient, client: redis.Redis) -> None:
+    """A repeat enqueues a job that was made only; one that left the farm is not made again."""
+    order = {"json": {"texts": ["a"]}, "headers": {"idempotency-key": "k"}}
+    job = web.post("/v1/jobs", **order).json()["job"]  # type: ignore[arg-type] # as above
+    forget_answer(client)
+    client.delete("rq:queue:embedfarm", f"rq:job:http-{job}")
+    assert web.post("/v1/jobs", **order).json() == facts(web, job)  # type: ignore[arg-type] # as above
+    assert client.lrange("rq:queue:embedfarm", 0, -1) == [f"http-{job}".encode()]
+    forget_answer(client)
+    Farm(client).job(job).delete()
+    assert web.post("/v1/jobs", **order).status_code == 404  # type: ignore[arg-type] # as above
+    assert not Farm(client).job_ids()
 
 
 @pytest.mark.parametrize(
@@ -337,7 +395,7 @@ def test_a_request_whose_server_died_is_done_once(web: TestClient, client: redis
 def test_a_request_whose_record_cannot_be_read_is_refused(
     web: TestClient, client: redis.Redis, damage: bytes
 ) -> None:
-    """Whether it was done nobody knows: 409 names the key, nothing is made, and others go on."""
+    """A request whose record is damaged gets 409 with the key's name, and others go on."""
     order = {"texts": ["a"]}
     first = web.post("/v1/jobs", json=order, headers={"idempotency-key": "k"}).json()
     (key,) = client.scan_iter(wire.answer_key("*"))
@@ -358,7 +416,7 @@ def test_a_request_whose_record_cannot_be_read_is_refused(
 def test_cancelled_and_deleted_before_it_runs(
     web: TestClient, server: LiveServer, tmp_path: Path, jobs: Path
 ) -> None:
-    """Nothing is embedded of a job that was cancelled in time; deleting it leaves no file."""
+    """A job that is cancelled before it runs embeds nothing; deleted jobs leave no file."""
     names = [web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"] for _ in range(2)]
     assert web.post(f"/v1/jobs/{names[0]}/cancel").json()["state"] == "cancelled"
     with doing(server, tmp_path):
@@ -381,7 +439,7 @@ def test_a_bomb_fails_its_own_job(web: TestClient, server: LiveServer, tmp_path:
 
 
 def test_cancelled_while_it_runs(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
-    """The job ends on the farm, and the RQ job with it."""
+    """A job that is cancelled while it runs ends on the farm, and its RQ job with it."""
     order = {"texts": ["word " * 50] * 4000, "model": SLOW}
     job = web.post("/v1/jobs", json=order).json()["job"]
     with doing(server, tmp_path) as door:
@@ -395,7 +453,7 @@ def test_cancelled_while_it_runs(web: TestClient, server: LiveServer, tmp_path: 
 def test_a_failed_job_says_why_and_is_tried_again(
     web: TestClient, server: LiveServer, tmp_path: Path, jobs: Path
 ) -> None:
-    """What the command said is the reason; a retry does the same job again."""
+    """A failed job has the command's words as its reason, and a retry does it again."""
     job = web.post("/v1/jobs", content=b"no json\n", headers=JSONL).json()["job"]
     assert web.post(f"/v1/jobs/{job}/retry").status_code == 409
     with doing(server, tmp_path):
@@ -412,7 +470,7 @@ def test_a_failed_job_says_why_and_is_tried_again(
 def test_a_job_that_is_deleted_as_soon_as_it_has_failed(
     web: TestClient, client: redis.Redis, server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ingest worker has nothing more to do with it, and leaves nothing of it."""
+    """A job that is deleted while its failure is handled leaves nothing behind."""
     job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
     fail, states = Worker.handle_job_failure, list[str]()
 
@@ -433,7 +491,7 @@ def test_a_job_that_is_deleted_as_soon_as_it_has_failed(
 def test_a_job_that_its_worker_gave_up_has_failed(
     web: TestClient, server: LiveServer, tmp_path: Path
 ) -> None:
-    """Also where the command could not say so itself: here its options are refused."""
+    """A job whose command could not start has failed with the command's error as reason."""
     job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
     (tmp_path / "jobs").rename(tmp_path / "away")
     with doing(server, tmp_path):
@@ -448,7 +506,7 @@ def test_cleanup_removes_what_nobody_knows(
     jobs: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Directories go when their job is gone and they are old; others, and other names, stay."""
+    """`cleanup` removes old directories whose job is gone, and no others."""
     names = [web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"] for _ in range(2)]
     (jobs / "mine").mkdir()
     (jobs / "uploads" / "broken").touch()
@@ -456,14 +514,15 @@ def test_cleanup_removes_what_nobody_knows(
     monkeypatch.setenv("EMBEDFARM_REDIS_URL", server.url)
     monkeypatch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(jobs))
     assert cleanup()["directories"] == []
-    monkeypatch.setattr("producer.tasks.time.time", lambda: 1e11)
+    for path in (*jobs.iterdir(), jobs / "uploads" / "broken"):
+        os.utime(path, (0, 0))
     assert cleanup()["directories"] == names[:1]
     assert sorted(path.name for path in jobs.iterdir()) == sorted([names[1], "mine", "uploads"])
     assert not list((jobs / "uploads").iterdir())
 
 
 def test_where_jobs_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below the state directory unless it is said otherwise; tasks may read and write there."""
+    """Jobs lie below the state directory by default, and tasks may read and write there."""
     monkeypatch.delenv("EMBEDFARM_JOBS_DIRECTORY")
     settings = Settings(state_directory=Path("/state"))
     assert settings.jobs_path == Path("/state/jobs")

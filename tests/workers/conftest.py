@@ -1,4 +1,4 @@
-"""What all tests of workers go by."""
+"""Fixture that all tests of workers use."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small only lose by more, and by threads that spin beside other programs."""
+    """Compute on one thread: models this small lose by more, and by threads that spin."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Whole workers in threads of a test."""
+"""Whole workers that run in threads of a test."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ def worker_on(server: LiveServer, device: str = "cpu-0", **settings: Any) -> Wor
 
 
 class Running:
-    """A worker in a thread; what `run` raises is kept."""
+    """A worker in a thread; an exception that `run` raises is kept."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -35,19 +35,19 @@ class Running:
             self.error = error
 
     def end(self) -> None:
-        """Wait until it has ended by itself."""
+        """Wait until the worker has ended by itself."""
         self._thread.join(END_SECONDS)
         assert not self._thread.is_alive(), "run() does not end"
 
     def stop(self) -> None:
-        """Stop it, and wait."""
+        """Stop the worker, and wait until it has ended."""
         self.worker.stop.set()
         self.end()
 
 
 @contextlib.contextmanager
 def working(worker: Worker) -> Iterator[Worker]:
-    """A worker that runs, and stops without error."""
+    """Run a worker for the time of the block; it must stop without error."""
     running = Running(worker)
     try:
         yield worker

@@ -1,4 +1,4 @@
-"""What the tests of the worker share."""
+"""Blocks, jobs and engines that the tests of the worker share."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def lease_of(block: Block, stream: str = "ef:{j}:in") -> Lease:
 
 
 def micro_batch(blocks: Sequence[Block], engine: Engine, spec: JobSpec | None = None) -> MicroBatch:
-    """Blocks as the first stage hands them on."""
+    """A micro-batch of blocks, as the first stage hands it on."""
     texts = [text for block in blocks for text in block.texts]
     return MicroBatch(
         job="j",
@@ -50,7 +50,7 @@ def micro_batch(blocks: Sequence[Block], engine: Engine, spec: JobSpec | None = 
 
 
 def null_vectors(texts: Sequence[str], model: str = NULL) -> NDArray[np.float32]:
-    """What the null engine makes of texts, all at once."""
+    """The vectors that the null engine makes of texts, all at once."""
     engine = NullEngine.open(JobSpec(model=model))
     return engine.forward(engine.tokenise(texts), np.arange(len(texts)))
 
@@ -107,31 +107,31 @@ class FakeEngine:
         self.batches: list[list[str]] = []
 
     def for_job(self, spec: JobSpec) -> None:
-        """None: each is for one job."""
+        """Return None, as an engine that serves one job only."""
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
-        """One for a token."""
+        """Count one operation for a token."""
         return float(lengths.sum())
 
     def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
-        """The texts themselves."""
+        """Keep the texts themselves as features."""
         lengths = np.asarray([len(text) for text in chunks], dtype=np.int64)
         return Tokenised(lengths, list(chunks))
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
-        """All of it at once."""
+        """Compute all at once."""
         vectors = self.forward(batch, rows)
         return lambda: vectors
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Length and first letter."""
+        """Note the texts, and return their vectors, unless `refuse` raises."""
         texts = [batch.features[row] for row in rows]
         self.batches.append(texts)
         self.refuse(texts)
         return self.vectors(texts)
 
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """What a text becomes."""
+        """Return the length and the first letter of each text."""
         return np.asarray([[len(text), ord(text[0])] for text in texts], dtype=np.float32)
 
     def refuse(self, texts: Sequence[str]) -> None:

@@ -1,4 +1,6 @@
-"""What a model computes, and what the processor can."""
+"""Tests of how many operations a model needs, and how many a device can do."""
+
+import time
 
 import numpy as np
 import pytest
@@ -7,14 +9,14 @@ import torch
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.engines import open_engine
-from workers.engines.arithmetic import Arithmetic, measure_peak
+from workers.engines.arithmetic import PEAK_SECONDS, Arithmetic, measure_peak
 from workers.engines.sentence_transformer import SentenceTransformerEngine, gpu_batch_tokens
 
 LAYERS, WIDTH, INNER = 6, 384, 1536
 
 
 def test_operations_are_those_of_the_formula() -> None:
-    """MiniLM: 2 L (4 d^2 + 2 d f) for a token, 4 L d for a pair, to within its pooling layer."""
+    """MiniLM needs 2 L (4 d^2 + 2 d f) a token and 4 L d a pair, but for its pooling layer."""
     model = "sentence-transformers/all-MiniLM-L6-v2"
     engine = open_engine(JobSpec(model=model, dtype="float32", engine="torch"), "cpu", Settings())
     assert isinstance(engine, SentenceTransformerEngine)
@@ -40,14 +42,21 @@ def test_operations_are_those_of_the_formula() -> None:
 def test_a_large_model_is_busy_with_few_tokens(
     layers: int, width: int, least: int, most: int
 ) -> None:
-    """Budgets on a GPU go by the model's size, within bounds."""
+    """Token budgets on a GPU follow the model's size, within bounds."""
     per_token = 2 * layers * (4 * width**2 + 2 * width * 4 * width)
     assert least <= gpu_batch_tokens(Arithmetic(per_token)) <= most
     assert gpu_batch_tokens(Arithmetic()) == 65_536  # where nothing could be counted
 
 
-def test_peak_is_more_than_a_slow_multiplication() -> None:
-    """The best of some rounds is no less than the same product takes at leisure."""
-    cpu = torch.device("cpu")
-    assert measure_peak(cpu, torch.float32) > 1e8
+@pytest.mark.alone
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_peak_is_measured_quickly(dtype: torch.dtype) -> None:
+    """A peak takes a moment, also on a processor that does not have the dtype."""
+    began = time.perf_counter()
+    assert measure_peak(torch.device("cpu"), dtype) > 1e8
+    assert time.perf_counter() - began < 10 * PEAK_SECONDS
+
+
+def test_unknown_arithmetic_counts_nothing() -> None:
+    """A model whose operations nobody has counted has none."""
     assert Arithmetic().flops(np.asarray([5])) == 0.0

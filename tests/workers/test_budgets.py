@@ -1,4 +1,4 @@
-"""What was learned about a device's memory, shared through the farm."""
+"""Tests of token budgets: what is learned about a device's memory, shared through the farm."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ SPEC = JobSpec(model=MINILM)
 
 
 def test_budgets_are_shared_by_like_devices(client: redis.Redis) -> None:
-    """Another worker on the same kind of device begins with what was learned; others do not."""
+    """A worker on a device of the same kind begins with the learned budget; others do not."""
     engine = FakeEngine()
     one = Budgets(Farm(client), "a GPU, 24 GiB")
     assert one.tokens(SPEC, engine) == engine.batch_tokens
@@ -40,7 +40,7 @@ def test_budgets_are_shared_by_like_devices(client: redis.Redis) -> None:
 
 
 def test_a_lost_server_costs_no_budget(server: LiveServer, client: redis.Redis) -> None:
-    """Without the server a worker learns for itself."""
+    """A worker without the server keeps and halves a budget of its own."""
     budgets = Budgets(Farm(client), "a kind")
     server.kill()
     assert budgets.tokens(SPEC, FakeEngine()) == FakeEngine.batch_tokens
@@ -51,7 +51,7 @@ def test_a_lost_server_costs_no_budget(server: LiveServer, client: redis.Redis) 
 def test_full_memory_settles_the_budget(
     server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """With real memory for few tokens the budget settles within 10 batches, and no chunk fails.
+    """The budget of a device with little memory settles within 10 batches, and no chunk fails.
 
     The next job, on a new worker, begins with what the server remembers: half of what was learned
     here, so that it fits whatever that process takes beside its batches.
@@ -88,14 +88,14 @@ def test_full_memory_settles_the_budget(
 
 
 def test_openvino_takes_no_limit(tmp_path: Path) -> None:
-    """It goes on without memory that it does not get, to wrong vectors: it is not let near that."""
+    """OpenVINO refuses a memory limit, since without memory it goes on to wrong vectors."""
     spec = JobSpec(model=MINILM, engine="openvino")
     with pytest.raises(ModelError, match="limit"):
         open_engine(spec, "cpu", Settings(engine_cache=tmp_path, batch_bytes_max=1 << 30))
 
 
 def test_a_limit_is_lifted_again() -> None:
-    """Zero takes the limit away, so that the next model finds room."""
+    """A limit of zero takes the limit away, so that the next model finds room."""
     limit_batches("cpu", 1 << 30)
     limit_batches("cpu", 0)
     assert len(bytearray(2 << 30)) == 2 << 30

@@ -1,4 +1,4 @@
-"""The engine that is chosen where nobody chose one."""
+"""Tests of the engine that is chosen where nobody chose one."""
 
 import threading
 from pathlib import Path
@@ -15,13 +15,13 @@ from workers.engines.choice import Choice
 
 
 def choices(cache: Path) -> list[Choice]:
-    """What is remembered."""
+    """The choices that are remembered in a cache."""
     files = (cache / "choices").glob("*.json")
     return [msgspec.json.decode(file.read_bytes(), type=Choice) for file in files]
 
 
 def test_the_faster_engine_is_taken_and_remembered(tmp_path: Path) -> None:
-    """Both are tried once; the faster one is opened then and later, and embeds the same."""
+    """Both engines are tried once; the faster one is opened then and later, and embeds the same."""
     settings = Settings(engine_cache=tmp_path / "cache")
     spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32")
     engine = open_engine(spec, "cpu", settings)
@@ -43,7 +43,7 @@ def test_the_faster_engine_is_taken_and_remembered(tmp_path: Path) -> None:
 
 
 def test_a_model_that_only_torch_takes(tmp_path: Path) -> None:
-    """Where there is no choice nothing is tried."""
+    """A model that only torch takes is opened with torch, and nothing is tried."""
     settings = Settings(engine_cache=tmp_path / "cache")
     engine = open_engine(JobSpec(model=str(build("static", tmp_path))), "cpu", settings)
     assert engine.name == "torch"

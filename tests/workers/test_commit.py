@@ -1,4 +1,4 @@
-"""The third stage on a real server: stored and acknowledged once, and the rate that follows."""
+"""Tests of the third stage on a real server: results stored and acknowledged once, and the rate."""
 
 import threading
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ from workers.leases import Holdings, Lease, MicroBatch
 
 @pytest.fixture
 def farm(client: redis.Redis) -> Farm:
-    """A farm."""
+    """A farm on the test's server."""
     return Farm(client)
 
 
 def committer_on(farm: Farm, settings: Settings | None = None) -> Committer:
-    """A third stage."""
+    """A third stage on a farm."""
     return Committer(
         farm, "w", Holdings(), settings or Settings(), threading.Event(), "1", "a kind"
     )
@@ -52,13 +52,13 @@ def lease_all(job: Job, blocks: Sequence[Block], model: str = NULL) -> MicroBatc
 
 
 def commit(committer: Committer, batch: MicroBatch) -> None:
-    """Embed and store."""
+    """Embed and store a micro-batch."""
     committer.holdings.add(batch.leases)
     committer.commit(batch, Embedder().embed(batch))
 
 
 def test_results_are_stored_and_acknowledged(farm: Farm) -> None:
-    """After a commit every block has its result, nothing is leased, and the counters agree."""
+    """A commit stores every block's result and leaves no lease, and the counters agree."""
     blocks = [block_of(0, 3), block_of(3, 5)]
     job = create_job(farm, blocks)
     committer = committer_on(farm)
@@ -72,7 +72,7 @@ def test_results_are_stored_and_acknowledged(farm: Farm) -> None:
 
 
 def test_accounts_are_noted_with_the_job(farm: Farm) -> None:
-    """What a worker did for a job stands there before the last result does, restarts included."""
+    """A worker's account of a job is there before the job's last result, restarts included."""
     blocks = [block_of(0, 3), block_of(3, 5)]
     create_job(farm, blocks)
     seen = []
@@ -104,7 +104,7 @@ def test_large_results_go_in_several_round_trips(farm: Farm) -> None:
 
 
 def test_second_commit_changes_nothing(farm: Farm) -> None:
-    """Whoever is first counts: a copy, or a commit repeated after a lost reply, is a duplicate."""
+    """The first commit counts: a copy, or a commit after a lost reply, is a duplicate."""
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
     batch = lease_all(job, blocks)
@@ -150,7 +150,7 @@ def test_unwanted_results_are_dropped(fate: str, farm: Farm) -> None:
 
 
 def test_failed_chunks_are_counted_and_listed(farm: Farm) -> None:
-    """What could not be embedded is in the job's error stream, with its reason and attempts."""
+    """A chunk that could not be embedded is in the job's error stream, with reason and attempts."""
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
     batch = lease_all(job, blocks)
@@ -191,7 +191,7 @@ def test_rate_counts_the_whole_pipeline(farm: Farm) -> None:
 
 
 def test_commit_waits_for_the_server(server: LiveServer, farm: Farm) -> None:
-    """A server that is killed under a commit and starts again gets it, once."""
+    """A server that is killed during a commit and starts again gets the commit, once."""
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
     batch = lease_all(job, blocks)
@@ -206,7 +206,7 @@ def test_commit_waits_for_the_server(server: LiveServer, farm: Farm) -> None:
 
 
 def test_stop_ends_the_waiting(server: LiveServer, farm: Farm) -> None:
-    """When the server is away and the worker is to stop, a commit gives up at once."""
+    """A worker that is to stop while the server is away gives up its commit at once."""
     blocks = [block_of(0, 3)]
     committer = committer_on(farm)
     batch = lease_all(create_job(farm, blocks), blocks)

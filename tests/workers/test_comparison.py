@@ -1,4 +1,4 @@
-"""Engines and precisions side by side."""
+"""Tests of engines and precisions side by side."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from workers.engines.comparison import compare_engines, contenders, recall
 
 
 def test_all_engines_of_a_cpu_are_compared(tmp_path: Path) -> None:
-    """Each has its speed and what it loses, torch in float32 being what all are compared with."""
+    """Each engine has its speed and its loss of accuracy, compared with torch in float32."""
     spec = JobSpec(model=str(build("mean_pooled", tmp_path)))
     settings = Settings(engine_cache=tmp_path / "cache")
     first, *others = compare_engines(spec, "cpu", SENTENCES, 2, settings)
@@ -37,9 +37,9 @@ def test_all_engines_of_a_cpu_are_compared(tmp_path: Path) -> None:
 def test_the_peak_is_taken_between_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was measured while a model was loaded may be of a machine that had other work to do."""
+    """The device's peak is measured between the runs, not when the model was loaded."""
     for engine in (openvino, sentence_transformer):
-        monkeypatch.setattr(engine, "measure_peak", lambda *_: 1.0)
+        monkeypatch.setattr(engine, "known_peak", lambda *_: 1.0)
     spec = JobSpec(model=str(build("mean_pooled", tmp_path)))
     settings = Settings(engine_cache=tmp_path / "cache")
     for each in compare_engines(spec, "cpu", SENTENCES, 1, settings):
@@ -48,7 +48,7 @@ def test_the_peak_is_taken_between_the_runs(
 
 
 def test_what_does_not_run_has_its_reason(tmp_path: Path) -> None:
-    """OpenVINO takes no word vectors; torch does."""
+    """An engine that cannot take the model has the reason: OpenVINO takes no word vectors."""
     spec = JobSpec(model=str(build("static", tmp_path)))
     settings = Settings(engine_cache=tmp_path / "cache")
     first, *others = compare_engines(spec, "cpu", SENTENCES, 1, settings)
@@ -57,18 +57,18 @@ def test_what_does_not_run_has_its_reason(tmp_path: Path) -> None:
 
 
 def test_no_model_no_comparison(tmp_path: Path) -> None:
-    """A model that is not there is said at once."""
+    """A comparison of a model that is not there raises `ModelError` at once."""
     with pytest.raises(ModelError):
         compare_engines(JobSpec(model=str(tmp_path)), "cpu", SENTENCES, 1, Settings())
 
 
 def test_the_first_is_float32() -> None:
-    """It is what all are compared with; int8 is among those that lose."""
+    """The first contender is float32, with which all are compared; int8 comes last."""
     assert (contenders("cpu")[0].dtype, contenders("cpu")[-1].dtype) == ("float32", "int8")
 
 
 def test_recall_counts_neighbours() -> None:
-    """All of them when nothing changes or everything is scaled, few when vectors are shuffled."""
+    """Recall is 1 where vectors are the same or scaled, and small where they are shuffled."""
     random = np.random.default_rng(0)
     vectors = random.standard_normal((1500, 16)).astype(np.float32)
     assert recall(vectors * random.uniform(1, 2, (1500, 1)).astype(np.float32), vectors) == 1.0
@@ -77,7 +77,7 @@ def test_recall_counts_neighbours() -> None:
 
 
 def test_the_verb(tmp_path: Path) -> None:
-    """A line for each engine, for people and for machines."""
+    """`embedfarm bench` prints a line for each engine, for people and for machines."""
     model = build("mean_pooled", tmp_path)
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in SENTENCES), encoding="utf-8")

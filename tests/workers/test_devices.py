@@ -1,4 +1,4 @@
-"""Device discovery, against a fake NVML: the only part that needs a GPU's driver."""
+"""Tests of device discovery against a fake NVML, the only part that needs a GPU's driver."""
 
 import math
 import os
@@ -76,7 +76,7 @@ def uuids(selection: str, nvml: ModuleType) -> list[str]:
 
 
 def test_all_is_every_gpu_in_order() -> None:
-    """`all` on a host with GPUs: each once, labelled by NVML index, and no CPU worker."""
+    """`all` finds each GPU of the host once, labelled by NVML index, and no CPU worker."""
     found = discover("all", cpu_workers=4, nvml=FakeNvml())
     assert [(d.kind, d.label, d.uuid, d.name) for d in found] == [
         ("cuda", f"cuda-{i}", f"GPU-{i}", name) for i, name in enumerate(NAMES)
@@ -101,7 +101,7 @@ def test_unknown_device_lists_what_there_is(selection: str) -> None:
 
 
 def test_unknown_device_says_why_there_is_no_gpu() -> None:
-    """On a host without a driver the error for index 0 gives NVML's reason."""
+    """The error for an unknown GPU on a host without a driver gives NVML's reason."""
     nvml = FakeNvml(errors={"Init": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
     with pytest.raises(DeviceError, match=r"'0'; there is: cpu \(no GPUs: Driver Not Loaded\)"):
         discover("0", nvml=nvml)
@@ -156,7 +156,7 @@ def test_unsupported_metric_is_left_out() -> None:
 
 
 def test_lost_gpu_is_an_error_that_names_it() -> None:
-    """Any other NVML error of a metric names the device, and NVML is closed all the same."""
+    """An NVML error such as a lost GPU names the device, and NVML is closed all the same."""
     device = discover("0", nvml=FakeNvml())[0]
     lost = FakeNvml(errors={"Temperature": pynvml.NVML_ERROR_GPU_IS_LOST})
     with pytest.raises(DeviceError, match=r"cuda-0 \(GPU-0\): GPU is lost"):
@@ -224,7 +224,7 @@ def test_core_groups_tile_the_cores(cores: int, groups: int) -> None:
     ("cores", "workers"), [(1, 1), (2, 2), (4, 2), (6, 2), (8, 2), (16, 4), (64, 16)]
 )
 def test_default_cpu_workers(cores: int, workers: int) -> None:
-    """Two on a small host, one per four cores on a large one."""
+    """The default is two workers on a small host, and one per four cores on a large one."""
     assert devices.cpu_workers_default(cores) == workers
 
 

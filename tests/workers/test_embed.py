@@ -1,4 +1,4 @@
-"""The second stage, with engines that fail in every way."""
+"""Tests of the second stage, with engines that fail in every way."""
 
 import time
 from collections.abc import Sequence
@@ -29,47 +29,47 @@ def run(batch: MicroBatch, embedder: Embedder | None = None) -> list[Result]:
 
 
 def errors(found: Sequence[Result]) -> dict[int, str]:
-    """Reasons by index of the chunk."""
+    """Reasons of failed chunks, by index of the chunk."""
     return {error.index: error.reason for result in found for error in result.errors}
 
 
 class SmallDevice(FakeEngine):
-    """Runs out of memory above a number of padded tokens."""
+    """A device that runs out of memory above a number of padded tokens."""
 
     tokens_max = 25
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """Count as a device with padding would."""
+        """Raise `OutOfMemory` for a batch that is too large with its padding."""
         if len(texts) * max(map(len, texts)) > self.tokens_max:
             raise OutOfMemory("no room")
 
 
 class SmallUnpaddedDevice(FakeEngine):
-    """Runs out of memory above a number of plain tokens."""
+    """A device that runs out of memory above a number of plain tokens."""
 
     padded = False
     tokens_max = 25
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """Count as a device without padding would."""
+        """Raise `OutOfMemory` for a batch that is too large without padding."""
         if sum(map(len, texts)) > self.tokens_max:
             raise OutOfMemory("no room")
 
 
 class Picky(FakeEngine):
-    """Raises whenever one particular text is in the batch."""
+    """An engine that raises whenever a text with "bad" is in the batch."""
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """As a model with a bug does."""
+        """Raise an error as a model with a bug does."""
         if any("bad" in text for text in texts):
             raise ValueError("cannot be")
 
 
 class Broken(FakeEngine):
-    """Gives no finite vector for some texts."""
+    """An engine that gives no finite vector for some texts."""
 
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """NaN, infinity, and a number too large for half precision."""
+        """Return NaN, infinity, or a number too large for half precision for some texts."""
         vectors = super().vectors(texts)
         for row, text in enumerate(texts):
             values = {"nan": np.nan, "inf": -np.inf, "huge": 1e6}
@@ -81,7 +81,7 @@ class Lost(FakeEngine):
     """A device that has fallen off the bus."""
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """Every call fails from now on."""
+        """Raise `DeviceFailed`, whatever the texts are."""
         raise DeviceFailed(f"CUDA error, with {len(texts)} texts")
 
 
@@ -139,7 +139,7 @@ def test_a_text_that_repeats_goes_through_the_model_once(texts: list[str]) -> No
 
 
 def test_repeated_texts_take_no_time() -> None:
-    """When half the texts repeat, the device is busy half as long, and tokens are still counted."""
+    """A device is busy half as long when half the texts repeat, and all tokens are counted."""
     engine = NullEngine.open(JobSpec(model="null:8:20000"))
     distinct = [f"{index:04d} " + "x" * 95 for index in range(200)]
     seconds = {}
@@ -151,7 +151,7 @@ def test_repeated_texts_take_no_time() -> None:
 
 
 class Queueing(FakeEngine):
-    """Works by itself, as a GPU does: a batch is run when it is waited for, and may fail then."""
+    """An engine that works by itself, like a GPU: a batch runs, and may fail, when waited for."""
 
     asynchronous = True
 
@@ -162,7 +162,7 @@ class Queueing(FakeEngine):
         self.waiting_max = 0
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
-        """Note the rows, and that they wait."""
+        """Note that a batch waits; run it when it is finished."""
         self.waiting += 1
         self.waiting_max = max(self.waiting, self.waiting_max)
 
@@ -173,7 +173,7 @@ class Queueing(FakeEngine):
         return finish
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """Full at some size, and full of bugs."""
+        """Raise for batches that are too large, and for "bad" texts."""
         if len(texts) * max(map(len, texts)) > self.tokens_max:
             raise OutOfMemory("no room")
         if any("bad" in text for text in texts):
@@ -186,7 +186,7 @@ class Queueing(FakeEngine):
     st.integers(9, 200),
 )
 def test_the_next_batch_waits_on_the_device(texts: list[str], room: int, budget: int) -> None:
-    """Two batches at most are started, and whatever fails late costs no other row anything."""
+    """Two batches at most are started at a time, and a batch that fails late costs no other row."""
     engine = Queueing(room)
     batch = micro_batch([Block(start=0, texts=texts)], engine)
     (found,) = run(batch, Embedder(Budgets(batch_tokens_max=budget)))
@@ -236,10 +236,10 @@ def test_vectors_that_are_not_finite_fail(dtype: str, failed: list[int]) -> None
 
 
 class Narrow(FakeEngine):
-    """Gives nothing usable for some texts, as half precision may."""
+    """An engine that gives nothing usable for some texts, as half precision may."""
 
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """NaN for "nan...", zero for "zero..."."""
+        """Return NaN for "nan...", and zero for "zero..."."""
         vectors = super().vectors(texts)
         for row, text in enumerate(texts):
             if text.startswith(("nan", "zero")):
@@ -248,17 +248,17 @@ class Narrow(FakeEngine):
 
 
 class Plain(FakeEngine):
-    """The same in float32, where only one text has no direction."""
+    """An engine in float32 that gives the zero vector for one text only."""
 
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Zero for one text."""
+        """Return zero for "zero for ever"."""
         vectors = super().vectors(texts)
         vectors[[row for row, text in enumerate(texts) if text == "zero for ever"]] = 0
         return vectors
 
 
 def test_unusable_vectors_are_made_again_in_float32() -> None:
-    """NaN and zero rows come from the reference, opened once; what stays zero fails by name."""
+    """The reference, opened once, makes NaN and zero rows again; a row that stays zero fails."""
     texts = ["fine", "nan one", "zero two", "nan one", "zero for ever"]
     engine, reference, opened = Narrow(), Plain(), []
 
@@ -281,7 +281,7 @@ def test_unusable_vectors_are_made_again_in_float32() -> None:
 
 
 def test_a_reference_that_fails_costs_only_the_bad_rows() -> None:
-    """Without a reference the unusable rows fail, and no other does."""
+    """Only the unusable rows fail when the reference cannot be opened."""
 
     def open_reference(engine: Engine, spec: JobSpec) -> Engine:
         raise ValueError(f"no {spec.model} beside {engine}")
@@ -296,17 +296,17 @@ def test_a_job_is_checked_once() -> None:
     """The first micro-batch of a job carries the parity of a sample, later ones none."""
 
     class Rough(FakeEngine):
-        """A quarter of a right angle off."""
+        """An engine whose vectors are 45 degrees off those of `Exact`."""
 
         def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-            """Equal components."""
+            """Return vectors with equal components."""
             return np.ones((len(texts), 2), np.float32)
 
     class Exact(FakeEngine):
-        """Points along the first component."""
+        """A reference whose vectors point along the first component."""
 
         def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-            """Unit vectors."""
+            """Return unit vectors along the first component."""
             return np.tile(np.asarray([1, 0], np.float32), (len(texts), 1))
 
     embedder = Embedder(open_reference=lambda _engine, _spec: Exact())
@@ -325,7 +325,7 @@ def test_a_job_is_checked_once() -> None:
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=60))
 def test_sample_is_small_and_spread(lengths: list[int]) -> None:
-    """At most 8 texts and 512 tokens, the shortest among them; at least one whatever it costs."""
+    """A sample has one to 8 texts and, if several, at most 512 tokens; the shortest is in it."""
     sizes = np.asarray(lengths)
     sample = sample_rows(sizes, np.arange(len(sizes)))
     assert 1 <= len(sample) <= 8
@@ -353,7 +353,7 @@ def test_an_account_says_what_the_device_did() -> None:
 def test_what_a_batch_takes_is_learned(
     *, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After some batches the account says what a token costs."""
+    """The account says after some batches how many seconds a token costs."""
     now = 0.0
     monkeypatch.setattr("workers.embed.time", SimpleNamespace(monotonic=lambda: now))
 
@@ -394,7 +394,7 @@ def test_text_without_tokens_fails_by_name() -> None:
 
 
 def test_lost_leases_get_no_result_and_no_time() -> None:
-    """What somebody else has by now does not go through the model and is not committed."""
+    """A block whose lease is lost does not go through the model and is not committed."""
     engine = FakeEngine()
     batch = micro_batch([block_of(0, 3, "mine"), block_of(3, 3, "theirs")], engine)
     batch.leases[1].lost = True
@@ -406,7 +406,7 @@ def test_lost_leases_get_no_result_and_no_time() -> None:
 
 
 class Cancelled(FakeEngine):
-    """Loses some leases of its micro-batch while the third device batch runs."""
+    """An engine whose micro-batch loses some leases while the third device batch runs."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -414,7 +414,7 @@ class Cancelled(FakeEngine):
         self.leases: list[Lease] = []
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """As a renewal in another thread would."""
+        """Mark leases as lost, as a renewal in another thread would."""
         del texts
         for lease in self.leases[: self.count if len(self.batches) == 3 else 0]:
             lease.lost = True
@@ -422,7 +422,7 @@ class Cancelled(FakeEngine):
 
 @pytest.mark.parametrize("open_reference", [lambda _engine, _spec: None, lambda engine, _: engine])
 def test_work_ends_when_all_leases_are_lost(open_reference: OpenReference) -> None:
-    """A cancelled micro-batch ends with the device batch that runs; nothing is mended or kept."""
+    """A cancelled micro-batch ends with the running device batch; nothing is repeated or kept."""
     engine = Cancelled(2)
     batch = micro_batch([block_of(0, 30), block_of(30, 30)], engine)
     engine.leases = batch.leases
@@ -433,7 +433,7 @@ def test_work_ends_when_all_leases_are_lost(open_reference: OpenReference) -> No
 
 
 def test_work_goes_on_while_one_lease_is_ours() -> None:
-    """Texts of a lost lease may be those of another one: each vector is still its own."""
+    """Each vector of a kept lease is its own, also where a lost lease has the same texts."""
     texts = [f"{index:02d}" for index in range(30)]
     engine = Cancelled(1)
     batch = micro_batch([Block(start=30 * i, texts=texts, token_count=60) for i in (0, 1)], engine)
@@ -455,7 +455,7 @@ def test_reasons_from_the_tokenizer_are_kept() -> None:
 
 
 def test_failed_device_blames_no_chunk() -> None:
-    """When the device itself is gone the failure is passed on: a new process starts afresh."""
+    """The failure of a whole device is raised, and no chunk fails: a new process starts afresh."""
     with pytest.raises(DeviceFailed, match="with 5 texts"):
         run(micro_batch([block_of(0, 5)], Lost()))
 

@@ -1,10 +1,10 @@
-"""One conformance suite for all engines: the vectors are those of `SentenceTransformer.encode`."""
+"""Conformance suite of all engines: the vectors are those of `SentenceTransformer.encode`."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,8 @@ from workers.engines import Chunk, DeviceFailed, Engine, OutOfMemory, open_engin
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.engines.tokens import Tokens
 from workers.engines.unpadded import unpad
+
+T = TypeVar("T")
 
 MINILM: Final = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS: Final = (
@@ -50,40 +52,52 @@ UNPADDED: Final = [f"unpadded {kind}" for kind in TRANSFORMERS]
 
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where each model is: a null model has no files."""
+    """The name or directory of each model; a null model has no files."""
     tiny = {kind: str(build(kind, tmp_path_factory.mktemp(kind))) for kind in KINDS}
     return {"null": NULL, "minilm": MINILM} | tiny
 
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """A cache of our own for converted models."""
+    """Settings with a cache of the session's own for converted models."""
     return Settings(engine_cache=tmp_path_factory.mktemp("cache"))
 
 
+class Made(dict[str, T]):
+    """Things that are made for a kind of model when they are first asked for, and kept."""
+
+    def __init__(self, make: Callable[[str], T]) -> None:
+        self._make = make
+
+    def __missing__(self, kind: str) -> T:
+        self[kind] = self._make(kind)
+        return self[kind]
+
+
 @pytest.fixture(scope="session")
-def engines(directories: dict[str, str], settings: Settings) -> dict[str, Engine]:
+def engines(directories: dict[str, str], settings: Settings) -> Mapping[str, Engine]:
     """Every engine in float32, loaded once."""
-    models = [*directories, *CONVERTED, *UNPADDED]
-    return {model: open_like(directories, settings, model) for model in models}
+    return Made(lambda model: open_like(directories, settings, model))
 
 
 @pytest.fixture(scope="session")
-def references(directories: dict[str, str]) -> dict[str, SentenceTransformer]:
-    """What sentence-transformers itself makes of the same files, in float32."""
-    paths = {kind: str(resolve(m)) for kind, m in directories.items() if kind != "null"}
-    found = {
-        kind: SentenceTransformer(path, device="cpu", model_kwargs={"dtype": torch.float32})
-        for kind, path in paths.items()
-    }
-    found["minilm"].max_seq_length = LENGTH_MAX
-    return found
+def references(directories: dict[str, str]) -> Mapping[str, SentenceTransformer]:
+    """Each model as sentence-transformers itself loads it, in float32."""
+
+    def load(kind: str) -> SentenceTransformer:
+        path, plain = str(resolve(directories[kind])), {"dtype": torch.float32}
+        found = SentenceTransformer(path, device="cpu", model_kwargs=plain)
+        if kind == "minilm":
+            found.max_seq_length = LENGTH_MAX
+        return found
+
+    return Made(load)
 
 
 @pytest.fixture(scope="session")
-def expected(references: dict[str, SentenceTransformer]) -> dict[str, NDArray[np.float32]]:
-    """What `encode` makes of each text by itself."""
-    return {kind: encode(reference, TEXTS) for kind, reference in references.items()}
+def expected(references: Mapping[str, SentenceTransformer]) -> Mapping[str, NDArray[np.float32]]:
+    """The vectors that `encode` makes of each text by itself."""
+    return Made(lambda kind: encode(references[kind], TEXTS))
 
 
 @pytest.fixture(params=["null", "minilm", *KINDS, *CONVERTED, *UNPADDED])
@@ -112,9 +126,9 @@ def run(
 
 
 def encode(reference: SentenceTransformer, texts: Sequence[str], **options: Any) -> NDArray[Any]:  # noqa: ANN401 # any of encode's
-    """Each text on its own, so that nothing depends on what else is in the batch.
+    """The vectors of each text on its own, so that nothing depends on the rest of a batch.
 
-    With a task it is what `encode_query` or `encode_document` makes of them.
+    With a task they are the vectors of `encode_query` or `encode_document`.
     """
     task = options.pop("task", "")
     embed = getattr(reference, f"encode_{task}" if task else "encode")
@@ -130,7 +144,7 @@ def cosines(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 
 
 def spec_of(directories: dict[str, str], kind: str, **fields: Any) -> JobSpec:  # noqa: ANN401 # any field
-    """A job in float32; that of the large model is cut short, for it takes its time."""
+    """A job's spec in float32; the large model is cut short, since it takes its time."""
     length = {"max_length": LENGTH_MAX} if kind == "minilm" else {}
     plain = {"dtype": "float32", "engine": "torch"}
     return JobSpec(model=directories[kind], **(plain | length | fields))
@@ -147,7 +161,7 @@ def open_like(
     model: str,
     **fields: Any,  # noqa: ANN401 # same
 ) -> Engine:
-    """As `open_one`, also of `CONVERTED` and `UNPADDED`."""
+    """An engine like that of `open_one`, but of `CONVERTED` and `UNPADDED` models, too."""
     engine = "openvino" if model in CONVERTED else "torch"
     opened = open_engine(
         spec_of(directories, kind_of(model), engine=engine, **fields), "cpu", settings
@@ -166,8 +180,8 @@ def kind_of(model: str) -> str:
 # All engines.
 
 
-def test_shape_and_type(kind: str, engines: dict[str, Engine]) -> None:
-    """A text has a length and a finite float32 vector, whatever is in it."""
+def test_shape_and_type(kind: str, engines: Mapping[str, Engine]) -> None:
+    """Any text has a length and a finite float32 vector, whatever is in it."""
     engine = engines[kind]
     batch = engine.tokenise(TEXTS)
     assert batch.lengths.shape == (len(TEXTS),)
@@ -177,8 +191,8 @@ def test_shape_and_type(kind: str, engines: dict[str, Engine]) -> None:
     assert np.isfinite(vectors).all()
 
 
-def test_vector_depends_on_the_text_alone(kind: str, engines: dict[str, Engine]) -> None:
-    """The same text has the same vector whatever it is batched with, and in whatever order."""
+def test_vector_depends_on_the_text_alone(kind: str, engines: Mapping[str, Engine]) -> None:
+    """A text has the same vector whatever it is batched with, and in whatever order."""
     engine = engines[kind]
     alone = run(engine, TEXTS, rows=1)
     random = np.random.default_rng(1)
@@ -188,7 +202,7 @@ def test_vector_depends_on_the_text_alone(kind: str, engines: dict[str, Engine])
     assert cosines(alone[[9]], alone[[10]])[0] == pytest.approx(1)
 
 
-def test_rows_can_be_any_subset(kind: str, engines: dict[str, Engine]) -> None:
+def test_rows_can_be_any_subset(kind: str, engines: Mapping[str, Engine]) -> None:
     """A device batch takes rows of a micro-batch in any order, one of them, or one twice."""
     engine = engines[kind]
     batch = engine.tokenise(TEXTS)
@@ -198,7 +212,7 @@ def test_rows_can_be_any_subset(kind: str, engines: dict[str, Engine]) -> None:
         assert cosines(vectors, everything[rows]).min() > 0.999999
 
 
-def test_two_threads_at_once(kind: str, engines: dict[str, Engine]) -> None:
+def test_two_threads_at_once(kind: str, engines: Mapping[str, Engine]) -> None:
     """Tokenising the next micro-batch does not disturb the forward pass of the current one."""
     engine = engines[kind]
     before = run(engine, SENTENCES)
@@ -223,7 +237,7 @@ def test_two_threads_at_once(kind: str, engines: dict[str, Engine]) -> None:
     assert all(cosines(each, before).min() > 0.999999 for each in vectors)
 
 
-def test_budgets_make_sense(kind: str, engines: dict[str, Engine]) -> None:
+def test_budgets_make_sense(kind: str, engines: Mapping[str, Engine]) -> None:
     """A device batch holds more than one short text, and a launch costs less than a full one."""
     engine = engines[kind]
     assert engine.batch_tokens >= engine.launch_tokens > 0
@@ -231,21 +245,21 @@ def test_budgets_make_sense(kind: str, engines: dict[str, Engine]) -> None:
 
 
 def test_fingerprint_tells_apart_what_changes_vectors(
-    tiny: str, directories: dict[str, str], engines: dict[str, Engine]
+    tiny: str, directories: dict[str, str], engines: Mapping[str, Engine]
 ) -> None:
-    """Equal for the same files and settings, different where a vector would be."""
+    """Fingerprints are equal for the same files and settings, and differ where vectors would."""
     same = open_one(directories, tiny).fingerprint
     assert same == engines[tiny].fingerprint
     for fields in ({"prompt": "p: "}, {"task": "query"}, {"dimensions": 3}, {"normalize": True}):
         assert open_one(directories, tiny, **fields).fingerprint != same
 
 
-# Models, against sentence-transformers.
+# Models compared with sentence-transformers.
 
 
 @pytest.mark.parametrize("model", ["minilm", *KINDS, *CONVERTED, *UNPADDED])
 def test_equal_to_encode(
-    model: str, engines: dict[str, Engine], expected: dict[str, NDArray[np.float32]]
+    model: str, engines: Mapping[str, Engine], expected: Mapping[str, NDArray[np.float32]]
 ) -> None:
     """Every vector has cosine 0.9999 at least, and the length, of `encode` of its own text."""
     vectors, theirs = run(engines[model], TEXTS), expected[kind_of(model)]
@@ -256,9 +270,9 @@ def test_equal_to_encode(
 
 @pytest.mark.parametrize("model", ["minilm", *KINDS])
 def test_device_batch_is_what_preprocessing_gives(
-    model: str, engines: dict[str, Engine], references: dict[str, SentenceTransformer]
+    model: str, engines: Mapping[str, Engine], references: Mapping[str, SentenceTransformer]
 ) -> None:
-    """Our padding is the tokenizer's, to the last place: side, filling, masks and token types."""
+    """The engine pads exactly as the tokenizer does: side, filling, masks and token types."""
     engine, reference = engines[model], references[model]
     assert isinstance(engine, SentenceTransformerEngine)
     rows = np.asarray([13, 4, 0, 6])
@@ -277,9 +291,9 @@ def test_half_precision_is_close(
     model: str,
     directories: dict[str, str],
     settings: Settings,
-    expected: dict[str, NDArray[np.float32]],
+    expected: Mapping[str, NDArray[np.float32]],
 ) -> None:
-    """In bfloat16 every vector has cosine 0.999 at least, or the engine refuses to open.
+    """Each vector in bfloat16 has cosine 0.999 at least, or the engine refuses to open.
 
     A decoder of random weights loses more than that on OpenVINO, where norms are in bfloat16 too.
     """
@@ -304,9 +318,9 @@ def test_prompt_goes_before_each_text(
     model: str,
     directories: dict[str, str],
     settings: Settings,
-    references: dict[str, SentenceTransformer],
+    references: Mapping[str, SentenceTransformer],
 ) -> None:
-    """A job's prompt gives what `encode` gives with it, left out of the pooling where it is."""
+    """A job's prompt gives the vectors of `encode` with it, pooled with or without the prompt."""
     engine = open_like(directories, settings, model, dtype="float32", prompt="Passage: ")
     theirs = encode(references[kind_of(model)], TEXTS, prompt="Passage: ")
     assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
@@ -319,7 +333,7 @@ def test_task(
     task: str,
     directories: dict[str, str],
     settings: Settings,
-    references: dict[str, SentenceTransformer],
+    references: Mapping[str, SentenceTransformer],
 ) -> None:
     """A job's task gives what `encode_query` and `encode_document` give: prompt and route."""
     engine = open_like(directories, settings, model, dtype="float32", task=task)
@@ -332,9 +346,9 @@ def test_prompt_by_its_name(
     model: str,
     directories: dict[str, str],
     settings: Settings,
-    references: dict[str, SentenceTransformer],
+    references: Mapping[str, SentenceTransformer],
 ) -> None:
-    """One of the model's prompts by its name, whatever the task."""
+    """A prompt that is chosen by its name is used whatever the task."""
     fields = {"dtype": "float32", "prompt_name": "topic", "task": "query"}
     engine = open_like(directories, settings, model, **fields)
     theirs = encode(references["prompted"], TEXTS, prompt_name="topic")
@@ -343,12 +357,12 @@ def test_prompt_by_its_name(
 
 @pytest.mark.parametrize("model", ["prompted", "static", "null"])
 def test_prompt_that_the_model_does_not_have(model: str, directories: dict[str, str]) -> None:
-    """A name that is none of the model's is refused."""
+    """A prompt name that the model does not have is refused."""
     with pytest.raises(ModelError, match="no prompt 'other'"):
         open_one(directories, model, prompt_name="other")
 
 
-# What each job may change on the same weights.
+# Fields that each job may change on the same weights.
 CHANGES: Final[list[dict[str, Any]]] = [
     {"prompt": "A prompt: "},
     {"task": "query"},
@@ -361,15 +375,14 @@ CHANGES: Final[list[dict[str, Any]]] = [
 
 @pytest.mark.parametrize("model", ["null", *KINDS, *CONVERTED, *UNPADDED])
 def test_other_jobs_on_the_same_weights(
-    model: str, directories: dict[str, str], settings: Settings
+    model: str, directories: dict[str, str], settings: Settings, engines: Mapping[str, Engine]
 ) -> None:
-    """What is made for another job of a loaded engine is what would be opened for it."""
-    kind, made = kind_of(model), 0
+    """An engine made for another job from a loaded one is the same as one opened for that job."""
+    kind, made, loaded = kind_of(model), 0, engines[model]
     options = {"engine": "openvino" if model in CONVERTED else "torch", "dtype": "float32"}
+    before = run(loaded, TEXTS[:6])
     for fields in CHANGES:
-        spec = spec_of(directories, kind, **options, **fields)
-        loaded = open_like(directories, settings, model, dtype="float32")
-        engine = loaded.for_job(spec)
+        engine = loaded.for_job(spec_of(directories, kind, **options, **fields))
         if engine is None:
             continue
         made += 1
@@ -378,8 +391,7 @@ def test_other_jobs_on_the_same_weights(
         assert engine.recipe == opened.recipe
         assert engine.normalised == opened.normalised
         np.testing.assert_array_equal(run(engine, TEXTS[:6]), run(opened, TEXTS[:6]))
-        theirs = run(open_like(directories, settings, model, dtype="float32"), TEXTS[:6])
-        np.testing.assert_array_equal(run(loaded, TEXTS[:6]), theirs)
+        np.testing.assert_array_equal(run(loaded, TEXTS[:6]), before)
     # Of a routed model other tasks are other weights, and a graph may have a prompt's length in it.
     fewer = {"routed": 4, "openvino routed": 4, "openvino prompted": 4, "unpadded routed": 4}
     assert made == fewer.get(model, len(CHANGES))
@@ -389,9 +401,9 @@ def test_other_jobs_on_the_same_weights(
     "fields", [{"dtype": "bfloat16"}, {"max_length": 7}, {"engine": "auto"}, {"model": "null:2"}]
 )
 def test_other_weights_are_another_engine(
-    fields: dict[str, Any], engines: dict[str, Engine]
+    fields: dict[str, Any], engines: Mapping[str, Engine]
 ) -> None:
-    """What is loaded in another way is not shared."""
+    """An engine is not shared with a job that needs its model loaded in another way."""
     for kind in ("mean_pooled", "openvino mean_pooled", "null"):
         engine = engines[kind]
         if kind == "null":
@@ -401,15 +413,15 @@ def test_other_weights_are_another_engine(
         assert engine.for_job(msgspec.structs.replace(engine.spec, **fields)) is None
 
 
-def test_tasks_differ(references: dict[str, SentenceTransformer]) -> None:
-    """The models above differ where it matters: these make other vectors for another task."""
+def test_tasks_differ(references: Mapping[str, SentenceTransformer]) -> None:
+    """The test models with tasks make other vectors for another task, as other tests rely on."""
     for model in ("prompted", "routed"):
         both = [encode(references[model], ["one"], task=task) for task in ("query", "document")]
         assert cosines(*both)[0] < 0.999
 
 
-def test_prompt_that_the_model_pools_without(references: dict[str, SentenceTransformer]) -> None:
-    """The models above differ where it matters: this one leaves its prompt out of the mean."""
+def test_prompt_that_the_model_pools_without(references: Mapping[str, SentenceTransformer]) -> None:
+    """The test model with a prompt leaves it out of the mean, as other tests rely on."""
     reference = references["prompted"]
     assert cosines(encode(reference, ["one"]), encode(reference, ["one"], prompt=""))[0] < 0.9999
     assert cosines(encode(reference, ["one"]), encode(reference, ["Query: one"], prompt=""))[0] < 1
@@ -417,7 +429,7 @@ def test_prompt_that_the_model_pools_without(references: dict[str, SentenceTrans
 
 @pytest.mark.parametrize("length", [5, 17])
 def test_truncation(
-    length: int, directories: dict[str, str], references: dict[str, SentenceTransformer]
+    length: int, directories: dict[str, str], references: Mapping[str, SentenceTransformer]
 ) -> None:
     """`max_length` cuts a text where `encode` would, the frame of the tokenizer included."""
     for kind in ("mean_pooled", "last_token_pooled"):
@@ -433,9 +445,9 @@ def test_truncation(
 
 @pytest.mark.parametrize("model", ["minilm", "mean_pooled", "last_token_pooled", "prompted"])
 def test_huge_texts_are_cut_before_they_are_tokenised(
-    model: str, engines: dict[str, Engine]
+    model: str, engines: Mapping[str, Engine]
 ) -> None:
-    """The tokens are those of the whole text, of which the tokenizer sees a small part."""
+    """A huge text gives the tokens of the whole, though the tokenizer sees only a small part."""
     engine = engines[model]
     assert isinstance(engine, SentenceTransformerEngine)
     long = ["word, and " * 20_000, "\u3000漢字 " * 20_000, "tab\tand\nline " * 20_000]
@@ -449,21 +461,21 @@ def test_huge_texts_are_cut_before_they_are_tokenised(
             assert column.tolist() == [token for row in whole[name] for token in row]
 
 
-def test_models_own_limit_holds(directories: dict[str, str], engines: dict[str, Engine]) -> None:
-    """A longer `max_length` than the model's own changes nothing."""
+def test_models_own_limit_holds(directories: dict[str, str], engines: Mapping[str, Engine]) -> None:
+    """A `max_length` above the model's own limit changes nothing."""
     assert engines["mean_pooled"].tokenise(TEXTS).lengths.max() == LENGTH_MAX
     longer = open_one(directories, "mean_pooled", max_length=10 * LENGTH_MAX)
     assert longer.tokenise(TEXTS).lengths.max() == LENGTH_MAX
 
 
 def test_limit_that_a_model_cannot_keep_is_refused(directories: dict[str, str]) -> None:
-    """A model that never truncates does not pretend to."""
+    """A `max_length` is refused by a model that never truncates."""
     with pytest.raises(ModelError, match="maximum length"):
         open_one(directories, "static", max_length=5)
 
 
 def test_dimensions_and_normalisation(
-    tiny: str, directories: dict[str, str], references: dict[str, SentenceTransformer]
+    tiny: str, directories: dict[str, str], references: Mapping[str, SentenceTransformer]
 ) -> None:
     """Cutting keeps the leading components, and normalising comes after it, as in `encode`."""
     options: dict[str, Any] = {"truncate_dim": 10, "normalize_embeddings": True}
@@ -477,7 +489,7 @@ def test_dimensions_and_normalisation(
 
 
 def test_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory without a model, and a broken one, are errors that name it."""
+    """A directory without a usable model is an error that names it."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=tmp_path.name):
@@ -486,7 +498,7 @@ def test_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", ["null:", "null:x", "null:8:fast", "null:0"])
 def test_null_model_checks_its_name(name: str) -> None:
-    """A null model that cannot be is an error, not a crash."""
+    """A null model with an impossible name is a `ModelError`."""
     with pytest.raises(ModelError, match="null:<dimensions>"):
         open_engine(JobSpec(model=name), "cpu", Settings())
 
@@ -495,7 +507,7 @@ def test_null_model_checks_its_name(name: str) -> None:
 
 
 @pytest.fixture
-def engine(engines: dict[str, Engine]) -> Iterator[SentenceTransformerEngine]:
+def engine(engines: Mapping[str, Engine]) -> Iterator[SentenceTransformerEngine]:
     """An engine whose first module can be made to fail."""
     found = engines["mean_pooled"]
     assert isinstance(found, SentenceTransformerEngine)
@@ -530,7 +542,9 @@ def test_failures_are_told_apart(
 ENCODED: Final = ("minilm", "mean_pooled", "cls_pooled", "last_token_pooled")
 
 
-def test_ids_for_texts(kind: str, engines: dict[str, Engine], directories: dict[str, str]) -> None:
+def test_ids_for_texts(
+    kind: str, engines: Mapping[str, Engine], directories: dict[str, str]
+) -> None:
     """Token ids made elsewhere give the vectors of their texts, bit for bit, also among texts."""
     engine = engines[kind]
     name = kind_of(kind)
@@ -550,16 +564,16 @@ def test_ids_for_texts(kind: str, engines: dict[str, Engine], directories: dict[
     np.testing.assert_array_equal(run(engine, mixed), run(engine, TEXTS))
 
 
-def test_foreign_ids_are_refused(engines: dict[str, Engine]) -> None:
-    """Ids beyond the vocabulary, or too many of them, would break the device."""
+def test_foreign_ids_are_refused(engines: Mapping[str, Engine]) -> None:
+    """Token ids beyond the vocabulary, or too many of them, are refused: they break the device."""
     for ids in (np.asarray([1 << 20]), np.ones(LENGTH_MAX + 1, np.int64)):
         with pytest.raises(ValueError, match="not the model's"):
             engines["mean_pooled"].tokenise([ids])
 
 
 @pytest.mark.parametrize("kind", ENCODED)
-def test_the_encoder_is_the_preprocessing(kind: str, engines: dict[str, Engine]) -> None:
-    """All that the model's own preprocessing gives, of real texts too."""
+def test_the_encoder_is_the_preprocessing(kind: str, engines: Mapping[str, Engine]) -> None:
+    """The encoder gives all that the model's own preprocessing gives, of real texts too."""
     engine = engines[kind]
     assert isinstance(engine, SentenceTransformerEngine)
     texts = [*TEXTS, *(text for _, text in islice(docstrings(), 500))]

@@ -1,4 +1,4 @@
-"""The first stage on a real server: whose turn a block is, and how often it was tried."""
+"""Tests of the first stage on a real server: whose turn a block is, and how often it was tried."""
 
 import threading
 import time
@@ -62,18 +62,18 @@ def farm(client: redis.Redis) -> Farm:
 
 
 def give_plan(farm: Farm, *shares: JobShare, worker: str = "w") -> None:
-    """A plan for a worker, that lasts."""
+    """Publish a plan for a worker, valid for a minute."""
     fence = farm.elect("test", 60)
     assert farm.publish([Plan(worker=worker, fence=fence, shares=list(shares))], fence, 60)
 
 
 def share(blocks: int, job: str = "j", copies: Sequence[str] = ()) -> JobShare:
-    """So many blocks of a job."""
+    """A share of so many blocks of a job."""
     return JobShare(job=job, tokens=blocks, blocks=blocks, copies=list(copies))
 
 
 def fetch(fetcher: Fetcher) -> MicroBatch:
-    """What the fetcher gets, as soon as it gets anything."""
+    """The next micro-batch, as soon as the fetcher gets one."""
     deadline = time.monotonic() + 10
     while (batch := fetcher.fetch()) is None:
         assert time.monotonic() < deadline, "nothing to fetch"
@@ -81,24 +81,24 @@ def fetch(fetcher: Fetcher) -> MicroBatch:
 
 
 def starts(batch: MicroBatch | None) -> list[int]:
-    """The blocks of a micro-batch."""
+    """The start indices of a micro-batch's blocks."""
     return [] if batch is None else [lease.block.start for lease in batch.leases]
 
 
 def deliveries(batch: MicroBatch) -> list[int]:
-    """How often each block of a micro-batch was delivered."""
+    """The number of deliveries of each block of a micro-batch."""
     return [lease.deliveries for lease in batch.leases]
 
 
 def commit(fetcher: Fetcher, batch: MicroBatch) -> None:
-    """Embed and store."""
+    """Embed and store a micro-batch."""
     found = results_of(batch, Embedder().embed(batch), fetcher.worker)
     fetcher.farm.job(batch.job).commit([(lease.entry, result) for lease, result in found])
     fetcher.holdings.remove(batch.leases)
 
 
 def test_plan_decides_how_much(farm: Farm) -> None:
-    """A fetch leases as many blocks as the plan says, the oldest first, of the first job first."""
+    """A fetch leases as many blocks as the plan says: the first job's first, the oldest first."""
     create_job(farm, [block_of(10 * i, 10) for i in range(6)], "a")
     create_job(farm, [block_of(0, 10)], "b")
     give_plan(farm, share(9, "b"), share(4, "a"))
@@ -110,7 +110,7 @@ def test_plan_decides_how_much(farm: Farm) -> None:
 
 
 def test_without_plan_a_worker_goes_at_its_own_rate(farm: Farm) -> None:
-    """No scheduler: a block at first, then half of what is there, at most the setting."""
+    """A worker without a plan takes one block first, then as its rate says, at most half of all."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(20)])
     fetcher = fetcher_on(farm)
     assert starts(fetcher.fetch()) == [0]
@@ -122,7 +122,7 @@ def test_without_plan_a_worker_goes_at_its_own_rate(farm: Farm) -> None:
 
 
 def test_rows_are_the_texts_end_to_end(farm: Farm) -> None:
-    """Each lease knows its rows in the micro-batch."""
+    """Each lease knows its rows in the micro-batch, in which texts lie end to end."""
     create_job(farm, [block_of(0, 3), block_of(3, 5)])
     give_plan(farm, share(2))
     batch = fetch(fetcher_on(farm))
@@ -132,7 +132,7 @@ def test_rows_are_the_texts_end_to_end(farm: Farm) -> None:
 
 
 def test_nothing_to_do_is_no_error(farm: Farm) -> None:
-    """An empty farm, and a job all of whose blocks are leased, give nothing after a short wait."""
+    """A fetch with nothing to lease returns None after a short wait."""
     fetcher = fetcher_on(farm)
     assert fetcher.fetch() is None
     create_job(farm, [block_of(0, 3)])
@@ -174,7 +174,7 @@ def test_stop_leases_nothing_more(farm: Farm) -> None:
     assert job.backlog() == (1, 0)
 
 
-# Leases that others left, and our own that went astray.
+# Leases that other workers left, and a worker's own that it lost sight of.
 
 
 def test_leases_of_a_dead_worker_are_rescued(farm: Farm) -> None:
@@ -188,6 +188,17 @@ def test_leases_of_a_dead_worker_are_rescued(farm: Farm) -> None:
     assert starts(found) == [0, 3]
     assert deliveries(found) == [2, 2]
     assert [row.worker for row in job.pending(BLOCKS, None, 9)] == ["live", "live"]
+
+
+def test_a_job_full_of_results_is_rescued_all_the_same(farm: Farm) -> None:
+    """An expired lease of a job full of results is rescued: its collector may wait for it."""
+    job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
+    farm.client.hset(job.keys.meta, "result_bytes", SHORT.results_bytes_max)
+    fetcher = fetcher_on(farm, "live", SHORT)
+    assert fetcher.fetch() is None
+    job.read("dead", 1)
+    wait_until(lambda: job.expired(BLOCKS, SHORT.lease_seconds, 1))
+    assert starts(fetch(fetcher)) == [0]
 
 
 def test_rescue_takes_no_more_than_the_plan_allows(farm: Farm) -> None:
@@ -209,14 +220,27 @@ def test_each_job_is_rescued(farm: Farm) -> None:
     give_plan(farm, share(1, "a"), share(1, "b"))
     fetcher = fetcher_on(farm, settings=SHORT)
     found = [fetch(fetcher) for _ in range(4)]
-    assert [batch.job for batch in found] == ["a", "a", "b", "b"]
-    assert [starts(batch) for batch in found] == [[0], [3], [0], [3]]
+    assert [batch.job for batch in found] == ["b", "a", "a", "b"]
+    assert [starts(batch) for batch in found] == [[0], [0], [3], [3]]
+
+
+def test_what_nobody_works_on_does_not_wait_behind_another_job(farm: Farm) -> None:
+    """A block that was handed back is leased before what is new of a job that may never end."""
+    create_job(farm, [block_of(10 * i, 10) for i in range(20)], "large")
+    small = create_job(farm, [block_of(0, 3)], "small")
+    [entry] = small.read("busy", 1)
+    give_plan(farm, share(2, "large"), share(1, "small"))
+    fetcher = fetcher_on(farm, settings=SHORT)
+    assert fetch(fetcher).job == "large"
+    small.release(entry.stream, "busy", [entry.id])
+    fetcher.recover()  # it looks at once
+    assert fetch(fetcher).job == "small"
 
 
 def test_own_leases_are_taken_up_after_a_crash(farm: Farm) -> None:
     """A worker that starts again has at once what it had before, without waiting for it to expire.
 
-    What a live process holds is not taken for stranded.
+    Leases that a live process holds are not taken for stranded.
     """
     create_job(farm, [block_of(0, 3)])
     first = fetcher_on(farm)
@@ -226,7 +250,7 @@ def test_own_leases_are_taken_up_after_a_crash(farm: Farm) -> None:
 
 
 def test_lost_reply_strands_nothing(farm: Farm) -> None:
-    """Blocks whose delivery never arrived are found after `recover`, without waiting."""
+    """A block whose delivery never arrived is found after `recover`, without waiting."""
     create_job(farm, [block_of(0, 3), block_of(3, 3)])
     fetcher = fetcher_on(farm)
     assert starts(fetcher.fetch()) == [0]
@@ -238,7 +262,7 @@ def test_lost_reply_strands_nothing(farm: Farm) -> None:
 
 
 def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -> None:
-    """If the server goes away between lease and hand-over, the blocks are found again.
+    """A block is found again when the server goes away between lease and hand-over.
 
     A lease that was held but not handed on would be renewed for ever, and never embedded.
     """
@@ -250,8 +274,8 @@ def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -
             super().begin()
 
     class FarmWithOutage(Farm):
-        def job(self, job: str) -> Job:
-            return Outage(self.client, job)
+        def job(self, job: str, owner: str = "") -> Job:
+            return Outage(self.client, job, owner)
 
     create_job(farm, [block_of(0, 3)])
     fetcher = fetcher_on(FarmWithOutage(farm.client))
@@ -264,7 +288,7 @@ def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -
 
 
 def test_copies_are_second_tries(farm: Farm) -> None:
-    """An idle worker repeats what the plan names, counts it as a copy, and renews nothing of it."""
+    """An idle worker repeats blocks that the plan names as copies, and renews no lease of them."""
     job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
     give_plan(farm, share(2), worker="slow")
     slow = fetcher_on(farm, "slow")
@@ -281,11 +305,11 @@ def test_copies_are_second_tries(farm: Farm) -> None:
     assert fetcher.fetch() is None, "what is gone is not copied"
 
 
-# Blocks that kill.
+# Poison messages: blocks that bring workers down.
 
 
 def test_block_that_failed_before_goes_alone(farm: Farm) -> None:
-    """At its last delivery a block is by itself: nothing that it brings down counts as tried."""
+    """A block at its last delivery is leased alone: no other block counts as tried with it."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
     give_plan(farm, share(3))
     for times in (1, 2):  # the process dies each time
@@ -301,7 +325,7 @@ def test_block_that_failed_before_goes_alone(farm: Farm) -> None:
 
 
 def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
-    """What is healthy goes first; then the suspect, and nothing is leased beside it."""
+    """A healthy block goes before a suspect one, and nothing is leased beside either."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
     for _ in range(2):
         assert starts(fetch(fetcher_on(farm))) == [0]
@@ -321,7 +345,7 @@ def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
 
 
 def test_try_that_failed_knowingly_is_settled_at_once(farm: Farm) -> None:
-    """Who knows why a last try failed splits the block, or names the chunk with that reason."""
+    """A last try whose failure is known splits the block, or fails the chunk with that reason."""
     job = create_job(farm, [block_of(0, 2)])
     give_plan(farm, share(8))
     fetcher = fetcher_on(farm, settings=LONG.model_copy(update={"deliveries_max": 1}))
@@ -404,7 +428,7 @@ def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
     "block", [block_of(0, 4), block_of(3, 2), Block(start=3, texts=["a"] * 4, ids=["1"])]
 )
 def test_a_block_that_is_not_its_entry_s_fails(farm: Farm, block: Block) -> None:
-    """Another program's mistake costs the chunks that the entry names, and no others."""
+    """A block that contradicts its entry costs the chunks that the entry names, and no others."""
     job = farm.job("j")
     job.create(JobSpec(model="null:8"), 0)
     job.push([(block_of(0, 3), encode(block_of(0, 3))), (block_of(3, 4), encode(block))])
@@ -417,7 +441,7 @@ def test_a_block_that_is_not_its_entry_s_fails(farm: Farm, block: Block) -> None
 
 
 def test_tokenizer_that_raises_costs_only_the_chunk(farm: Farm) -> None:
-    """The texts that the tokenizer cannot take are named; the others are tokenised."""
+    """A text that the tokenizer cannot take fails by name; the others are tokenised."""
 
     class Picky(FakeEngine):
         def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
@@ -453,7 +477,7 @@ def test_deleted_job_is_forgotten(farm: Farm) -> None:
 
 
 def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
-    """A model that is not to be had is written down for people, and costs other jobs nothing."""
+    """A model that cannot be loaded is noted as a refusal, and costs other jobs nothing."""
     create_job(farm, [block_of(0, 3)], "a-wrong", "null:nonsense")
     create_job(farm, [block_of(0, 3)], "b-right")
     fetcher = fetcher_on(farm)
@@ -462,6 +486,19 @@ def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
     assert "null:nonsense" in reason
     assert farm.job("a-wrong").backlog() == (1, 0)
     assert farm.refusals("b-right") == {}
+
+
+def test_refused_job_that_is_made_anew_is_looked_at_afresh(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was refused and made anew is embedded by the worker that refused it."""
+    monkeypatch.setattr(models, "REFUSAL_SECONDS", 0.0)
+    job = create_job(farm, [block_of(0, 3)], model="null:nonsense")
+    fetcher = fetcher_on(farm)
+    assert fetcher.fetch() is None
+    job.end("failed", "no such model", 60)
+    create_job(farm, [block_of(0, 3)], model="null:4")
+    assert fetch(fetcher).engine.dimensions == 4
 
 
 def test_spec_that_cannot_be_read_is_refused(farm: Farm) -> None:
@@ -487,7 +524,7 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
 def test_an_entry_that_is_none_of_the_job_s_goes(
     farm: Farm, entry: str, fields: dict[str, Any], stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What another program has put into a stream is named, taken off, and counted nowhere."""
+    """A foreign entry in a stream is named in the log, taken off, and counted nowhere."""
     job = create_job(farm, [block_of(0, 3)])
     give_plan(farm, share(9))
     farm.client.xadd(stream, cast("Any", fields), id=entry)
@@ -503,7 +540,7 @@ def test_an_entry_that_is_none_of_the_job_s_goes(
 
 
 def test_a_damaged_piece_fails_by_what_is_beside_it(farm: Farm) -> None:
-    """Of a piece of a block that failed, the server notes which chunks it has."""
+    """A damaged piece of a split block fails exactly the chunks that its entry names."""
     job = create_job(farm, [block_of(0, 4)])
     (entry,) = job.read("w", 1)
     job.split(entry, [block_of(0, 2), block_of(2, 2)])
@@ -522,7 +559,7 @@ def test_a_damaged_piece_fails_by_what_is_beside_it(farm: Farm) -> None:
 
 
 def test_a_block_of_another_version_waits_for_who_reads_it(farm: Farm) -> None:
-    """An older worker meets a newer producer: it says so, hands the block back, and does others."""
+    """A worker hands back a block of a newer version, says so, and takes other jobs."""
     job = farm.job("j")
     job.create(JobSpec(model="null:8"), 0)
     newer = b"\x02" + encode(block_of(0, 3))[1:]
@@ -553,7 +590,7 @@ def test_what_is_known_of_jobs_is_bounded(farm: Farm, monkeypatch: pytest.Monkey
             commit(fetcher, batch)
             assert fetcher.fetch() is None
     known = fetcher.models
-    for held in (known._specs, known._accepted, known._refused_until, known._known):
+    for held in (known._identities, known._accepted, known._refused_until, known._known):
         assert len(held) <= 3
     assert len(fetcher._begun) <= 3
     assert len(fetcher._rescue_at) <= 3
@@ -581,7 +618,7 @@ def test_foreign_token_ids_fail_by_name(farm: Farm) -> None:
 
 
 def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: Farm) -> None:
-    """A worker without the job's recipe leaves it to those that have it."""
+    """A worker without the job's token recipe leaves the job to workers that have it."""
     create_job(farm, [block_of(0, 3)])
     farm.agree_on_tokens("j", TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9))
     assert fetcher_on(farm).fetch() is None
@@ -589,7 +626,7 @@ def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: Farm) -> None:
 
 
 def test_other_files_than_the_jobs_are_refused(farm: Farm) -> None:
-    """A worker whose model is not the one that the job began with names what differs."""
+    """A worker whose model files are not those that the job began with says what differs."""
     create_job(farm, [block_of(0, 3)])
     farm.agree("j", {"weights": "others"})
     assert fetcher_on(farm).fetch() is None
@@ -597,7 +634,7 @@ def test_other_files_than_the_jobs_are_refused(farm: Farm) -> None:
 
 
 def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: Farm) -> None:
-    """Another job's model is loaded once something waits for it and nothing is on the device.
+    """A model is swapped only when a block waits for the other one and the device is idle.
 
     Two models at a time may not fit, and swapping for nothing would cost the job at hand.
     """
@@ -619,7 +656,7 @@ def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: Farm) 
 
 
 def test_same_model_serves_every_job(farm: Farm) -> None:
-    """Jobs that differ in nothing that the engine does share it."""
+    """Jobs whose specs differ in nothing that the engine does share one engine."""
     create_job(farm, [block_of(0, 3)], "a")
     other = farm.job("b")
     other.create(JobSpec(model="null:8", vector_dtype="float16", name="another"), 0)

@@ -1,4 +1,4 @@
-"""The interactive lane with real workers: who answers, in what time, and what never suffers."""
+"""Tests of the interactive lane with real workers: who answers, and in what time."""
 
 import contextlib
 import gc
@@ -65,18 +65,18 @@ def farm(client: redis.Redis) -> Farm:
 
 @pytest.fixture
 def lane(client: redis.Redis) -> Lane:
-    """Where requests are put."""
+    """The lane on the test's server."""
     return Lane(client)
 
 
 def done(job: Job) -> bool:
-    """Whether every chunk has a result."""
+    """Whether every chunk of a job has a result."""
     status = job.status()
     return status.chunks_done == status.chunk_count
 
 
 def load(worker: Worker, spec: JobSpec = SPEC) -> None:
-    """Have a model ready before the first request."""
+    """Load a model before the first request."""
     worker.models.load(spec)
 
 
@@ -93,7 +93,7 @@ def test_an_idle_worker_loads_what_is_asked_for(server: LiveServer, lane: Lane) 
 
 @pytest.mark.alone
 def test_an_idle_farm_answers_in_milliseconds(server: LiveServer, lane: Lane) -> None:
-    """Nobody waits for a poll: the median is far below the 250 ms in which one looks for work."""
+    """An idle farm answers in less than 50 ms, far below the 250 ms of a poll."""
     worker = worker_on(server, lane_wait_seconds=0.0)
     load(worker)
     with working(worker):
@@ -107,7 +107,7 @@ def test_an_idle_farm_answers_in_milliseconds(server: LiveServer, lane: Lane) ->
 
 
 def test_stored_types_do_not_matter(server: LiveServer, lane: Lane) -> None:
-    """The lane of a model serves specs that only store otherwise, in float32 all of them."""
+    """A model's lane answers in float32 for all specs that differ in the stored type only."""
     worker = worker_on(server)
     load(worker)
     with working(worker):
@@ -117,7 +117,7 @@ def test_stored_types_do_not_matter(server: LiveServer, lane: Lane) -> None:
 
 
 def test_several_requests_share_a_run(server: LiveServer, farm: Farm, lane: Lane) -> None:
-    """Requests that come within `lane_wait_seconds` of the first are run together, each answered.
+    """Requests that come within `lane_wait_seconds` of the first are run together.
 
     The wait is seconds long here, so that the threads' own pace does not matter.
     """
@@ -140,7 +140,7 @@ def test_several_requests_share_a_run(server: LiveServer, farm: Farm, lane: Lane
 
 
 def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
-    """A request is answered between device batches of a job of seconds, and both are right."""
+    """A request is answered between the device batches of a job, and both have right vectors."""
     blocks = [block_of(0, 3000)]
     texts = blocks[0].texts
     job = create_job(farm, blocks, model=SLOW)  # 3 s on the device
@@ -162,7 +162,7 @@ def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) ->
 def test_device_batches_are_full_size_again_when_requests_are_over(
     server: LiveServer, lane: Lane
 ) -> None:
-    """A request makes them short for `lane_quiet_seconds`, no longer and no shorter."""
+    """A request makes device batches short for `lane_quiet_seconds`, no longer and no shorter."""
     quiet = 2.0
     worker = worker_on(server, lane_batch_seconds=0.02, lane_quiet_seconds=quiet)
     load(worker)
@@ -178,7 +178,7 @@ def test_device_batches_are_full_size_again_when_requests_are_over(
 
 
 def test_real_vectors_beside_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
-    """With MiniLM in float32, answers beside a job are the vectors of `encode`."""
+    """Answers of MiniLM in float32 beside a job are the vectors of `encode`."""
     spec = JobSpec(model=MODEL, dtype="float32", engine="torch")
     texts = mixed_texts(200)
     job = farm.job("j")
@@ -202,7 +202,7 @@ def test_real_vectors_beside_a_job(server: LiveServer, farm: Farm, lane: Lane) -
 
 
 def test_a_jobs_rate_is_its_own(server: LiveServer, farm: Farm, lane: Lane) -> None:
-    """Time that goes to requests makes a job's reported rate no lower: sizes rest on it."""
+    """A job's reported rate is not lowered by the time that goes to requests."""
     blocks = [block_of(100 * index, 100) for index in range(40)]
     job = create_job(farm, blocks, model=SLOW)  # 4 s
     plan_blocks(farm, worker_on(server).name, 10)  # micro-batches that dwarf what is around them
@@ -220,7 +220,7 @@ def test_a_jobs_rate_is_its_own(server: LiveServer, farm: Farm, lane: Lane) -> N
 
 
 def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: Farm, lane: Lane) -> None:
-    """It does not swap for a request; the asker is told in time, and once idle it does."""
+    """A worker swaps its model for a request only when idle; until then the client is told so."""
     job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
     with working(worker_on(server)) as worker:
         wait_until(lambda: worker._current)
@@ -233,7 +233,7 @@ def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: Farm, lane: 
 
 
 def test_a_worker_at_work_serves_other_prompts(server: LiveServer, farm: Farm, lane: Lane) -> None:
-    """Queries are answered in the midst of documents: what differs is not in the weights."""
+    """A worker at work on documents answers queries with other prompts on the same weights."""
     job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
     queries = [JobSpec(model=SLOW, task="query"), JobSpec(model=SLOW, prompt="p: ")]
     with working(worker_on(server, batch_tokens_max=100)) as worker:
@@ -248,7 +248,7 @@ def test_a_worker_at_work_serves_other_prompts(server: LiveServer, farm: Farm, l
 def test_jobs_with_other_prompts_share_a_model(
     server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model is loaded once for jobs that differ in what is not in the weights."""
+    """Jobs that differ in their prompts only share one loaded model."""
     opened = []
 
     def load_counted(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
@@ -270,7 +270,7 @@ def test_jobs_with_other_prompts_share_a_model(
 def test_a_model_is_gone_before_the_next_one_is_loaded(
     server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that answers requests keeps a model alive while another one loads."""
+    """A model that answered requests is gone from memory before another one loads."""
     opened: list[weakref.ref[Engine]] = []
 
     def load_alone(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
@@ -290,7 +290,7 @@ def test_a_model_is_gone_before_the_next_one_is_loaded(
 
 
 def test_devices_share_a_request(server: LiveServer, lane: Lane) -> None:
-    """Two devices answer a request of seconds in little more than half the time of one."""
+    """Two devices share a request of seconds, and answer sooner than one alone would."""
     spec = JobSpec(model=SLOW)
     workers = [worker_on(server, f"cpu-{number}") for number in range(2)]
     texts = [f"{index:03} " + "x" * 96 for index in range(100)]  # 25 tokens each: 1.25 s
@@ -311,7 +311,7 @@ def test_devices_share_a_request(server: LiveServer, lane: Lane) -> None:
 
 
 def test_a_killed_workers_request_is_answered(server: LiveServer, farm: Farm) -> None:
-    """After kill -9 in mid-request another worker answers, within the lease and little more."""
+    """A request of a worker that got kill -9 is answered by another, soon after the lease ends."""
     lane = Lane(farm.client)
     command = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
     slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
@@ -331,7 +331,7 @@ def test_a_killed_workers_request_is_answered(server: LiveServer, farm: Farm) ->
 
 
 def taken(lane: Lane) -> bool:
-    """Whether the only request is in some worker's hands."""
+    """Whether the only request is held by some worker."""
     return lane.waiting(engine_key(SPEC)) and lane.oldest(engine_key(SPEC)) is None
 
 
@@ -366,13 +366,13 @@ def test_a_late_request_is_told_so(server: LiveServer, lane: Lane) -> None:
 
 
 def waited_seconds(lane: Lane) -> float:
-    """For how long the only request has been waiting."""
+    """The seconds that the only request has been waiting."""
     oldest = lane.oldest(engine_key(SPEC))
     return 0.0 if oldest is None else oldest.waited_seconds
 
 
 def test_a_model_that_nobody_has(server: LiveServer, lane: Lane) -> None:
-    """When all workers have tried in vain the asker is told why, and other lanes are served."""
+    """A request for a model that no worker can load is refused with the reason, and others work."""
     with working(worker_on(server)), working(worker_on(server, "cpu-1")):
         for _ in range(2):
             with pytest.raises(LaneRefused, match="no worker can load the model: 'null:nonsense'"):
@@ -381,7 +381,7 @@ def test_a_model_that_nobody_has(server: LiveServer, lane: Lane) -> None:
 
 
 def test_a_prompt_that_the_model_does_not_have(server: LiveServer, farm: Farm, lane: Lane) -> None:
-    """A worker at work says so at once, though it loads nothing then."""
+    """A worker at work refuses an unknown prompt at once, though it loads nothing meanwhile."""
     job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
     with working(worker_on(server, batch_tokens_max=100)) as worker:
         wait_until(lambda: worker._current)
@@ -391,7 +391,7 @@ def test_a_prompt_that_the_model_does_not_have(server: LiveServer, farm: Farm, l
 
 
 def test_a_model_that_is_not_there_costs_no_other(server: LiveServer, lane: Lane) -> None:
-    """A worker keeps the model that it has when it is asked for one that is not to be had."""
+    """A worker keeps its model when it is asked for one that does not exist."""
     worker = worker_on(server)
     load(worker)
     engine = worker.models.known(engine_key(SPEC))
@@ -402,7 +402,7 @@ def test_a_model_that_is_not_there_costs_no_other(server: LiveServer, lane: Lane
 
 
 def test_a_damaged_request_is_told_so(server: LiveServer, lane: Lane) -> None:
-    """What is no request, or in another model's lane, is answered with the reason."""
+    """A damaged request, or one in another model's lane, is answered with the reason."""
     worker = worker_on(server)
     load(worker)
     first, misplaced = cut(SPEC, ["a"], SECONDS), cut(JobSpec(model="null:4"), ["a"], SECONDS)
@@ -419,15 +419,15 @@ def test_a_damaged_request_is_told_so(server: LiveServer, lane: Lane) -> None:
 
 
 class Picky(FakeEngine):
-    """Raises for one text, and gives nothing usable for another."""
+    """An engine that raises for one text, and gives nothing usable for another."""
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """As a model with a bug does."""
+        """Raise an error as a model with a bug does."""
         if any("bad" in text for text in texts):
             raise ValueError("cannot be")
 
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """NaN for "nan"."""
+        """Return NaN for "nan"."""
         vectors = super().vectors(texts)
         vectors[[row for row, text in enumerate(texts) if text == "nan"]] = np.nan
         return vectors
@@ -436,7 +436,7 @@ class Picky(FakeEngine):
 def test_a_bad_text_costs_only_itself(
     server: LiveServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that the model cannot take is named to its asker; who shared the run sees nothing."""
+    """A text that the model cannot take fails for its client alone, though others share its run."""
     monkeypatch.setattr(models, "open_engine", lambda *_: Picky())
     monkeypatch.setattr(models, "open_reference", lambda *_: None)
     worker = worker_on(server)
@@ -459,10 +459,10 @@ def test_a_bad_text_costs_only_itself(
 
 
 class Deadly(NullEngine):
-    """A device that one text takes down."""
+    """An engine whose device one text brings down."""
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Fail for good where a text is of 8 tokens."""
+        """Raise `DeviceFailed` where a text has 8 tokens."""
         if 8 in batch.lengths[rows]:
             raise DeviceFailed("gone")
         return super().forward(batch, rows)
@@ -471,7 +471,7 @@ class Deadly(NullEngine):
 def test_a_deadly_request_takes_nobody_with_it(
     server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that shared a run with one that brought workers down are answered, and it is too."""
+    """Requests that shared a run with one that kills workers are answered; that one is refused."""
     monkeypatch.setattr(models, "open_engine", lambda spec, *_: Deadly.open(spec))
     deadly, stop = "x" * 32, threading.Event()
 
@@ -505,7 +505,7 @@ def test_a_deadly_request_takes_nobody_with_it(
 
 
 def test_a_server_that_restarts(server: LiveServer, lane: Lane) -> None:
-    """Requests are answered again when the server is back."""
+    """Requests are answered again after the server was killed and started."""
     worker = worker_on(server)
     load(worker)
     with working(worker):
@@ -516,7 +516,7 @@ def test_a_server_that_restarts(server: LiveServer, lane: Lane) -> None:
 
 
 def again(lane: Lane, text: str) -> NDArray[np.float32]:
-    """Ask until the connection is there."""
+    """Ask again until the connection is there, and return the vectors."""
     found: list[NDArray[np.float32]] = []
 
     def ask() -> bool:
@@ -529,7 +529,7 @@ def again(lane: Lane, text: str) -> NDArray[np.float32]:
 
 
 def test_a_stop_finishes_what_was_taken(server: LiveServer, lane: Lane) -> None:
-    """A request in hand at a stop is answered, one that is not is left for another worker."""
+    """A request that a worker holds at a stop is still answered by it."""
     model = JobSpec(model="null:8:100")
     worker = worker_on(server)
     load(worker, model)
@@ -540,11 +540,11 @@ def test_a_stop_finishes_what_was_taken(server: LiveServer, lane: Lane) -> None:
         assert asked.result().worker == worker.name
 
 
-# On the device.
+# Requests and device batches on the device.
 
 
 class Asked:
-    """Requests that come up at some looks."""
+    """A stand-in for the lane, whose requests come up at given looks."""
 
     def __init__(self, batches: dict[int, MicroBatch], limit_seconds: float = 0.0) -> None:
         self.batches = batches
@@ -553,21 +553,21 @@ class Asked:
         self.answers: list[tuple[MicroBatch, NDArray[Any]]] = []
 
     def take(self) -> MicroBatch | None:
-        """What comes up at this look."""
+        """Return the request that comes up at this look, if any."""
         self.looks += 1
         return self.batches.pop(self.looks, None)
 
     def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
-        """Keep it."""
+        """Keep an answer for the test."""
         self.answers.append((batch, vectors))
 
     def batch_seconds(self) -> float:
-        """The same all the time."""
+        """Return the same limit all the time."""
         return self.limit_seconds
 
 
 class Ordered(FakeEngine):
-    """Works by itself or not, and notes starts and ends of device batches by their first text."""
+    """An engine that notes starts and ends of device batches; it may work by itself."""
 
     def __init__(self, *, asynchronous: bool) -> None:
         super().__init__()
@@ -575,7 +575,7 @@ class Ordered(FakeEngine):
         self.steps: list[tuple[str, str]] = []
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
-        """Refuse at the end where the device works by itself, else at the start."""
+        """Note the start, and refuse there unless the device works by itself; else at the end."""
         name = batch.features[rows[0]]
         texts = [batch.features[row] for row in rows]
         self.steps.append(("start", name))
@@ -590,7 +590,7 @@ class Ordered(FakeEngine):
         return finish
 
     def refuse(self, texts: Sequence[str]) -> None:
-        """As a model with a bug does."""
+        """Raise an error as a model with a bug does."""
         if any("bad" in text for text in texts):
             raise ValueError("cannot be")
 
@@ -606,7 +606,7 @@ class Ordered(FakeEngine):
 def test_requests_between_device_batches(
     texts: list[str], asked: dict[int, list[str]], budget: int, *, asynchronous: bool
 ) -> None:
-    """Whenever requests come and whatever fails, everybody gets the vectors of his own texts."""
+    """Each request and the job get the vectors of their own texts, whenever requests come."""
     engine = Ordered(asynchronous=asynchronous)
     lane = Asked({at: micro_batch([Block(start=0, texts=t)], engine) for at, t in asked.items()})
     embedder = Embedder(Budgets(batch_tokens_max=budget), requests=lane)
@@ -628,7 +628,7 @@ def test_requests_between_device_batches(
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_one_batch_at_most_is_before_a_request(*, asynchronous: bool) -> None:
-    """A device that works by itself has one in its queue already; and no answer waits for more."""
+    """A request waits for the running device batch only, and at most one more starts behind it."""
     engine = Ordered(asynchronous=asynchronous)
     bulk = [f"bulk {index}" for index in range(8)]
     lane = Asked({4: micro_batch([Block(start=0, texts=["asked"])], engine)})
@@ -643,19 +643,19 @@ def test_one_batch_at_most_is_before_a_request(*, asynchronous: bool) -> None:
 
 
 class Nominal(Timings):
-    """Learns what a device of 20,000 tokens in a second takes, whatever else the machine does."""
+    """Timings that learn 20,000 tokens a second, whatever else the machine does."""
 
     def observe(
         self, spec: JobSpec, engine: Engine, lengths: NDArray[np.int64], seconds: float
     ) -> None:
-        """Take in that a device batch took its time, and no more."""
+        """Learn the nominal time of a device batch in place of the measured one."""
         del seconds
         super().observe(spec, engine, lengths, int(lengths.sum()) / 20_000)
 
 
 @pytest.mark.parametrize("limit_seconds", [0.0, 0.02])
 def test_device_batches_are_short_while_requests_come(limit_seconds: float) -> None:
-    """They take what the limit says, give or take; without requests they are as full as ever."""
+    """Device batches keep to the limit while requests come, and are full without requests."""
     sizes: list[int] = []
 
     class Noting(NullEngine):

@@ -1,5 +1,9 @@
-"""What is OpenVINO's own: conversion, cache, precision and refusal; vectors are in test_engines."""
+"""Tests of OpenVINO's conversion, cache, precision and refusals; vectors are in test_engines."""
 
+import faulthandler
+import gc
+import multiprocessing
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +24,17 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def embed(engine: Engine) -> NDArray[np.float32]:
-    """Vectors of a few sentences."""
+    """The vectors of a few sentences."""
     return engine.forward(engine.tokenise(SENTENCES), np.arange(len(SENTENCES)))
 
 
 def graphs(cache: Path) -> dict[Path, int]:
-    """Files of the cache with the times they were written at."""
+    """The files of the cache, with the times when they were written."""
     return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
 
 
 def test_a_graph_is_converted_once(tmp_path: Path) -> None:
-    """A second start reads the cache, with other options and prompts too."""
+    """A second start reads the converted graph from the cache, also with other options."""
     settings = Settings(engine_cache=tmp_path / "cache")
     model = str(build("mean_pooled", tmp_path))
     spec = JobSpec(model=model, dtype="float32", engine="openvino")
@@ -58,7 +62,7 @@ def test_a_graph_is_converted_once(tmp_path: Path) -> None:
 def test_what_changes_the_graph_makes_another(
     kind: str, fields: dict[str, str], tmp_path: Path
 ) -> None:
-    """A prompt that the pooling leaves out has its length in the graph, and a task its modules."""
+    """A prompt that the pooling leaves out, or another task, needs a graph of its own."""
     settings = Settings(engine_cache=tmp_path / "cache")
     spec = JobSpec(model=str(build(kind, tmp_path)), dtype="float32", engine="openvino")
     for each in (spec, msgspec.structs.replace(spec, **fields)):
@@ -67,7 +71,7 @@ def test_what_changes_the_graph_makes_another(
 
 
 def test_a_graph_that_is_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What loses more than it may is refused each time, and leaves nothing in the cache."""
+    """A graph that loses too much accuracy is refused each time, and not kept in the cache."""
     monkeypatch.setitem(COSINES_MIN, "float32", 1.01)
     spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32", engine="openvino")
     for _ in range(2):
@@ -77,7 +81,7 @@ def test_a_graph_that_is_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_graph_is_known_by_its_weights(tmp_path: Path) -> None:
-    """Other weights under the same name do not meet the graph of the old ones."""
+    """A model with other weights under the same name does not get the graph of the old ones."""
     settings = Settings(engine_cache=tmp_path / "cache")
     place = tmp_path / "model"
     vectors = []
@@ -93,7 +97,7 @@ def test_a_graph_is_known_by_its_weights(tmp_path: Path) -> None:
 def test_a_small_model_has_its_reference_at_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is loaded once; of a large one the weights go when its graph is there, and come again."""
+    """A small model keeps its reference in memory; a large one reads it from its files again."""
     settings = Settings(engine_cache=tmp_path / "cache")
     place = build("mean_pooled", tmp_path)
     spec = JobSpec(model=str(place), dtype="float32", engine="openvino")
@@ -112,7 +116,7 @@ def test_a_small_model_has_its_reference_at_hand(
 
 
 def test_int8_is_close(tmp_path: Path) -> None:
-    """Eight bits keep a real model's vectors near, and the fingerprint says what they are."""
+    """Vectors in int8 stay near those in float32 of a real model, and the fingerprint says int8."""
     settings = Settings(engine_cache=tmp_path)
     exact = open_engine(JobSpec(model=MINILM, dtype="float32", max_length=64), "cpu", settings)
     spec = JobSpec(model=MINILM, dtype="int8", max_length=64)
@@ -135,16 +139,38 @@ def test_int8_is_close(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(
     tmp_path: Path, kind: str, fields: dict[str, str], device: str, message: str
 ) -> None:
-    """A device, precision or model that does not go with the engine is named."""
+    """A device, precision or model that does not go with the engine is refused by name."""
     spec = JobSpec(model=str(build(kind, tmp_path)), **fields)  # type: ignore[arg-type] # all are texts
     with pytest.raises(ModelError, match=message):
         open_engine(spec, device, Settings(engine_cache=tmp_path / "cache"))
 
 
 def test_calibration_texts_are_real_and_the_same() -> None:
-    """Distinct texts of many lengths, in one order for every worker of the same Python."""
+    """Calibration texts are distinct, of many lengths, and in the same order each time."""
     texts = calibration_texts()
     assert texts == calibration_texts()
     assert TEXTS_MAX / 2 < len(set(texts)) == len(texts) <= TEXTS_MAX
     assert len(texts[0]) < 60
     assert len(texts[-1]) > 1000
+
+
+def open_and_signal(model: str, cache: Path) -> None:
+    """Open a model twice, free the first engine and then the second, and raise a signal."""
+    faulthandler.enable()
+    spec, settings = JobSpec(model=model, engine="openvino"), Settings(engine_cache=cache)
+    engines = [open_engine(spec, "cpu", settings) for _ in range(2)]
+    while engines:
+        del engines[0]
+        gc.collect()
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def test_signals_are_handled_when_models_have_gone(tmp_path: Path) -> None:
+    """A process that had two OpenVINO models and freed them still handles signals."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=open_and_signal, args=(str(build("mean_pooled", tmp_path)), tmp_path / "cache")
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 0

@@ -1,4 +1,4 @@
-"""Which chunks go through the model together."""
+"""Tests of packing: which chunks go through the model together."""
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
@@ -17,7 +17,7 @@ launches = st.integers(0, 3000)
 
 
 def sizes(lengths: list[int], batch: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Tokens of the chunks of one batch; an empty one takes a place as well."""
+    """The tokens of one batch's chunks; an empty chunk counts as one token."""
     return np.maximum(np.asarray(lengths, dtype=np.int64)[batch], 1)
 
 
@@ -25,7 +25,7 @@ def sizes(lengths: list[int], batch: NDArray[np.intp]) -> NDArray[np.int64]:
 def test_each_position_is_in_exactly_one_batch(
     lengths: list[int], budget: int, launch: int, *, padded: bool
 ) -> None:
-    """No chunk is left out, none goes twice, and no batch is empty."""
+    """Each chunk is in exactly one batch, and no batch is empty."""
     batches = pack(lengths, budget, launch, padded=padded)
     assert sorted(row for batch in batches for row in batch.tolist()) == list(range(len(lengths)))
     assert all(len(batch) for batch in batches)
@@ -40,7 +40,7 @@ def test_budget_is_kept(lengths: list[int], budget: int, launch: int, *, padded:
 
 
 def total_cost(batches: Sequence[NDArray[np.int64]], launch: int) -> int:
-    """What all batches cost, padded, of chunks of these sizes."""
+    """The cost of all batches with padding, of chunks of these sizes."""
     return sum(int(batch.max()) * len(batch) + launch for batch in batches)
 
 
@@ -48,7 +48,7 @@ def total_cost(batches: Sequence[NDArray[np.int64]], launch: int) -> int:
     st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(1, 300), st.integers(0, 90)
 )
 def test_nothing_cheaper_fits(lengths: list[int], budget: int, launch: int) -> None:
-    """Of all ways to cut the sorted chunks within the budget none costs less."""
+    """Packing costs as little as the best way to cut the sorted chunks within the budget."""
     ordered = np.sort(np.asarray(lengths))[::-1]
     inner = range(1, len(ordered))
     ways = (
@@ -86,13 +86,13 @@ def test_longest_first(lengths: list[int], budget: int, launch: int, *, padded: 
 
 @given(lengths_lists, budgets)
 def test_unpadded_batches_are_full(lengths: list[int], budget: int) -> None:
-    """The next chunk stays out only where it would break the budget."""
+    """A batch without padding ends only where the next chunk would break the budget."""
     for batch, following in pairwise(pack(lengths, budget, 0, padded=False)):
         assert sizes(lengths, np.append(batch, following[0])).sum() > budget
 
 
 def test_equal_lengths_fill_the_budget() -> None:
-    """Where there is nothing to pad, only the budget ends a batch."""
+    """Chunks of equal lengths fill each batch up to the budget."""
     assert [len(batch) for batch in pack([100] * 7, 300, 1, padded=True)] == [3, 3, 1]
 
 
@@ -106,6 +106,6 @@ def test_plain_tokens_count_where_nothing_is_padded() -> None:
 
 
 def test_nothing_packs_to_nothing() -> None:
-    """No chunks, no batches."""
+    """Packing no chunks gives no batches."""
     assert pack([], 100, 10, padded=True) == []
     assert batch_tokens(np.asarray([], dtype=np.int64), padded=True) == 0

@@ -1,4 +1,4 @@
-"""Stored types, against the library that people compare with."""
+"""Tests of stored types against sentence-transformers, which people compare with."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def spec_of(vector_dtype: str, ranges: bytes = b"") -> JobSpec:
 
 @given(VECTORS, st.data())
 def test_int8_is_that_of_sentence_transformers(vectors: np.ndarray, data: st.DataObject) -> None:
-    """Every component is on the same step, inside its range, at its ends, and beyond them."""
+    """Each int8 component equals sentence-transformers', inside its range and beyond it."""
     shape = (2, vectors.shape[1])
     ranges = data.draw(numpy_strategies.arrays(np.float32, shape, elements=COMPONENTS))
     ranges.sort(axis=0)
@@ -38,7 +38,7 @@ def test_int8_is_that_of_sentence_transformers(vectors: np.ndarray, data: st.Dat
 
 @given(VECTORS)
 def test_sign_bits_are_those_of_sentence_transformers(vectors: np.ndarray) -> None:
-    """One bit per component, the last byte filled up with zeros."""
+    """Sign bits equal sentence-transformers', the last byte filled up with zeros."""
     spec = spec_of("ubinary")
     found = quantise(vectors, spec)
     assert found.shape == (len(vectors), stored_width(spec, vectors.shape[1]))
@@ -47,7 +47,7 @@ def test_sign_bits_are_those_of_sentence_transformers(vectors: np.ndarray) -> No
 
 @pytest.mark.parametrize("vector_dtype", DTYPES)
 def test_dtype_is_the_one_that_is_announced(vector_dtype: str) -> None:
-    """Workers that give a chunk up without a vector announce what `quantise` makes."""
+    """The dtype and width announced for a vector type are those that `quantise` makes."""
     spec = spec_of(vector_dtype, np.zeros((2, 9), "<f4").tobytes())
     stored = quantise(np.ones((3, 9), np.float32), spec)
     assert (stored.dtype.str, stored.shape[1]) == (DTYPES[vector_dtype], stored_width(spec, 9))
@@ -57,7 +57,7 @@ def test_dtype_is_the_one_that_is_announced(vector_dtype: str) -> None:
     ("vector_dtype", "components"), [("int8", 0), ("int8", 7), ("int8", 9), ("float32", 8)]
 )
 def test_ranges_must_be_those_of_the_model(vector_dtype: str, components: int) -> None:
-    """A job with ranges of another model, or without, is refused before anything is embedded."""
+    """A job whose ranges are missing or do not fit the model is refused."""
     ranges = np.zeros((2, components), "<f4").tobytes()
     with pytest.raises(ModelError, match="ranges"):
         check_ranges(spec_of(vector_dtype, ranges), 8)

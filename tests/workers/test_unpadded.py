@@ -1,6 +1,6 @@
-"""Attention without padding: what it is given, when it is taken, and what it changes.
+"""Tests of attention without padding: its input, when it is used, and what it changes.
 
-That its vectors are those of `encode` is in the conformance suite.
+The conformance suite tests that its vectors are those of `encode`.
 """
 
 import threading
@@ -31,26 +31,26 @@ LATE_SECONDS: Final = 0.03
 
 
 def open_kind(kind: str, directory: Path) -> SentenceTransformerEngine:
-    """A tiny model in float32."""
+    """A tiny model of a kind in float32, opened with torch."""
     spec = JobSpec(model=str(build(kind, directory)), dtype="float32", engine="torch")
     return SentenceTransformerEngine.open(spec, "cpu", None)
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> SentenceTransformerEngine:
-    """BERT."""
+    """A tiny BERT with mean pooling."""
     return open_kind("mean_pooled", tmp_path)
 
 
 def embed(engine: SentenceTransformerEngine) -> np.ndarray[Any, Any]:
-    """Vectors of some texts of different lengths."""
+    """The vectors of some texts of different lengths."""
     texts = [*SENTENCES, "one", "", "two words"]
     return engine.forward(engine.tokenise(texts), np.arange(len(texts)))
 
 
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attentions are tried on few texts."""
+    """Let attentions be tried on few texts."""
     monkeypatch.setattr(unpadded, "calibration_texts", lambda: list(SENTENCES))
 
 
@@ -65,7 +65,7 @@ def attentions() -> Iterator[AttentionInterface]:
 
 
 def slow_down(interface: AttentionInterface, name: str) -> None:
-    """Have an attention take its time."""
+    """Make an attention slow."""
     function = interface[name]
 
     def late(*inputs: Any, **options: Any) -> Any:  # noqa: ANN401 # whatever the other takes
@@ -78,7 +78,7 @@ def slow_down(interface: AttentionInterface, name: str) -> None:
 def test_it_is_taken_where_it_is_faster(
     engine: SentenceTransformerEngine, attentions: AttentionInterface
 ) -> None:
-    """The vectors stay what they were, and nothing is padded any more, for other jobs too."""
+    """Attention without padding is used where it is faster, with the same vectors, for all jobs."""
     before = embed(engine)
     slow_down(attentions, "sdpa")
     unpad_if_faster(engine)
@@ -92,7 +92,7 @@ def test_it_is_taken_where_it_is_faster(
 def test_it_is_not_taken_where_it_is_slower(
     engine: SentenceTransformerEngine, attentions: AttentionInterface
 ) -> None:
-    """The model goes on as it was."""
+    """Attention without padding is not used where it is slower, and vectors stay the same."""
     before = embed(engine)
     slow_down(attentions, NAME)
     unpad_if_faster(engine)
@@ -104,7 +104,7 @@ def test_it_is_not_taken_where_it_is_slower(
 def test_it_is_not_taken_where_it_is_wrong(
     error: Exception | None, engine: SentenceTransformerEngine, attentions: AttentionInterface
 ) -> None:
-    """Texts that see each other give other vectors; a kernel that there is not gives none."""
+    """Attention without padding is not used where its vectors differ or its kernel fails."""
 
     def wrong(*inputs: Any, **options: Any) -> Any:  # noqa: ANN401 # whatever the other takes
         if error is not None:
@@ -121,7 +121,7 @@ def test_it_is_not_taken_where_it_is_wrong(
 
 
 def test_models_whose_attention_is_their_own(tmp_path: Path) -> None:
-    """One with relative positions, and one without any attention, stay as they are."""
+    """A model with relative positions, or without attention, cannot be unpadded and stays as is."""
     tokenizer = bert_tokenizer()
     config = MPNetConfig(
         vocab_size=len(tokenizer), hidden_size=DIMENSIONS, num_hidden_layers=1,
@@ -148,7 +148,7 @@ def test_models_whose_attention_is_their_own(tmp_path: Path) -> None:
 
 
 def test_texts_lie_as_transformers_lays_them() -> None:
-    """Its own collator makes the same of the same tokens, types and all."""
+    """The layout of texts end to end equals that of transformers' own collator."""
     texts = [[5, 6, 7], [8], [9, 10], [11, 12, 13, 14]]
     ids = np.asarray([each for text in texts for each in text])
     ends = np.cumsum([len(text) for text in texts])
@@ -176,7 +176,7 @@ def test_texts_lie_as_transformers_lays_them() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
 def test_the_kernel_takes_what_it_is_given(window: int | None, *, causal: bool) -> None:
-    """Shapes and options of the GPU's kernel, also with fewer heads of keys."""
+    """The GPU's kernel takes the given shapes and options, also with fewer heads of keys."""
     query = torch.empty((1, 8, 20, 64), device="meta", dtype=torch.bfloat16)
     key = torch.empty((1, 4, 20, 64), device="meta", dtype=torch.bfloat16)
     attended, weights = attend(
@@ -193,7 +193,7 @@ def test_the_kernel_takes_what_it_is_given(window: int | None, *, causal: bool) 
 
 
 def test_attention_with_something_more_is_refused() -> None:
-    """What it cannot do it does not leave out."""
+    """Attention with an option that the kernel does not have is refused."""
     states = torch.ones((1, 1, 2, 4))
     bounds = torch.tensor([0, 2], dtype=torch.int32)
     with pytest.raises(ModelError, match="softcap"):
@@ -201,7 +201,7 @@ def test_attention_with_something_more_is_refused() -> None:
 
 
 def test_account_has_no_padding(engine: SentenceTransformerEngine) -> None:
-    """Device batches cost the tokens of their texts, and by these their times are learned."""
+    """The account of a job without padding has as many padded tokens as real ones."""
     unpad(engine)
     batch = micro_batch([block_of(0, 50), block_of(50, 10, "much longer chunk")], engine)
     embedder = Embedder()

@@ -1,4 +1,4 @@
-"""What hangs is found, and only that."""
+"""Tests of the watchdog: it finds work that hangs, and nothing else."""
 
 import os
 import signal
@@ -24,19 +24,19 @@ def nothing() -> float:
 
 
 def look_after(watchdog: Watchdog, watched: Watched, seconds: float) -> Watched | None:
-    """What a look finds that comes so much later than the one before."""
+    """The result of a look that comes so many seconds after the one before."""
     watched._seen -= seconds  # time is passing for it
     return watchdog.look()
 
 
 def test_limits_follow_the_prediction() -> None:
-    """Never less than the least; what cannot be predicted may take the factor times that."""
+    """A limit is the predicted time by the factor, with a minimum that counts if it is unknown."""
     watchdog = Watchdog(SETTINGS)
     assert [watchdog.bound(seconds) for seconds in (0.01, 0.25, 2.0, 0.0)] == [1.0, 1.0, 8.0, 4.0]
 
 
 def test_what_takes_too_long_is_found() -> None:
-    """At its own limit, not at that of something beside it; and not once it has ended."""
+    """Work that exceeds its own limit is found, and no longer once it has ended."""
     watchdog = Watchdog(SETTINGS)
     with watchdog.watch("other", lambda: 100.0), watchdog.watch("this", lambda: 3.0):
         other, this = watchdog._watched  # to let time pass
@@ -47,7 +47,7 @@ def test_what_takes_too_long_is_found() -> None:
 
 
 def test_time_in_which_nothing_ran_does_not_count() -> None:
-    """A look an hour later adds a second: process or machine were stopped in between."""
+    """Time in which the process or machine was stopped counts as one look, at most a second."""
     watchdog = Watchdog(SETTINGS)
     with watchdog.watch("this", nothing):
         (watched,) = watchdog._watched  # to let time pass
@@ -56,7 +56,7 @@ def test_time_in_which_nothing_ran_does_not_count() -> None:
 
 
 def test_it_looks_until_it_is_over() -> None:
-    """A hang is handed over, once; without one it ends when everything has."""
+    """A watchdog hands a hang over once; without one it ends with the worker."""
     ended, found = threading.Event(), list[str]()
     watchdog = Watchdog(SETTINGS)
     with watchdog.watch("this", nothing):
@@ -69,7 +69,7 @@ def test_it_looks_until_it_is_over() -> None:
 
 
 def test_a_stopped_process_does_not_hang(server: LiveServer, client: redis.Redis) -> None:
-    """SIGSTOP in mid-batch for longer than any limit, then SIGCONT: it goes on and ends well."""
+    """A worker stopped in mid-batch for long goes on after SIGCONT and ends well."""
     farm = Farm(client)
     job = create_job(farm, [block_of(0, 300)], model="null:8:300")
     limits = {"HANG_SECONDS": 3, "HANG_FACTOR": 1, "HEARTBEAT_TTL_SECONDS": TTL_SECONDS}

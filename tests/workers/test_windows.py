@@ -1,4 +1,4 @@
-"""Texts longer than the model takes."""
+"""Tests of texts that are longer than the model takes."""
 
 import re
 from itertools import pairwise
@@ -26,7 +26,7 @@ MODELS = ["mean_pooled", "cls_pooled", "last_token_pooled", "dense_headed", "pro
 
 
 def offsets_of(text: str) -> list[tuple[int, int]]:
-    """Tokens of at most three characters that hold no blank."""
+    """Offsets of a text's tokens, which have at most three characters and no blank."""
     return [match.span() for match in re.finditer(r"\S{1,3}", text)]
 
 
@@ -36,7 +36,7 @@ def offsets_of(text: str) -> list[tuple[int, int]]:
     st.integers(0, 2),
 )
 def test_windows_hold_the_whole_text(words: list[str], room: int, overlap: int) -> None:
-    """Every window fits, every token is in one, each repeats some, and cuts are at blanks.
+    """Every window fits, every token is in one, overlaps repeat some, and cuts are at blanks.
 
     A cut is within a word only if the word is longer than half a window.
     """
@@ -53,7 +53,7 @@ def test_windows_hold_the_whole_text(words: list[str], room: int, overlap: int) 
 
 
 def test_windows_are_pooled_by_tokens() -> None:
-    """A text's vector is the mean of its windows' by tokens; one window alone stays as it is."""
+    """A text's vector is the mean of its windows' by tokens; a single window's stays as it is."""
     batch = Tokenised(np.asarray([3, 1, 5]), None, np.asarray([0, 0, 1]))
     assert batch.text_lengths.tolist() == [4, 5]
     assert batch.rows_of(np.asarray([0])).tolist() == [0, 1]
@@ -78,7 +78,7 @@ def open_tiny(kind: str, folder: Path, **fields: object) -> SentenceTransformerE
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_windows_are_those_of_encode(kind: str, tmp_path: Path) -> None:
-    """A long text's vector is the mean of `encode` of its windows, by tokens; others are as ever.
+    """A long text's vector is the mean of `encode` of its windows, weighted by tokens.
 
     No window is truncated, prompts and the tokenizer's frame included.
     """
@@ -104,7 +104,7 @@ def test_windows_are_those_of_encode(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_long_text_can_be_an_error(tmp_path: Path) -> None:
-    """With "error" what would be truncated is named, and only that."""
+    """A job with long="error" names the texts that would be truncated, and only those."""
     engine = open_tiny("mean_pooled", tmp_path, long="error")
     tokenised = engine.tokenise(TEXTS)
     assert set(tokenised.reasons) == {1, 3, 4}
@@ -113,7 +113,7 @@ def test_a_long_text_can_be_an_error(tmp_path: Path) -> None:
 
 
 def test_one_bad_window_fails_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text is embedded whole or not at all."""
+    """A text of which one window fails has no vector: it is embedded whole or not at all."""
     engine = open_tiny("mean_pooled", tmp_path, long="windows", long_overlap=5)
     batch = micro_batch([Block(start=0, texts=TEXTS[:4])], engine, engine.spec)
     assert batch.tokenised.owners is not None
@@ -133,6 +133,6 @@ def test_one_bad_window_fails_its_text(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_windows_must_leave_room(tmp_path: Path) -> None:
-    """An overlap that would go round in circles is refused when the model is loaded."""
+    """An overlap that leaves no room for new tokens is refused when the model is loaded."""
     with pytest.raises(ModelError, match="repeat 31"):
         open_tiny("mean_pooled", tmp_path, long="windows", long_overlap=31)

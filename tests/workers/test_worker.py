@@ -1,4 +1,4 @@
-"""A whole worker on a real server: what it does, and how it ends in every state."""
+"""Tests of a whole worker on a real server: what it does, and how it ends in every state."""
 
 import gc
 import os
@@ -31,18 +31,18 @@ SLOW = "null:8:40"  # tokens per second
 
 
 def blocks_of(count: int, size: int = 10) -> list[Block]:
-    """Consecutive blocks."""
+    """So many consecutive blocks of one size."""
     return [block_of(size * i, size) for i in range(count)]
 
 
 def done(job: Job) -> bool:
-    """Whether every chunk has a result."""
+    """Whether every chunk of a job has a result."""
     status = job.status()
     return status.chunks_done == status.chunk_count
 
 
 def check(job: Job, blocks: Sequence[Block]) -> None:
-    """Every chunk's vector is the one of its own text, and nothing is left over."""
+    """Assert that every chunk has the vector of its own text, and that nothing is left over."""
     texts = [text for block in blocks for text in block.texts]
     assert np.array_equal(embedded(job), null_vectors(texts))
     assert job.backlog() == (0, 0)
@@ -55,7 +55,7 @@ def farm(client: redis.Redis) -> Farm:
     return Farm(client)
 
 
-# Work.
+# What a worker does.
 
 
 def test_vectors_are_right(server: LiveServer, farm: Farm) -> None:
@@ -82,7 +82,7 @@ def test_jobs_that_come_later_are_served(server: LiveServer, farm: Farm) -> None
 
 
 def test_heartbeat_tells_what_it_does(server: LiveServer, farm: Farm) -> None:
-    """A worker at work is busy with its job and holds tokens; then it is idle, with a rate."""
+    """A heartbeat says "busy" with job and held tokens at work, and then "idle" with a rate."""
     create_job(farm, blocks_of(4), model=SLOW)
     beats: list[Heartbeat] = []
 
@@ -104,7 +104,7 @@ def test_heartbeat_tells_what_it_does(server: LiveServer, farm: Farm) -> None:
 
 
 def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: Farm) -> None:
-    """A worker has one micro-batch on the device and one in hand, and leaves the rest to others.
+    """A worker has one micro-batch on the device and one in hand, and leases no others.
 
     A third is leased only for the moment in which its results are being stored.
     """
@@ -124,7 +124,7 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
 
 @pytest.mark.alone
 def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None:
-    """Most of the time a worker holds what is on the device alone: others may need the rest."""
+    """A worker holds only what is on the device most of the time: others may need the rest."""
     blocks = [block_of(10 * i, 10, "x" * 32) for i in range(10)]  # half a second each
     job = create_job(farm, blocks, model="null:8:160")
     plan_blocks(farm, worker_on(server).name, 1)
@@ -143,7 +143,7 @@ def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None
 
 
 def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
-    """A model that is not to be had is written down, and other jobs are served."""
+    """A model that cannot be loaded is noted as a refusal, and other jobs are served."""
     create_job(farm, blocks_of(1), "a-wrong", "null:nonsense")
     right = create_job(farm, blocks_of(3), "b-right")
     with working(worker_on(server)) as worker:
@@ -155,7 +155,7 @@ def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
 
 
 def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
-    """A job deleted in mid-work leaves nothing behind, on the server or in the worker's hands."""
+    """A job that is deleted in mid-work leaves nothing on the server or in the worker's hands."""
     job = create_job(farm, blocks_of(50), "a", SLOW)
     with working(worker_on(server)) as worker:
         wait_until(lambda: worker._current)
@@ -167,7 +167,7 @@ def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
 
 
 def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
-    """After a cancel nothing new is leased, and what was begun is not stored."""
+    """A cancelled job gets no new lease, and what was begun of it is not stored."""
     job = create_job(farm, blocks_of(50, 40), model=SLOW)  # the first one takes 1.75 s
     with working(worker_on(server)) as worker:
         wait_until(lambda: worker._current)
@@ -181,7 +181,7 @@ def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("end", ["cancel", "delete"])
 def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, farm: Farm) -> None:
-    """The device stops within a heartbeat and a device batch, and is free for other jobs.
+    """A device stops work on an ended job within a heartbeat and a device batch, and takes others.
 
     The two micro-batches that the worker holds would take five seconds each.
     """
@@ -228,7 +228,7 @@ def test_leases_are_renewed(server: LiveServer, farm: Farm) -> None:
 
 
 def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: Farm) -> None:
-    """After kill -9 in mid-work another worker finishes the job."""
+    """A job whose worker got kill -9 in mid-work is finished by another worker."""
     blocks = blocks_of(10)
     job = create_job(farm, blocks)
     command = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
@@ -271,13 +271,13 @@ def test_server_killed_and_restarted_in_mid_work(server: LiveServer, farm: Farm)
     check(job, blocks)
 
 
-# The end.
+# How a worker ends.
 
 
 def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
-    """A stop finishes what is on the device, hands the rest back at once, and leaves the list.
+    """A stopped worker finishes what is on the device, hands the rest back, and leaves the list.
 
-    The deliveries of what was handed back do not count, since nobody tried.
+    Deliveries of blocks that were handed back do not count, since nobody tried them.
     """
     job = create_job(farm, blocks_of(200, 4), model=SLOW)
     plan_blocks(farm, worker_on(server).name, 1)
@@ -298,7 +298,7 @@ def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
 
 
 def test_idle_worker_ends_at_once(server: LiveServer, farm: Farm) -> None:
-    """Nothing to finish, nothing to wait for."""
+    """An idle worker that is stopped ends at once and leaves the list."""
     running = Running(worker_on(server))
     wait_until(farm.workers)
     running.stop()
@@ -327,7 +327,7 @@ def test_stop_while_the_server_is_away(server: LiveServer, farm: Farm) -> None:
 
 
 def test_failed_server_connection_is_a_failure(server: LiveServer, farm: Farm) -> None:
-    """Without a stop, a server that stays away ends the worker with that error."""
+    """A server that stays away ends a worker that was not stopped with a `ConnectionError`."""
     create_job(farm, blocks_of(50), model="null:8:400")
     running = Running(worker_on(server, reconnect_seconds_max=0.2))
     wait_until(lambda: running.worker.committer.total.chunks)
@@ -337,14 +337,14 @@ def test_failed_server_connection_is_a_failure(server: LiveServer, farm: Farm) -
 
 
 class Failure(Exception):
-    """What a stage fails with in these tests."""
+    """Raised by a stage in these tests."""
 
 
 @pytest.mark.parametrize("stage", ["fetch", "embed", "commit", "facts"])
 def test_failed_stage_ends_the_worker(stage: str, server: LiveServer, farm: Farm) -> None:
-    """Whatever stage fails, with the queues full, `run` ends and raises that failure.
+    """A failure of any stage, with the queues full, ends `run`, which raises it.
 
-    What was not begun is handed back; what was begun counts as tried.
+    Blocks that were not begun are handed back; blocks that were begun count as tried.
     """
     job = create_job(farm, blocks_of(50), model="null:8:400")
     worker = worker_on(server)
@@ -440,7 +440,7 @@ def test_memory_of_a_micro_batch_ends_with_its_commit(server: LiveServer, farm: 
 def test_model_is_gone_before_the_next_one_is_loaded(
     server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No stage keeps the previous model alive while the next one loads: both may not fit."""
+    """A model is gone from memory before the next one loads, since both may not fit."""
     opened: list[weakref.ref[Engine]] = []
 
     def load(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine

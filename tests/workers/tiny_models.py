@@ -84,10 +84,10 @@ def bert_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def bert(directory: Path, inner: int = 64) -> Transformer:
-    """The commonest transformer.
+    """BERT, the commonest transformer.
 
     Args:
-        directory: Where it goes.
+        directory: Directory for its files.
         inner: Width inside its layers, which decides how much memory a token takes.
     """
     tokenizer = bert_tokenizer()
@@ -193,7 +193,7 @@ def roberta_pooled(directory: Path) -> SentenceTransformer:
 
 
 def windowed(directory: Path) -> SentenceTransformer:
-    """ModernBERT with mean pooling."""
+    """ModernBERT with mean pooling; most of its layers see only near tokens."""
     return SentenceTransformer(
         modules=[modern_bert(directory), Pooling(DIMENSIONS, "mean")], device="cpu"
     )
@@ -257,7 +257,7 @@ KINDS: Final[dict[str, Callable[[Path], SentenceTransformer]]] = {
 
 
 def build(kind: str, directory: Path, seed: int = 0) -> Path:
-    """Files of a random model; the same kind and seed are the same model every time."""
+    """Write the files of a random model; the same kind and seed make the same model."""
     torch.manual_seed(len(kind) + 100 * seed)
     model = KINDS[kind](directory / "transformer")
     model.save(str(directory / "model"), create_model_card=False)

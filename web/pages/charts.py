@@ -20,10 +20,10 @@ from web.pages.drawing import (
 from web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_course
 from web.pages.reading import Charts, Reader
 from web.pages.workers import read_pairs
-from web.services import Service, need
+from web.services import Caller, Service, need
 
 HEADERS: Final = {"cache-control": "private, max-age=5"}
-MINUTES_MIN: Final = 300.0  # shown of a course that has just begun
+MINUTES_MIN: Final = 300.0  # seconds at least on the axis, for a job that has just begun
 
 router: Final = APIRouter(prefix="/charts", include_in_schema=False, dependencies=need(Scope.READ))
 
@@ -36,8 +36,8 @@ Drawn = Annotated[Look, Depends(_look)]
 
 
 @router.get("/farm.svg")
-def farm_chart(reader: Reader, gallery: Charts, look: Drawn) -> Response:
-    """Tokens per second of the farm over the last hour."""
+def farm_chart(reader: Reader, who: Caller, gallery: Charts, look: Drawn) -> Response:
+    """Draw tokens per second over the last hour, of all jobs that the caller may see."""
 
     def draw() -> bytes:
         view = reader.read()
@@ -46,14 +46,14 @@ def farm_chart(reader: Reader, gallery: Charts, look: Drawn) -> Response:
         since = view.time - HOUR_SECONDS
         return draw_courses([Course("tokens per second", times, values)], since, view.time, look)
 
-    return _answer(gallery.show(("farm", look), draw))
+    return _answer(gallery.show(("farm", who.tenant, look), draw))
 
 
 @router.get("/jobs/{job}/speed.svg")
 def job_chart(
     services: Service, reader: Reader, gallery: Charts, look: Drawn, job: JobId
 ) -> Response:
-    """Tokens and chunks per second of a job over the last hour."""
+    """Draw tokens and chunks per second of a job over the last hour."""
 
     def draw() -> bytes:
         course = read_course(services.farm, job)
@@ -70,8 +70,10 @@ def job_chart(
 
 
 @router.get("/jobs/{job}/lanes.svg")
-def lanes_chart(services: Service, gallery: Charts, look: Drawn, job: JobId) -> Response:
-    """Micro-batches of the last minute, those of one job in colour."""
+def lanes_chart(
+    services: Service, who: Caller, gallery: Charts, look: Drawn, job: JobId
+) -> Response:
+    """Draw the micro-batches of the last minute, those of one job in colour."""
 
     def draw() -> bytes:
         seconds, _ = services.client.time()
@@ -89,12 +91,12 @@ def lanes_chart(services: Service, gallery: Charts, look: Drawn, job: JobId) -> 
         ]
         return draw_bars(bars, sorted(batches), LANE_SECONDS, look)
 
-    return _answer(gallery.show(("lanes", job, look), draw))
+    return _answer(gallery.show(("lanes", job, who.tenant, look), draw))
 
 
-@router.get("/predictions.svg")
+@router.get("/predictions.svg", dependencies=need(Scope.READ, whole_farm=True))
 def predictions_chart(services: Service, gallery: Charts, look: Drawn) -> Response:
-    """Seconds that micro-batches took, over those that were predicted."""
+    """Draw the seconds that micro-batches took over those that were predicted."""
 
     def draw() -> bytes:
         return draw_pairs([(each.predicted, each.took) for each in read_pairs(services.farm)], look)

@@ -1,4 +1,4 @@
-"""Whole outputs as files, as far as they are on the disk."""
+"""Downloads of whole outputs as one file, as far as they are on the disk."""
 
 import io
 import re
@@ -31,7 +31,7 @@ router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.REA
 
 @router.get("/jobs/{job}/results.{kind}")
 def download(services: Service, job: JobId, kind: Annotated[Format, Path()]) -> StreamingResponse:
-    """All chunks that are on the disk, in order; failed ones are marked as such."""
+    """Send all chunks that are on the disk, in order; failed ones are marked as such."""
     handle = services.farm.job(job)
     status = handle.status()
     if handle.noted(NOTE):
@@ -53,7 +53,7 @@ def download(services: Service, job: JobId, kind: Annotated[Format, Path()]) -> 
 
 
 def why_not(settings: Settings, status: JobStatus) -> str:
-    """Why results of a job are not to be had here; "" if they are."""
+    """Say why the results of a job cannot be had here; "" if they can."""
     if not status.out:
         return "they are where the job's own program collects them"
     try:
@@ -69,7 +69,7 @@ def _close_after(reader: OutputReader, pieces: Iterator[bytes]) -> Iterator[byte
 
 
 def _pieces(reader: OutputReader, rows: int) -> Iterator[Chunks]:
-    """All chunks, so many at a time."""
+    """Yield all chunks, `rows` at a time."""
     start = 0
     while chunks := reader.read(start, rows):
         yield chunks
@@ -82,7 +82,7 @@ def _lines(reader: OutputReader, rows: int) -> Iterator[bytes]:
 
 
 def _matrix(reader: OutputReader, rows: int) -> Iterator[bytes]:
-    """One matrix, whose header says how many rows will come."""
+    """Yield one npy matrix, whose header says how many rows will come."""
     for place, chunks in enumerate(_pieces(reader, rows)):
         if not place:
             yield make_header(reader.available, chunks.layout)
@@ -90,7 +90,7 @@ def _matrix(reader: OutputReader, rows: int) -> Iterator[bytes]:
 
 
 def _arrow(reader: OutputReader, rows: int) -> Iterator[bytes]:
-    """One stream of many batches."""
+    """Yield one Arrow stream of many batches."""
     data = io.BytesIO()
     stream = None
     for chunks in _pieces(reader, rows):

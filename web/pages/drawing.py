@@ -1,4 +1,4 @@
-"""Charts as SVG: figures in, bytes out. Drawn one at a time, since matplotlib is not thread-safe.
+"""Charts as SVG: figures in, bytes out. One is drawn at a time: matplotlib is not thread-safe.
 
 Texts stay texts, in the reader's own fonts. Words that users chose are no formulas, and have only
 characters that the font has.
@@ -21,7 +21,7 @@ from embedfarm.drawing import Bar, draw_lanes
 from web.pages.rendering import number
 
 FRESH_SECONDS: Final = 2.0
-CHARTS_MAX: Final = 64  # kept
+CHARTS_MAX: Final = 64  # that are kept
 NAME_CHARACTERS_MAX: Final = 24
 LANES_MAX: Final = 64
 MINUTE: Final = 60
@@ -32,7 +32,7 @@ Width = Literal["wide", "half", "narrow"]
 
 
 class Colours(NamedTuple):
-    """Those of a theme, as in style.css."""
+    """Colours of a theme, the same as in style.css."""
 
     ink: str
     quiet: str
@@ -65,9 +65,9 @@ class Course(NamedTuple):
     """A quantity over time.
 
     Attributes:
-        unit: On its axis.
+        unit: Unit of the values, written above its axis.
         seconds: Unix times.
-        values: One for each time.
+        values: Values, one for each time.
     """
 
     unit: str
@@ -76,7 +76,7 @@ class Course(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a chart is drawn."""
+    """Theme and width of a chart."""
 
     theme: Theme
     width: Width
@@ -90,7 +90,7 @@ class Gallery:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def show(self, name: object, draw: Callable[[], bytes]) -> bytes:
-        """The chart of that name, drawn anew when it is old."""
+        """Return the chart of that name, drawn anew when it is older than `FRESH_SECONDS`."""
         with self._lock:
             at, data = self._drawn.pop(name, (0.0, b""))
             if time.monotonic() - at > FRESH_SECONDS:
@@ -102,13 +102,13 @@ class Gallery:
 
 
 def draw_courses(courses: Sequence[Course], since: float, now: float, look: Look) -> bytes:
-    """Quantities over the same time, one above the other.
+    """Draw quantities over the same time, one above the other.
 
     Args:
-        courses: At least one.
+        courses: Quantities to draw, at least one.
         since: Unix time at the left.
         now: Unix time at the right.
-        look: How.
+        look: Theme and width of the chart.
     """
     colours = COLOURS[look.theme]
     with _figure(look, 1.15 * len(courses) + 0.75) as (figure, data):
@@ -129,7 +129,7 @@ def draw_courses(courses: Sequence[Course], since: float, now: float, look: Look
 
 
 def draw_bars(bars: Sequence[Bar], lanes: Sequence[str], seconds: float, look: Look) -> bytes:
-    """Micro-batches of the last seconds, up to now at 0, a lane for each worker."""
+    """Draw the micro-batches of the last seconds as bars, in a lane for each worker; 0 is now."""
     colours = COLOURS[look.theme]
     named = {lane: _drawable(lane) for lane in lanes[:LANES_MAX]}
     inches = 0.3 * max(1, len(named)) + 0.7
@@ -146,7 +146,7 @@ def draw_bars(bars: Sequence[Bar], lanes: Sequence[str], seconds: float, look: L
 
 
 def draw_pairs(pairs: Sequence[tuple[float, float]], look: Look) -> bytes:
-    """Seconds that micro-batches took, over those that were predicted; the line: as foretold."""
+    """Draw seconds taken over seconds predicted; on the dotted line the two are the same."""
     colours = COLOURS[look.theme]
     most = 1.1 * max([each for pair in pairs for each in pair], default=1.0)
     with _figure(look, 3.0) as (figure, data):
@@ -166,7 +166,7 @@ def draw_pairs(pairs: Sequence[tuple[float, float]], look: Look) -> bytes:
 
 @contextmanager
 def _figure(look: Look, inches_high: float) -> Iterator[tuple[Figure, io.BytesIO]]:
-    """An empty figure; what it has at the end is written as SVG."""
+    """Give an empty figure; what it has at the end of the block is written as SVG."""
     data = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(INCHES[look.width], inches_high), layout="constrained")
@@ -182,7 +182,7 @@ def _dress(axes: Any, colours: Colours) -> None:  # noqa: ANN401 # matplotlib's 
 
 
 def _with_gaps(course: Course, now: float) -> tuple[list[float], list[float]]:
-    """Times before now and values, with nothing drawn where nobody looked for a while."""
+    """Return times before now and their values, with a gap where nobody looked for a while."""
     times: list[float] = []
     values: list[float] = []
     for second, value in zip(course.seconds, course.values, strict=True):
@@ -195,7 +195,7 @@ def _with_gaps(course: Course, now: float) -> tuple[list[float], list[float]]:
 
 
 def _tell_time(axes: Any, seconds: float, look: Look) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
-    """The last `seconds` up to now, at times as people count them."""
+    """Label the time axis with the last `seconds` up to now, at steps that people count in."""
     most = TICKS_MAX[look.width]
     step = next((each for each in STEPS if seconds / each <= most), STEPS[-1])
     axes.set_xlim(-seconds, 0)
@@ -212,6 +212,6 @@ def _before(seconds: float, _: object) -> str:
 
 
 def _drawable(name: str) -> str:
-    """A name that any font can show, not too long; its end tells like names apart."""
+    """Make a name that any font can show; a long one keeps its end, which tells names apart."""
     plain = "".join(each if " " <= each <= "~" else "?" for each in name)
     return plain if len(plain) <= NAME_CHARACTERS_MAX else f"…{plain[1 - NAME_CHARACTERS_MAX :]}"

@@ -1,4 +1,4 @@
-"""The overview: is it moving, when is it done, what is wrong."""
+"""The overview page: is the farm moving, when is it done, what is wrong."""
 
 import time
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from web.pages.live import LIVE, answer_live
 from web.pages.reading import Reader
 from web.services import Service, Services, need
 
-JOBS_MAX: Final = 50  # of those in work that are shown
-ENDED_MAX: Final = 20  # on a page
+JOBS_MAX: Final = 50  # jobs in work that are shown
+ENDED_MAX: Final = 20  # ended jobs on a page
 NEWEST: Final = "-inf:"  # where the list of ended jobs begins
 ROWS_MAX: Final = 12  # of the table beside the chart
 MOVING: Final = frozenset({"open", "closed"})
@@ -25,11 +25,11 @@ Ended = Annotated[str, Query(max_length=300, pattern=r"^(-(\d+(\.\d+)?|inf):.*)?
 
 
 class Headline(NamedTuple):
-    """The farm in a word, and in a sentence.
+    """State of the farm in a word, and in a sentence.
 
     Attributes:
         kind: "moving", "held", "stopped" or "idle".
-        words: For people.
+        words: Sentence for people.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Headline(NamedTuple):
 
 @router.get("/")
 def overview(request: Request, services: Service, reader: Reader, ended: Ended = "") -> Response:
-    """The farm, its jobs and its workers."""
+    """Show the farm, its jobs and its workers."""
     return answer_live(request, "overview.html", partial(_read, services, reader, ended))
 
 
@@ -64,7 +64,7 @@ def _read(services: Services, reader: FarmReader, ended: str) -> dict[str, Any]:
 
 
 def headline(view: FarmView) -> Headline:
-    """What a person wants to know first."""
+    """Say what a person wants to know first: whether the farm moves, waits or has nothing to do."""
     wanted = [job for job in view.jobs if job.state in MOVING and not job.embedded]
     errors = [each for each in view.bottlenecks if each.severity == "error"]
     if not wanted:
@@ -85,6 +85,6 @@ def _count(count: int, noun: str) -> str:
 
 
 def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """Some of the points, evenly, the newest among them, newest first."""
+    """Take at most `most` of the points, evenly spaced, newest first; the newest is among them."""
     step = max(1, -(-len(points) // most))
     return list(points[::-1][::step])

@@ -1,4 +1,4 @@
-"""One job: how far it is, who works on it, what failed, and what to do about it."""
+"""The page of one job: how far it is, who works on it, what failed, and what to do about it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.REA
 
 
 class Moment(NamedTuple):
-    """What a job did in some seconds before a Unix time."""
+    """Speed of a job in the seconds before a Unix time."""
 
     time: float
     tokens_per_second: float
@@ -43,7 +43,7 @@ class Moment(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What a worker did for a job lately: micro-batches, their chunks, and seconds of each."""
+    """Work of a worker for a job lately: micro-batches, their chunks, and mean seconds of each."""
 
     worker: str
     batches: int
@@ -52,7 +52,7 @@ class Lane(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """How fast a job goes now, and how long it will."""
+    """Speed of a job now, and how long it will still take."""
 
     tokens_per_second: float = 0.0
     chunks_per_second: float = 0.0
@@ -67,7 +67,7 @@ def show_job(
     job: JobId,
     failures: Annotated[After, Query(pattern=PLACE)] = "",
 ) -> Response:
-    """One job."""
+    """Show a job."""
     return answer_live(request, "job.html", partial(_read, services, reader, job, failures))
 
 
@@ -104,7 +104,7 @@ def _speed(reader: FarmReader, name: str) -> Speed:
 
 
 def _spec(handle: Job) -> dict[str, Any]:
-    """What is asked for; nothing where another program has written what cannot be read."""
+    """Return what differs from the defaults in a job's spec; nothing where it cannot be read."""
     try:
         spec = msgspec.structs.asdict(handle.spec())
     except RecordError:
@@ -115,7 +115,7 @@ def _spec(handle: Job) -> dict[str, Any]:
 
 
 def actions_for(job: JobStatus) -> list[str]:
-    """What may be done to a job as it is."""
+    """List what may be done to a job in its state."""
     found = []
     if job.state in MOVING and not job.embedded:
         found.append("pause")
@@ -131,7 +131,7 @@ def actions_for(job: JobStatus) -> list[str]:
 
 
 def read_course(farm: Farm, job: str) -> list[Moment]:
-    """A job over the last hour, from its first micro-batch to its last."""
+    """Read a job's speed over the last hour, from its first micro-batch to its last."""
     course = [
         Moment(
             end, *(amount / max(1e-6, sample.seconds) for amount in sample.jobs.get(job, (0, 0)))
@@ -143,7 +143,7 @@ def read_course(farm: Farm, job: str) -> list[Moment]:
 
 
 def lanes_of(batches: Mapping[str, Sequence[Batch]], job: str) -> list[Lane]:
-    """Who worked on a job lately, by name."""
+    """List which workers worked on a job lately, by name."""
     found = []
     for worker, bars in sorted(batches.items()):
         own = [bar for bar in bars if bar.job == job]

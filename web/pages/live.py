@@ -27,7 +27,7 @@ def _wants_events(request: Request) -> bool:
 
 
 async def _take_place(request: Request, watch: Watching) -> AsyncIterator[None]:
-    """Only events take a place: a page is always to be had."""
+    """Take a place for a stream of events; a page needs none, so that it can always be had."""
     if not _wants_events(request):
         yield
         return
@@ -40,12 +40,12 @@ LIVE: Final = Depends(_take_place)
 
 
 def answer_live(request: Request, template: str, read: Read) -> Response:
-    """The page, or its events for whoever asks for these.
+    """Answer with the page, or with its events where the request asks for these.
 
     Args:
-        request: Of one or the other.
-        template: Its block `live` is what changes.
-        read: Asks the farm for what the template shows; it may block.
+        request: Request for the page or for its events.
+        template: Name of the template, of which the block `live` changes.
+        read: Function that asks the farm for what the template shows; it may block.
     """
     if not _wants_events(request):
         return render(request, template, read())
@@ -54,7 +54,7 @@ def answer_live(request: Request, template: str, read: Read) -> Response:
 
 
 async def _events(request: Request, template: str, read: Read) -> AsyncIterator[str]:
-    """What has changed, about once a second."""
+    """Yield an event about once a second: the changed block, or a comment if nothing changed."""
 
     def draw() -> str:
         try:
@@ -69,12 +69,12 @@ async def _events(request: Request, template: str, read: Read) -> AsyncIterator[
     yield f"retry: {int(REFRESH_SECONDS * 1000)}\n\n"
     while time.monotonic() < end and not watch.closed:
         event = await anyio.to_thread.run_sync(draw)
-        yield event if event != sent else ": as before\n\n"  # by which a lost browser shows
+        yield event if event != sent else ": as before\n\n"  # shows when the browser is gone
         sent = event
         await watch.pause(REFRESH_SECONDS)
 
 
 def _event(name: str, data: str) -> str:
-    """An event; a line break in its data begins another line of it."""
+    """Format a server-sent event; each line of its data gets a line of its own."""
     lines = "".join(f"data: {line}\n" for line in data.splitlines())
     return f"event: {name}\n{lines}\n"

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import HTTPConnection
 
 from embedfarm.terms import priority_name
+from embedfarm.words import moment_of
 from web.keys import Key, Scope
 
 THEMES: Final = ("auto", "light", "dark")
@@ -29,7 +30,7 @@ _FEW: Final = 10  # below, a number has a digit after the point
 
 
 def number(value: float) -> str:
-    """A count or a rate: in full below a million."""
+    """Format a count or a rate, in full below a million."""
     if abs(value) >= _MILLION:
         for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
             if abs(value) >= size:
@@ -40,7 +41,7 @@ def number(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes in the largest unit that leaves a number above one."""
+    """Format bytes in the largest unit that leaves a number of at least one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < _BINARY:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -49,7 +50,7 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in its two largest units."""
+    """Format a time span in its two largest units."""
     if seconds < _FEW:
         return f"{seconds:.1f} s" if seconds else "0 s"
     whole = round(seconds)
@@ -63,13 +64,13 @@ def duration(seconds: float) -> str:
 
 
 def span(seconds: tuple[float, float]) -> str:
-    """From a least to a most, as one where they are told as the same."""
+    """Format an estimate from a least to a most; as one time where both read the same."""
     low, high = map(_roughly, seconds)
     return low if low == high else f"{low} to {high}"
 
 
 def _roughly(seconds: float) -> str:
-    """A time that is foretold: not finer than anybody can."""
+    """Format a predicted time, no finer than a prediction can be."""
     if seconds < _MINUTE:
         return duration(round(seconds))
     if seconds < _HOUR:
@@ -78,36 +79,36 @@ def _roughly(seconds: float) -> str:
 
 
 def clock(seconds: tuple[float, float]) -> str:
-    """When that is over."""
+    """Format at which times of day a span that starts now is over, in UTC."""
     now = time.time()
-    low, high = (datetime.fromtimestamp(now + each, UTC) for each in seconds)
+    low, high = (moment_of(now + each) for each in seconds)
     same = "%H:%M" if high.date() == datetime.now(UTC).date() else "%d %b %H:%M"
     first, last = low.strftime(same), high.strftime(same)
     return f"at {first} UTC" if first == last else f"{first} to {last} UTC"
 
 
 def milliseconds(seconds: float) -> str:
-    """A short time."""
+    """Format a short time in milliseconds, or in seconds from one second on."""
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def percent(part: float) -> str:
-    """A share of one; never 100 % before it is all."""
+    """Format a share of one in percent; 100 % stands only for the whole."""
     return f"{min(part, 0.999) * 100:.1f} %" if part < 1 else f"{part * 100:.0f} %"
 
 
 def moment(milliseconds_: float) -> str:
-    """A time, for people who may be anywhere."""
-    return datetime.fromtimestamp(milliseconds_ / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """Format a Unix time in milliseconds for people, in UTC."""
+    return moment_of(milliseconds_ / 1000).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def iso(milliseconds_: float) -> str:
-    """A time, for programs."""
-    return datetime.fromtimestamp(milliseconds_ / 1000, UTC).isoformat(timespec="seconds")
+    """Format a Unix time in milliseconds as ISO 8601, for programs."""
+    return moment_of(milliseconds_ / 1000).isoformat(timespec="seconds")
 
 
 def ago(milliseconds_: float) -> str:
-    """How long ago a time was, in its largest unit: finer would be another text each second."""
+    """Format how long ago a time was, in its largest unit: a finer one would change each second."""
     seconds = max(0.0, time.time() - milliseconds_ / 1000)
     for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if seconds >= unit:
@@ -116,7 +117,7 @@ def ago(milliseconds_: float) -> str:
 
 
 def segment(text: str) -> str:
-    """A text as one segment of a path."""
+    """Quote a text as one segment of a path."""
     return quote(text, safe="")
 
 
@@ -147,7 +148,7 @@ ENVIRONMENT.filters["priority"] = priority_name
 
 
 def surroundings(connection: HTTPConnection) -> dict[str, Any]:
-    """What the frame of every page needs."""
+    """Return what the frame of every page needs: theme, path, key and its rights."""
     key: Key | None = connection.scope.get("state", {}).get("key")
     theme = connection.cookies.get(THEME_COOKIE, "")
     return {
@@ -159,36 +160,37 @@ def surroundings(connection: HTTPConnection) -> dict[str, Any]:
         "may_read": key is not None and key.allows(Scope.READ),
         "may_submit": key is not None and key.allows(Scope.SUBMIT),
         "may_steer": key is not None and key.allows(Scope.ADMIN),
+        "sees_all": key is not None and key.tenant is None,
     }
 
 
 def render(
     request: HTTPConnection, template: str, context: Mapping[str, Any], status: int = 200
 ) -> Response:
-    """A whole page."""
+    """Render a whole page."""
     text = ENVIRONMENT.get_template(template).render(surroundings(request) | dict(context))
     return HTMLResponse(text, status, HEADERS)
 
 
 def render_block(connection: HTTPConnection, template: str, context: Mapping[str, Any]) -> str:
-    """The part of a page that changes: its block `live`."""
+    """Render the part of a page that changes, its block `live`."""
     found = ENVIRONMENT.get_template(template)
     values = found.new_context(surroundings(connection) | dict(context))
     return "".join(found.blocks["live"](values))
 
 
 def wants_page(connection: HTTPConnection) -> bool:
-    """Whether a browser asks that shows what it gets to a person."""
+    """Tell whether the client is a browser that shows the answer to a person."""
     return "text/html" in connection.headers.get("accept", "")
 
 
 def here(connection: HTTPConnection) -> str:
-    """The path and query of a request."""
+    """Return the path and query of a request."""
     query = connection.url.query
     return connection.url.path + (f"?{query}" if query else "")
 
 
 def local_path(path: str) -> str:
-    """A path on this site that somebody sent along; "/" for all that might lead elsewhere."""
+    """Return a path on this site that a client sent; "/" for anything that might lead elsewhere."""
     safe = path.startswith("/") and path[1:2] not in {"/", "\\"} and path.isprintable()
     return path if safe and len(path) <= PATH_CHARACTERS_MAX else "/"

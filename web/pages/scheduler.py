@@ -1,4 +1,4 @@
-"""The scheduler: how it does, what it plans, why, and by which passes."""
+"""The page of the scheduler: how it does, what it plans, why, and by which passes."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,13 +19,17 @@ DECISIONS_MAX: Final = 5
 PASSES_CHARACTERS_MAX: Final = 2000
 HERE: Final = "/scheduler"
 
-router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
-steering: Final = APIRouter(include_in_schema=False, dependencies=need(Scope.ADMIN))
+router: Final = APIRouter(
+    include_in_schema=False, dependencies=[*need(Scope.READ, whole_farm=True), LIVE]
+)
+steering: Final = APIRouter(
+    include_in_schema=False, dependencies=need(Scope.ADMIN, whole_farm=True)
+)
 
 
 @router.get(HERE)
 def show_scheduler(request: Request, services: Service) -> Response:
-    """The scheduler."""
+    """Show the scheduler."""
     return answer_live(request, "scheduler.html", partial(_read, services))
 
 
@@ -48,7 +52,7 @@ def _read(services: Services) -> dict[str, Any]:
 
 
 def changes(active: Sequence[str], others: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Lists of passes that are one step away, by the pass that is moved and the step."""
+    """Return the lists of passes that are one step away, by the pass that is moved and the step."""
     found: dict[str, dict[str, str]] = {}
     for place, name in enumerate(active):
         rest = [each for each in active if each != name]
@@ -67,7 +71,7 @@ def changes(active: Sequence[str], others: Sequence[str]) -> dict[str, dict[str,
 def ask_passes(
     request: Request, passes: Annotated[str, Query(max_length=PASSES_CHARACTERS_MAX)]
 ) -> Response:
-    """Asks whether these passes are meant."""
+    """Ask whether these passes are meant."""
     told = {
         "question": "Decide by these passes?",
         "consequence": "The next decision goes through them in this order. No work is dropped.",
@@ -87,7 +91,7 @@ def use_passes(
     key: Caller,
     passes: Annotated[str, Form(max_length=PASSES_CHARACTERS_MAX)] = "",
 ) -> Response:
-    """Uses them, and shows the scheduler."""
+    """Use the chosen passes, and show the scheduler."""
     chosen = [each for each in passes.split(",") if each]
     operations.choose_passes(services, key, PassesChange(active=chosen))
     return leave_for(HERE)

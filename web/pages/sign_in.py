@@ -1,4 +1,4 @@
-"""Who looks, and in which colours: the only things that pages keep in cookies."""
+"""Sign-in and the choice of colours: the only things that pages keep in cookies."""
 
 import logging
 from http import HTTPStatus
@@ -7,7 +7,6 @@ from typing import Annotated, Final, cast
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
-from web.keys import find_key
 from web.pages.rendering import PATH_CHARACTERS_MAX, THEME_COOKIE, THEMES, local_path, render
 from web.services import Caller
 from web.sessions import COOKIE, Sessions
@@ -22,8 +21,8 @@ Then = Annotated[str, Form(max_length=PATH_CHARACTERS_MAX)]
 
 @router.get("/login")
 def ask_key(request: Request, then: str = "/") -> Response:
-    """Asks for a key, where keys are asked for."""
-    if not _sessions(request).keys:
+    """Ask for a key, where keys are asked for."""
+    if not _sessions(request).keys.asked:
         return leave_for("/")
     return render(request, "login.html", {"then": local_path(then), "wrong": False})
 
@@ -32,9 +31,9 @@ def ask_key(request: Request, then: str = "/") -> Response:
 def sign_in(
     request: Request, secret: Annotated[str, Form(alias="key")] = "", then: Then = "/"
 ) -> Response:
-    """Begins a session; the key itself is kept nowhere."""
+    """Begin a session; the key itself is kept nowhere."""
     sessions = _sessions(request)
-    key = find_key(sessions.keys, secret.strip()) if len(secret) <= KEY_CHARACTERS_MAX else None
+    key = sessions.keys.find(secret.strip()) if len(secret) <= KEY_CHARACTERS_MAX else None
     if key is None:
         LOGGER.warning("somebody tries to sign in with a key that is none")
         told = {"then": local_path(then), "wrong": True}
@@ -54,7 +53,7 @@ def sign_in(
 
 @router.post("/logout")
 def sign_out(request: Request, key: Caller) -> Response:
-    """Ends a session, also for a copy of its cookie."""
+    """End a session, also for a copy of its cookie."""
     LOGGER.info("%s signs out", key.name)
     _sessions(request).end(request.cookies.get(COOKIE, ""))
     answer = leave_for("/login")
@@ -64,7 +63,7 @@ def sign_out(request: Request, key: Caller) -> Response:
 
 @router.post("/theme")
 def choose_theme(theme: Annotated[str, Form()], then: Then = "/") -> Response:
-    """Remembers the colours in the browser."""
+    """Remember the colours in the browser."""
     answer = leave_for(then)
     if theme in THEMES:
         answer.set_cookie(THEME_COOKIE, theme, THEME_SECONDS, httponly=True, samesite="strict")
@@ -72,7 +71,7 @@ def choose_theme(theme: Annotated[str, Form()], then: Then = "/") -> Response:
 
 
 def leave_for(path: str) -> Response:
-    """Sends the browser to a page of this site, with GET."""
+    """Send the browser to a page of this site, with GET."""
     return RedirectResponse(local_path(path), HTTPStatus.SEE_OTHER)
 
 

@@ -1,4 +1,4 @@
-"""What people do to jobs from the pages: asked first, then done as by the API, then shown."""
+"""Actions on jobs from the pages: asked first, then done as by the API, then shown."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -18,12 +18,12 @@ class Action(NamedTuple):
     """Something that may be done to a job.
 
     Attributes:
-        do: The route of the API that does it.
-        question: What is asked first.
-        consequence: What happens then.
-        yes: On the button.
-        no: On the other one.
-        dangerous: Whether it cannot be undone.
+        do: Function of the API route that does it.
+        question: Question that is asked first.
+        consequence: Sentence that says what happens then.
+        yes: Label of the button that does it.
+        no: Label of the button that does not.
+        dangerous: Whether the action cannot be undone.
     """
 
     do: Callable[[Services, Key, str], Any]
@@ -75,7 +75,7 @@ router: Final = APIRouter(include_in_schema=False, dependencies=need(Scope.SUBMI
 
 @router.get("/jobs/{job}/{verb}")
 def ask(request: Request, services: Service, job: JobId, verb: Verb) -> Response:
-    """Asks whether that is meant."""
+    """Ask whether an action on a job is meant."""
     facts, action = read_job(services.farm, job), ACTIONS[verb]
     told = {
         **action._asdict(),
@@ -88,6 +88,6 @@ def ask(request: Request, services: Service, job: JobId, verb: Verb) -> Response
 
 @router.post("/jobs/{job}/{verb}")
 def act(services: Service, key: Caller, job: JobId, verb: Verb) -> Response:
-    """Does it, and shows the job, or the farm where there is none any more."""
+    """Do an action, and show the job, or the farm after the job was deleted."""
     ACTIONS[verb].do(services, key, job)
     return leave_for("/" if verb == "delete" else f"/jobs/{segment(job)}")

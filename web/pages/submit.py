@@ -1,4 +1,4 @@
-"""A new job: texts that were pasted, or a file, in one form that the API reads as well."""
+"""The page for a new job: pasted texts or a file, in one form that the API reads as well."""
 
 from typing import Annotated, Final, Literal
 
@@ -10,7 +10,7 @@ from web.keys import Scope
 from web.orders import Options
 from web.pages.rendering import render
 from web.pages.sign_in import leave_for
-from web.services import Caller, Service, need
+from web.services import Caller, Service, Services, need
 from web.submissions import submit_job
 
 SINKS: Final = {
@@ -30,19 +30,28 @@ def ask_corpus(
     services: Service,
     of: Annotated[Literal["texts", "file"], Query()] = "texts",
 ) -> Response:
-    """Asks what to embed: texts, or a file with `?of=file`."""
+    """Ask what to embed: texts, or a file with `?of=file`."""
     told = {
         "of": of,
         "models": services.settings.models,
-        "priorities": PRIORITIES,
+        "priorities": priorities_of(services),
         "sinks": SINKS,
         "attended": has_worker(services.client),
     }
     return render(request, "new.html", told)
 
 
+def priorities_of(services: Services) -> dict[str, int]:
+    """Return the priorities that the caller may ask for, by name."""
+    tenant = services.caller.tenant
+    highest = None if tenant is None else services.settings.limits_of(tenant).priority
+    return {
+        name: value for name, value in PRIORITIES.items() if highest is None or value <= highest
+    }
+
+
 @router.post("")
 async def submit(services: Service, key: Caller, request: Request) -> Response:
-    """Submits it, and shows the job."""
+    """Submit a job, and show it."""
     made = await submit_job(services, key, request, Options(), None)
     return leave_for(f"/jobs/{made.headers['location'].rpartition('/')[2]}")

@@ -1,4 +1,4 @@
-"""The workers: what each can do, what it was expected to do, and where its time goes."""
+"""The page of workers: what each can do, what it was expected to do, and where its time goes."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ from web.pages.live import LIVE, answer_live
 from web.pages.reading import Reader
 from web.services import Service, Services, need
 
-PAIRS_MAX: Final = 500  # micro-batches compared
+PAIRS_MAX: Final = 500  # micro-batches that are compared
 CHART_SECONDS: Final = 10
 ACTIVITIES: Final = (
     "forward",
@@ -26,11 +26,13 @@ ACTIVITIES: Final = (
     "queue",
 )  # of the device: it works for jobs, requests, or waits
 
-router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
+router: Final = APIRouter(
+    include_in_schema=False, dependencies=[*need(Scope.READ, whole_farm=True), LIVE]
+)
 
 
 class Pair(NamedTuple):
-    """A micro-batch: seconds that were predicted, and those it took."""
+    """Predicted seconds and taken seconds of a micro-batch."""
 
     worker: str
     predicted: float
@@ -38,7 +40,7 @@ class Pair(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """A rate that is remembered: of which model, and for chunks of how many tokens."""
+    """A learned rate, with its model and the least tokens of the chunks that it is for."""
 
     model: str
     tokens_least: int
@@ -46,7 +48,7 @@ class Learned(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Predictions for a worker: how many, their means, and the median of how far off they were."""
+    """Quality of the predictions for a worker: count, mean seconds, and median relative error."""
 
     batches: int
     predicted_mean: float
@@ -56,7 +58,7 @@ class Accuracy(NamedTuple):
 
 @router.get("/workers")
 def show_workers(request: Request, services: Service, reader: Reader) -> Response:
-    """All workers."""
+    """Show all workers."""
     return answer_live(request, "workers.html", partial(_read, services, reader))
 
 
@@ -76,14 +78,14 @@ def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
 
 
 def where_time_goes(beat: Heartbeat) -> dict[str, float]:
-    """Shares of a device's time by activity, since its first work; nothing before."""
+    """Return the shares of a device's time by activity; nothing before its first work."""
     seconds = {name: beat.where.get(name, 0.0) for name in ACTIVITIES}
     whole = sum(seconds.values())
     return {name: each / whole for name, each in seconds.items()} if seconds["forward"] else {}
 
 
 def read_learned(farm: Farm) -> dict[str, list[Learned]]:
-    """Rates that are remembered, by worker, the shortest chunks first."""
+    """Read the rates that were learned, by worker, the shortest chunks first."""
     found: defaultdict[str, list[Learned]] = defaultdict(list)
     for name, rate in sorted(farm.history().items()):
         worker, _, rest = name.partition("|")
@@ -95,7 +97,7 @@ def read_learned(farm: Farm) -> dict[str, list[Learned]]:
 
 
 def read_pairs(farm: Farm) -> list[Pair]:
-    """The last micro-batches beside what the rates of now would predict."""
+    """Read the last micro-batches with the seconds that today's rates would predict for them."""
     rates = farm.history()
     rows = cast("list[Any]", farm.client.xrevrange(wire.EVENTS, count=PAIRS_MAX))
     found = []
@@ -108,7 +110,7 @@ def read_pairs(farm: Farm) -> list[Pair]:
 
 
 def accuracies(pairs: list[Pair]) -> dict[str, Accuracy]:
-    """How good the predictions are, by worker."""
+    """Return how good the predictions are, by worker."""
     by_worker: defaultdict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         by_worker[pair.worker].append(pair)

@@ -1,4 +1,4 @@
-"""What turns texts into vectors, behind one small protocol.
+"""Engines, which turn texts into vectors, behind one small protocol.
 
 An engine is used by two threads at once: one tokenises the next micro-batch while the other runs
 the current one through the model.
@@ -18,11 +18,11 @@ from embedfarm.settings import Settings
 
 
 class OutOfMemory(RuntimeError):
-    """A device batch did not fit; a smaller one may."""
+    """Raised when a device batch does not fit in memory; a smaller one may."""
 
 
 class DeviceFailed(RuntimeError):
-    """The device itself has failed: only a new process can use it again."""
+    """Raised when the device itself has failed: only a new process can use it again."""
 
 
 Chunk: TypeAlias = str | NDArray[np.int64]
@@ -30,10 +30,10 @@ Chunk: TypeAlias = str | NDArray[np.int64]
 
 
 def only_texts(chunks: Sequence[Chunk]) -> list[str]:
-    """The chunks, for an engine without a recipe.
+    """Return the chunks, which must be texts, for an engine without a recipe.
 
     Raises:
-        ValueError: One of them is no text.
+        ValueError: A chunk is no text.
     """
     texts = [chunk for chunk in chunks if isinstance(chunk, str)]
     if len(texts) < len(chunks):
@@ -49,7 +49,7 @@ class Tokenised:
         lengths: Tokens of each row after truncation, shape (rows,).
         features: What the engine needs to run any subset of the rows.
         owners: The text of each row, ascending, shape (rows,); None where each text is a row.
-        reasons: Why single texts cannot be embedded.
+        reasons: Why single texts cannot be embedded, by text.
     """
 
     lengths: NDArray[np.int64]
@@ -65,11 +65,11 @@ class Tokenised:
         return np.bincount(self.owners, weights=self.lengths).astype(np.int64)
 
     def rows_of(self, texts: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The rows of some texts."""
+        """Return the rows of some texts."""
         return texts if self.owners is None else np.flatnonzero(np.isin(self.owners, texts))
 
     def texts_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The text of each of some rows."""
+        """Return the text of each of some rows."""
         return rows if self.owners is None else self.owners[rows]
 
 
@@ -82,7 +82,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Such as "torch"."""
+        """Name of the engine, such as "torch"."""
 
     @property
     def dimensions(self) -> int:
@@ -106,39 +106,39 @@ class Engine(Protocol):
 
     @property
     def launch_tokens(self) -> int:
-        """What a device batch costs by itself, as the tokens that would take as long."""
+        """Cost of a device batch by itself, as the tokens that would take as long."""
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What must be equal for two vectors to be comparable."""
+        """Properties that must be equal for two vectors to be comparable."""
 
     @property
     def peak_flops_per_second(self) -> float:
-        """What the device does at best in the model's precision; 0 when unknown."""
+        """Operations per second of the device at best in the model's precision; 0 when unknown."""
 
     @property
     def recipe(self) -> TokenRecipe | None:
-        """How a producer may make token ids for `tokenise`; None when it must send texts."""
+        """Recipe for producers to make token ids for `tokenise`; None when they must send texts."""
 
     def for_job(self, spec: JobSpec) -> "Engine | None":
-        """The engine of another job on the same weights; None where it needs others.
+        """Return the engine of another job on the same weights; None where it needs others.
 
         Raises:
             embedfarm.model_files.ModelError: The model cannot do what the job asks for.
         """
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
-        """Floating-point operations for texts of so many tokens without padding; 0 if unknown."""
+        """Return the arithmetic operations for texts of these lengths, unpadded; 0 if unknown."""
 
     def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
-        """Texts cut to the model's limit, as tokens; ids that came for texts are tokens already.
+        """Tokenise texts, cut to the model's limit; ids that came for texts are tokens already.
 
         Raises:
             ValueError: Ids are not the model's, or `recipe` is None and a chunk is no text.
         """
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
-        """Begin to embed some rows; what it returns waits for their vectors.
+        """Begin to embed some rows, and return a function that waits for their vectors.
 
         A device that works by itself is then free to be given the next batch; one that does not
         has done everything when this returns. Batches are finished in the order of their starts.
@@ -146,7 +146,7 @@ class Engine(Protocol):
         """
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Vectors of some rows, shape (len(rows), dimensions).
+        """Embed some rows, to vectors of shape (len(rows), dimensions).
 
         Raises:
             OutOfMemory: The rows do not fit on the device together.
@@ -155,12 +155,12 @@ class Engine(Protocol):
 
 
 def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
-    """The engine that a job asks for, loaded and warmed up.
+    """Open the engine that a job asks for, loaded and warmed up.
 
     Args:
         spec: The job.
         device: torch's name of the device that this process is pinned to: "cpu" or "cuda:0".
-        settings: Where models are kept.
+        settings: Settings, which say where models are kept.
 
     Raises:
         embedfarm.model_files.ModelError: The model is not to be had.
@@ -190,10 +190,10 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
 
 
 def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine | None:
-    """The same model in float32 on the CPU, with the same tokens; None for the null engine.
+    """Open the same model in float32 on the CPU, with the same tokens; None for the null engine.
 
     Raises:
-        embedfarm.model_files.ModelError: It does not load a second time.
+        embedfarm.model_files.ModelError: The model does not load a second time.
     """
     if model_files.is_null(spec.model):
         return None

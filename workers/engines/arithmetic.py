@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 PEAK_SIZE: Final = {"cpu": 1024, "cuda": 8192}  # of square matrices, for which a peak is reached
 PEAK_SECONDS: Final = 0.2
 PEAK_ROUNDS_MIN: Final = 3
+SMALLER: Final = 8  # times smaller matrices are tried first
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,9 @@ class Arithmetic:
     """Operations of a model, and the device's peak; a multiplication and an addition count two.
 
     Attributes:
-        per_token: For each token, whatever the length of its text.
-        per_token_squared: For each pair of tokens of a text: attention.
-        peak_per_second: What the device does when it multiplies large matrices; 0 when unknown.
+        per_token: Operations for each token, whatever the length of its text.
+        per_token_squared: Operations for each pair of tokens of a text: attention.
+        peak_per_second: Operations per second in multiplying large matrices; 0 when unknown.
     """
 
     per_token: float = 0.0
@@ -31,7 +33,7 @@ class Arithmetic:
     peak_per_second: float = 0.0
 
     def flops(self, lengths: NDArray[np.integer]) -> float:
-        """Operations for texts of these lengths without padding.
+        """Return the operations for texts of these lengths without padding.
 
         For a plain encoder it is 2 L (4 d^2 + 2 d f) for a token and 4 L d for a pair (Kaplan et
         al. 2020, table 1, without the causal half).
@@ -41,11 +43,11 @@ class Arithmetic:
 
 
 def count_flops(embed: Callable[[int], Any], lengths: Sequence[int]) -> tuple[float, float]:
-    """Operations per token and per pair of tokens, from two texts.
+    """Count the operations per token and per pair of tokens, from two texts.
 
     Args:
         embed: Runs the model over the first (0) or the second text (1).
-        lengths: Their tokens; the second is the longer one.
+        lengths: Tokens of the two texts; the second is the longer one.
     """
     counts = []
     for text, tokens in enumerate(lengths):
@@ -58,21 +60,37 @@ def count_flops(embed: Callable[[int], Any], lengths: Sequence[int]) -> tuple[fl
     return counts[0] - per_pair * short, per_pair
 
 
+@cache
+def known_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Return `measure_peak`, which a process does once for each device and dtype."""
+    return measure_peak(device, dtype)
+
+
 def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second in multiplying square matrices, the best of some rounds."""
+    """Measure operations per second in multiplying square matrices, the best of some rounds.
+
+    A processor that does not have the dtype is as slow with small matrices, which have to do then.
+    """
     size = PEAK_SIZE[device.type]
+    small = size // SMALLER
+    seconds = _multiply(small, device, dtype, 0.0)
+    if seconds * SMALLER**3 > PEAK_SECONDS:
+        return 2 * small**3 / seconds
+    return 2 * size**3 / _multiply(size, device, dtype, PEAK_SECONDS)
+
+
+def _multiply(size: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    """Multiply square matrices for so long; return the least seconds that it took once."""
     one, other = (torch.ones((size, size), dtype=dtype, device=device) for _ in range(2))
-    best = 0.0
-    rounds = 0
-    ends = time.perf_counter() + PEAK_SECONDS
-    while rounds < PEAK_ROUNDS_MIN or time.perf_counter() < ends:
-        best = max(best, 2 * size**3 / _time(lambda: torch.mm(one, other), device))
-        rounds += 1
-    return best
+    took: list[float] = []
+    ends = time.perf_counter() + seconds
+    while len(took) < PEAK_ROUNDS_MIN or time.perf_counter() < ends:
+        took.append(_time(lambda: torch.mm(one, other), device))
+    return min(took)
 
 
 def _time(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds that some work takes on a device."""
+    """Measure the seconds that some work takes on a device."""
     _wait(device)
     began = time.perf_counter()
     work()

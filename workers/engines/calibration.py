@@ -13,7 +13,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (builtins, inspect, logging, os, threa
 
 
 def calibration_texts() -> list[str]:
-    """Docstrings of some modules that are always loaded, of all lengths, longest last."""
+    """Return docstrings of some modules that are always loaded, of all lengths, longest last."""
     objects = [each for module in _MODULES for each in vars(module).values()]
     objects += [each for kind in (str, dict, list, set, int) for each in vars(kind).values()]
     texts = {text for each in objects if (text := inspect.getdoc(each))}

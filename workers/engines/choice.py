@@ -1,4 +1,4 @@
-"""Which engine embeds a model fastest on this processor: tried once, and remembered."""
+"""Choice of the engine that embeds a model fastest here: tried once, and remembered."""
 
 import fcntl
 import hashlib
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What was found.
+    """The engine that was chosen, and how fast those were that were tried.
 
     Attributes:
         engine: "torch" or "openvino".
-        tokens_per_second: What each one did; one that does not take the model is not there.
+        tokens_per_second: Speed of each engine; one that does not take the model is not there.
     """
 
     engine: str
@@ -47,7 +47,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
-    """The faster of torch and OpenVINO for a job on a CPU; in the precision that it asks for.
+    """Open the faster of torch and OpenVINO for a job on a CPU, in the precision it asks for.
 
     The first worker of a host tries them for some seconds while others wait for what it finds.
 
@@ -69,7 +69,7 @@ def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
 
 
 def try_engines(spec: JobSpec, device: str, settings: Settings) -> Choice:
-    """Run each engine over some real text.
+    """Run each engine over some real text, and choose one.
 
     Raises:
         embedfarm.model_files.ModelError: torch itself does not take the model.
@@ -101,7 +101,7 @@ def _seconds_per_token(engine: Engine) -> float:
 
 
 def _path(spec: JobSpec, settings: Settings) -> Path:
-    """Where the choice for a model on such a processor is kept."""
+    """Return where the choice for a model on such a processor is kept."""
     directory = model_files.resolve(spec.model, settings.model_cache)
     fingerprint = model_files.fingerprint(spec.model, directory, spec, spec.dtype)
     identity = {name: fingerprint[name] for name in ("weights", "configuration", "dtype")} | {
@@ -116,7 +116,7 @@ def _path(spec: JobSpec, settings: Settings) -> Path:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Alone on this host, for as long as it takes; a process that dies lets go."""
+    """Lock out all others on this host during the body; a process that dies lets go."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -32,13 +32,13 @@ class Contender:
 
     Attributes:
         engine: Name of the engine.
-        dtype: What it computes in.
-        reason: Why it cannot be had, "" if it can.
+        dtype: Type in which the engine computes.
+        reason: Why the engine cannot be had, "" if it can.
         tokens_per_second: Median of the rounds, tokenising not included.
-        times_first: Its speed over that of the first, median of the ratios within each round.
+        times_first: Speed over that of the first one, median of the ratios within each round.
         peak_ratio: Share of what the device reaches in multiplying matrices; 0 when unknown.
-        cosine_mean: With the vectors of the first, over all texts.
-        cosine_least: The same, of the worst text.
+        cosine_mean: Mean cosine with the vectors of the first one, over all texts.
+        cosine_least: Least cosine with the vectors of the first one, that of the worst text.
         recall: Share of each text's ten nearest neighbours that stays among them, on average.
     """
 
@@ -55,7 +55,7 @@ class Contender:
 
 
 def contenders(device: str) -> list[Contender]:
-    """What a device can be asked for; the first is what the others are compared with."""
+    """Return what a device can be asked for; the others are compared with the first one."""
     half = resolve_dtype("auto", device)
     if device != "cpu":
         dtypes = sorted({"float16", half})
@@ -72,10 +72,10 @@ def compare_engines(
 
     Args:
         spec: The job; its engine and dtype are overruled.
-        device: torch's name of it.
-        texts: At least two.
-        rounds: How often.
-        settings: Where models are kept.
+        device: torch's name of the device.
+        texts: Texts to embed, at least two.
+        rounds: How often each engine embeds the texts.
+        settings: Settings, which say where models are kept.
 
     Raises:
         embedfarm.model_files.ModelError: The model is not to be had at all.
@@ -115,9 +115,10 @@ def _run_rounds(
     rounds: int,
     device: torch.device,
 ) -> tuple[list[NDArray[np.float32]], dict[str, float]]:
-    """The vectors of each contender, and the device's best in operations per second by dtype.
+    """Return each contender's vectors, and the device's best in operations per second by dtype.
 
-    It is taken between the runs: on a machine that others use too, one moment says little.
+    That best is measured between the runs: on a machine that others use too, one moment says
+    little.
     """
     vectors: list[NDArray[np.float32]] = []
     peaks: dict[str, float] = {}
@@ -134,7 +135,7 @@ def _run_rounds(
 
 
 def embed(engine: Engine, batch: Tokenised) -> NDArray[np.float32]:
-    """Vectors of all rows, in the farm's own device batches."""
+    """Embed all rows in the farm's own device batches."""
     batches = pack(batch.lengths, engine.batch_tokens, engine.launch_tokens, padded=engine.padded)
     vectors = np.empty((len(batch.lengths), engine.dimensions), np.float32)
     for rows in batches:
@@ -143,7 +144,7 @@ def embed(engine: Engine, batch: Tokenised) -> NDArray[np.float32]:
 
 
 def recall(vectors: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
-    """Share of each text's nearest neighbours that stays among them, on average."""
+    """Return the share of each text's nearest neighbours that stays among them, on average."""
     count = min(NEIGHBOURS, len(vectors) - 1)
     found, expected = _neighbours(vectors, count), _neighbours(exact, count)
     kept = [len(np.intersect1d(*each)) for each in zip(found, expected, strict=True)]
@@ -151,7 +152,7 @@ def recall(vectors: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
 
 
 def _neighbours(vectors: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """Indices of the nearest other texts by cosine, shape (n, count)."""
+    """Return the indices of the nearest other texts by cosine, shape (n, count)."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     found = []
     for first in range(0, len(unit), ROWS_AT_A_TIME):

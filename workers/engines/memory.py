@@ -7,14 +7,14 @@ import psutil
 
 
 def limit_batches(device: str, bytes_max: int) -> None:
-    """Let this process take so much memory on its device beside what it has now.
+    """Limit the memory that this process may take on its device beside what it has now.
 
     What does not fit then raises like a device that is full. On a CPU it is a limit on all data of
     the process, which only Linux keeps.
 
     Args:
         device: torch's name of the device.
-        bytes_max: 0 for no limit.
+        bytes_max: Most bytes; 0 for no limit.
     """
     if device == "cpu":
         _limit_data(bytes_max)
@@ -27,7 +27,7 @@ def limit_batches(device: str, bytes_max: int) -> None:
 
 
 def model_bytes(device: str) -> int:
-    """Device memory that the loaded model has; 0 on a CPU, whose memory many share."""
+    """Return the bytes of the loaded model on its device; 0 on a CPU, whose memory many share."""
     if device == "cpu":
         return 0
     import torch  # noqa: PLC0415 # as above

@@ -24,7 +24,7 @@ CHECKSUM_BYTES = 4
 
 @dataclass(frozen=True)
 class NullEngine:
-    """Vectors that depend on the text alone: equal texts give equal bytes.
+    """An engine whose vectors depend on the text alone: equal texts give equal bytes.
 
     A vector is four runs of components, each looked up by one byte of the text's CRC-32, so that
     making one costs little more than copying it. Its length is 1 if `dimensions` divides by four.
@@ -44,10 +44,11 @@ class NullEngine:
 
     @classmethod
     def open(cls, spec: JobSpec) -> "NullEngine":
-        """The engine that `spec.model` describes.
+        """Make the engine that `spec.model` describes.
 
         Raises:
-            ModelError: The name is not "null:<dimensions>[:<tokens per second>]".
+            ModelError: The name is not "null:<dimensions>[:<tokens per second>]", or the job names
+                a prompt.
         """
         if spec.prompt_name:
             raise model_files.ModelError(
@@ -68,7 +69,7 @@ class NullEngine:
         )
 
     def for_job(self, spec: JobSpec) -> "NullEngine | None":
-        """One of the same name: there is nothing to load."""
+        """Return an engine for another job on the same null model; None for another model."""
         if not model_files.is_null(spec.model):
             return None
         other = self.open(spec)
@@ -84,23 +85,23 @@ class NullEngine:
         return np.asarray(runs / norms, dtype=np.float32)
 
     def flops(self, lengths: NDArray[np.int64]) -> float:  # noqa: ARG002 # the protocol's
-        """None: a hash is no arithmetic."""
+        """Return 0: a hash is no arithmetic."""
         return 0.0
 
     def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
-        """Checksums of the texts; a token is four bytes."""
+        """Make checksums of the texts; four bytes count as a token."""
         data = list(map(str.encode, only_texts(chunks)))
         lengths = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
         checksums = np.fromiter(map(zlib.crc32, data), dtype="<u4", count=len(data))
         return Tokenised(np.maximum(1, lengths // BYTES_PER_TOKEN), checksums)
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
-        """All of it at once."""
+        """Embed the rows at once; what is returned has their vectors already."""
         vectors = self.forward(batch, rows)
         return lambda: vectors
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """The runs that the checksums' bytes choose, side by side."""
+        """Return as vectors the runs that the checksums' bytes choose, side by side."""
         chosen = batch.features[rows].view(np.uint8).reshape(len(rows), CHECKSUM_BYTES)
         places = chosen + np.arange(CHECKSUM_BYTES) * 256
         vectors = self.runs[places].reshape(len(rows), -1)[:, : self.dimensions]

@@ -5,6 +5,7 @@ In "int8" weights are quantised when a graph is made and activations when it run
 which costs some accuracy: how much is measured against torch before it is used, and said.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -26,7 +27,7 @@ from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.devices import cpu_name
-from workers.engines.arithmetic import measure_peak
+from workers.engines.arithmetic import known_peak
 from workers.engines.calibration import calibration_texts
 from workers.engines.sentence_transformer import WARM_UP, SentenceTransformerEngine
 
@@ -69,7 +70,7 @@ class OpenVinoEngine(SentenceTransformerEngine):
     name = "openvino"
 
     def for_job(self, spec: JobSpec) -> Self | None:
-        """As of the torch engine, where the graph would be the same."""
+        """Return the engine of another job on the same graph; None where it needs another."""
         other = super().for_job(spec)
         if other is None or _Graph(list(other.model), _example(other)).constants != self.constants:
             return None
@@ -79,7 +80,7 @@ class OpenVinoEngine(SentenceTransformerEngine):
         return other
 
     def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
-        """The graph in place of the modules."""
+        """Run the graph in place of the modules, and return its embeddings."""
         columns = [features[name].numpy() for name in self.inputs]
         self.request.infer(columns, share_inputs=True)
         return torch.from_numpy(self.request.get_output_tensor(0).data.copy())
@@ -89,8 +90,8 @@ class _Graph(torch.nn.Module):
     """All modules of a model in order, as one function of the tensors among its features.
 
     Attributes:
-        inputs: Names of these.
-        constants: The other features that change it: the length of a prompt only where the pooling
+        inputs: Names of the tensors.
+        constants: Other features that change the function: a prompt's length only where the pooling
             leaves the prompt out.
     """
 
@@ -103,20 +104,31 @@ class _Graph(torch.nn.Module):
         self.constants = {k: v for k, v in features.items() if k not in without}
 
     def forward(self, *columns: torch.Tensor) -> torch.Tensor:
-        """Embeddings of the texts, shape (n, dimensions)."""
+        """Return the embeddings of the texts, shape (n, dimensions)."""
         features = dict(zip(self.inputs, columns, strict=True)) | self.constants
         for part in self.parts:
             features = part(features)
         return torch.as_tensor(features["sentence_embedding"])
 
 
+@functools.cache
+def core() -> openvino.Core:
+    """Return OpenVINO's core, of which there is one for as long as the process lives.
+
+    Each core gives the thread that makes it another stack for signals, and takes that away when it
+    goes. Two that do not go in the order in which they came leave a stack that is gone, and the
+    next signal that has a handler, Ctrl-C for example, ends the process by a segmentation fault.
+    """
+    return openvino.Core()
+
+
 def resolve_dtype(dtype: str) -> str:
-    """What "auto" means here: bfloat16 only where the processor computes in it.
+    """Resolve "auto" to bfloat16 where the processor computes in it, else to float32.
 
     Raises:
         ModelError: OpenVINO does not compute in this type.
     """
-    capabilities = openvino.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    capabilities = core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
     if dtype == "auto":
         return "bfloat16" if "BF16" in capabilities else "float32"
     if dtype not in PRECISIONS:
@@ -125,7 +137,7 @@ def resolve_dtype(dtype: str) -> str:
 
 
 def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEngine:
-    """The model on OpenVINO, from the cache, or converted and compared with torch.
+    """Open a model on OpenVINO, from the cache, or converted and compared with torch.
 
     Raises:
         ModelError: The model is not to be had, does not convert, or loses too much by it.
@@ -161,17 +173,17 @@ def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEng
 
 
 def _bytes(model: torch.nn.Module) -> int:
-    """Size of a model's weights."""
+    """Return the size of a model's weights in bytes."""
     return sum(weight.nbytes for weight in model.parameters())
 
 
 def _peak(plain: SentenceTransformerEngine, dtype: str) -> float:
-    """The processor's best in operations per second, as torch reaches it; not known for int8."""
+    """Return the processor's best in operations per second, as torch reaches it; 0 for int8."""
     if dtype == "int8":
         return 0.0
     if dtype == "float32":
         return plain.arithmetic.peak_per_second
-    return measure_peak(plain.device, getattr(torch, dtype))
+    return known_peak(plain.device, getattr(torch, dtype))
 
 
 def _make_graph(
@@ -192,7 +204,7 @@ def _make_graph(
 
 
 def _example(engine: OpenVinoEngine) -> dict[str, Any]:
-    """Features of a small batch."""
+    """Return the features of a small batch."""
     return engine.features(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
 
 
@@ -200,9 +212,8 @@ def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
     """Give the engine its compiled graph."""
     graph = _Graph(list(engine.model), _example(engine))
     engine.inputs, engine.constants = graph.inputs, graph.constants
-    core = openvino.Core()
-    compiled = core.compile_model(
-        core.read_model(path / "graph.xml"),
+    compiled = core().compile_model(
+        core().read_model(path / "graph.xml"),
         DEVICE,
         {
             "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
@@ -216,7 +227,7 @@ def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
 
 
 def _convert(engine: OpenVinoEngine, dtype: str) -> openvino.Model:
-    """The graph of a model, quantised where that is asked for."""
+    """Convert a model to its graph, quantised where that is asked for."""
     example = _example(engine)
     graph = _Graph(list(engine.model), example)
     transformer = cast("Any", engine.model[0]).auto_model
@@ -233,7 +244,7 @@ def _convert(engine: OpenVinoEngine, dtype: str) -> openvino.Model:
 
 
 def _quantise(model: openvino.Model) -> openvino.Model:
-    """Weights in eight bits by channel, symmetric; activations follow when the graph runs.
+    """Quantise weights to eight bits by channel, symmetric; activations follow in each run.
 
     Embeddings are looked up and not multiplied, so they gain nothing by it. Symmetric weights lose
     no more than others and are faster, because nothing has to be added for a zero point.
@@ -248,7 +259,7 @@ def _quantise(model: openvino.Model) -> openvino.Model:
 
 
 def _cache_path(cache: Path, engine: OpenVinoEngine) -> Path:
-    """Directory of a graph: all that changes what it computes, or whether it may be trusted."""
+    """Name a graph's directory by all that changes what it computes, or if it may be trusted."""
     without = NOT_IN_GRAPH if engine.has_routes else NOT_IN_GRAPH | {"task"}
     kept = {name: value for name, value in engine.fingerprint.items() if name not in without}
     identity = kept | {
@@ -262,7 +273,7 @@ def _cache_path(cache: Path, engine: OpenVinoEngine) -> Path:
 
 
 def _compare(plain: SentenceTransformerEngine, engine: OpenVinoEngine, dtype: str) -> None:
-    """Refuse a graph whose vectors are not torch's; say what it loses."""
+    """Refuse a graph whose vectors are not torch's, and log what it loses."""
     texts = calibration_texts()[::8]
     batch, rows = plain.tokenise(texts), np.arange(len(texts))
     ours, theirs = engine.forward(batch, rows), plain.forward(batch, rows)

@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 from embedfarm import model_files
 from embedfarm.records import JobSpec, TokenRecipe
 from workers.engines import Chunk, DeviceFailed, Finish, OutOfMemory, Tokenised, only_texts
-from workers.engines.arithmetic import Arithmetic, count_flops, measure_peak
+from workers.engines.arithmetic import Arithmetic, count_flops, known_peak
 from workers.engines.tokens import Tokenizer, Tokens, lay_end_to_end
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ WARM_UP: Final = ("warm up", "a text that is a little longer than the other one 
 
 
 def resolve_dtype(dtype: str, device: str) -> str:
-    """What "auto" means on a device: half precision only where the hardware computes in it."""
+    """Resolve "auto" on a device: to half precision only where the hardware computes in it."""
     if dtype == "int8":
         raise model_files.ModelError("torch does not compute in int8 here; OpenVINO does, on CPUs")
     if dtype != "auto":
@@ -69,10 +69,10 @@ class SentenceTransformerEngine:
     """A SentenceTransformer on one device; the transformer in its dtype, the rest in float32.
 
     Attributes:
-        directory: Of the model's files.
+        directory: Directory of the model's files.
         has_routes: Whether the model has other modules for another task.
         full_dimensions: Components that its vectors have before any are cut off.
-        first_position: Of a text's tokens where they are not padded; None where they are.
+        first_position: Position of a text's first token without padding; None with padding.
         exact_twin: The same model in float32 on the CPU, if it is at hand.
     """
 
@@ -104,7 +104,7 @@ class SentenceTransformerEngine:
         self._adapt()
 
     def _adapt(self) -> None:
-        """Make ready what depends on the job, and not on the weights."""
+        """Make all ready that depends on the job, and not on the weights."""
         full = self.full_dimensions
         self.dimensions = min(self.spec.dimensions or full, full)
         unit = isinstance(list(self.model)[-1], Normalize) and self.dimensions == full
@@ -122,9 +122,9 @@ class SentenceTransformerEngine:
 
         Args:
             spec: The job.
-            device: torch's name of it.
+            device: torch's name of the device.
             cache: Where models are kept.
-            measured: Whether to find out how much arithmetic it is; the device's peak takes time.
+            measured: Whether to count operations and take the device's peak, which takes time.
 
         Raises:
             embedfarm.model_files.ModelError: The model is not to be had, or does not work.
@@ -155,7 +155,7 @@ class SentenceTransformerEngine:
         return engine
 
     def for_job(self, spec: JobSpec) -> Self | None:
-        """The engine of another job on these modules.
+        """Return the engine of another job on these modules; None where it needs others.
 
         Raises:
             embedfarm.model_files.ModelError: The model cannot do what the job asks for.
@@ -172,31 +172,31 @@ class SentenceTransformerEngine:
 
     @property
     def padded(self) -> bool:
-        """Unless its attention has been replaced."""
+        """Whether texts are padded: they are unless the model's attention was replaced."""
         return self.first_position is None
 
     @property
     def asynchronous(self) -> bool:
-        """A GPU works by itself."""
+        """Whether the device works by itself, as a GPU does."""
         return self.device.type != "cpu"
 
     @property
     def exact(self) -> bool:
-        """Whether it computes in float32 on the CPU: nothing is more exact here."""
+        """Whether the engine computes in float32 on the CPU: nothing is more exact here."""
         return self.device.type == "cpu" and self.fingerprint["dtype"] == "float32"
 
     @property
     def peak_flops_per_second(self) -> float:
-        """As measured when the model was loaded."""
+        """Operations per second of the device at best, measured when the model was loaded."""
         return self.arithmetic.peak_per_second
 
     @property
     def recipe(self) -> TokenRecipe | None:
-        """As the tokenizer found out when the model was loaded."""
+        """Recipe for token ids that the tokenizer found when the model was loaded, if any."""
         return self.tokenizer.recipe
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
-        """As counted when the model was loaded."""
+        """Return the operations for texts of these lengths, by counts made at loading."""
         return self.arithmetic.flops(lengths)
 
     def measure(self, dtype: torch.dtype) -> Arithmetic:
@@ -204,7 +204,7 @@ class SentenceTransformerEngine:
         if not isinstance(self.model[0], Transformer):
             return Arithmetic()  # word vectors are looked up, not computed
         texts = self.tokenizer.truncate(COUNTED)
-        peak = measure_peak(self.device, dtype)
+        peak = known_peak(self.device, dtype)
         try:
             counted = count_flops(
                 lambda row: self.sentence_embeddings(self.features(texts, np.asarray([row]))),
@@ -216,7 +216,7 @@ class SentenceTransformerEngine:
         return Arithmetic(*counted, peak)
 
     def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
-        """Tokens of the chunks, where the model has a tokenizer of its own.
+        """Tokenise the chunks, where the model has a tokenizer of its own.
 
         A model whose first module is not a transformer (static or averaged word vectors) keeps the
         texts; its own preprocessing runs with the forward pass, and lengths are estimates.
@@ -251,11 +251,16 @@ class SentenceTransformerEngine:
         return finish
 
     def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Vectors of `rows` in float32, shape (len(rows), dimensions); raises what `start` does."""
+        """Embed `rows`, to vectors in float32 of shape (len(rows), dimensions).
+
+        Raises:
+            OutOfMemory: The rows do not fit on the device together.
+            DeviceFailed: CUDA is in a state that only a new process gets out of.
+        """
         return self.start(batch, rows)()
 
     def features(self, batch: Tokenised, rows: NDArray[np.intp]) -> dict[str, Any]:
-        """One batch on the device, as the first module wants it."""
+        """Put one batch on the device, as the first module wants it."""
         if isinstance(batch.features, Tokens):
             tokens, lengths = batch.features, batch.lengths[rows]
             if self.first_position is None:
@@ -271,13 +276,13 @@ class SentenceTransformerEngine:
         }
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy that the device makes when it comes to it, from memory that stays in its place."""
+        """Have a GPU copy values when it comes to it, from memory that stays in its place."""
         if self.device.type == "cpu":
             return values
         return values.pin_memory().to(self.device, non_blocking=True)
 
     def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
-        """The model's modules in order; all after the transformer in float32."""
+        """Run the model's modules in order, all after the transformer in float32."""
         for module in self.model:
             features = module(features)
             for name in ("token_embeddings", "sentence_embedding"):
@@ -286,7 +291,7 @@ class SentenceTransformerEngine:
         return torch.as_tensor(features["sentence_embedding"])
 
     def _embed(self, features: dict[str, Any]) -> torch.Tensor:
-        """Vectors as the job wants them, on the device."""
+        """Make vectors as the job wants them, on the device."""
         vectors = self.sentence_embeddings(features)[:, : self.dimensions]
         if self.spec.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
@@ -294,7 +299,7 @@ class SentenceTransformerEngine:
 
 
 def gpu_batch_tokens(arithmetic: Arithmetic) -> int:
-    """Tokens of a device batch on a GPU, before memory is learned."""
+    """Return the tokens of a device batch on a GPU, before memory is learned."""
     if not arithmetic.per_token:
         return BATCH_TOKENS["cuda"]
     least, most = GPU_BATCH_TOKENS
@@ -303,7 +308,7 @@ def gpu_batch_tokens(arithmetic: Arithmetic) -> int:
 
 @contextmanager
 def _device_errors() -> Iterator[None]:
-    """What torch raises, as what it means."""
+    """Raise `OutOfMemory` or `DeviceFailed` in place of the errors of torch that mean it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -331,7 +336,7 @@ def _set_up(model: SentenceTransformer, max_length: int) -> None:
 
 
 def _follow_routes(model: SentenceTransformer, task: str) -> SentenceTransformer:
-    """The model with the modules for the task in place of its routers: a job has one task."""
+    """Return the model with the task's modules in place of routers: a job has one task."""
     if not any(isinstance(module, Router) for module in model):
         return model
     return SentenceTransformer(
@@ -344,7 +349,7 @@ def _follow_routes(model: SentenceTransformer, task: str) -> SentenceTransformer
 
 
 def _modules_for(task: str, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
-    """The modules that a text of a task goes through."""
+    """Return the modules that a text of a task goes through."""
     if not isinstance(module, Router):
         return [module]
     route = module._resolve_route(task or None, "text")  # noqa: SLF001 # no public question

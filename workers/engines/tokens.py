@@ -72,10 +72,10 @@ class Tokenizer:
 
     @cached_property
     def prompt(self) -> str | None:
-        """The job's, else the model's for its task, else the model's default one, as in `encode`.
+        """The prompt: the job's, else the model's for its task or by default, as in `encode`.
 
         Raises:
-            embedfarm.model_files.ModelError: The model has none of the name that the job says.
+            embedfarm.model_files.ModelError: The model has no prompt of the name that the job says.
         """
         spec, prompts = self.spec, self.model.prompts
         if spec.prompt:
@@ -93,7 +93,7 @@ class Tokenizer:
         return self.model.max_seq_length or sys.maxsize
 
     def check(self) -> None:
-        """Refuse a job whose long texts cannot be told or cut.
+        """Refuse a job whose long texts cannot be recognised or cut.
 
         Raises:
             embedfarm.model_files.ModelError: The message says why.
@@ -107,7 +107,7 @@ class Tokenizer:
 
     @property
     def recipe(self) -> TokenRecipe | None:
-        """How token ids can be made elsewhere; None where only the text will do."""
+        """Recipe to make token ids elsewhere; None where only the text will do."""
         if self._encoder is None or self.spec.long != "truncate":
             return None
         return self._encoder.recipe
@@ -131,7 +131,7 @@ class Tokenizer:
             self._constants = plain.features.constants
 
     def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
-        """Tokens of the chunks, a row each, or one for each window of a long text.
+        """Tokenise the chunks, a row each, or one for each window of a long text.
 
         Raises:
             ValueError: A chunk's ids are not the model's, or it should be a text.
@@ -153,7 +153,7 @@ class Tokenizer:
         return replace(self.truncate(list(chain.from_iterable(rows))), owners=owners)
 
     def _encode(self, encoder: TokenEncoder, chunks: Sequence[Chunk]) -> Tokenised:
-        """Tokens of the chunks, a row each."""
+        """Encode chunks that are texts, and take the token ids of the others, a row each."""
         ids, lengths = encoder.encode([chunk for chunk in chunks if isinstance(chunk, str)])
         if len(lengths) < len(chunks):
             made = iter(np.split(ids, np.cumsum(lengths)[:-1]))
@@ -165,7 +165,7 @@ class Tokenizer:
         return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), dict(self._constants)))
 
     def _own(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Token ids that are the model's: others would break the device."""
+        """Return token ids if they are the model's: others would break the device."""
         if len(ids) > self.limit or ids.max(initial=0) >= self._vocabulary:
             raise ValueError("token ids that are not the model's")
         return ids
@@ -175,7 +175,7 @@ class Tokenizer:
         return len(self.model.tokenizer)
 
     def truncate(self, texts: Sequence[str]) -> Tokenised:
-        """Tokens of the texts by the model's own preprocessing, a row each, truncated."""
+        """Tokenise texts by the model's own preprocessing, a row each, truncated."""
         cut = self._cut(texts)
         features = self._preprocess(cut)
         lengths = _lengths(features)
@@ -193,7 +193,7 @@ class Tokenizer:
         return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), constants))
 
     def _windows(self, texts: Sequence[str], full: NDArray[np.intp]) -> dict[int, list[str]]:
-        """Windows of those of the `full` texts that would be truncated.
+        """Return by text the windows of those of the `full` texts that would be truncated.
 
         They are cut from the text, not from its tokens, so that each has the model's whole frame
         around it, prompts included: its vector is that of `encode` of the window.
@@ -221,7 +221,7 @@ class Tokenizer:
         return int(self.limit - self.truncate([""]).lengths[0])
 
     def _preprocess(self, texts: Sequence[str]) -> dict[str, Any]:
-        """The model's own preprocessing, without padding: a list of tokens for each text."""
+        """Run the model's own preprocessing, without padding: a list of tokens for each text."""
         return self.model.preprocess(
             list(texts),
             prompt=self.prompt,
@@ -229,14 +229,14 @@ class Tokenizer:
         )
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
-        """Texts without most of what is truncated anyway, where that is at their ends."""
+        """Cut off most of what is truncated anyway, where that is at the ends of texts."""
         keeps_start = self.model.tokenizer.truncation_side == "right"
         return cut_texts(texts, self.limit) if keeps_start else list(texts)
 
     def pad(
         self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
     ) -> dict[str, Any]:
-        """What the tokenizer's own padding would give."""
+        """Return the features of some rows, padded as the tokenizer would pad them."""
         tokenizer = self.model.tokenizer
         fill = {
             "input_ids": tokenizer.pad_token_id or 0,
@@ -258,10 +258,10 @@ class Tokenizer:
 def lay_end_to_end(
     tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp], first_position: int
 ) -> dict[str, Any]:
-    """Texts in one row without padding, as sentence-transformers has them for flash attention.
+    """Lay texts end to end in one row, as sentence-transformers has them for flash attention.
 
     Args:
-        tokens: Of a micro-batch.
+        tokens: Tokens of a micro-batch.
         lengths: Tokens of each text taken, shape (rows,).
         rows: The texts taken.
         first_position: Where the model begins to count a text's tokens.
@@ -295,13 +295,13 @@ def lay_end_to_end(
 def _places(
     tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
 ) -> NDArray[np.int64]:
-    """Where the tokens of some texts are, one text after the other."""
+    """Return where the tokens of some texts are, one text after the other."""
     # A text's tokens lie as far from their places among these as its end does.
     shifts = np.repeat(tokens.ends[rows] - np.cumsum(lengths), lengths)
     return np.asarray(shifts + np.arange(len(shifts)))
 
 
 def _lengths(features: dict[str, Any]) -> NDArray[np.int64]:
-    """Tokens of each text."""
+    """Count the tokens of each text."""
     rows = features["input_ids"]
     return np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))

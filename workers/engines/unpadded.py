@@ -46,25 +46,25 @@ def attend(
     attention_mask: None,
     **options: Any,  # noqa: ANN401 # a protocol of transformers
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers asks for it, of texts that lie end to end.
+    """Compute attention as transformers asks for it, of texts that lie end to end.
 
     On a GPU it is one kernel, FlashAttention's; on a CPU it is one text after the other.
 
     Args:
         module: The attention that is replaced.
-        query: Shape (1, heads, tokens, size of a head).
-        key: The same, perhaps with fewer heads.
-        value: The same as `key`.
-        attention_mask: None: there is no padding.
+        query: Queries, shape (1, heads, tokens, size of a head).
+        key: Keys, in the shape of the queries, perhaps with fewer heads.
+        value: Values, in the shape of the keys.
+        attention_mask: Always None, since there is no padding.
         options: "cu_seq_lens_q", where texts begin and the last one ends; "max_length_q", the
             tokens of the longest; "scaling" of the products; "sliding_window", which includes the
             token itself; "is_causal", if not as `module` says.
 
     Returns:
-        Shape (1, tokens, heads, size of a head), and no weights.
+        The attended values, shape (1, tokens, heads, size of a head), and no weights.
 
     Raises:
-        ModelError: This attention does more than that.
+        ModelError: The model's attention asks for more, something in `IMPOSSIBLE`.
     """
     del attention_mask
     more = [name for name in IMPOSSIBLE if options.get(name) is not None]
@@ -106,7 +106,7 @@ def attend(
 
 
 def _mask(length: int, reach: int, *, causal: bool) -> torch.Tensor | None:
-    """Which tokens see which, shape (length, length); None where all see all."""
+    """Tell which tokens see which, shape (length, length); None where all see all."""
     seen = length if reach == EVERYTHING else reach
     if seen >= length and not causal:
         return None
@@ -123,10 +123,10 @@ def unpad(engine: SentenceTransformerEngine) -> Callable[[], None]:
     """Have a model attend without padding.
 
     Returns:
-        What has it attend as before.
+        A function that has the model attend as before.
 
     Raises:
-        ModelError: Its attention is its own.
+        ModelError: The model's attention cannot be replaced.
     """
     first = engine.model[0]
     if not isinstance(first, Transformer) or not first.auto_model.is_backend_compatible():
@@ -178,7 +178,7 @@ def unpad_if_faster(engine: SentenceTransformerEngine) -> None:
 
 
 def _measure(engine: SentenceTransformerEngine) -> tuple[NDArray[np.float32], float]:
-    """Vectors of some texts, and the median of the seconds that they take."""
+    """Embed some texts; return the vectors, and the median of the seconds that they take."""
     batch = engine.tokenise(calibration_texts() * COPIES)
     batches = pack(batch.lengths, engine.batch_tokens, engine.launch_tokens, padded=engine.padded)
     vectors = np.empty((len(batch.lengths), engine.dimensions), np.float32)

@@ -11,7 +11,7 @@ from workers.engines import Tokenised
 def cut_windows(
     text: str, offsets: Sequence[tuple[int, int]], room: int, overlap: int
 ) -> Iterator[tuple[int, int]]:
-    """Where windows begin and end that hold all of a text, cut at blanks if that can be.
+    """Yield where windows begin and end that hold all of a text, cut at blanks if that can be.
 
     Args:
         text: The text.
@@ -28,7 +28,7 @@ def cut_windows(
 
 
 def _blank_before(text: str, offsets: Sequence[tuple[int, int]], place: int, least: int) -> int:
-    """The last token from `least` to `place` at a blank; `place` where there is none."""
+    """Return the last token from `least` to `place` at a blank; `place` where there is none."""
     for token in range(place, least - 1, -1):
         start = offsets[token][0]
         if text[start - 1 : start + 1].strip() != text[start - 1 : start + 1]:
@@ -39,15 +39,15 @@ def _blank_before(text: str, offsets: Sequence[tuple[int, int]], place: int, lea
 def pool_windows(
     batch: Tokenised, vectors: NDArray[np.float32], *, normalised: bool
 ) -> NDArray[np.float32]:
-    """One vector for each text: the mean of its windows, weighted by their tokens.
+    """Return one vector for each text: the mean of its windows, weighted by their tokens.
 
     Args:
-        batch: Says which rows are whose.
-        vectors: Of all rows, shape (rows, dimensions).
+        batch: Batch that says which rows are of which text.
+        vectors: Vectors of all rows, shape (rows, dimensions).
         normalised: Whether the model's vectors have length 1; the mean then gets it as well.
 
     Returns:
-        Shape (texts, dimensions). A text of one window keeps that one's vector as it is.
+        Vectors, shape (texts, dimensions). A text of one window keeps that one's vector as it is.
     """
     if batch.owners is None:
         return vectors

@@ -1,8 +1,8 @@
 """A model of the server: what its commands answer and change, without clock, network or disk.
 
-It follows the oldest server that is promised to work, Redis 7.0, and knows only what the farm
-sends; anything else ends the run with `NotImplementedError`, because a made-up answer would prove
-nothing. `tests/simulation/test_server.py` compares it with real servers.
+The model follows the oldest server that is promised to work, Redis 7.0, and knows only what the
+farm sends; anything else ends the run with `NotImplementedError`, because a made-up answer would
+prove nothing. `tests/simulation/test_server.py` compares it with real servers.
 """
 
 from tests.simulation.server.replies import Wait

@@ -1,4 +1,4 @@
-"""Hashes, lists and sorted sets. One that is empty is no more: its key is gone."""
+"""Commands on hashes, lists and sorted sets; the key of an empty one is removed."""
 
 import fnmatch
 import math
@@ -20,23 +20,23 @@ from tests.simulation.server.replies import (
 
 
 class Hash(dict[bytes, bytes]):
-    """Fields and values, in the order in which they came."""
+    """A hash: fields and values, in the order in which they were set."""
 
 
 class List(list[bytes]):
-    """Items, the left one first."""
+    """A list of items, the leftmost first."""
 
 
 class SortedSet(dict[bytes, float]):
-    """Members and scores."""
+    """A sorted set: members and their scores."""
 
     def ordered(self) -> list[tuple[float, bytes]]:
-        """Scores and members, the lowest first."""
+        """Return the scores and members, the lowest first."""
         return sorted((score, member) for member, score in self.items())
 
 
 def _shrink(keys: Keyspace, key: bytes, value: Hash | List | SortedSet, count: int) -> int:
-    """Note that `count` things were taken out of a value."""
+    """Note that `count` items were taken out of a value, and drop its key if it is empty."""
     keys.changes += count
     if not value:
         keys.drop(key)
@@ -47,7 +47,7 @@ def _shrink(keys: Keyspace, key: bytes, value: Hash | List | SortedSet, count: i
 
 
 def hash_set(keys: Keyspace, words: Words) -> Reply:
-    """HSET."""
+    """Run HSET: set fields, and return how many are new."""
     if len(words) % 2:
         raise failure("ERR wrong number of arguments for 'hset' command")
     fields = keys.make(words[1], Hash)
@@ -58,7 +58,7 @@ def hash_set(keys: Keyspace, words: Words) -> Reply:
 
 
 def hash_set_first(keys: Keyspace, words: Words) -> Reply:
-    """HSETNX."""
+    """Run HSETNX: set a field unless it exists, and return 1 if it was set."""
     fields = keys.make(words[1], Hash)
     if words[2] in fields:
         return 0
@@ -68,44 +68,44 @@ def hash_set_first(keys: Keyspace, words: Words) -> Reply:
 
 
 def hash_get(keys: Keyspace, words: Words) -> Reply:
-    """HGET."""
+    """Run HGET: return the value of a field."""
     fields = keys.find(words[1], Hash)
     return None if fields is None else fields.get(words[2])
 
 
 def hash_get_some(keys: Keyspace, words: Words) -> Reply:
-    """HMGET."""
+    """Run HMGET: return the values of some fields."""
     fields = keys.find(words[1], Hash) or Hash()
     return [fields.get(name) for name in words[2:]]
 
 
 def hash_get_all(keys: Keyspace, words: Words) -> Reply:
-    """HGETALL."""
+    """Run HGETALL: return all fields and values."""
     return dict(keys.find(words[1], Hash) or Hash())
 
 
 def hash_names(keys: Keyspace, words: Words) -> Reply:
-    """HKEYS."""
+    """Run HKEYS: return the names of all fields."""
     return list(keys.find(words[1], Hash) or Hash())
 
 
 def hash_values(keys: Keyspace, words: Words) -> Reply:
-    """HVALS."""
+    """Run HVALS: return the values of all fields."""
     return list((keys.find(words[1], Hash) or Hash()).values())
 
 
 def hash_length(keys: Keyspace, words: Words) -> Reply:
-    """HLEN."""
+    """Run HLEN: return the number of fields."""
     return len(keys.find(words[1], Hash) or Hash())
 
 
 def hash_value_length(keys: Keyspace, words: Words) -> Reply:
-    """HSTRLEN."""
+    """Run HSTRLEN: return the length of a field's value."""
     return len((keys.find(words[1], Hash) or Hash()).get(words[2], b""))
 
 
 def hash_delete(keys: Keyspace, words: Words) -> Reply:
-    """HDEL."""
+    """Run HDEL: delete fields, and return how many there were."""
     fields = keys.find(words[1], Hash)
     if fields is None:
         return 0
@@ -114,7 +114,7 @@ def hash_delete(keys: Keyspace, words: Words) -> Reply:
 
 
 def hash_add(keys: Keyspace, words: Words) -> Reply:
-    """HINCRBY."""
+    """Run HINCRBY: add to a field's integer, and return the sum."""
     grown = integer(words[3])
     known = keys.find(words[1], Hash) or Hash()
     number = integer(known.get(words[2], b"0"), "ERR hash value is not an integer") + grown
@@ -124,7 +124,7 @@ def hash_add(keys: Keyspace, words: Words) -> Reply:
 
 
 def hash_scan(keys: Keyspace, words: Words) -> Reply:
-    """HSCAN, which finds everything at once."""
+    """Run HSCAN, which returns all fields at once."""
     chosen = options(words, 3, {b"MATCH": 1, b"COUNT": 1})
     pattern = chosen.get(b"MATCH", [b"*"])[0]
     fields = keys.find(words[1], Hash) or Hash()
@@ -136,7 +136,7 @@ def hash_scan(keys: Keyspace, words: Words) -> Reply:
 
 
 def list_push(keys: Keyspace, words: Words) -> Reply:
-    """LPUSH and RPUSH."""
+    """Run LPUSH or RPUSH: add items at an end, and return the list's length."""
     items = keys.make(words[1], List)
     if words[0].upper() == b"LPUSH":
         items[:0] = words[:1:-1]
@@ -147,7 +147,7 @@ def list_push(keys: Keyspace, words: Words) -> Reply:
 
 
 def list_trim(keys: Keyspace, words: Words) -> Reply:
-    """LTRIM."""
+    """Run LTRIM: keep the items of a range only."""
     first, last = integer(words[2]), integer(words[3])
     items = keys.find(words[1], List)
     if items is not None:
@@ -158,13 +158,13 @@ def list_trim(keys: Keyspace, words: Words) -> Reply:
 
 
 def list_range(keys: Keyspace, words: Words) -> Reply:
-    """LRANGE."""
+    """Run LRANGE: return the items of a range."""
     items = keys.find(words[1], List) or List()
     return list(items[span(integer(words[2]), integer(words[3]), len(items))])
 
 
 def list_pop_waiting(keys: Keyspace, words: Words) -> Reply:
-    """BLPOP."""
+    """Run BLPOP: pop the first item of the first list that has one, or wait."""
     complaint = "ERR timeout is not a float or out of range"
     seconds = score(words[-1], complaint)
     if math.isnan(seconds):
@@ -184,7 +184,7 @@ def list_pop_waiting(keys: Keyspace, words: Words) -> Reply:
 
 
 def set_add(keys: Keyspace, words: Words) -> Reply:
-    """ZADD, with NX or without; how many members are new."""
+    """Run ZADD, with NX or without, and return how many members are new."""
     first_only = words[2].upper() == b"NX"
     rest = words[2 + first_only :]
     if not rest or len(rest) % 2:
@@ -200,7 +200,7 @@ def set_add(keys: Keyspace, words: Words) -> Reply:
 
 
 def set_remove(keys: Keyspace, words: Words) -> Reply:
-    """ZREM."""
+    """Run ZREM: remove members, and return how many there were."""
     members = keys.find(words[1], SortedSet)
     if members is None:
         return 0
@@ -209,18 +209,18 @@ def set_remove(keys: Keyspace, words: Words) -> Reply:
 
 
 def set_count(keys: Keyspace, words: Words) -> Reply:
-    """ZCARD."""
+    """Run ZCARD: return the number of members."""
     return len(keys.find(words[1], SortedSet) or ())
 
 
 def set_score(keys: Keyspace, words: Words) -> Reply:
-    """ZSCORE."""
+    """Run ZSCORE: return the score of a member."""
     members = keys.find(words[1], SortedSet)
     return None if members is None else members.get(words[2])
 
 
 def set_range(keys: Keyspace, words: Words) -> Reply:
-    """ZRANGE and ZREVRANGE by place."""
+    """Run ZRANGE or ZREVRANGE: return the members of a range of ranks."""
     chosen = options(words, 4, {b"WITHSCORES": 0})
     rows = (keys.find(words[1], SortedSet) or SortedSet()).ordered()
     if words[0].upper() == b"ZREVRANGE":
@@ -232,7 +232,7 @@ def set_range(keys: Keyspace, words: Words) -> Reply:
 
 
 def _between(keys: Keyspace, words: Words) -> list[bytes]:
-    """Members whose score is between two bounds, those that begin with "(" excluded."""
+    """Return members by two bounds of their score; a bound that begins with "(" is excluded."""
     complaint = "ERR min or max is not a float"
     low, high = (score(word.removeprefix(b"("), complaint) for word in words[2:4])
     low_open, high_open = (word.startswith(b"(") for word in words[2:4])
@@ -245,13 +245,13 @@ def _between(keys: Keyspace, words: Words) -> list[bytes]:
 
 
 def set_range_by_score(keys: Keyspace, words: Words) -> Reply:
-    """ZRANGEBYSCORE."""
+    """Run ZRANGEBYSCORE: return the members between two scores."""
     options(words, 4, {})
     return _between(keys, words)
 
 
 def set_remove_by_score(keys: Keyspace, words: Words) -> Reply:
-    """ZREMRANGEBYSCORE."""
+    """Run ZREMRANGEBYSCORE: remove the members between two scores."""
     return set_remove(keys, [words[0], words[1], *_between(keys, words)])
 
 

@@ -1,4 +1,4 @@
-"""Consumer groups: who has which entry, since when, and how often it was delivered."""
+"""Consumer groups: which consumer has which entry, since when, and after how many deliveries."""
 
 from collections import Counter
 
@@ -30,10 +30,10 @@ from tests.simulation.server.streams import (
 
 
 def _group(keys: Keyspace, key: bytes, name: bytes, suffix: str = "") -> tuple[Stream, Group]:
-    """A stream and its group.
+    """Return a stream and its group.
 
     Raises:
-        redis.ResponseError: NOGROUP.
+        redis.ResponseError: There is no such stream or group (NOGROUP).
     """
     stream = keys.find(key, Stream)
     if stream is None or name not in stream.groups:
@@ -43,7 +43,7 @@ def _group(keys: Keyspace, key: bytes, name: bytes, suffix: str = "") -> tuple[S
 
 
 def create(keys: Keyspace, words: Words) -> Reply:
-    """XGROUP CREATE, with MKSTREAM or without."""
+    """Run XGROUP CREATE, with MKSTREAM or without."""
     if words[1].upper() != b"CREATE":
         raise NotImplementedError(words)
     chosen = options(words, 5, {b"MKSTREAM": 0})
@@ -63,7 +63,7 @@ def create(keys: Keyspace, words: Words) -> Reply:
 
 
 def describe(keys: Keyspace, words: Words) -> Reply:
-    """XINFO GROUPS, without what it says about lag, which is wrong after XDEL."""
+    """Run XINFO GROUPS, without what it says about lag, which is wrong after XDEL."""
     if words[1].upper() != b"GROUPS":
         raise NotImplementedError(words)
     stream = keys.find(words[2], Stream)
@@ -81,7 +81,7 @@ def describe(keys: Keyspace, words: Words) -> Reply:
 
 
 def read_new(keys: Keyspace, words: Words) -> Reply:
-    """XREADGROUP for new entries; one stream without the group fails them all."""
+    """Run XREADGROUP for new entries; one stream without the group fails them all."""
     chosen, names, ids = reading(words, 1)
     if b"GROUP" not in chosen or any(word != b">" for word in ids):
         raise NotImplementedError(words)
@@ -104,7 +104,7 @@ def read_new(keys: Keyspace, words: Words) -> Reply:
 
 
 def pending(keys: Keyspace, words: Words) -> Reply:
-    """XPENDING, in both forms."""
+    """Run XPENDING, in both forms."""
     if len(words) == 3:
         return _summary(_group(keys, words[1], words[2])[1])
     idle = integer(words[4]) if words[3].upper() == b"IDLE" else 0
@@ -134,7 +134,7 @@ def _summary(group: Group) -> Reply:
 
 
 def claim(keys: Keyspace, words: Words) -> Reply:
-    """XCLAIM with IDLE, RETRYCOUNT, JUSTID; what was deleted meanwhile is nobody's any more."""
+    """Run XCLAIM with IDLE, RETRYCOUNT, JUSTID; a lease of a deleted entry is dropped."""
     stream, group = _group(keys, words[1], words[2])
     consumer = words[3]
     least = max(0, integer(words[4], "ERR Invalid min-idle-time argument for XCLAIM"))
@@ -165,7 +165,7 @@ def claim(keys: Keyspace, words: Words) -> Reply:
 
 
 def acknowledge(keys: Keyspace, words: Words) -> Reply:
-    """XACK."""
+    """Run XACK: drop the leases of entries, and return how many there were."""
     stream = keys.find(words[1], Stream)
     group = stream.groups.get(words[2]) if stream else None
     if group is None:

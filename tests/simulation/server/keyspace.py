@@ -1,4 +1,4 @@
-"""Keys, what lies under them, and when they expire."""
+"""Keys, their values, and when they expire."""
 
 from typing import TypeVar
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Keyspace:
-    """All data of a server.
+    """The data of a server, by key.
 
     Attributes:
-        now_ms: The time of the command that runs; whoever runs one sets it.
-        changes: Grows with every change.
-        full: Whether the server's memory is.
+        now_ms: Unix ms of the command that runs; its caller sets it.
+        changes: A counter that grows with every change.
+        full: Whether the server's memory is full.
     """
 
     def __init__(self) -> None:
@@ -35,20 +35,20 @@ class Keyspace:
         self._expiries: dict[bytes, int] = {}
 
     def keys(self) -> list[bytes]:
-        """All keys that have not expired."""
+        """Return all keys that have not expired."""
         return [key for key in list(self._values) if self.get(key) is not None]
 
     def get(self, key: bytes) -> object | None:
-        """What lies under a key, whatever it is."""
+        """Return the value of a key, whatever its type; None if there is none."""
         if key in self._expiries and self.now_ms > self._expiries[key]:
             del self._values[key], self._expiries[key]
         return self._values.get(key)
 
     def find(self, key: bytes, kind: type[T]) -> T | None:
-        """What lies under a key, if it is of that kind.
+        """Return the value of a key, if it is of a type; None if there is none.
 
         Raises:
-            redis.ResponseError: It is of another.
+            redis.ResponseError: The value is of another type.
         """
         value = self.get(key) if key in self._expiries else self._values.get(key)
         if value is None or type(value) is kind:
@@ -56,7 +56,7 @@ class Keyspace:
         raise failure(WRONG_TYPE)
 
     def make(self, key: bytes, kind: type[T]) -> T:
-        """As `find`, but it makes what is missing."""
+        """Return the value of a key like `find`, but make an empty one if there is none."""
         value = self.find(key, kind)
         if value is None:
             value = kind()
@@ -64,13 +64,13 @@ class Keyspace:
         return value
 
     def put(self, key: bytes, value: object) -> None:
-        """Put something under a key, for ever."""
+        """Set the value of a key, without expiry."""
         self._values[key] = value
         self._expiries.pop(key, None)
         self.changes += 1
 
     def drop(self, key: bytes) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key; return whether it was there."""
         if self.get(key) is None:
             return False
         del self._values[key]
@@ -79,7 +79,7 @@ class Keyspace:
         return True
 
     def expire(self, key: bytes, at_ms: int) -> None:
-        """Have a key expire once `at_ms` is over."""
+        """Let a key expire once `at_ms` is over."""
         if at_ms <= self.now_ms:
             self.drop(key)
             return
@@ -87,22 +87,22 @@ class Keyspace:
         self.changes += 1
 
     def expiry(self, key: bytes) -> int | None:
-        """Unix ms at which a key expires, None for never."""
+        """Return the Unix ms at which a key expires, None for never."""
         return self._expiries.get(key)
 
 
 def delete(keys: Keyspace, words: Words) -> Reply:
-    """DEL and UNLINK."""
+    """Run DEL or UNLINK: remove keys, and return how many there were."""
     return sum(keys.drop(key) for key in words[1:])
 
 
 def exists(keys: Keyspace, words: Words) -> Reply:
-    """EXISTS."""
+    """Run EXISTS: return how many of the keys exist."""
     return sum(keys.get(key) is not None for key in words[1:])
 
 
 def expire(keys: Keyspace, words: Words) -> Reply:
-    """EXPIRE and PEXPIRE, without options."""
+    """Run EXPIRE or PEXPIRE, without options."""
     if len(words) > 3:
         raise NotImplementedError(words)
     unit = 1 if words[0].upper() == b"PEXPIRE" else 1000
@@ -114,7 +114,7 @@ def expire(keys: Keyspace, words: Words) -> Reply:
 
 
 def time_to_live(keys: Keyspace, words: Words) -> Reply:
-    """PTTL."""
+    """Run PTTL: return the milliseconds until a key expires, -1 for never, -2 without the key."""
     if keys.get(words[1]) is None:
         return -2
     expiry = keys.expiry(words[1])
@@ -122,17 +122,17 @@ def time_to_live(keys: Keyspace, words: Words) -> Reply:
 
 
 def tell_time(keys: Keyspace, _: Words) -> Reply:
-    """TIME."""
+    """Run TIME: return seconds and microseconds."""
     return [b"%d" % (keys.now_ms // 1000), b"%d" % (keys.now_ms % 1000 * 1000)]
 
 
 def get(keys: Keyspace, words: Words) -> Reply:
-    """GET."""
+    """Run GET: return the value of a string."""
     return keys.find(words[1], bytes)
 
 
 def put(keys: Keyspace, words: Words) -> Status | None:
-    """SET with EX, PX, NX, XX."""
+    """Run SET with EX, PX, NX, XX."""
     chosen = options(words, 3, {b"EX": 1, b"PX": 1, b"NX": 0, b"XX": 0})
     if {b"EX", b"PX"} <= chosen.keys() or {b"NX", b"XX"} <= chosen.keys():
         raise failure(SYNTAX)
@@ -153,7 +153,7 @@ def put(keys: Keyspace, words: Words) -> Status | None:
 
 
 def increment(keys: Keyspace, words: Words) -> Reply:
-    """INCR; it keeps the time to live."""
+    """Run INCR, which keeps the time to live, and return the new number."""
     number = integer(b"0" if (value := keys.find(words[1], bytes)) is None else value) + 1
     expiry = keys.expiry(words[1])
     keys.put(words[1], b"%d" % number)

@@ -1,4 +1,4 @@
-"""What commands are made of and answer: words, numbers, errors."""
+"""Parts of commands and replies: words, numbers, options, errors."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -19,7 +19,7 @@ Reply: TypeAlias = Any  # what redis-py's parser gives: bytes, int, float, None,
 
 
 class Status(bytes):
-    """A reply that is no data but says how it went; a script sees the difference."""
+    """A reply such as OK, which scripts see as a table and not as data."""
 
 
 OK: Final = Status(b"OK")
@@ -29,8 +29,8 @@ class Wait(NamedTuple):
     """A command that found nothing and waits.
 
     Attributes:
-        words: To be executed again after a write; "$" has become an ID.
-        seconds: Until it gives up, and its answer is None.
+        words: The command to be executed again after a write; "$" has become an ID.
+        seconds: Seconds until it gives up, and its answer is None.
     """
 
     words: list[bytes]
@@ -38,11 +38,11 @@ class Wait(NamedTuple):
 
 
 class Command(NamedTuple):
-    """How a command is run.
+    """The function of a command, and what is checked before it is run.
 
     Attributes:
-        run: Takes what it works on, and its words with its name.
-        length: Words that it has; negative when that is the least.
+        run: Takes the data that it works on, and the words of the command with its name.
+        length: Number of its words, with its name; negative when that is the least.
         writes: Whether it may change something.
         grows: Whether it is refused when the server's memory is full.
     """
@@ -54,7 +54,7 @@ class Command(NamedTuple):
 
 
 def failure(message: str) -> redis.ResponseError:
-    """The exception that redis-py makes of an error reply, which is noted in it."""
+    """Return the exception that redis-py makes of an error reply, with the reply as a note."""
     error = BaseParser.parse_error(message)
     assert isinstance(error, redis.ResponseError)
     error.add_note(message)
@@ -63,7 +63,7 @@ def failure(message: str) -> redis.ResponseError:
 
 @lru_cache(WORDS_KNOWN)
 def integer(word: bytes, complaint: str = NO_INTEGER) -> int:
-    """A 64-bit integer, written as the server writes it: it takes no "-0", "+1" or " 1"."""
+    """Return a 64-bit integer; like the server, refuse forms such as "-0", "+1" or " 1"."""
     try:
         number = int(word)
     except ValueError:
@@ -74,7 +74,7 @@ def integer(word: bytes, complaint: str = NO_INTEGER) -> int:
 
 
 def score(word: bytes, complaint: str = "ERR value is not a valid float") -> float:
-    """A floating-point number."""
+    """Return a word as a floating-point number, or raise the server's error."""
     try:
         return float(word)
     except ValueError:
@@ -82,17 +82,17 @@ def score(word: bytes, complaint: str = "ERR value is not a valid float") -> flo
 
 
 def span(first: int, last: int, length: int) -> slice:
-    """Both ends inclusive, and negative ones counted from the end."""
+    """Return the slice of a range: both ends are inclusive, negative ones count from the end."""
     first = max(0, first + length if first < 0 else first)
     last = last + length if last < 0 else last
     return slice(first, max(first, last + 1))
 
 
 def options(words: Words, first: int, counts: dict[bytes, int]) -> dict[bytes, Words]:
-    """Options from word `first` on, each with as many values as `counts` says.
+    """Return the options from word `first` on, each with as many values as `counts` says.
 
     Raises:
-        NotImplementedError: One that no program of the farm uses.
+        NotImplementedError: An option is not in `counts`.
     """
     found: dict[bytes, Words] = {}
     place = first

@@ -90,10 +90,10 @@ class Script(NamedTuple):
     """A compiled script.
 
     Attributes:
-        source: As it was sent.
-        run: Takes how many of the words that follow are KEYS; the others are ARGV.
-        allows_full: It may run though the server's memory is full.
-        checks: What it may do is said in its first line, and looked at before it starts.
+        source: Its source, as it was sent.
+        run: Takes the number of KEYS, and then the words of KEYS and ARGV.
+        allows_full: Whether it may run though the server's memory is full.
+        checks: Whether its first line declares flags, which are checked before it starts.
     """
 
     source: bytes
@@ -104,13 +104,13 @@ class Script(NamedTuple):
 
 @cache
 def digest(source: bytes) -> bytes:
-    """The name of a script."""
+    """Return the SHA-1 of a script, by which EVALSHA names it."""
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
 
 
 @cache
 def compiled(source: bytes) -> Script:
-    """A script, ready to run on any server."""
+    """Return a compiled script, ready to run on any server."""
     head, _, body = source.partition(b"\n") if source.startswith(b"#!") else (b"", b"", source)
     try:
         run = _compile(b"\n" * bool(head) + body)
@@ -120,7 +120,7 @@ def compiled(source: bytes) -> Script:
 
 
 def run(script: Script, keys: int, words: Words, call: Call) -> Reply:
-    """A script's answer to words, the first of which are keys, its `redis.call` being `call`."""
+    """Run a script, its first `keys` words as KEYS and `call` as `redis.call`; return its reply."""
     _current.append(call)
     try:
         return _from_lua(script.run(keys, *words))
@@ -136,12 +136,12 @@ def _call(*words: bytes) -> object:
 
 
 def _to_lua(reply: Reply) -> object:
-    """A reply as a script sees it, in the protocol's second version."""
+    """Return a reply as a script sees it, in RESP2."""
     return _CONVERSIONS[type(reply)](reply)
 
 
 def _map_to_lua(reply: dict[bytes, Any]) -> object:
-    """A map as a flat list; one of streams as pairs."""
+    """Return a map as a flat list; a map of streams as a list of pairs."""
     if any(type(value) is list for value in reply.values()):
         return _to_lua([list(pair) for pair in reply.items()])
     return _to_lua([word for pair in reply.items() for word in pair])
@@ -159,7 +159,7 @@ _CONVERSIONS: Final[dict[type, Callable[[Any], object]]] = {
 
 
 def _from_lua(answer: Any) -> Reply:  # noqa: ANN401 # what a Lua table is
-    """A script's answer as the reply that its caller gets: numbers lose what is behind the dot."""
+    """Return a script's answer as its caller's reply: numbers lose their fractions."""
     if isinstance(answer, bytes):
         return answer
     if answer is None or answer is False:

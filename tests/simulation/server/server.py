@@ -32,9 +32,9 @@ class ModelServer:
     """A server that holds its data in Python and gets the time with each command.
 
     Attributes:
-        full: Its memory is; commands that need more are refused, as the real one refuses them.
-        run_id: Tells it from those that it was before.
-        log: Unix ms and words of every command that changed something, in order. A script is one
+        full: Whether its memory is full: like the real server, it refuses commands that need more.
+        run_id: Id that differs for each start of the server.
+        log: Unix ms and words of each command that changed something, in order. A script is one
             command, with its source; a transaction is MULTI, its commands, and EXEC.
     """
 
@@ -48,9 +48,9 @@ class ModelServer:
 
     @classmethod
     def replayed(cls, log: Iterable[tuple[int, tuple[bytes, ...]]]) -> "ModelServer":
-        """What a server has that starts again on this log.
+        """Return a server that has started again on a log.
 
-        A transaction whose end is not in it never happened; no script is known any more.
+        A transaction whose end is not in the log never happened; no script is known any more.
         """
         server = cls()
         for now_ms, words in log:
@@ -61,16 +61,16 @@ class ModelServer:
         return server
 
     def execute(self, words: Words, now_ms: int, connection: int = 0) -> Reply:
-        """The reply to a command, or a `Wait`.
+        """Execute a command, and return its reply or a `Wait`.
 
         Args:
-            words: The command.
-            now_ms: The server's clock.
-            connection: Whose transaction it may belong to.
+            words: The words of the command.
+            now_ms: Unix ms by the server's clock.
+            connection: Number of the connection, whose transaction it may belong to.
 
         Raises:
             redis.ResponseError: The server's error, of the class that redis-py makes of it.
-            NotImplementedError: The model does not know this.
+            NotImplementedError: The model does not know the command.
         """
         self._keys.now_ms = now_ms
         name = words[0].upper()
@@ -88,7 +88,7 @@ class ModelServer:
         self._transactions.pop(connection, None)
 
     def leases(self, key: bytes) -> dict[bytes, tuple[bytes, int, int]]:
-        """By entry of a stream: who has it, unix ms of its delivery or renewal, deliveries."""
+        """Return the leases of a stream by entry: consumer, Unix ms of delivery, deliveries."""
         stream = self._keys.find(key, Stream)
         groups = stream.groups.values() if stream else ()
         return {
@@ -98,7 +98,7 @@ class ModelServer:
         }
 
     def dump(self, now_ms: int) -> dict[bytes, tuple[object, int | None]]:
-        """All keys, with what is in them, and the unix ms at which they expire."""
+        """Return all keys with their values, and the Unix ms at which they expire."""
         self._keys.now_ms = now_ms
         return {
             key: (_plain(self._keys.get(key)), self._keys.expiry(key))
@@ -118,7 +118,7 @@ class ModelServer:
         return OWN[name].run(self, words)
 
     def _logged(self, name: bytes, words: Words) -> tuple[bytes, ...]:
-        """A command as the log has it."""
+        """Return a command as it is written to the log: EVALSHA becomes EVAL."""
         if name == b"EVALSHA":
             return (b"EVAL", self._scripts[words[1].lower()].source, *words[2:])
         return tuple(words)
@@ -166,7 +166,7 @@ class ModelServer:
         return replies
 
     def _attempt(self, words: Words) -> Reply:
-        """A reply within a transaction: errors are among them, and nothing waits."""
+        """Return a reply within a transaction: errors are values, and nothing waits."""
         try:
             reply = self._run(words[0].upper(), words)
         except redis.ResponseError as error:
@@ -176,7 +176,7 @@ class ModelServer:
     # Scripts.
 
     def _script(self, words: Words) -> Reply:
-        """SCRIPT LOAD and SCRIPT EXISTS."""
+        """Run SCRIPT LOAD or SCRIPT EXISTS."""
         verb, *rest = words[1:]
         if verb.upper() == b"LOAD":
             return self._load(rest[0])
@@ -190,7 +190,7 @@ class ModelServer:
         return name
 
     def _evaluate(self, words: Words) -> Reply:
-        """EVAL, after which the script is known, and EVALSHA."""
+        """Run EVAL, after which the script is known, or EVALSHA."""
         count = integer(words[2])
         if count < 0:
             raise failure("ERR Number of keys can't be negative")
@@ -206,7 +206,7 @@ class ModelServer:
         return scripts.run(script, count, words[3:], call)
 
     def _caller(self, *, may_grow: bool) -> scripts.Call:
-        """What a script's commands do; once one may have changed something no other is refused."""
+        """Return `redis.call`; once a command may have changed something, no other is refused."""
         keys = self._keys
 
         def call(words: Words) -> Reply:
@@ -233,7 +233,7 @@ def _check_length(command: Command, words: Words) -> None:
 
 
 def _greet(_: ModelServer, words: Words) -> Reply:
-    """HELLO, for the third version of the protocol."""
+    """Answer HELLO, for RESP3 only."""
     if list(words[1:2]) != [b"3"]:
         raise NotImplementedError(words)
     return {
@@ -248,31 +248,34 @@ def _greet(_: ModelServer, words: Words) -> Reply:
 
 
 def _describe_client(_: ModelServer, words: Words) -> Reply:
-    """CLIENT SETNAME and SETINFO, which the oldest server does not know."""
+    """Answer CLIENT SETNAME; refuse CLIENT SETINFO, which the oldest server does not know."""
     if words[1].upper() == b"SETNAME":
         return OK
     raise failure(f"ERR Unknown subcommand '{words[1].decode()}'. Try CLIENT HELP.")
 
 
 def _agree(_: ModelServer, _words: Words) -> Reply:
-    """SELECT and AUTH, of a server with one database and without a password."""
+    """Answer SELECT and AUTH with OK, for a server with one database and without a password."""
     return OK
 
 
 def _inform(server: ModelServer, words: Words) -> Reply:
-    """INFO server, of which only the identity is known here."""
-    if [word.lower() for word in words[1:]] != [b"server"]:
-        raise NotImplementedError(words)
-    return f"# Server\r\nrun_id:{server.run_id}\r\n".encode()
+    """Answer INFO server and INFO memory with the fields that the farm asks for."""
+    match [word.lower() for word in words[1:]]:
+        case [b"server"]:
+            return f"# Server\r\nrun_id:{server.run_id}\r\n".encode()
+        case [b"memory"]:
+            return b"# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+    raise NotImplementedError(words)
 
 
 def _ping(_: ModelServer, words: Words) -> Reply:
-    """PING."""
+    """Answer PING with PONG, or with its argument."""
     return words[1] if len(words) > 1 else Status(b"PONG")
 
 
 def _refuse_end(_: ModelServer, words: Words) -> Reply:
-    """EXEC or DISCARD outside of a transaction."""
+    """Refuse EXEC or DISCARD outside of a transaction."""
     raise failure(f"ERR {words[0].decode().upper()} without MULTI")
 
 
@@ -292,7 +295,7 @@ OWN: Final = {
 
 
 def _plain(value: object) -> object:
-    """A value as it can be compared and shown."""
+    """Return a value in a form that can be compared and shown."""
     if not isinstance(value, Stream):
         return value
     groups = {

@@ -1,4 +1,4 @@
-"""Streams: entries in the order of their IDs."""
+"""Streams: entries in the order of their IDs, and the commands on them."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -31,7 +31,7 @@ INVALID: Final = "ERR Invalid stream ID specified as stream command argument"
 
 
 class Lease(NamedTuple):
-    """Who has an entry that is not acknowledged, since when, and how often it was delivered."""
+    """The consumer of an unacknowledged entry, its last delivery in Unix ms, and its deliveries."""
 
     consumer: bytes
     delivered_ms: int
@@ -40,20 +40,20 @@ class Lease(NamedTuple):
 
 @dataclass
 class Group:
-    """Readers who share a stream, the last entry that one of them got, and who has what."""
+    """A consumer group: the last ID that it was given, its leases and its consumers."""
 
     last: Id
     leases: dict[Id, Lease] = field(default_factory=dict)
     consumers: dict[bytes, None] = field(default_factory=dict)
 
     def ordered(self) -> list[Id]:
-        """IDs of the leased entries, the lowest first."""
+        """Return the IDs of the leased entries, the lowest first."""
         return sorted(self.leases)
 
 
 @dataclass
 class Stream:
-    """Entries by ID, all IDs in order, the last one ever given, and the groups."""
+    """A stream: its entries by ID, their IDs in order, the last ID ever given, and its groups."""
 
     fields: dict[Id, list[bytes]] = field(default_factory=dict)
     ids: list[Id] = field(default_factory=list)
@@ -67,26 +67,26 @@ class Stream:
         self.last = entry
 
     def remove(self, entry: Id) -> bool:
-        """Remove an entry; whether it was there. Who has it leased keeps it."""
+        """Remove an entry, but none of its leases; return whether it was there."""
         if self.fields.pop(entry, None) is None:
             return False
         del self.ids[bisect_left(self.ids, entry)]
         return True
 
     def between(self, first: Id, last: Id) -> list[Id]:
-        """IDs of entries, both ends inclusive."""
+        """Return the IDs of the entries between two, both ends inclusive."""
         return self.ids[bisect_left(self.ids, first) : bisect_right(self.ids, last)]
 
     def after(self, entry: Id) -> list[Id]:
-        """IDs of entries above one."""
+        """Return the IDs of the entries above one."""
         return self.ids[bisect_right(self.ids, entry) :]
 
     def rows(self, ids: Sequence[Id]) -> list[list[object]]:
-        """Entries as in replies."""
+        """Return entries in the form of replies: ID and fields."""
         return [[write(each), list(self.fields[each])] for each in ids]
 
     def cut(self, count: int) -> int:
-        """Drop so many of the oldest entries."""
+        """Drop so many of the oldest entries, and return the number."""
         for each in self.ids[:count]:
             del self.fields[each]
         del self.ids[:count]
@@ -95,13 +95,13 @@ class Stream:
 
 @lru_cache(WORDS_KNOWN)
 def write(entry: Id) -> bytes:
-    """An ID as in replies."""
+    """Return an ID in the form of replies."""
     return b"%d-%d" % entry
 
 
 @lru_cache(WORDS_KNOWN)
 def read(word: bytes, rest: int = 0) -> Id:
-    """An ID; `rest` is its second part where that is left out."""
+    """Parse an ID; `rest` is its second part where that is left out."""
     milliseconds, dash, sequence = word.partition(b"-")
     parts = (milliseconds, sequence) if dash else (milliseconds,)
     if not all(part.isdigit() and int(part) <= PART_MAX for part in parts):
@@ -110,17 +110,17 @@ def read(word: bytes, rest: int = 0) -> Id:
 
 
 def successor(entry: Id) -> Id:
-    """The lowest ID above one."""
+    """Return the lowest ID above one."""
     return (entry[0], entry[1] + 1) if entry[1] < PART_MAX else (entry[0] + 1, 0)
 
 
 def predecessor(entry: Id) -> Id:
-    """The highest ID below one."""
+    """Return the highest ID below one."""
     return (entry[0], entry[1] - 1) if entry[1] else (entry[0] - 1, PART_MAX)
 
 
 def read_first(word: bytes) -> Id:
-    """The lower end of a range."""
+    """Parse the lower end of a range."""
     if word == b"-":
         return LOWEST
     if not word.startswith(b"("):
@@ -131,7 +131,7 @@ def read_first(word: bytes) -> Id:
 
 
 def read_last(word: bytes) -> Id:
-    """The upper end of a range."""
+    """Parse the upper end of a range."""
     if word == b"+":
         return HIGHEST
     if not word.startswith(b"("):
@@ -142,7 +142,7 @@ def read_last(word: bytes) -> Id:
 
 
 def add(keys: Keyspace, words: Words) -> Reply:
-    """XADD, with MAXLEN or without."""
+    """Run XADD, with MAXLEN or without, and return the new ID."""
     place, most, exact = 2, -1, True
     if words[2].upper() == b"MAXLEN":
         exact = words[3] != b"~"
@@ -178,13 +178,13 @@ def _new_id(now_ms: int, given: Id | None, last: Id) -> Id:
 
 
 def _trim(stream: Stream, most: int, *, exact: bool) -> int:
-    """Drop the oldest entries beyond `most`; how many that were."""
+    """Drop the oldest entries beyond `most`; return how many were dropped."""
     surplus = max(0, len(stream.ids) - most)
     return stream.cut(surplus if exact else surplus - surplus % NODE_ENTRIES)
 
 
 def trim(keys: Keyspace, words: Words) -> Reply:
-    """XTRIM by MAXLEN or MINID, exactly."""
+    """Run XTRIM by MAXLEN or MINID, without "~"."""
     exactly = [word for word in words if word != b"="]
     if len(exactly) != 4:
         raise NotImplementedError(words)
@@ -208,7 +208,7 @@ def trim(keys: Keyspace, words: Words) -> Reply:
 
 
 def remove(keys: Keyspace, words: Words) -> Reply:
-    """XDEL."""
+    """Run XDEL: remove entries, and return how many there were."""
     stream = keys.find(words[1], Stream)
     if stream is None:
         return 0
@@ -219,13 +219,13 @@ def remove(keys: Keyspace, words: Words) -> Reply:
 
 
 def length(keys: Keyspace, words: Words) -> Reply:
-    """XLEN."""
+    """Run XLEN: return the number of entries."""
     stream = keys.find(words[1], Stream)
     return len(stream.ids) if stream else 0
 
 
 def list_range(keys: Keyspace, words: Words) -> Reply:
-    """XRANGE and XREVRANGE."""
+    """Run XRANGE or XREVRANGE: return the entries of a range."""
     backwards = words[0].upper() == b"XREVRANGE"
     low, high = (words[3], words[2]) if backwards else (words[2], words[3])
     first, last = read_first(low), read_last(high)
@@ -238,7 +238,7 @@ def list_range(keys: Keyspace, words: Words) -> Reply:
 
 
 def reading(words: Words, first: int) -> tuple[dict[bytes, Words], Words, Words]:
-    """Options of XREAD and XREADGROUP from word `first` on, the keys, and an ID for each."""
+    """Parse XREAD or XREADGROUP: options from word `first` on, keys, and an ID for each key."""
     place = first
     while place < len(words) and words[place].upper() != b"STREAMS":
         place += 1
@@ -253,13 +253,13 @@ def reading(words: Words, first: int) -> tuple[dict[bytes, Words], Words, Words]
 
 
 def count_of(chosen: dict[bytes, Words]) -> int:
-    """Most entries of a stream that a reader wants; all without COUNT, or with 0 or less."""
+    """Return the most entries per stream that a reader wants; COUNT of 0 or less means all."""
     count = integer(chosen[b"COUNT"][0]) if b"COUNT" in chosen else 0
     return count if count > 0 else INTEGER_MAX
 
 
 def waiting(words: Words, chosen: dict[bytes, Words]) -> Wait | None:
-    """The answer of a reader that found nothing."""
+    """Return the answer of a reader that found nothing: a `Wait` if it blocks, else None."""
     if b"BLOCK" not in chosen:
         return None
     milliseconds = integer(chosen[b"BLOCK"][0], "ERR timeout is not an integer or out of range")
@@ -269,7 +269,7 @@ def waiting(words: Words, chosen: dict[bytes, Words]) -> Wait | None:
 
 
 def read_entries(keys: Keyspace, words: Words) -> Reply:
-    """XREAD."""
+    """Run XREAD: return the entries of streams after an ID each, or wait."""
     chosen, names, ids = reading(words, 1)
     count = count_of(chosen)
     streams = [keys.find(name, Stream) for name in names]

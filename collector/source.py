@@ -1,0 +1,257 @@
+"""Check that an output was made of the texts of its source, compared as the source is read.
+
+Checksums of texts come with every result (`Result.checksums`) and lie with every part. A run reads
+its source, and takes no result whose texts are not those that it has read in that place.
+"""
+
+import hashlib
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from collector.manifest import CHECKSUM_BYTES, OutputError, Part
+from embedfarm.records import Result, Rows, text_checksums
+
+WAIT_SECONDS: Final = 1.0
+
+
+class SourceChanged(OutputError):
+    """Raised when the source no longer holds the texts that were embedded.
+
+    Attributes:
+        part: First part that was made of other texts; None where that is not known.
+    """
+
+    def __init__(self, message: str, part: Part | None = None) -> None:
+        super().__init__(message)
+        self.part = part
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A place in a source from which a later run can read on.
+
+    Attributes:
+        row: Index of the chunk that comes next.
+        location: Number of the file, or directory, in the order in which they are read.
+        offset: Bytes, rows or files that come before in that location, by its format.
+        line: Lines that come before, or chunks of a directory's file.
+        facts: What the source looked like when the rows before it were read.
+    """
+
+    row: int
+    location: int
+    offset: int
+    line: int
+    facts: str
+
+
+class PrefixCheck:
+    """Tells whether a source still begins with the texts that an output was made from.
+
+    Feed it the source's rows in order.
+
+    Args:
+        parts: The parts of the output that are compared, in order.
+        first: Index of the first row that is fed.
+    """
+
+    def __init__(self, parts: Iterable[Part], first: int = 0) -> None:
+        self.count = first
+        self._parts = iter(parts)
+        self._begin_part()
+
+    def feed(self, checksums: bytes, ids: Sequence[str] | None = None) -> None:
+        """Take the checksums (`text_checksums`) and ids of the next rows, in batches of any size.
+
+        Raises:
+            SourceChanged: A part was made from other texts, or has other ids.
+        """
+        begin, rows = self.count, len(checksums) // CHECKSUM_BYTES
+        self.count += rows
+        done = 0
+        while self._part is not None and done < rows:
+            skip = max(0, self._part.start - begin - done)
+            first = min(rows, done + skip)
+            done = min(rows, self._part.end - begin)
+            self._digest.update(checksums[first * CHECKSUM_BYTES : done * CHECKSUM_BYTES])
+            self._names.update(_names_of(() if ids is None else ids[first:done]))
+            if begin + done == self._part.end:
+                self._end_part(self._part)
+
+    def finish(self) -> int:
+        """Return the number of rows in the source, when all of it was fed.
+
+        Raises:
+            SourceChanged: The source ends before the parts do.
+        """
+        if self._part is not None:
+            raise SourceChanged(
+                _explain(self._part, f"the source ends at row {self.count}"), self._part
+            )
+        return self.count
+
+    def _begin_part(self) -> None:
+        """Expect the next part, if there is one."""
+        self._part = next(self._parts, None)
+        self._digest, self._names = hashlib.sha256(), hashlib.sha256()
+
+    def _end_part(self, part: Part) -> None:
+        """Compare a part whose rows are all there."""
+        if self._digest.hexdigest() != part.texts_sha256:
+            raise SourceChanged(_explain(part, "the source has other texts now"), part)
+        if part.names_sha256 not in ("", self._names.hexdigest()):
+            raise SourceChanged(_explain(part, "the source has other ids now"), part)
+        self._begin_part()
+
+
+class SourceCheck:
+    """Compares results with the source, while one thread reads that and another one collects.
+
+    It holds the checksums of the rows that were read and not yet collected: as many as the job's
+    window has, and those of one batch.
+
+    Attributes:
+        count: Number of rows in the source, once all of it was read; else None.
+        reading: Number of the reading that goes on. What was accepted in an earlier one and is not
+            on disk has to be accepted anew: the source may have changed in between.
+        held: Lock: while somebody holds it, no other reading begins.
+    """
+
+    def __init__(self) -> None:
+        self.count: int | None = None
+        self.reading = 0
+        self.held = threading.RLock()
+        self._changed = threading.Condition()
+        self._prefix = PrefixCheck([])
+        self._first = 0  # index of the first row whose checksum is kept
+        self._checksums = bytearray()
+        self._ids: list[str] = []
+        self._with_ids = False
+        self._marks: deque[Mark] = deque()
+
+    # The reader's side.
+
+    def begin(self, parts: Sequence[Part], first: int = 0) -> None:
+        """Begin to read, or begin again.
+
+        Args:
+            parts: Parts of the output on disk; they are looked at here, when no part is written.
+            first: Index of the first row that is read. Parts that begin before it are not compared:
+                an earlier run has done that, and the source has not changed since.
+        """
+        with self.held, self._changed:
+            self.reading += 1
+            self._prefix = PrefixCheck([part for part in parts if part.start >= first], first)
+            self._first = parts[-1].end if parts else first
+            self._checksums, self._ids, self.count = bytearray(), [], None
+            self._marks.clear()
+
+    def feed(self, rows: Rows, mark: Mark | None = None) -> None:
+        """Take the next rows, and the place behind them if the source can be read on from there.
+
+        Raises:
+            SourceChanged: A part that is on disk was made from other rows.
+        """
+        checksums = text_checksums(rows.texts)
+        with self._changed:
+            begin = self._prefix.count
+            self._prefix.feed(checksums, rows.ids)
+            known = max(0, self._first - begin)
+            self._checksums += checksums[known * CHECKSUM_BYTES :]
+            self._with_ids = rows.ids is not None
+            self._ids += () if rows.ids is None else rows.ids[known:]
+            if mark is not None:
+                self._marks.append(mark)
+            self._changed.notify_all()
+
+    def check_end(self) -> int:
+        """Return the number of rows in the source, when all of it was read.
+
+        Raises:
+            SourceChanged: The source ends before what is on disk does.
+        """
+        with self._changed:
+            return self._prefix.finish()
+
+    def end(self) -> None:
+        """Say that all of the source was read, and that it was not changed meanwhile.
+
+        Raises:
+            SourceChanged: The source ends before what is on disk does.
+        """
+        with self._changed:
+            self.count = self._prefix.finish()
+            self._changed.notify_all()
+
+    # The collector's side.
+
+    def accept(self, result: Result, stop: threading.Event) -> Result | None:
+        """Return a result once its rows were read, if it was made of them; None else or on `stop`.
+
+        A chunk that failed may have the checksum of whatever was found in its place; the answer has
+        those of the source.
+        """
+        end = result.start + result.count
+        with self._changed:
+            while self._prefix.count < end and self.count is None:
+                if stop.is_set():
+                    return None
+                self._changed.wait(WAIT_SECONDS)
+            first = result.start - self._first
+            if first < 0 or self._prefix.count < end:
+                return None
+            rows = slice(first, first + result.count)
+            ids = self._ids[rows] if self._with_ids else None
+            checksums = bytes(
+                self._checksums[rows.start * CHECKSUM_BYTES : rows.stop * CHECKSUM_BYTES]
+            )
+        return _agree(result, checksums, ids)
+
+    def forget(self, upto: int) -> None:
+        """Drop the checksums of rows below `upto`, which are on disk."""
+        with self._changed:
+            gone = min(upto - self._first, len(self._checksums) // CHECKSUM_BYTES)
+            if gone > 0:
+                self._first += gone
+                del self._checksums[: gone * CHECKSUM_BYTES]
+                del self._ids[:gone]
+
+    def mark_before(self, row: int) -> Mark | None:
+        """Return the last place at `row` or before it from which the source can be read on."""
+        with self._changed:
+            place = bisect_right(self._marks, row, key=lambda mark: mark.row)
+            for _ in range(place - 1):
+                self._marks.popleft()
+            return self._marks[0] if place else None
+
+
+def _agree(result: Result, checksums: bytes, ids: list[str] | None) -> Result | None:
+    """Return the result with the source's checksums, if all that did not fail was made of it."""
+    if len(result.checksums) != len(checksums) or result.ids != ids:
+        return None
+    differs = np.frombuffer(result.checksums, "<u4") != np.frombuffer(checksums, "<u4")
+    differs[[error.index - result.start for error in result.errors]] = False
+    return None if differs.any() else msgspec.structs.replace(result, checksums=checksums)
+
+
+def names_sha256(ids: Iterable[str] | None) -> str:
+    """Return the digest of ids in order, "" where there are none."""
+    return "" if ids is None else hashlib.sha256(_names_of(ids)).hexdigest()
+
+
+def _names_of(ids: Iterable[str]) -> bytes:
+    return "".join(f"{each}\0" for each in ids).encode()
+
+
+def _explain(part: Part, problem: str) -> str:
+    """Say what is wrong with a part, and what can be done about it."""
+    return (
+        f"rows {part.start} to {part.end - 1} ({part.file}) were embedded, and {problem}: restore "
+        f"the source, embed again from row {part.start} on with --embed-changed, or choose another "
+        "--out"
+    )

@@ -1,0 +1,1 @@
+"""A directory for PYTHONPATH, by which a disk fails below any Python program."""

@@ -1,0 +1,83 @@
+"""Test of a source that is read more than once in one run: its last reading counts."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from collector import collect
+from collector.collect import Collector
+from collector.manifest import About
+from collector.output import Output
+from collector.source import SourceCheck
+from embedfarm.jobs import Job
+from embedfarm.records import Block, JobSpec, Rows, encode
+from embedfarm.settings import Settings
+from tests.hash_worker import VECTOR_BYTES, Bench, HashWorker, text_of, vectors_of
+from tests.support import LiveServer, wait_until
+
+COUNT = 50
+CHANGED = 43  # the row that is another one when the source is read again
+
+
+@pytest.fixture
+def bench(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Yield connections and threads, with short waits."""
+    monkeypatch.setattr(collect, "WAIT_SECONDS", 0.1)
+    with Bench(server.url) as bench:
+        yield bench
+
+
+def rows(*, changed: bool) -> Rows:
+    """Return the rows of the source, with one changed or not."""
+    indices = range(COUNT)
+    texts = [text_of(index) for index in indices]
+    if changed:
+        texts[CHANGED] = "something else"
+    return Rows(texts, [str(index) for index in indices])
+
+
+def push(job: Job, source: Rows, first: int) -> None:
+    """Push all of the source from a row on, in blocks of ten."""
+    assert source.ids is not None
+    for start, end in pairwise(range(first, COUNT + 1, 10)):
+        texts, ids = source.texts[start:end], source.ids[start:end]
+        block = Block(start=start, texts=texts, ids=ids, token_count=7 * len(texts))
+        assert job.push([(block, encode(block))]) == ["added"]
+    job.close(COUNT)
+
+
+@pytest.mark.parametrize("on_disk", [0, 20])
+def test_what_was_taken_of_an_earlier_reading(bench: Bench, tmp_path: Path, on_disk: int) -> None:
+    """Results that are not on disk are compared with a second reading, and made anew."""
+    settings = Settings(part_bytes_max=(on_disk or 2 * COUNT) * VECTOR_BYTES)
+    job, worker = Job(bench.client(), "j"), HashWorker(bench.client(), "j", settings)
+    job.create(JobSpec(model="hash"), 0)
+    source, before, after = SourceCheck(), rows(changed=False), rows(changed=True)
+    with Output(tmp_path, {}, sink="parquet", part_bytes_max=settings.part_bytes_max) as output:
+        source.begin(output.parts)
+        source.feed(before)
+        push(job, before, 0)
+        worker.step()
+        collector = Collector(Job(bench.client(), "j"), output, settings, bench.stop, source=source)
+        done = bench.run(collector.collect)
+        wait_until(lambda: output.buffered.stop == COUNT)
+        kept = output.next_index
+        source.begin(output.parts)
+        source.feed(after)
+        wait_until(lambda: job.status().state == "open")
+        assert job.status().pushed_upto == kept == (on_disk and 40)
+        push(job, after, kept)
+        worker.step()
+        source.end()
+        assert done.result(30) == COUNT
+        output.finish(COUNT, About(job="j", model="hash", fingerprint={}, source={}))
+        vectors = [v for part in output.parts for v in read(tmp_path / part.file)]
+    assert vectors == vectors_of(after.texts).tolist()
+
+
+def read(path: Path) -> list[list[float]]:
+    """Return the vectors of a part."""
+    return [list(map(float, v)) for v in pq.read_table(path)["embedding"].to_pylist()]

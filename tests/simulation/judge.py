@@ -1,0 +1,126 @@
+"""Judge of an output: is it what its source held? It asks the files alone, by no code of the farm.
+
+A run that says "finished" has the vector of each row of its source, as that was at some moment
+between the beginning of its last reading and the end of the run: row by row, in order. A run may
+say instead that its source has changed, if it has.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.manifest import Manifest
+from tests.simulation.corpora import Version
+from workers.engines.null import NullEngine
+
+DIMENSIONS: Final = 4
+
+_forward: Final = NullEngine.forward  # as it is, whatever a run puts in its place
+
+
+class Failure(AssertionError):
+    """Raised when a run has broken a promise."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of an output.
+
+    Attributes:
+        count: Number of chunks, from its manifest.
+        vectors: Vectors by index of the chunk; those of failed chunks mean nothing.
+        attempts: Attempts by index of each chunk that was given up on.
+    """
+
+    count: int
+    vectors: dict[int, NDArray[np.float32]]
+    attempts: dict[int, int]
+
+
+def read_output(out: Path, manifest: Manifest) -> Stored:
+    """Read all of a finished output."""
+    return Stored(manifest.count, _vectors(out, manifest), _attempts(out))
+
+
+def _vectors(out: Path, manifest: Manifest) -> dict[int, NDArray[np.float32]]:
+    """Return the vectors of an output by index, each of shape (dimensions,)."""
+    if manifest.format == "npy" and manifest.count:
+        return dict(enumerate(np.load(out / "embeddings.npy")))
+    rows = [
+        json.loads(line)
+        for path in sorted(out.glob("part-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    indices = [row["index"] for row in rows]
+    if indices != sorted(set(indices)):
+        raise Failure(f"indices are not in order: {indices}")
+    return {row["index"]: np.array(row["embedding"], np.float32) for row in rows}
+
+
+def _attempts(out: Path) -> dict[int, int]:
+    """Return the attempts by index of the chunks that were given up on."""
+    path = out / "errors.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["index"]: row["attempts"] for row in map(json.loads, lines)}
+
+
+def expected_vectors(texts: Sequence[str]) -> NDArray[np.float32]:
+    """Return the vectors that the model makes of texts, shape (n, dimensions)."""
+    if not texts:
+        return np.zeros((0, DIMENSIONS), np.float32)
+    engine = NullEngine(DIMENSIONS, 0.0, {})
+    return _forward(engine, engine.tokenise(texts), np.arange(len(texts)))
+
+
+def judge(
+    stored: Stored, versions: Sequence[Version], deadly: Collection[str], tries_min: int
+) -> None:
+    """Assert that an output is one of the versions that its source has held.
+
+    Args:
+        stored: The content of the output.
+        versions: Versions of the source during the run, the newest first.
+        deadly: Texts that nobody can embed.
+        tries_min: How often a chunk is tried before it is given up on.
+
+    Raises:
+        Failure: The output is none of the versions, or failed chunks are wrong.
+    """
+    wrongs = []
+    for version in versions:
+        wrong = difference(stored, version.texts)
+        if not wrong:
+            _check_failed(stored, version.texts, deadly, tries_min)
+            return
+        wrongs.append(wrong)
+    held = f" (nor what was held earlier: {'; '.join(wrongs[1:])})" if wrongs[1:] else ""
+    raise Failure(wrongs[0] + held)
+
+
+def difference(stored: Stored, texts: Sequence[str]) -> str:
+    """Say how an output differs from the vectors of some texts; return "" if it does not."""
+    if stored.count != len(texts):
+        return f"{stored.count} chunks in the output, {len(texts)} in the corpus"
+    kept = [index for index in range(len(texts)) if index not in stored.attempts]
+    found = stored.vectors.keys() - stored.attempts.keys()
+    if found != set(kept):
+        return f"chunks {sorted(found)} in the output, {kept} expected"
+    expected = expected_vectors(texts)
+    wrong = [i for i in kept if not np.array_equal(stored.vectors[i], expected[i])]
+    return f"wrong vectors of chunks {wrong}" if wrong else ""
+
+
+def _check_failed(
+    stored: Stored, texts: Sequence[str], deadly: Collection[str], tries_min: int
+) -> None:
+    """Raise an error for a deadly text that did not fail, and for a failure after too few tries."""
+    harmful = {index for index, text in enumerate(texts) if text in deadly}
+    if missing := harmful - stored.attempts.keys():
+        raise Failure(f"deadly texts not named: {sorted(missing)}")
+    if hasty := {index for index, tries in stored.attempts.items() if tries < tries_min}:
+        raise Failure(f"given up on after too few tries: {sorted(hasty)}")

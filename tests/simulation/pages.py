@@ -1,0 +1,59 @@
+"""Pages of an output as a client reads them, none of which may ever change."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from collector.reader import NotBegun, OutputReader
+from collector.sinks import Batch
+
+
+@dataclass
+class Pages:
+    """Digests of the pages read of one output, by their first chunk and their end."""
+
+    seen: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def read(self, out: Path) -> None:
+        """Read all pages that the output has, and remember their digests.
+
+        Raises:
+            AssertionError: A page is not what it was.
+        """
+        self.check(out)
+        try:
+            with OutputReader(out) as reader:
+                start = 0
+                while (page := reader.read(start, 16)) is not None:
+                    self.seen[start, page.end] = _digest(page.batch)
+                    start = page.end
+        except NotBegun:
+            return
+
+    def check(self, out: Path) -> None:
+        """Read all pages again that were read before.
+
+        Raises:
+            AssertionError: A page is not what it was.
+        """
+        if not self.seen:
+            return
+        try:
+            reader = OutputReader(out)
+        except NotBegun as error:
+            raise AssertionError(f"all chunks are gone from {out.name}") from error
+        with reader:
+            for (start, end), digest in self.seen.items():
+                page = reader.read(start, end - start)
+                if page is None or page.end < end:
+                    raise AssertionError(f"chunks {start} to {end - 1} are gone from {out.name}")
+                if _digest(page.batch) != digest:
+                    raise AssertionError(f"chunks {start} to {end - 1} of {out.name} have changed")
+
+
+def _digest(batch: Batch) -> str:
+    """Return a digest of a batch's good vectors, and of which chunks have one."""
+    vectors = np.ascontiguousarray(batch.matrix[batch.good])
+    return hashlib.sha256(vectors.tobytes() + batch.good.tobytes()).hexdigest()

@@ -1,0 +1,43 @@
+"""The scene that all users of a run share: the world, the server, and the state of its jobs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from embedfarm.settings import Settings
+from tests.simulation.link import Host
+from tests.simulation.world import World
+
+
+@dataclass
+class Scene:
+    """A run as its users know it.
+
+    Attributes:
+        directory: The directory of the corpora.
+        outputs: A directory on the simulated disk, for outputs.
+        say: Called with each line of the log.
+        speed: Tokens per second of a device.
+        lively: Whether users do more than run one command after the other.
+        ids: Ids of all jobs that there ever were.
+        steered: Jobs that somebody has cancelled or deleted.
+        errors: Errors that should not have happened.
+        chunks: Chunks in the jobs that were finished.
+        failed: Chunks of finished jobs that were given up on.
+        harmless: Chunks that were given up on though their texts do no harm.
+    """
+
+    world: World
+    host: Host
+    settings: Settings
+    directory: Path
+    outputs: Path
+    say: Callable[[str], None]
+    speed: int
+    lively: bool
+    ids: list[str] = field(default_factory=list)
+    steered: set[str] = field(default_factory=set)
+    errors: list[BaseException] = field(default_factory=list)
+    chunks: int = 0
+    failed: int = 0
+    harmless: int = 0

@@ -1,0 +1,118 @@
+"""Sightings of states, in the server's answers and in what the programs do themselves."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from collector import journal
+from collector.collect import NO_ROOM
+from collector.manifest import Manifest
+from collector.output import Output
+from collector.sinks import jsonl
+from embedfarm import wire
+from embedfarm.records import Result
+from producer.requests import JOB_ID_FILE
+from producer.submit import Rewind
+from tests.simulation import farm
+from tests.simulation.link import Host
+from tests.simulation.monitor import CLAIM, COMMIT, PUSH, SPLIT, script_sha
+from tests.simulation.states import State, after
+
+RARE: Final = 20_000
+
+LEASE_LOST: Final = State("lease lost at its commit", "a commit is answered `duplicate`")
+SPLIT_LATE: Final = State("lease lost at its split", "a split is answered `duplicate`", RARE)
+SPLIT_TWICE: Final = State("block split twice", "an entry of the retry stream is split")
+TAKEN_OVER: Final = State("expired lease taken over", "a claim is answered with an entry")
+FENCED: Final = State("scheduler replaced while it lived", "plans are answered `fenced`")
+SENT_TWICE: Final = State("block sent twice", "a push is answered `exists`")
+GAP: Final = State("block sent behind a gap", "a push is answered `gap`")
+ENDED_TWICE: Final = State("job ended that the server had lost", "an end is answered `gone`")
+REWOUND: Final = State("producer rewound", "`Rewind` is raised")
+STRADDLED: Final = State(
+    "rest of a result taken", "a result is taken that begins before what is next", RARE
+)
+TORN: Final = State("journal line torn", "an opened journal is longer than its sound lines")
+RESUMED: Final = State("output resumed behind a part", "an output is opened that has parts")
+NOT_JOURNALLED: Final = State(
+    "died between part and journal", "a resumed output has a part that its journal does not know"
+)
+TIDIED: Final = State("died behind the manifest", "a finished output still has the id of its job")
+CLOSING: Final = State(
+    "server died while a job was closing", "its log has the close of a job, and no end of one after"
+)
+TRIED_AGAIN: Final = State("part written again", "the disk refuses a part, and then takes it")
+NO_LAST_ROOM: Final = State("no room at the end", "`Output.finish` finds a disk full")
+
+ENDED: Final = wire.script("end").encode()
+CLOSED: Final = wire.script("close").encode()
+
+Seen = Callable[[Sequence[bytes], object], bool]
+
+
+def _says(word: bytes) -> Seen:
+    return lambda _words, reply: reply == word
+
+
+ANSWERS: Final[Mapping[bytes, Sequence[tuple[Seen, State]]]] = {
+    COMMIT: [(_says(b"duplicate"), LEASE_LOST)],
+    SPLIT: [
+        (_says(b"duplicate"), SPLIT_LATE),
+        (lambda words, reply: reply == b"split" and words[3].endswith(b"}:retry"), SPLIT_TWICE),
+    ],
+    CLAIM: [(lambda _words, reply: bool(reply), TAKEN_OVER)],
+    PUSH: [(_says(b"exists"), SENT_TWICE), (_says(b"gap"), GAP)],
+    script_sha("publish"): [(_says(b"fenced"), FENCED)],
+    script_sha("end"): [(_says(b"gone"), ENDED_TWICE)],
+}
+
+
+def answered(words: Sequence[bytes], reply: object) -> None:
+    """Mark the states that a command and its answer show as reached."""
+    for seen, state in ANSWERS.get(words[1], ()) if words[1:] else ():
+        if seen(words, reply):
+            state.reach()
+
+
+@functools.cache
+def watch() -> None:
+    """Watch the programs of this process for states, from now on."""
+    after(Rewind, "__init__", lambda _, *_arguments: REWOUND.reach())
+    after(Result, "rest", lambda _, *_arguments: STRADDLED.reach())
+    after(journal, "_sound_bytes", _see_journal)
+    after(Output, "__init__", _see_output)
+    after(Output, "recover", lambda _, output: TRIED_AGAIN.reach(bool(output.buffered)))
+    after(Output, "finish", _see_finish)
+    after(jsonl, "keep_parts", _see_parts)
+    after(farm, "check_finished", _see_finished)
+    after(Host, "crash", _see_crash)
+
+
+def _see_journal(sound_bytes: object, path: Path) -> None:
+    TORN.reach(sound_bytes != path.stat().st_size)
+
+
+def _see_output(error: object, output: Output, *_arguments: object, **_named: object) -> None:
+    RESUMED.reach(error is None and bool(output.parts))
+
+
+def _see_finish(answer: object, *_arguments: object) -> None:
+    NO_LAST_ROOM.reach(isinstance(answer, OSError) and answer.errno in NO_ROOM)
+
+
+def _see_parts(removed: object, *_arguments: object) -> None:
+    NOT_JOURNALLED.reach(bool(removed))
+
+
+def _see_finished(manifest: object, _request: object, out: Path) -> None:
+    TIDIED.reach(isinstance(manifest, Manifest) and (out / JOB_ID_FILE).exists())
+
+
+def _see_crash(_answer: object, host: Host, _lost_seconds: float, **_named: object) -> None:
+    for _, words in reversed(host.log):
+        if ENDED in words:
+            return
+        if CLOSED in words:
+            CLOSING.reach()
+            return

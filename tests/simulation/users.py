@@ -1,0 +1,339 @@
+"""Users of `embedfarm embed`: what they ask for, and what they do about each of its ends."""
+
+import contextlib
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Final
+
+from collector.collect import JobEnded
+from collector.files import sync_directory
+from collector.manifest import MANIFEST_FILE, Manifest, read_manifest
+from collector.source import SourceChanged
+from embedfarm import wire
+from embedfarm.broker import UNAVAILABLE, closing_client
+from embedfarm.cli.request import Request
+from embedfarm.cli.run import Place
+from embedfarm.farm import Farm, ModelRefused
+from embedfarm.jobs import JobTaken
+from embedfarm.records import JobSpec
+from embedfarm.status import JobGone
+from embedfarm.terms import USUAL, Terms
+from producer.readers import CorpusError, CorpusOptions
+from producer.submit import JobRefused
+from tests.simulation.corpora import Corpus
+from tests.simulation.farm import URL, Role, run_embed
+from tests.simulation.judge import DIMENSIONS, Failure, judge, read_output
+from tests.simulation.monitor import END
+from tests.simulation.pages import Pages
+from tests.simulation.scene import Scene
+from tests.simulation.server import ModelServer
+from tests.simulation.states import State
+
+ENDS: Final = {wire.script("end").encode(), END}  # as a log has it, and as it is asked
+SIZES: Final = (1, 7, 20, 60)  # chunks of a corpus
+FILES_MAX: Final = 3
+SAME_ID_SHARE: Final = 0.25  # of jobs that are made under an id that was used before
+AGAIN_SHARE: Final = 0.2  # of commands that are run again when they have finished
+REFUSED_SHARE: Final = 0.05  # of jobs whose model no worker has
+REFUSED_MODEL: Final = "null:none"
+TENANTS: Final = ("", "one", "two")
+
+AGAIN: Final = State("id of a job used again", "a job is asked for under an id that was used")
+REFUSED: Final = State("two outputs with one job refused", "`JobTaken` ends a run")
+CHANGED: Final = State("run over a changed row", "`SourceChanged` ends a run")
+
+
+@dataclass
+class Work:
+    """An output to be made, of a corpus that may change meanwhile.
+
+    Attributes:
+        begun_at: Virtual seconds from which on the output may hold something.
+        asked_at: Virtual seconds at which its command was last run.
+        read_at: Virtual seconds at which the corpus was last begun to be read.
+        reading: Whether the corpus is being read.
+        deadly: Texts that kill or hang each worker that embeds them.
+        restored: Whether the corpus was put back to what it was.
+        stumbled: Whether its command has ended by an error.
+        pages: The pages that a client has read of the output.
+    """
+
+    corpus: Corpus
+    request: Request
+    place: Place
+    terms: Terms
+    begun_at: float
+    deadly: frozenset[str] = frozenset()
+    asked_at: float = 0.0
+    read_at: float = 0.0
+    reading: bool = False
+    restored: bool = False
+    stumbled: bool = False
+    pages: Pages = field(default_factory=Pages)
+
+    @property
+    def keys(self) -> wire.JobKeys:
+        """The Redis keys of its job."""
+        return wire.JobKeys(self.place.job_id)
+
+
+@dataclass
+class User:
+    """A user who has one command running, or none.
+
+    Attributes:
+        others: All users, with this one.
+        over: Tells whether nothing will go wrong any more, so that the next end is the last.
+        harm: Makes texts do harm: the deadly ones, and those that may kill.
+        told_finished: Called when a command says that it is finished.
+        role: The program that runs the commands.
+        work: The output that the user wants, None between two.
+    """
+
+    scene: Scene
+    name: str
+    random: random.Random
+    others: Sequence["User"]
+    over: Callable[[], bool]
+    harm: Callable[[Sequence[str], Sequence[str]], None]
+    told_finished: Callable[[], None]
+    role: Role | None = None
+    work: Work | None = None
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def program(self, stop: threading.Event) -> bool:
+        """Run one command; return True if it was the last."""
+        work = self.work = self.work or self._next()
+        work.asked_at = work.read_at = self.scene.world.now
+        work.reading = False
+        try:
+            manifest = run_embed(work.request, work.place, stop, work.terms)
+        except (*UNAVAILABLE, OSError):
+            raise
+        except Exception as error:
+            if self.scene.world.process.dead:
+                raise
+            self._react(work, error)
+            return False
+        if manifest is None:
+            return False
+        self.told_finished()
+        self._check(work, manifest)
+        if self.over() or not (self.scene.lively and self.random.random() < AGAIN_SHARE):
+            self.work = None
+        return self.over()
+
+    # What they want.
+
+    def _next(self) -> Work:
+        some, scene = self.random, self.scene
+        name = f"{self.name}-{next(self._numbers)}"
+        files = [scene.directory / f"{name}.jsonl"]
+        if scene.lively:
+            more = some.randrange(FILES_MAX)
+            files += [scene.directory / f"{name}-{number}.jsonl" for number in range(more)]
+        corpus = Corpus(files, lambda: scene.world.now, random.Random(some.random()))
+        texts = corpus.make_texts(some.choice(SIZES))
+        corpus.write(texts)
+        shaky = some.sample(texts, some.choice([0, 1]))
+        deadly = frozenset(some.sample(texts, some.choice([0, 0, 0, 0, 0, 1])))
+        self.harm(sorted(deadly), shaky)
+        model = f"null:{DIMENSIONS}:{scene.speed}"
+        terms = USUAL
+        if scene.lively:
+            terms = Terms(some.randrange(3), some.choice(TENANTS), some.randint(1, 3))
+            model = REFUSED_MODEL if some.random() < REFUSED_SHARE else model
+        request = Request(
+            tuple(map(str, files)),
+            CorpusOptions(),
+            skip_bad_rows=False,
+            spec=JobSpec(model=model),
+            sink=some.choice(["npy", "jsonl"]),
+        )
+        place = Place(scene.outputs / name, scene.settings, "", 0, self._choose_id(name))
+        return Work(corpus, request, place, terms, scene.world.now, deadly)
+
+    def _choose_id(self, name: str) -> str:
+        """Choose the id of a new job: most often one that was never used."""
+        scene = self.scene
+        if scene.lively and scene.ids and self.random.random() < SAME_ID_SHARE:
+            name = self.random.choice(scene.ids)
+            AGAIN.reach()
+        scene.ids.append(name)
+        return name
+
+    # What they do about an end.
+
+    def _react(self, work: Work, error: Exception) -> None:
+        """Do what the error asks for, if there was a reason for it.
+
+        Raises:
+            Failure: There was no reason for the error.
+        """
+        self.scene.say(f"{work.place.out.name}, job {work.place.job_id}: {error!r}")
+        reaction = self._reaction(work, error) if self.scene.lively else None
+        if reaction is None:
+            raise Failure(f"ended without a reason: {error!r}") from error
+        self.scene.say(f"{self.name} does: {reaction.__name__.strip('_')}")
+        work.stumbled = True
+        reaction(work)
+
+    def _reaction(  # noqa: PLR0911 # one for each error
+        self, work: Work, error: Exception
+    ) -> Callable[[Work], None] | None:
+        """Return what to do about an error; None if there is no reason for it."""
+        choose = self.random.choice
+        match error:
+            case CorpusError() if len(work.corpus.since(work.asked_at)) > 1:
+                return choose([self._mend, self._mend_and_reorder])  # it was read half changed
+            case CorpusError() if work.corpus.is_bad and not work.request.skip_bad_rows:
+                return choose([self._mend, self._mend_and_reorder, self._skip])
+            case SourceChanged() if len(work.corpus.versions) > 1:
+                CHANGED.reach()
+                self._check_before_change(work)
+                again = [] if work.restored else [self._restore, self._restore]
+                again += [self._embed_changed, self._embed_changed]
+                return choose([*again, self._anew, self._elsewhere, self._remove_job_and_anew])
+            case JobTaken() if work.stumbled or self.scene.ids.count(work.place.job_id) > 1:
+                REFUSED.reach()
+                return (
+                    choose([self._wait, self._rename]) if self._shares(work) else self._remove_job
+                )
+            case ModelRefused() if work.request.spec.model == REFUSED_MODEL:
+                return self._correct_model
+            case JobEnded() | JobRefused() | JobGone() if work.place.job_id in self.scene.steered:
+                return self._remove_job
+        return None
+
+    def _check_before_change(self, work: Work) -> None:
+        """Judge an output that was finished when its source had not changed yet."""
+        if (work.place.out / MANIFEST_FILE).exists():
+            manifest = read_manifest(work.place.out)
+            self._judge(work, manifest, work.begun_at)
+
+    @staticmethod
+    def _mend(work: Work) -> None:
+        work.corpus.mend()
+
+    @staticmethod
+    def _mend_and_reorder(work: Work) -> None:
+        work.corpus.mend()
+        work.corpus.reorder()
+
+    def _skip(self, work: Work) -> None:
+        """Begin again with bad rows skipped, which makes another output."""
+        work.request = replace(work.request, skip_bad_rows=True)
+        self._anew(work)
+
+    @staticmethod
+    def _restore(work: Work) -> None:
+        """Restore the corpus that was there when the output was begun."""
+        work.restored = True
+        work.corpus.restore(work.corpus.since(work.begun_at)[-1])
+
+    def _anew(self, work: Work) -> None:
+        """Remove the output, so that no loss of power brings it back, and begin again."""
+        shutil.rmtree(work.place.out, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            sync_directory(work.place.out.parent)
+        work.begun_at = self.scene.world.now
+        work.restored = False
+        work.pages = Pages()
+
+    def _elsewhere(self, work: Work) -> None:
+        """Leave the output as it is, and begin another one with the same id."""
+        out = work.place.out
+        work.place = replace(work.place, out=out.with_name(f"{out.name}-x{next(self._numbers)}"))
+        work.begun_at = self.scene.world.now
+        work.restored = False
+        work.pages = Pages()
+
+    def _embed_changed(self, work: Work) -> None:
+        """Ask for changed rows to be embedded again, from now on."""
+        work.place = replace(work.place, embed_changed=True)
+        work.pages = Pages()
+
+    def _shares(self, work: Work) -> bool:
+        """Tell whether somebody else has a job of the same id now."""
+        return any(
+            user is not self and user.work and user.work.place.job_id == work.place.job_id
+            for user in self.others
+        )
+
+    def _wait(self, work: Work) -> None:
+        """Change nothing, so that the command is run again until the id is free."""
+
+    def _rename(self, work: Work) -> None:
+        """Remove the output, and begin again with another id."""
+        self._anew(work)
+        work.place = replace(work.place, job_id=f"{self.name}-y{next(self._numbers)}")
+        self.scene.ids.append(work.place.job_id)
+
+    def _correct_model(self, work: Work) -> None:
+        """Ask for a model that exists."""
+        spec = JobSpec(model=f"null:{DIMENSIONS}:{self.scene.speed}")
+        work.request = replace(work.request, spec=spec)
+        work.corpus.reorder()
+
+    def _remove_job_and_anew(self, work: Work) -> None:
+        self._remove_job(work)
+        self._anew(work)
+
+    def _remove_job(self, work: Work) -> None:
+        """Delete the job like `embedfarm jobs rm --force`; do nothing if the server is away."""
+        self.scene.steered.add(work.place.job_id)
+        with contextlib.suppress(*UNAVAILABLE), closing_client(URL) as client:
+            Farm(client).job(work.place.job_id).delete()
+
+    # What must hold.
+
+    def _check(self, work: Work, manifest: Manifest) -> None:
+        """Check the output, the pages and the server after a job that is done."""
+        scene = self.scene
+        scene.say(f"{work.place.out.name}, job {work.place.job_id}, is done")
+        self._judge(work, manifest, work.read_at)
+        work.pages.check(work.place.out)
+        self._check_server(work)
+        scene.chunks += manifest.count
+        scene.failed += manifest.failed
+
+    def _judge(self, work: Work, manifest: Manifest, since: float) -> None:
+        stored = read_output(work.place.out, manifest)
+        versions = work.corpus.since(since)
+        judge(stored, versions, work.deadly, self.scene.settings.deliveries_max)
+        if len(stored.attempts) != manifest.failed:
+            raise Failure(f"{len(stored.attempts)} errors are named, {manifest.failed} counted")
+        if manifest.skipped not in {each.rows.count(None) for each in versions}:
+            raise Failure(f"{manifest.skipped} rows are said to be skipped")
+        texts = versions[0].texts
+        harmless = [i for i in stored.attempts if i < len(texts) and texts[i] not in work.deadly]
+        self.scene.harmless += len(harmless)
+
+    def _check_server(self, work: Work) -> None:
+        """Check that nothing but the record of an ended job is left on the server.
+
+        Nothing is checked if a crash undid the end when the command that embeds had looked at it
+        already, or brought back the job that another output had under this id, or if somebody else
+        has made the job anew.
+        """
+        host, keys = self.scene.host, work.keys
+        if self._shares(work):
+            return
+        server, now_ms = host.server or ModelServer.replayed(host.log), host.now_ms()
+        out = server.execute([b"HGET", keys.meta.encode(), b"out"], now_ms)
+        if out not in (None, str(work.place.out.resolve()).encode()):
+            return
+
+        def is_end(words: Sequence[bytes]) -> bool:
+            return not ENDS.isdisjoint(words) and keys.meta.encode() in words
+
+        undone, embed = any(map(is_end, host.forgotten)), self.scene.world.process
+        if undone and embed not in host.served and not is_end(host.asked.get(embed, [])):
+            return
+        gone = set(keys.all()) - {keys.meta, keys.failed}
+        if left := {key for key in gone if server.execute([b"EXISTS", key.encode()], now_ms)}:
+            raise Failure(f"left on the server: {sorted(left)}")
