@@ -108,7 +108,7 @@ def remove_old(settings: Settings, now: float, gone: Callable[[str], bool]) -> l
     """Remove what is older than `jobs_directory_seconds`: files, uploads, and jobs that are gone.
 
     Returns:
-        Ids of the jobs whose directories were old enough to go.
+        Ids of the jobs whose directories are gone now.
     """
     top = settings.jobs_path
     before = now - settings.jobs_directory_seconds
@@ -123,7 +123,7 @@ def remove_old(settings: Settings, now: float, gone: Callable[[str], bool]) -> l
     for path in old:
         with _going_on(path):
             remove_directory(path)
-    return [path.name for path in old]
+    return [path.name for path in old if not path.exists()]
 
 
 def _changed_before(path: Path, seconds: float) -> bool:

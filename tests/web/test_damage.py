@@ -1,5 +1,6 @@
 """Tests that damaged, foreign, extreme or late data costs only itself."""
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from embedfarm.cli.app import app
 from embedfarm.farm import Farm
 from embedfarm.terms import DEADLINE_MS_MAX
-from producer.directories import remove_old
+from producer.directories import new_id, remove_old
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 from tests.web.test_batches import NULL, create, line, upload
@@ -116,6 +117,27 @@ def test_what_cannot_be_removed_keeps_nothing_else(web: TestClient, tmp_path: Pa
     assert not (tmp_path / "files" / old).exists()
     assert list((tmp_path / "files").iterdir()) == []
     assert tmp_path.exists()
+
+
+def test_what_stays_is_not_reported_as_removed(
+    web: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cleanup` names the directories that it has removed, and no other."""
+    kept, other = (new_id() for _ in range(2))
+    for name in (kept, other):
+        (tmp_path / name).mkdir()
+    rename = Path.rename
+
+    def busy(path: Path, target: Path) -> Path:
+        if path.name == kept:
+            raise OSError(errno.EBUSY, "busy")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    settings = web.app.state.services.settings  # type: ignore[attr-defined] # of any application
+    later = time.time() + 2 * settings.jobs_directory_seconds
+    assert remove_old(settings, later, lambda _: True) == [other]
+    assert (tmp_path / kept).is_dir()
 
 
 @pytest.mark.parametrize("deadline", [1, DEADLINE_MS_MAX])

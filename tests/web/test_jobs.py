@@ -89,7 +89,6 @@ def test_ended_jobs_follow(web: TestClient, client: redis.Redis) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.alone
 def test_a_list_of_ten_thousand_is_quick(web: TestClient, client: redis.Redis) -> None:
     """A page, and one of the few that match, take a fraction of a second among 10,000 jobs."""
     make_many(client, 10_000)
