@@ -145,7 +145,7 @@ class Farm(Sight):
         old = self.client.zrangebyscore(wire.ENDED, "-inf", before)
         surplus = self.client.zrange(wire.ENDED, 0, -settings.ended_jobs_max - 1)
         for name in {*names_of(old), *names_of(surplus)}:
-            self.job(name).delete()
+            self.job(name).forget()
 
     def statuses(self) -> dict[str, JobStatus]:
         """Return the status of every job that is there, oldest first."""

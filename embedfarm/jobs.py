@@ -95,10 +95,19 @@ class Job:
         )
         if state == b"taken":
             raise JobTaken(f"job {self.id} fills another output: {self.noted('out') or 'unnamed'}")
-        self.client.zrem(wire.ENDED, self.id)
-        self.client.zadd(wire.JOBS, {self.id: now}, nx=True)
+        self.list_again()
         self.announce()
         return str(state, "ascii")
+
+    def list_again(self) -> None:
+        """Put the job on the list of unfinished jobs, if it is not there.
+
+        The lists lie in another cluster slot than the job, so that whoever ended or deleted an
+        earlier job of its name may take this one off the list. Who waits for a job calls this now
+        and then, while the job goes on.
+        """
+        self.client.zrem(wire.ENDED, self.id)
+        self.client.zadd(wire.JOBS, {self.id: time.time()}, nx=True)
 
     def announce(self) -> None:
         """Wake the scheduler, and workers that have no job, with an event about this job."""
@@ -274,6 +283,14 @@ class Job:
         """Remove the job and everything it left on the server."""
         self.client.unlink(*self.keys.all())
         self.client.zrem(wire.JOBS, self.id)
+        self.client.zrem(wire.ENDED, self.id)
+
+    def forget(self) -> None:
+        """Remove what is left of a job that has ended; one that was made anew stays."""
+        keys = self.keys
+        others = [each for each in keys.all() if each != keys.meta]
+        if self._script("forget")(keys=[keys.meta, *others]) == b"forgotten":
+            self.client.zrem(wire.JOBS, self.id)
         self.client.zrem(wire.ENDED, self.id)
 
     def end(

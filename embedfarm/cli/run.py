@@ -289,8 +289,11 @@ class Run:
                 raise local.failed
             try:
                 workers = farm.workers()
-                self.view.show(handle.status(), workers)
+                status = handle.status()
+                self.view.show(status, workers)
                 if time.monotonic() >= look_at:
+                    if not status.ended:
+                        handle.list_again()
                     self._fingerprint.learn(farm, job)
                     _check_refusals(farm.refusals(job), [beat.worker for beat in workers])
                     look_at = time.monotonic() + REFUSAL_SECONDS

@@ -669,6 +669,22 @@ def test_records_of_ended_jobs_are_bounded(client: redis.Redis) -> None:
     assert farm.ended_ids(9) == ["d", "b"]
 
 
+def test_a_job_that_goes_on_is_no_old_record(client: redis.Redis) -> None:
+    """A job that a late end of an earlier one put among the ended ones keeps its work."""
+    farm, job = Farm(client), make_job(client, 1, "again")
+    none = Settings().model_copy(update={"ended_jobs_max": 0})
+    client.zadd(wire.ENDED, {job.id: 1.0})
+    client.zrem(wire.JOBS, job.id)
+    make_job(client, 1, "other")
+    farm.end("other", "finished", "", none)
+    assert (farm.job_ids(), farm.ended_ids(9)) == ([], [])
+    assert (job.status().state, job.backlog()[0]) == ("open", 1)
+    job.list_again()
+    assert farm.job_ids() == [job.id]
+    farm.end(job.id, "finished", "", none)
+    assert not [key for key in client.scan_iter() if b"{again}" in key]
+
+
 def test_every_key_is_documented(client: redis.Redis) -> None:
     """The keys of a full little job are those of the table in `wire`, each with its type."""
     rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)

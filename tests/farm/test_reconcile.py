@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from embedfarm import wire
 from embedfarm.coverage import reconcile
 from embedfarm.farm import Farm
 from tests.farm.harness import Embedding, check_output, role, run, texts_of, write_corpus
@@ -84,6 +85,17 @@ def test_lost_chunks_are_sent_again(server: LiveServer, scene: Scene, tmp_path: 
     assert again.returncode == 0
     assert not re.search(r"sent again +[1-9]", again.stdout)
     scene.embedding = scene.start()
+    with worker(server, tmp_path):
+        assert scene.embedding.wait() == 0, scene.log
+    check_output(scene.out, scene.texts, DIMENSIONS)
+
+
+def test_a_job_that_is_off_the_list_comes_back(
+    server: LiveServer, scene: Scene, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A run whose job somebody has taken for one that ended puts it back, and is done."""
+    client.zrem(wire.JOBS, scene.job.id)
+    client.zadd(wire.ENDED, {scene.job.id: 1.0})
     with worker(server, tmp_path):
         assert scene.embedding.wait() == 0, scene.log
     check_output(scene.out, scene.texts, DIMENSIONS)

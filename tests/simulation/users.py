@@ -317,8 +317,8 @@ class User:
         """Check that nothing but the record of an ended job is left on the server.
 
         Nothing is checked if a crash undid the end when the command that embeds had looked at it
-        already, or brought back the job that another output had under this id, or if somebody else
-        has made the job anew.
+        already, or brought back a job of this id that another output had or the user had removed,
+        or if somebody else has made the job anew.
         """
         host, keys = self.scene.host, work.keys
         if self._shares(work):
@@ -331,6 +331,8 @@ class User:
         def is_end(words: Sequence[bytes]) -> bool:
             return not ENDS.isdisjoint(words) and keys.meta.encode() in words
 
+        if any(each[0] == b"UNLINK" and keys.meta.encode() in each for each in host.forgotten):
+            return
         undone, embed = any(map(is_end, host.forgotten)), self.scene.world.process
         if undone and embed not in host.served and not is_end(host.asked.get(embed, [])):
             return
