@@ -145,7 +145,15 @@ class Farm(Sight):
         old = self.client.zrangebyscore(wire.ENDED, "-inf", before)
         surplus = self.client.zrange(wire.ENDED, 0, -settings.ended_jobs_max - 1)
         for name in {*names_of(old), *names_of(surplus)}:
-            self.job(name).forget()
+            self._forget(name)
+
+    def _forget(self, job: str) -> None:
+        """Remove what is left of a job that has ended; one that was made anew stays."""
+        keys = wire.JobKeys(job)
+        others = [each for each in keys.all() if each != keys.meta]
+        if self._script("forget")(keys=[keys.meta, *others]) == b"forgotten":
+            self.client.zrem(wire.JOBS, job)
+        self.client.zrem(wire.ENDED, job)
 
     def statuses(self) -> dict[str, JobStatus]:
         """Return the status of every job that is there, oldest first."""
@@ -406,17 +414,17 @@ class Farm(Sight):
 
     # What a worker says about a job.
 
-    def agree(self, job: str, fingerprint: Mapping[str, str]) -> None:
+    def agree(self, job: str, fingerprint: Mapping[str, str], owner: str = "") -> None:
         """Make sure that every worker of a job has the same model files.
 
         The first worker's fingerprint becomes the job's, unless the submitter gave one.
 
         Raises:
             ModelRefused: This worker's fingerprint differs; the message names the components.
-            JobGone: There is no such job.
+            JobGone: There is no such job, or it is another owner's.
         """
         ours = json.dumps(dict(fingerprint), sort_keys=True)
-        agreed = self.job(job).note("fingerprint", ours, first=True)
+        agreed = self.job(job, owner).note("fingerprint", ours, first=True)
         if agreed is None:
             raise JobGone(job)
         known = read_words(agreed, f"fingerprint of {job}", self.on_unreadable)
@@ -424,10 +432,10 @@ class Farm(Sight):
         if differing:
             raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
 
-    def fingerprint(self, job: str) -> dict[str, str]:
+    def fingerprint(self, job: str, owner: str = "") -> dict[str, str]:
         """Return the fingerprint that the job's workers agreed on, empty before the first one."""
-        data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "fingerprint"))
-        return read_words(data or b"{}", f"fingerprint of {job}", self.on_unreadable)
+        (data,) = self.job(job, owner).notes("fingerprint").values() or [b"{}"]
+        return read_words(data, f"fingerprint of {job}", self.on_unreadable)
 
     def agree_on_tokens(self, job: str, recipe: TokenRecipe | None) -> None:
         """Make sure that every worker of a job can read its token ids.
@@ -459,10 +467,10 @@ class Farm(Sight):
         """Note what a worker has done for a job so far, in place of what it noted before."""
         self.job(job).note(f"account:{worker}#{incarnation}", encode(account))
 
-    def accounts(self, job: str) -> dict[str, Account]:
+    def accounts(self, job: str, owner: str = "") -> dict[str, Account]:
         """Return a job's accounts by worker, those of a worker's restarts added up."""
         accounts: defaultdict[str, Account] = defaultdict(Account)
-        for name, data in self._notes(job, "account:"):
+        for name, data in self.job(job, owner).notes("account:").items():
             account = self._read(Account, f"{wire.JobKeys(job).meta} account:{name}", data)
             accounts[name.rpartition("#")[0]].add(account or Account())
         return dict(accounts)
@@ -471,13 +479,7 @@ class Farm(Sight):
         """Note that a worker cannot embed a job, for people and for the submitter."""
         self.job(job).note(f"refused:{worker}", reason)
 
-    def refusals(self, job: str) -> dict[str, str]:
+    def refusals(self, job: str, owner: str = "") -> dict[str, str]:
         """Return the reasons of workers that cannot embed a job, by worker."""
-        notes = self._notes(job, "refused:")
-        return {worker: reason.decode(errors="replace") for worker, reason in notes}
-
-    def _notes(self, job: str, prefix: str) -> list[tuple[str, bytes]]:
-        """Return a job's notes whose names begin with `prefix`, after the rest of each name."""
-        stored = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.JobKeys(job).meta))
-        names = ((name.decode(errors="replace"), data) for name, data in sorted(stored.items()))
-        return [(n.removeprefix(prefix), data) for n, data in names if n.startswith(prefix)]
+        notes = self.job(job, owner).notes("refused:")
+        return {worker: reason.decode(errors="replace") for worker, reason in notes.items()}

@@ -210,16 +210,13 @@ class Job:
             JobGone: There is no such job.
         """
         terms = {
-            "priority": priority,
-            "tenant": tenant,
-            "weight": weight,
-            "deadline_ms": deadline_ms,
-        }
+            "priority": priority, "tenant": tenant, "weight": weight, "deadline_ms": deadline_ms,
+        }  # fmt: skip
         changes: dict[str, Any] = {name: term for name, term in terms.items() if term is not None}
         replace(USUAL, **changes)
         if not changes:
             self.status()
-        elif self._script("note")(keys=[self.keys.meta], args=["HSET", *_pairs(changes)]) is None:
+        elif self._note("HSET", *_pairs(changes)) is None:
             raise JobGone(self.id)
         else:
             self.announce()
@@ -253,12 +250,25 @@ class Job:
         """Keep `value` in the job's `meta`; with `first`, only if nothing is there yet.
 
         Returns:
-            The value that is there now; None when the job is gone, and then nothing was kept.
+            The value that is there now; None when the job is gone, or another owner's, and then
+            nothing was kept.
         """
-        answer = self._script("note")(
-            keys=[self.keys.meta], args=["HSETNX" if first else "HSET", name, value]
-        )
+        return self._note("HSETNX" if first else "HSET", name, value)
+
+    def _note(self, command: str, *words: str | int | bytes) -> bytes | None:
+        answer = self._script("note")(keys=[self.keys.meta], args=[command, self.owner, *words])
         return cast("bytes | None", answer)
+
+    def notes(self, prefix: str) -> dict[str, bytes]:
+        """Return what was noted under names that begin with `prefix`, by the rest of each name.
+
+        Nothing was noted about a job that is gone, or another owner's.
+        """
+        stored = cast("Mapping[bytes, bytes]", self.client.hgetall(self.keys.meta))
+        if not self._is_ours(stored.get(b"owner")):
+            return {}
+        names = ((name.decode(errors="replace"), data) for name, data in sorted(stored.items()))
+        return {name.removeprefix(prefix): data for name, data in names if name.startswith(prefix)}
 
     def noted(self, name: str) -> str:
         """Return what was noted under `name`, "" if nothing was."""
@@ -283,14 +293,6 @@ class Job:
         """Remove the job and everything it left on the server."""
         self.client.unlink(*self.keys.all())
         self.client.zrem(wire.JOBS, self.id)
-        self.client.zrem(wire.ENDED, self.id)
-
-    def forget(self) -> None:
-        """Remove what is left of a job that has ended; one that was made anew stays."""
-        keys = self.keys
-        others = [each for each in keys.all() if each != keys.meta]
-        if self._script("forget")(keys=[keys.meta, *others]) == b"forgotten":
-            self.client.zrem(wire.JOBS, self.id)
         self.client.zrem(wire.ENDED, self.id)
 
     def end(
@@ -349,15 +351,11 @@ class Job:
             push(
                 keys=[self.keys.blocks, self.keys.meta],
                 args=[
-                    wire.entry_id(block.start, block.count),
-                    data,
-                    block.count,
-                    block.token_count,
-                    block.end,
-                    self.owner,
+                    wire.entry_id(block.start, block.count), data,
+                    block.count, block.token_count, block.end, self.owner,
                 ],
                 client=pipe,
-            )
+            )  # fmt: skip
         answers = [str(answer, "ascii") for answer in pipe.execute()]
         if "gap" in answers:
             raise BlocksLost(f"the server has lost the end of job {self.id}")

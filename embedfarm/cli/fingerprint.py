@@ -9,6 +9,7 @@ from typing import Final
 
 from collector.files import replacing
 from collector.manifest import STATE_DIRECTORY
+from embedfarm.cli.own_job import OwnJob
 from embedfarm.farm import Farm
 from embedfarm.status import JobGone
 
@@ -31,12 +32,12 @@ class Fingerprint:
     def _path(self) -> Path:
         return self.out / STATE_DIRECTORY / FINGERPRINT_FILE
 
-    def recall(self, farm: Farm, job: str, make_again: Callable[[], object]) -> None:
+    def recall(self, farm: Farm, job: OwnJob, make_again: Callable[[], object]) -> None:
         """Hold the workers to the model that earlier runs of this output used.
 
         Args:
             farm: Farm of the workers.
-            job: Id of the job that they work on.
+            job: The job that they work on.
             make_again: Makes the job once more, if the server has lost it since it was made.
 
         Raises:
@@ -47,13 +48,13 @@ class Fingerprint:
         self.known = json.loads(self._path.read_text(encoding="utf-8"))
         while True:
             try:
-                farm.agree(job, self.known)
+                farm.agree(job.name, self.known, job.owner)
             except JobGone:
                 make_again()
             else:
                 return
 
-    def learn(self, farm: Farm, job: str) -> None:
+    def learn(self, farm: Farm, job: OwnJob) -> None:
         """See which model the workers agreed on; remind a server that has lost it.
 
         Raises:
@@ -61,9 +62,9 @@ class Fingerprint:
         """
         if self.known:
             with contextlib.suppress(JobGone):
-                farm.agree(job, self.known)
+                farm.agree(job.name, self.known, job.owner)
         else:
-            self.known = farm.fingerprint(job)
+            self.known = farm.fingerprint(job.name, job.owner)
 
     def keep(self) -> None:
         """Write the fingerprint to the disk, once, for runs that find another server."""

@@ -185,7 +185,7 @@ class Run:
         submitter = self._submitter(Farm(connect(url)), own, output.next_index)
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
-        self._persist(lambda: self._fingerprint.recall(farm, job, submitter.attach))
+        self._persist(lambda: self._fingerprint.recall(farm, own, submitter.attach))
         self._start("producer", lambda: self._sending.send(submitter, output, self._trace))
         readable = self.request.identity() | {"sources": list(self.request.sources)}
         reconciler = Reconciler(
@@ -237,7 +237,7 @@ class Run:
         """Collect all results and write the manifest; None when `stop` came first."""
 
         def on_part() -> None:
-            self._persist(lambda: self._note(farm, own.name))
+            self._persist(lambda: self._note(farm, own))
             self._trace_part(output)
             check_output(output.parts, self.place.settings)
 
@@ -248,7 +248,7 @@ class Run:
             self._sending.source,
         )  # fmt: skip
         count = collector.collect()
-        return None if count is None else self._finish(collector, farm, own.name, count)
+        return None if count is None else self._finish(collector, farm, own, count)
 
     def _trace_part(self, output: Output) -> None:
         """Trace a part that is on the disk, with the time since the one before."""
@@ -282,7 +282,7 @@ class Run:
 
     def _watch(self, farm: Farm, own: OwnJob, local: LocalFarm | None) -> None:
         """Show how the job goes, and stop the run when it cannot go on."""
-        job, handle = own.name, farm.job(*own)
+        handle = farm.job(*own)
         look_at = 0.0
         while not self.stop.wait(VIEW_SECONDS):
             if local is not None and local.failed is not None:
@@ -294,8 +294,8 @@ class Run:
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()
-                    self._fingerprint.learn(farm, job)
-                    _check_refusals(farm.refusals(job), [beat.worker for beat in workers])
+                    self._fingerprint.learn(farm, own)
+                    _check_refusals(farm.refusals(*own), [beat.worker for beat in workers])
                     look_at = time.monotonic() + REFUSAL_SECONDS
             except (*UNAVAILABLE, JobGone):
                 self._outage.set()
@@ -303,20 +303,20 @@ class Run:
 
     # The end, and what the next run must know.
 
-    def _note(self, farm: Farm, job: str) -> None:
+    def _note(self, farm: Farm, own: OwnJob) -> None:
         """Keep the model's fingerprint with the first part."""
         if not self._fingerprint.known:
-            self._persist(lambda: self._fingerprint.learn(farm, job))
+            self._persist(lambda: self._fingerprint.learn(farm, own))
         self._fingerprint.keep()
 
-    def _finish(self, collector: Collector, farm: Farm, job: str, count: int) -> Manifest | None:
+    def _finish(self, collector: Collector, farm: Farm, own: OwnJob, count: int) -> Manifest | None:
         """Write the manifest; None when `stop` came first."""
-        self._persist(lambda: self._fingerprint.learn(farm, job))
-        status = self._last_status(farm, job)
-        accounts = self._persist(lambda: farm.accounts(job))
+        self._persist(lambda: self._fingerprint.learn(farm, own))
+        status = self._last_status(farm, own)
+        accounts = self._persist(lambda: farm.accounts(*own))
         workers = self._persist(farm.workers)
         about = About(
-            job=job,
+            job=own.name,
             model=self.request.spec.model,
             fingerprint=dict(self._fingerprint.known),
             source={
@@ -335,10 +335,10 @@ class Run:
         self._trace_part(collector.output)
         return manifest
 
-    def _last_status(self, farm: Farm, job: str) -> JobStatus:
+    def _last_status(self, farm: Farm, own: OwnJob) -> JobStatus:
         """Return what the server counted; nothing, if it has lost the job now that all is here."""
         try:
-            return self._persist(farm.job(job).status)
+            return self._persist(farm.job(*own).status)
         except JobGone:
             return JobStatus()
 

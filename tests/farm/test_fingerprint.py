@@ -7,10 +7,13 @@ import redis
 
 from collector.manifest import STATE_DIRECTORY
 from embedfarm.cli.fingerprint import FINGERPRINT_FILE, Fingerprint
+from embedfarm.cli.own_job import OwnJob
 from embedfarm.farm import Farm, ModelRefused
 from embedfarm.jobs import Job
 from embedfarm.records import JobSpec
+from embedfarm.status import JobGone
 
+OWN = OwnJob("j", "")
 OURS = {"weights": "1", "revision": "a"}
 
 
@@ -32,16 +35,16 @@ def out(tmp_path: Path) -> Path:
 def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
     """A server that has lost the fingerprint gets it back from the run."""
     farm, fingerprint = Farm(job.client), Fingerprint(out)
-    fingerprint.learn(farm, "j")
+    fingerprint.learn(farm, OWN)
     fingerprint.keep()
     assert not (out / STATE_DIRECTORY / FINGERPRINT_FILE).exists()
     farm.agree("j", OURS)
-    fingerprint.learn(farm, "j")
+    fingerprint.learn(farm, OWN)
     job.client.hdel(job.keys.meta, "fingerprint")
-    fingerprint.learn(farm, "j")
+    fingerprint.learn(farm, OWN)
     assert farm.fingerprint("j") == fingerprint.known == OURS
     job.delete()
-    fingerprint.learn(farm, "j")
+    fingerprint.learn(farm, OWN)
     assert fingerprint.known == OURS
 
 
@@ -49,10 +52,10 @@ def test_another_server_learns_it(job: Job, out: Path) -> None:
     """A fingerprint that was kept with the output is set on the server of a later run."""
     farm, first = Farm(job.client), Fingerprint(out)
     farm.agree("j", OURS)
-    first.learn(farm, "j")
+    first.learn(farm, OWN)
     first.keep()
     job.client.hdel(job.keys.meta, "fingerprint")
-    Fingerprint(out).recall(farm, "j", lambda: pytest.fail("the job is there"))
+    Fingerprint(out).recall(farm, OWN, lambda: pytest.fail("the job is there"))
     assert farm.fingerprint("j") == OURS
     with pytest.raises(ModelRefused, match="weights"):
         farm.agree("j", OURS | {"weights": "2"})
@@ -63,7 +66,7 @@ def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None
     farm, first = Farm(job.client), Fingerprint(out, OURS)
     first.keep()
     job.delete()
-    Fingerprint(out).recall(farm, "j", lambda: job.create(JobSpec(model="m"), 0))
+    Fingerprint(out).recall(farm, OWN, lambda: job.create(JobSpec(model="m"), 0))
     assert farm.fingerprint("j") == OURS
 
 
@@ -72,4 +75,23 @@ def test_another_model_is_refused_while_the_job_runs(job: Job, out: Path) -> Non
     farm, fingerprint = Farm(job.client), Fingerprint(out, OURS)
     farm.agree("j", OURS | {"weights": "2"})
     with pytest.raises(ModelRefused, match="weights"):
-        fingerprint.learn(farm, "j")
+        fingerprint.learn(farm, OWN)
+
+
+def test_an_earlier_job_of_the_name_teaches_nothing(job: Job, out: Path) -> None:
+    """What workers said about a job that another output had is neither believed nor changed."""
+    farm, own = Farm(job.client), OwnJob("j", "mine")
+    job.note("owner", "theirs")
+    farm.agree("j", OURS | {"weights": "2"})
+    farm.refuse("j", "one", "no such model")
+    fingerprint = Fingerprint(out)
+    fingerprint.learn(farm, own)
+    assert fingerprint.known == farm.refusals(*own) == {}
+    assert farm.accounts(*own) == {}
+    fingerprint = Fingerprint(out, OURS)
+    fingerprint.learn(farm, own)
+    with pytest.raises(JobGone):
+        farm.agree("j", OURS, "mine")
+    assert farm.job(*own).note("reason", "mine") is None
+    assert (farm.fingerprint("j")["weights"], job.status().reason) == ("2", "")
+    assert farm.refusals("j") == {"one": "no such model"}
