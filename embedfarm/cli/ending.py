@@ -73,6 +73,7 @@ def discard_output(out: Path) -> None:
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         remove_state(out)
+        sync_directory(out)  # a power loss must not show a corrected command the old request
 
 
 def remove_state(out: Path) -> None:

@@ -40,10 +40,12 @@ class File:
     Attributes:
         durable: Its content after a power loss that keeps none of the changes.
         changes: Changes since the last sync, in order.
+        taken: Number of changes that syncs have taken off `changes`.
     """
 
     durable: bytearray = field(default_factory=bytearray)
     changes: list[Change] = field(default_factory=list)
+    taken: int = 0
 
 
 @dataclass(eq=False)
@@ -55,11 +57,13 @@ class Folder:
         durable: Its entries after a power loss that keeps none of the changes.
         changes: Changes of names since the last sync, in order; each maps the names that changed
             together to their new files or directories, or to None.
+        taken: Number of changes that syncs have taken off `changes`.
     """
 
     entries: dict[str, "Node"] = field(default_factory=dict)
     durable: dict[str, "Node"] = field(default_factory=dict)
     changes: list[dict[str, "Node | None"]] = field(default_factory=list)
+    taken: int = 0
 
     def change(self, names: dict[str, "Node | None"]) -> None:
         """Make names stand for other files or directories, or for nothing."""
@@ -240,19 +244,24 @@ class Disk:
         self.world.effect(Effect.FILE)
 
     def _sync_folder(self, folder: Folder) -> None:
-        count, entries = len(folder.changes), dict(folder.entries)
-        self.world.park(self.sync_seconds())
-        folder.durable = entries
-        del folder.changes[:count]
+        for names in self._take(folder):
+            _rename(folder.durable, names)
 
     def _sync_file(self, file: File) -> None:
-        count = len(file.changes)
-        self.world.park(self.sync_seconds())
-        changes = file.changes[:count]
-        del file.changes[:count]
+        changes = self._take(file)
         self._may_fail()
         for change in changes:
             _write(file.durable, change)
+
+    def _take(self, node: "File | Folder") -> list[Any]:
+        """Let a sync take its time; return the changes of before that no other one has taken."""
+        upto = node.taken + len(node.changes)
+        self.world.park(self.sync_seconds())
+        count = max(0, upto - node.taken)
+        changes = node.changes[:count]
+        del node.changes[:count]
+        node.taken += count
+        return list(changes)
 
     def _may_fail(self) -> None:
         """Raise EIO if this sync is to fail; what it was to sync then never reaches the disk."""

@@ -4,12 +4,16 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from collector.files import make_directories, replacing, sync, sync_directory
+from collector.manifest import STATE_DIRECTORY
+from collector.output import REQUEST_FILE
+from embedfarm.cli.ending import discard_output
 from tests.simulation import mount
 from tests.simulation.disk import Disk
 from tests.simulation.states import STATES
@@ -103,6 +107,38 @@ def test_what_was_synced_stays(tmp_path: Path) -> None:
 
     for left in outcomes(tmp_path, program):
         assert left["a/file"] == b"fi\0\0xx"
+
+
+def test_a_discarded_output_does_not_come_back(tmp_path: Path) -> None:
+    """No power loss brings back what a refused command has discarded."""
+
+    def program(root: Path) -> None:
+        make_directories(root / "out" / STATE_DIRECTORY)
+        for name in (REQUEST_FILE, "parts.jsonl"):
+            with replacing(root / "out" / STATE_DIRECTORY / name) as file:
+                file.write(b"{}")
+        discard_output(root / "out")
+
+    assert outcomes(tmp_path, program) == [{}] * len(SEEDS)
+
+
+def test_syncs_that_overlap_undo_nothing(tmp_path: Path) -> None:
+    """A sync that began earlier and ends later than another one takes back nothing of that."""
+    for seed in SEEDS:
+        disk = make(tmp_path, seed)
+        seconds = iter([0.3, 0.1])
+        disk.sync_seconds = lambda: next(seconds, 0.0)  # noqa: B023 # used up in this turn
+        process = Process("program")
+
+        def make_one(name: str) -> None:
+            (disk.root / name).mkdir()  # noqa: B023 # as above
+            sync_directory(disk.root)  # noqa: B023
+
+        for name in ("first", "second"):
+            disk.world.spawn(process, name, partial(make_one, name))
+        assert disk.world.run(lambda: not process.tasks, 1000.0)  # noqa: B023
+        disk.lose_power()
+        assert {path.name for path in disk.root.iterdir()} == {"first", "second"}
 
 
 def test_what_was_not_synced_may_go(tmp_path: Path) -> None:

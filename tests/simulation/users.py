@@ -33,6 +33,7 @@ from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
 from tests.simulation.states import State
 
+CREATE: Final = wire.script("create").encode()
 ENDS: Final = {wire.script("end").encode(), END}  # as a log has it, and as it is asked
 SIZES: Final = (1, 7, 20, 60)  # chunks of a corpus
 FILES_MAX: Final = 3
@@ -317,22 +318,21 @@ class User:
         """Check that nothing but the record of an ended job is left on the server.
 
         Nothing is checked if a crash undid the end when the command that embeds had looked at it
-        already, or brought back a job of this id that another output had or the user had removed,
-        or if somebody else has made the job anew.
+        already, or made the server forget that the job was made and remember an earlier one of its
+        name, or if somebody else has made the job anew.
         """
         host, keys = self.scene.host, work.keys
         if self._shares(work):
             return
         server, now_ms = host.server or ModelServer.replayed(host.log), host.now_ms()
-        out = server.execute([b"HGET", keys.meta.encode(), b"out"], now_ms)
-        if out not in (None, str(work.place.out.resolve()).encode()):
+        owner = server.execute([b"HGET", keys.meta.encode(), b"owner"], now_ms)
+        made = (each for each in host.forgotten if CREATE in each and keys.meta.encode() in each)
+        if owner is not None and any(owner not in each for each in made):
             return
 
         def is_end(words: Sequence[bytes]) -> bool:
             return not ENDS.isdisjoint(words) and keys.meta.encode() in words
 
-        if any(each[0] == b"UNLINK" and keys.meta.encode() in each for each in host.forgotten):
-            return
         undone, embed = any(map(is_end, host.forgotten)), self.scene.world.process
         if undone and embed not in host.served and not is_end(host.asked.get(embed, [])):
             return
