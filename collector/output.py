@@ -277,9 +277,12 @@ class Output:
 
     def _write_errors(self) -> str:
         """Write errors.jsonl if a chunk failed, and return its digest."""
-        if not any(part.errors for part in self._parts):
-            return ""
         path = self.directory / ERRORS_FILE
+        if not any(part.errors for part in self._parts):
+            if path.exists():  # of a run that did not come to its end, with other parts
+                path.unlink()
+                sync_directory(self.directory)
+            return ""
         with replacing(path) as file:
             for entry in self._journal:
                 file.writelines(msgspec.json.encode(line) + b"\n" for line in entry.failures)

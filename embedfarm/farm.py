@@ -414,17 +414,22 @@ class Farm(Sight):
 
     # What a worker says about a job.
 
-    def agree(self, job: str, fingerprint: Mapping[str, str], owner: str = "") -> None:
+    def agree(self, job: str, fingerprint: Mapping[str, str], of: str = "") -> None:
         """Make sure that every worker of a job has the same model files.
 
         The first worker's fingerprint becomes the job's, unless the submitter gave one.
 
+        Args:
+            job: Id of the job.
+            fingerprint: What the caller's model files are, by component.
+            of: Owner or generation of the job that is meant; "" for whichever has the id.
+
         Raises:
             ModelRefused: This worker's fingerprint differs; the message names the components.
-            JobGone: There is no such job, or it is another owner's.
+            JobGone: There is no such job, or another one has the id.
         """
         ours = json.dumps(dict(fingerprint), sort_keys=True)
-        agreed = self.job(job, owner).note("fingerprint", ours, first=True)
+        agreed = self.job(job, of).note("fingerprint", ours, first=True)
         if agreed is None:
             raise JobGone(job)
         known = read_words(agreed, f"fingerprint of {job}", self.on_unreadable)
@@ -437,18 +442,23 @@ class Farm(Sight):
         (data,) = self.job(job, owner).notes("fingerprint").values() or [b"{}"]
         return read_words(data, f"fingerprint of {job}", self.on_unreadable)
 
-    def agree_on_tokens(self, job: str, recipe: TokenRecipe | None) -> None:
+    def agree_on_tokens(self, job: str, recipe: TokenRecipe | None, of: str = "") -> None:
         """Make sure that every worker of a job can read its token ids.
 
         The first worker's recipe becomes the job's. Without a recipe, the job's blocks are texts,
         which all workers can read.
 
+        Args:
+            job: Id of the job.
+            recipe: How the caller makes token ids; None if it reads texts only.
+            of: Owner or generation of the job that is meant; "" for whichever has the id.
+
         Raises:
             ModelRefused: This worker's recipe differs.
-            JobGone: There is no such job.
+            JobGone: There is no such job, or another one has the id.
         """
         ours = encode(recipe) if recipe else b""
-        agreed = self.job(job).note("recipe", ours, first=True)
+        agreed = self.job(job, of).note("recipe", ours, first=True)
         if agreed is None:
             raise JobGone(job)
         if agreed not in {b"", ours}:
@@ -475,9 +485,9 @@ class Farm(Sight):
             accounts[name.rpartition("#")[0]].add(account or Account())
         return dict(accounts)
 
-    def refuse(self, job: str, worker: str, reason: str) -> None:
+    def refuse(self, job: str, worker: str, reason: str, of: str = "") -> None:
         """Note that a worker cannot embed a job, for people and for the submitter."""
-        self.job(job).note(f"refused:{worker}", reason)
+        self.job(job, of).note(f"refused:{worker}", reason)
 
     def refusals(self, job: str, owner: str = "") -> dict[str, str]:
         """Return the reasons of workers that cannot embed a job, by worker."""

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
+
+import redis
 
 from embedfarm.farm import Farm, ModelRefused, engine_key, model_key
 from embedfarm.model_files import ModelError, is_null, resolve
@@ -23,6 +25,18 @@ VARIANTS_MAX: Final = 64  # engines that are kept, or known to need other weight
 REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
 
 log = logging.getLogger(__name__)
+
+
+class Refusal(NamedTuple):
+    """The refusal of a job.
+
+    Attributes:
+        until: Time of the monotonic clock, in seconds, at which the job is looked at again.
+        generation: Generation of the job; one of another generation is not refused.
+    """
+
+    until: float
+    generation: str
 
 
 @dataclass
@@ -58,19 +72,30 @@ class Models:
     _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
     _identities: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)
     _accepted: dict[str, Engine] = field(default_factory=dict)
-    _refused_until: dict[str, float] = field(default_factory=dict)
+    _refusals: dict[str, Refusal] = field(default_factory=dict)
 
     def refused(self, job: str) -> bool:
         """Tell whether this worker refused the job a moment ago."""
-        return time.monotonic() < self._refused_until.get(job, 0.0)
+        refusal = self._refusals.get(job)
+        return refusal is not None and time.monotonic() < refusal.until
 
     def refusals(self) -> list[str]:
-        """Return the jobs that this worker refused a moment ago."""
-        return [job for job in list(self._refused_until) if self.refused(job)]
+        """Return the jobs that this worker refused a moment ago; forget those made anew since."""
+        for job, refusal in list(self._refusals.items()):
+            if self.refused(job) and self._generation(job) != refusal.generation:
+                self._refusals.pop(job, None)
+        return [job for job in list(self._refusals) if self.refused(job)]
+
+    def _generation(self, job: str) -> str:
+        """Return the generation that a job has on the server, "" where there is no job."""
+        try:
+            return self.farm.job(job).noted("generation")
+        except redis.ResponseError:
+            return ""  # something else has its key
 
     def ever_refused(self, job: str) -> bool:
         """Tell whether this worker has ever refused the job."""
-        return job in self._refused_until
+        return job in self._refusals
 
     def spec(self, job: str) -> JobSpec:
         """Return the specification of a job.
@@ -102,7 +127,7 @@ class Models:
         self._known.pop(job, None)
         self._identities.pop(job, None)
         self._accepted.pop(job, None)
-        self._refused_until.pop(job, None)
+        self._refusals.pop(job, None)
 
     def swaps(self, job: str) -> bool:
         """Tell whether the loaded model would have to go for this job.
@@ -128,22 +153,23 @@ class Models:
         try:
             engine = self._open(self.spec(job))
             check_ranges(self.spec(job), engine.dimensions)
-            self.farm.agree(job, engine.fingerprint)
-            self.farm.agree_on_tokens(job, engine.recipe)
+            generation = self._identity(job)[1]
+            self.farm.agree(job, engine.fingerprint, generation)
+            self.farm.agree_on_tokens(job, engine.recipe, generation)
         except (ModelError, ModelRefused, RecordError) as error:
             self.refuse(job, str(error))
             return None
-        self._refused_until.pop(job, None)
+        self._refusals.pop(job, None)
         self._accepted[job] = engine
         return engine
 
     def refuse(self, job: str, reason: str) -> None:
         """Leave a job to others for a while, and say why; then it may have been made anew."""
         log.warning("job %s refused: %s", job, reason)
-        self._identities.pop(job, None)
-        self._refused_until[job] = time.monotonic() + REFUSAL_SECONDS
+        _, generation = self._identities.pop(job, None) or (None, self._generation(job))
+        self._refusals[job] = Refusal(time.monotonic() + REFUSAL_SECONDS, generation)
         self._remember(job)
-        self.farm.refuse(job, self.worker, reason)
+        self.farm.refuse(job, self.worker, reason, generation)
 
     def _remember(self, job: str) -> None:
         """Know something about a job, at the cost of what is known about the oldest one."""

@@ -1,5 +1,6 @@
 """Tests of the promises that every sink keeps."""
 
+import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from collector.files import TEMPORARY_SUFFIX
-from collector.manifest import STATE_DIRECTORY, About, Manifest
+from collector.manifest import ERRORS_FILE, STATE_DIRECTORY, About, Manifest
 from collector.output import JOURNAL_FILE, Output, State, read_state
 from collector.search import iter_vectors
 from collector.sinks import SINKS, PartError, open_sink
@@ -122,6 +123,19 @@ def test_round_trip(case: Case, tmp_path: Path) -> None:
     ids = [part.ids for part in parts]
     assert (None if None in ids else [i for part in ids for i in part or ()]) == case.ids(good)
     assert (manifest.count, manifest.failed) == (COUNT, len(FAILED))
+
+
+def test_errors_of_an_earlier_try_go(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of failed chunks that a run left when it died is not taken for that of the next."""
+    line = {"index": 1, "reason": "too odd", "attempts": 1}
+    with case.open(tmp_path):
+        (tmp_path / ERRORS_FILE).write_text(f"{json.dumps(line)}\n")
+    monkeypatch.setitem(globals(), "FAILED", set())
+    assert case.run(tmp_path).failed == 0
+    assert not (tmp_path / ERRORS_FILE).exists()
+    assert verify(tmp_path) == []
 
 
 class PowerCutError(Exception):

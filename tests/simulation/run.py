@@ -37,7 +37,7 @@ from tests.simulation.users import SIZES, User
 from tests.simulation.views import Broken
 from tests.simulation.world import World, enter
 
-SECONDS_AFTER_MAX: Final = 90.0  # after the last fault; a lost connection may take a timeout each
+SECONDS_AFTER_MAX: Final = 90.0  # after faults and reactions; a lost connection may take a timeout
 SYNC_SECONDS_MAX: Final = 0.01
 STEPS_MAX: Final = 1_000_000  # of which a run has some thousands
 DARK_SHARE: Final = 0.3  # of finished jobs behind which the power is lost
@@ -156,7 +156,7 @@ class Simulation:
         """Let the world run until all commands are done, and return the figures."""
         while not self.world.run(lambda: self._is_over(commands), self._deadline()):
             if self.world.now >= self._deadline():
-                raise Failure(f"not done {SECONDS_AFTER_MAX:.0f} s after the last fault")
+                raise Failure(f"not done {SECONDS_AFTER_MAX:.0f} s after all faults and reactions")
         scene = self.scene
         if scene.errors:
             raise scene.errors[0]
@@ -178,7 +178,7 @@ class Simulation:
         return bool(self.scene.errors or all(role.done for role in commands))
 
     def _deadline(self) -> float:
-        return self.faults.ends_at + SECONDS_AFTER_MAX
+        return max(self.faults.ends_at, self.scene.reacted_at) + SECONDS_AFTER_MAX
 
     # What is run.
 

@@ -21,6 +21,7 @@ class Scene:
         lively: Whether users do more than run one command after the other.
         ids: Ids of all jobs that there ever were.
         steered: Jobs that somebody has cancelled or deleted.
+        reacted_at: Virtual seconds at which a user did last what the end of a command asked for.
         errors: Errors that should not have happened.
         chunks: Chunks in the jobs that were finished.
         failed: Chunks of finished jobs that were given up on.
@@ -37,6 +38,7 @@ class Scene:
     lively: bool
     ids: list[str] = field(default_factory=list)
     steered: set[str] = field(default_factory=set)
+    reacted_at: float = 0.0
     errors: list[BaseException] = field(default_factory=list)
     chunks: int = 0
     failed: int = 0

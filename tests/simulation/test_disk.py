@@ -110,7 +110,7 @@ def test_what_was_synced_stays(tmp_path: Path) -> None:
 
 
 def test_a_discarded_output_does_not_come_back(tmp_path: Path) -> None:
-    """No power loss brings back what a refused command has discarded."""
+    """What a refused command has discarded is gone after any power loss."""
 
     def program(root: Path) -> None:
         make_directories(root / "out" / STATE_DIRECTORY)

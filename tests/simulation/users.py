@@ -60,6 +60,7 @@ class Work:
         deadly: Texts that kill or hang each worker that embeds them.
         restored: Whether the corpus was put back to what it was.
         stumbled: Whether its command has ended by an error.
+        removing: Whether the output is being removed, or was when the user's machine went down.
         pages: The pages that a client has read of the output.
     """
 
@@ -74,6 +75,7 @@ class Work:
     reading: bool = False
     restored: bool = False
     stumbled: bool = False
+    removing: bool = False
     pages: Pages = field(default_factory=Pages)
 
     @property
@@ -109,6 +111,8 @@ class User:
     def program(self, stop: threading.Event) -> bool:
         """Run one command; return True if it was the last."""
         work = self.work = self.work or self._next()
+        if work.removing:
+            self._anew(work)
         work.asked_at = work.read_at = self.scene.world.now
         work.reading = False
         try:
@@ -181,6 +185,8 @@ class User:
             raise Failure(f"ended without a reason: {error!r}") from error
         self.scene.say(f"{self.name} does: {reaction.__name__.strip('_')}")
         work.stumbled = True
+        if reaction != self._wait:
+            self.scene.reacted_at = self.scene.world.now
         reaction(work)
 
     def _reaction(  # noqa: PLR0911 # one for each error
@@ -238,9 +244,11 @@ class User:
 
     def _anew(self, work: Work) -> None:
         """Remove the output, so that no loss of power brings it back, and begin again."""
+        work.removing = True
         shutil.rmtree(work.place.out, ignore_errors=True)
         with contextlib.suppress(OSError):
             sync_directory(work.place.out.parent)
+        work.removing = False
         work.begun_at = self.scene.world.now
         work.restored = False
         work.pages = Pages()

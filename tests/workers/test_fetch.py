@@ -24,6 +24,7 @@ from embedfarm.records import (
     encode,
 )
 from embedfarm.settings import Settings
+from embedfarm.status import JobGone
 from tests.support import LiveServer, force_log, wait_until
 from tests.workers.support import (
     FakeEngine,
@@ -488,17 +489,42 @@ def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
     assert farm.refusals("b-right") == {}
 
 
-def test_refused_job_that_is_made_anew_is_looked_at_afresh(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job that was refused and made anew is embedded by the worker that refused it."""
-    monkeypatch.setattr(models, "REFUSAL_SECONDS", 0.0)
+def test_refused_job_that_is_made_anew_is_looked_at_afresh(farm: Farm) -> None:
+    """A job that was refused and made anew is at once embedded by the worker that refused it."""
     job = create_job(farm, [block_of(0, 3)], model="null:nonsense")
     fetcher = fetcher_on(farm)
     assert fetcher.fetch() is None
+    assert fetcher.models.refusals() == ["j"]
     job.end("failed", "no such model", 60)
     create_job(farm, [block_of(0, 3)], model="null:4")
+    assert fetcher.models.refusals() == [], "as the next heartbeat says"
     assert fetch(fetcher).engine.dimensions == 4
+
+
+def test_what_a_late_worker_says_is_not_of_a_job_made_anew(farm: Farm) -> None:
+    """A worker that slept while its job was made anew says nothing about the new one."""
+    job = create_job(farm, [block_of(0, 3)], model="null:4")
+    late, (_, before) = fetcher_on(farm), job.identity()
+    late.models.spec("j")
+    job.end("failed", "a bad row", 60)
+    create_job(farm, [block_of(0, 3)], model="null:8")
+    late.models.refuse("j", "no memory")
+    with pytest.raises(JobGone):
+        farm.agree("j", {"weights": "null:4"}, before)
+    with pytest.raises(JobGone):
+        farm.agree_on_tokens("j", None, before)
+    assert (farm.refusals("j"), farm.fingerprint("j"), late.models.refusals()) == ({}, {}, [])
+    assert fetch(late).engine.dimensions == 8
+
+
+def test_a_refused_key_that_is_no_job_stops_nobody(farm: Farm) -> None:
+    """A refused job whose key something else has got is simply not there."""
+    job = create_job(farm, [block_of(0, 3)], model="null:nonsense")
+    fetcher = fetcher_on(farm)
+    assert fetcher.fetch() is None
+    job.delete()
+    farm.client.set(job.keys.meta, "what")
+    assert fetcher.models.refusals() == []
 
 
 def test_spec_that_cannot_be_read_is_refused(farm: Farm) -> None:
@@ -590,7 +616,7 @@ def test_what_is_known_of_jobs_is_bounded(farm: Farm, monkeypatch: pytest.Monkey
             commit(fetcher, batch)
             assert fetcher.fetch() is None
     known = fetcher.models
-    for held in (known._identities, known._accepted, known._refused_until, known._known):
+    for held in (known._identities, known._accepted, known._refusals, known._known):
         assert len(held) <= 3
     assert len(fetcher._begun) <= 3
     assert len(fetcher._rescue_at) <= 3
