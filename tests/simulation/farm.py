@@ -27,7 +27,7 @@ from producer import submit
 from producer.readers import corpus, read_corpus
 from scheduler.loop import Scheduler
 from tests.simulation import library, link
-from tests.simulation.link import Host, SimulatedConnection
+from tests.simulation.link import Host, SimulatedConnection, SimulatedPool
 from tests.simulation.world import Killed, Process, World, current
 from workers import worker
 from workers.engines import Tokenised
@@ -117,9 +117,10 @@ def connect_to(host: Host) -> None:
 
     def make_pool(url: str, **arguments: Any) -> redis.ConnectionPool:  # noqa: ANN401 # redis-py's
         _ = url
-        return redis.ConnectionPool(connection_class=SimulatedConnection, **arguments)
+        return SimulatedPool(connection_class=SimulatedConnection, **arguments)
 
     setattr(broker, "make_pool", make_pool)  # noqa: B010 # in this process alone
+    link.measure_nothing()
 
 
 def run_worker(name: str, settings: Settings, stop: threading.Event) -> bool:

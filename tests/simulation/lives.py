@@ -255,7 +255,7 @@ class Lives:
             try:
                 command()
             except Exception as error:  # noqa: BLE001 # a run fails by it
-                self.scene.errors.append(error)
+                self.scene.fail(error)
 
         process = Process(f"operator#{self._operators}")
         self.scene.world.spawn(process, "main", guarded)

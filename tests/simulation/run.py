@@ -99,6 +99,7 @@ class Simulation:
             Failure: A promise did not hold.
         """
         self.world = World(self.seed)
+        self.world.steps_max = STEPS_MAX
         enter(self.world)
         self.directory.mkdir(parents=True)
         try:
@@ -155,6 +156,8 @@ class Simulation:
     def _run_to_end(self, commands: Sequence[Role]) -> Outcome:
         """Let the world run until all commands are done, and return the figures."""
         while not self.world.run(lambda: self._is_over(commands), self._deadline()):
+            if self.world.steps >= STEPS_MAX:
+                raise Failure(f"not done after {STEPS_MAX:,} steps, {self.world.now:.1f} s")
             if self.world.now >= self._deadline():
                 raise Failure(f"not done {SECONDS_AFTER_MAX:.0f} s after all faults and reactions")
         scene = self.scene
@@ -173,8 +176,6 @@ class Simulation:
 
     def _is_over(self, commands: Sequence[Role]) -> bool:
         """Tell whether all commands are done or something has failed."""
-        if self.world.steps > STEPS_MAX:
-            raise Failure(f"not done after {STEPS_MAX:,} steps, {self.world.now:.1f} s")
         return bool(self.scene.errors or all(role.done for role in commands))
 
     def _deadline(self) -> float:
@@ -279,7 +280,7 @@ class Simulation:
         if isinstance(error, OSError) and error.errno == errno.EIO:
             self.faults.end_by_failed_sync()
         elif not (role.stop.is_set() and isinstance(error, broker.UNAVAILABLE)):
-            self.scene.errors.append(error)
+            self.scene.fail(error)
 
     def log(self, message: str) -> None:
         """Log a message of the process that runs."""
@@ -302,7 +303,7 @@ class Simulation:
         try:
             self.monitor.look(server, words, reply, self.host.now_ms())
         except Broken as error:
-            self.scene.errors.append(error)
+            self.scene.fail(error)
         self.faults.undo_split(server.log)
         self.faults.undo_last(server.log)
 

@@ -43,3 +43,8 @@ class Scene:
     chunks: int = 0
     failed: int = 0
     harmless: int = 0
+
+    def fail(self, error: BaseException) -> None:
+        """Note an error that should not have happened; the run ends by it."""
+        self.errors.append(error)
+        self.world.stirred = True

@@ -7,6 +7,7 @@ may die at any step in between that the world outside could see, or that sees th
 
 import heapq
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -96,6 +97,8 @@ class World:
         random: Random numbers from which every choice comes.
         now: Virtual seconds since the beginning.
         steps: Number of events that have happened.
+        steps_max: Number of events after which the run is given up.
+        stirred: Whether something happened that may end the run, and nobody has looked.
         reached: How often each state was reached (`tests.simulation.states`).
     """
 
@@ -103,6 +106,8 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.steps = 0
+        self.steps_max = sys.maxsize
+        self.stirred = True
         self.reached: dict[str, int] = {}
         self.task: Task | None = None
         self._events: list[tuple[float, float, int, Task | Callable[[], None], int]] = []
@@ -156,6 +161,12 @@ class World:
         if not task.woken and not task.ended:
             task.woken = True
             self._add(self.now, task, task.ticket)
+
+    def resume(self, task: Task) -> None:
+        """Let a parked task go on at once; only what happens outside of all tasks may do so."""
+        if not task.woken and not task.ended:
+            task.woken = True
+            self._continue(task, task.ticket)
 
     def spawn(self, process: Process, name: str, work: Callable[[], object]) -> Task:
         """Make a task, which begins a moment later."""
@@ -213,23 +224,33 @@ class World:
     def run(self, until: Callable[[], bool], seconds_max: float) -> bool:
         """Let events happen until a condition holds; return False if it did not by `seconds_max`.
 
+        The condition is looked at when the world was `stirred`, as it is by the end of each task.
+
         Raises:
             Deadlock: There are no more events.
         """
-        while not until():
-            if not self._events:
+        events = self._events
+        while not (self.stirred and self._look(until)):
+            if not events:
                 raise Deadlock
-            if self._events[0][0] > seconds_max:
-                self.now = seconds_max
+            moment = events[0][0]
+            if moment > seconds_max or self.steps >= self.steps_max:
+                self.now = max(self.now, min(moment, seconds_max))
+                self.stirred = True
                 return False
-            moment, _, _, what, ticket = heapq.heappop(self._events)
-            self.now = max(self.now, moment)
+            _, _, _, what, ticket = heapq.heappop(events)
+            if moment > self.now:
+                self.now = moment
             self.steps += 1
-            if isinstance(what, Task):
+            if type(what) is Task:
                 self._continue(what, ticket)
             else:
                 what()
         return True
+
+    def _look(self, until: Callable[[], bool]) -> bool:
+        self.stirred = False
+        return until()
 
     def _add(self, moment: float, what: Task | Callable[[], None], ticket: int) -> None:
         """Plan an event; of those at the same moment, chance decides which comes first."""
@@ -258,7 +279,7 @@ class World:
             self._end(task)
 
     def _end(self, task: Task) -> None:
-        task.ended = True
+        task.ended = self.stirred = True
         task.process.tasks.pop(task, None)
         for watcher in task.watchers:
             self.wake(watcher)
