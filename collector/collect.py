@@ -258,11 +258,13 @@ class Collector:
         """Delete results on the server that are on disk.
 
         The last one stays, since it may go on beyond the disk (see `_take_straddling`); its turn
-        comes with the next part.
+        comes with the next part. What the server takes for drained and is not on disk is lost.
         """
         upto = self.output.next_index
         begun = sorted(start for start in self.job.result_starts() if start < upto)
-        self.job.drain(upto, begun[:-1])
+        if self.job.drain(upto, begun[:-1]) == "behind":
+            log.warning("job %s: an earlier try is back, and begins again at %d", self.job.id, upto)
+            self.job.lose(upto)
 
     # The job.
 

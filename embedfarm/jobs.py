@@ -523,12 +523,18 @@ class Job:
         names = cast("list[bytes]", self.client.hkeys(self.keys.results))
         return [int(name) for name in names if name.isdigit()]
 
-    def drain(self, upto: int, starts: Sequence[int]) -> None:
-        """Delete collected results; everything below chunk `upto` is on disk."""
-        self._script("drain")(
-            keys=[self.keys.results, self.keys.meta, self.keys.room],
-            args=[upto, self.owner, *starts],
+    def drain(self, upto: int, starts: Sequence[int]) -> str:
+        """Delete collected results; everything below chunk `upto` is on disk.
+
+        Returns:
+            "drained"; "gone" after deletion; "behind", and nothing changes, if more has been
+            drained than is on disk: `lose` the rest.
+        """
+        keys = self.keys
+        answer = self._script("drain")(
+            keys=[keys.results, keys.meta, keys.room], args=[upto, self.owner, *starts]
         )
+        return str(answer, "ascii")
 
     def lose(self, upto: int) -> str:
         """Forget all from chunk `upto` on: its producer finds it lost, and sends it again.

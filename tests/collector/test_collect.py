@@ -162,6 +162,25 @@ def test_crash_of_the_server(server: LiveServer, desk: Desk, lost: str) -> None:
     desk.check(15_000)
 
 
+def test_crash_that_brings_back_a_job_further_on(server: LiveServer, desk: Desk) -> None:
+    """What a record of an earlier try takes for collected is embedded, though it is not here.
+
+    The output was begun again from its start, as after a change of the corpus.
+    """
+    desk.job.delete()
+    desk.job.create(SPEC, 500)
+    size = log_bytes(server)
+    desk.job.end("failed", "the corpus was changed", 60)
+    desk.job.create(SPEC, 0)
+    done = desk.bench.run(desk.collect)
+    desk.produce(15_000)
+    wait_until(lambda: desk.job.status().blocks_in > 5)
+    crash(server, size)
+    desk.bench.run(desk.worker.run, desk.bench.stop)
+    assert done.result(60) == 15_000
+    desk.check(15_000)
+
+
 class Crash(Exception):
     """Raised to end a collector like a crash."""
 
@@ -173,11 +192,11 @@ def test_crash_of_the_collector(desk: Desk, monkeypatch: pytest.MonkeyPatch, whe
     desk.work()
     drain = Job.drain
 
-    def crash_at_third_part(self: Job, upto: int, starts: list[int]) -> None:
-        if when == "after drain":
-            drain(self, upto, starts)
+    def crash_at_third_part(self: Job, upto: int, starts: list[int]) -> str:
+        answer = drain(self, upto, starts) if when == "after drain" else "drained"
         if upto >= 3 * PART_CHUNKS:
             raise Crash
+        return answer
 
     monkeypatch.setattr(Job, "drain", crash_at_third_part)
     with pytest.raises(Crash):
@@ -406,4 +425,4 @@ def test_idle_is_quiet(desk: Desk) -> None:
         return sum(statistics.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
 
     wait_until(lambda: calls("blpop") >= 5)
-    assert calls("hget", "hmget", "hkeys") <= 4 * (calls("blpop") + 2)
+    assert calls("hget", "hmget", "hkeys", "exists") <= 5 * (calls("blpop") + 2)

@@ -489,7 +489,7 @@ def test_drain(client: redis.Redis) -> None:
     """Draining frees results, remembers how far the disk is, and rings for the producer."""
     job = make_job(client, 3)
     job.commit([embed(entry) for entry in job.read("one", 3)])
-    job.drain(4, [0, 2])
+    assert job.drain(4, [0, 2]) == "drained"
     last = job.result(4)
     assert last is not None
     assert job.result_starts() == [4]
@@ -498,6 +498,21 @@ def test_drain(client: redis.Redis) -> None:
     job.drain(4, [0, 2])
     job.drain(4, [])
     assert job.status().result_bytes == len(encode(last))
+
+
+def test_drain_of_less_than_before(client: redis.Redis) -> None:
+    """A collector that has less on disk than was said is told so, and nothing changes.
+
+    Once all from there on is lost, so that it is sent again, it can drain.
+    """
+    job = make_job(client, 3)
+    job.commit([embed(entry) for entry in job.read("one", 3)])
+    job.drain(4, [0, 2])
+    assert job.drain(2, [4]) == "behind"
+    assert (job.result_starts(), job.status().drained_upto) == ([4], 4)
+    job.lose(2)
+    assert job.status().drained_upto == 2
+    assert job.drain(2, []) == "drained"
     assert client.llen(job.keys.room) == 1
 
 
