@@ -239,8 +239,7 @@ class World:
                 self.stirred = True
                 return False
             _, _, _, what, ticket = heapq.heappop(events)
-            if moment > self.now:
-                self.now = moment
+            self.now = max(self.now, moment)
             self.steps += 1
             if type(what) is Task:
                 self._continue(what, ticket)
