@@ -7,6 +7,7 @@ neither known nor kept, only the source has (`Rewind`).
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -81,6 +82,8 @@ class Submitter:
         terms: Terms of the job, if it is made here; one that exists keeps its own.
         notes: Fields that are kept with the job if it is made here.
         owner: Owner of the output that is filled; "" acts for any owner.
+        on_disk: Returns how many chunks are on disk. The server's word for it counts up to there
+            only: a crash may bring back the record of an earlier try that was further on.
 
     Raises:
         FarmFull: The farm takes no new job now.
@@ -97,6 +100,7 @@ class Submitter:
     terms: Terms = USUAL
     notes: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
+    on_disk: Callable[[], int] = lambda: sys.maxsize
     drained_upto: int = field(init=False)
     _encoder: TokenEncoder | None = None
     _kept: deque[Sent] = field(default_factory=deque)
@@ -332,10 +336,11 @@ class Submitter:
 
     def _forget(self, drained_upto: int) -> None:
         """Drop the kept blocks whose vectors are on disk."""
-        while self._kept and self._kept[0].end <= drained_upto:
+        upto = min(drained_upto, self.on_disk())
+        while self._kept and self._kept[0].end <= upto:
             self._drop()
         # A block that is on disk in part is wanted whole, because it is sent whole.
-        self._wanted = max(self._wanted, min(drained_upto, self._kept_from))
+        self._wanted = max(self._wanted, min(upto, self._kept_from))
 
     # Back-pressure.
 

@@ -182,7 +182,7 @@ class Run:
         job, farm = own.name, Farm(connect(url))
         if local is None:
             self._persist(lambda: refuse_copy(farm, own, self.place.out))
-        submitter = self._submitter(Farm(connect(url)), own, output.next_index)
+        submitter = self._submitter(Farm(connect(url)), own, output)
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
         self._persist(lambda: self._fingerprint.recall(farm, own, submitter.attach))
@@ -219,15 +219,15 @@ class Run:
         with contextlib.suppress(JobGone, *UNAVAILABLE):
             farm.end(own.name, "failed", reason, self.place.settings, owner=own.owner)
 
-    def _submitter(self, farm: Farm, own: OwnJob, start: int) -> Submitter:
-        place, spec = self.place, self.request.spec
+    def _submitter(self, farm: Farm, own: OwnJob, output: Output) -> Submitter:
+        place, spec, start = self.place, self.request.spec, output.next_index
         files = model_files.find_local(spec.model, place.settings.model_cache)
         notes = {"out": str(place.out.resolve()), "command": place.command}
         if self._trace:
             notes[tracing.NOTE] = self._trace
         submitter = Submitter(
             farm, own.name, spec, start, place.settings, self.stop, files, self.terms, notes,
-            own.owner,
+            own.owner, lambda: output.next_index,
         )  # fmt: skip
         if submitter.drained_upto > start:  # the server believes that more is on disk than is
             submitter.start_over(start)

@@ -79,7 +79,15 @@ class Desk:
     def produce(self, count: int) -> None:
         """Push the whole corpus, as the producer of a run does."""
         farm, start = Farm(self.bench.client()), self.output.next_index
-        submitter = Submitter(farm, "j", SPEC, start, SETTINGS, self.bench.stop)
+        submitter = Submitter(
+            farm,
+            "j",
+            SPEC,
+            start,
+            SETTINGS,
+            self.bench.stop,
+            on_disk=lambda: self.output.next_index,
+        )
         source = corpus(submitter.start, count)
         self.bench.run(lambda: submitter.watch(submitter.submit(source)))
 

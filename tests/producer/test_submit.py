@@ -505,3 +505,21 @@ def test_no_rewind_for_what_is_on_disk(opened: Open, job: Job, server: LiveServe
 
     assert second.submit(source()) == 100
     assert tiling(job, 30) == 100
+
+
+def test_what_is_on_disk_is_not_the_server_s_to_say(
+    bench: Bench, job: Job, server: LiveServer
+) -> None:
+    """Blocks that only an earlier try's record takes for collected are kept, and sent again."""
+    size = log_bytes(server)
+    submitter = Submitter(Farm(bench.client()), "j", SPEC, 0, LARGE, bench.stop, on_disk=lambda: 0)
+
+    def source() -> Iterator[Rows]:
+        yield from corpus(0, 60)
+        job.drain(30, [])
+        yield from corpus(60, 80)
+        crash(server, size)
+        yield from corpus(80, 100)
+
+    assert submitter.submit(source()) == 100
+    assert tiling(job) == 100
