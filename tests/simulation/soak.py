@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from tests.simulation.states import STATES, unreached
 
 SEEDS_AT_A_TIME: Final = 20
 FAILURES_SHOWN: Final = 20
-SEEDS_PER_LINE: Final = 5000  # of progress
+SEEDS_PER_LINE: Final = 1000  # of progress, and of what is kept
 SILENCE_SECONDS_MAX: Final = 900  # a process that was killed is missed by nobody else
 GIT: Final = ("/usr/bin/env", "git")
 CODE: Final = (  # what runs in a simulation
@@ -56,6 +57,8 @@ class Tally:
         of: A checksum of the code that runs, and the first seed.
         cpu_seconds: Processor time of the runs, in seconds.
         seconds: Virtual time of the runs, in seconds.
+        tenths_after: Number of runs by the tenths of a second from the last fault to the end.
+        fewest: Least number of faults in a run.
         reached: Number of runs by the state that they reached.
     """
 
@@ -67,8 +70,8 @@ class Tally:
     harmless: int = 0
     cpu_seconds: float = 0.0
     seconds: float = 0.0
-    seconds_after: list[float] = field(default_factory=list)
-    fault_counts: list[int] = field(default_factory=list)
+    tenths_after: dict[int, int] = field(default_factory=dict)
+    fewest: int = sys.maxsize
     faults: dict[str, int] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
     failures: list[Verdict] = field(default_factory=list)
@@ -89,9 +92,10 @@ class Tally:
         self.failed += outcome.failed
         self.harmless += outcome.harmless
         self.seconds += outcome.seconds
-        self.seconds_after.append(outcome.seconds_after)
+        tenths = round(10 * outcome.seconds_after)
+        self.tenths_after[tenths] = self.tenths_after.get(tenths, 0) + 1
         self.faults = dict(Counter(self.faults) + Counter(outcome.faults))
-        self.fault_counts.append(sum(outcome.faults.values()))
+        self.fewest = min(self.fewest, sum(outcome.faults.values()))
         self.reached = dict(Counter(self.reached) + Counter(outcome.reached.keys()))
 
 
@@ -170,8 +174,8 @@ class _Handler(logging.Handler):
 def soak(seeds: range, processes: int, *, first: bool = False, kept: Path | None = None) -> Tally:
     """Run all seeds, or up to the first that fails, and print those that fail as they come.
 
-    The tally is written to `kept` every few minutes, and a soak that finds one there goes on
-    from it.
+    The tally is written to `kept` after each thousand seeds, and a soak that finds one there goes
+    on from it.
 
     Raises:
         ValueError: The tally in `kept` is of other code, or of other seeds.
@@ -217,13 +221,14 @@ def _recall(kept: Path | None, seed0: int) -> Tally:
 def to_markdown(tally: Tally, seeds: range) -> str:
     """Return the figures of a tally as tables in Markdown."""
     faults = sum(tally.faults.values())
-    after = np.percentile(tally.seconds_after or [0.0], [50, 99, 100])
-    fewest = min(tally.fault_counts, default=0)
+    tenths = tally.tenths_after or {0: 1}
+    after = np.percentile(np.repeat(list(tenths), list(tenths.values())), [50, 99, 100]) / 10
     each = tally.cpu_seconds / max(1, tally.runs)
     facts = {
         "seeds": f"{seeds.start:,} to {seeds.stop - 1:,}",
         "failed": f"{len(tally.failures):,}",
-        "faults": f"{faults:,}; {faults / max(1, tally.runs):.1f} in a run, at least {fewest}",
+        "faults": f"{faults:,}; {faults / max(1, tally.runs):.1f} in a run, "
+        f"at least {tally.fewest}",
         "chunks embedded": f"{tally.chunks:,}, of which {tally.failed:,} were given up on, "
         f"{tally.harmless:,} of them harmless ones that faults struck each time",
         "events": f"{tally.steps:,} in {tally.seconds / 3600:,.0f} hours of virtual time",
@@ -274,5 +279,5 @@ def main() -> int:
     missed = unreached(tally.runs, tally.reached)
     for state in missed:
         typer.echo(f"not one of {tally.runs:,} runs reached: {state.name}")
-    too_few = min(tally.fault_counts, default=0) < FAULTS_MIN
+    too_few = tally.fewest < FAULTS_MIN
     return 1 if tally.failures or missed or too_few else 0
