@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from redis._parsers import Encoder
@@ -247,7 +247,7 @@ class SimulatedPool(redis.ConnectionPool):
 
     def get_connection(
         self, command_name: str | None = None, *_keys: object, **_options: object
-    ) -> redis.connection.ConnectionInterface:
+    ) -> Any:  # noqa: ANN401 # redis-py has two types for it
         """Return a connection that is ready for a request."""
         _ = command_name
         available = self._available_connections
@@ -333,7 +333,7 @@ class SimulatedConnection:
 
     def pack_command(self, first: str, *rest: object) -> list[Words]:
         """Return the words of a command as bytes, in a list of one command."""
-        encode = self.encoder.encode
+        encode: Callable[[object], bytes] = self.encoder.encode
         words = [word if type(word) is bytes else encode(word) for word in rest]
         return [[*first.encode().split(b" "), *words]]
 

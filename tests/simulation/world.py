@@ -241,7 +241,7 @@ class World:
             _, _, _, what, ticket = heapq.heappop(events)
             self.now = max(self.now, moment)
             self.steps += 1
-            if type(what) is Task:
+            if isinstance(what, Task):
                 self._continue(what, ticket)
             else:
                 what()
