@@ -94,7 +94,11 @@ class Job:
             args=[encode(spec), start, int(now * 1000), *_pairs(noted)],
         )
         if state == b"taken":
-            raise JobTaken(f"job {self.id} fills another output: {self.noted('out') or 'unnamed'}")
+            other = self.noted("out") or "unnamed"
+            raise JobTaken(
+                f"job {self.id} fills another output: {other}; choose another id, or, if that one "
+                f"is gone, remove the job: embedfarm jobs rm {self.id} --force"
+            )
         self.list_again()
         self.announce()
         return str(state, "ascii")

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +16,8 @@ from rich.console import Console
 
 from collector.manifest import Manifest
 from embedfarm import broker
-from embedfarm.cli import sending
-from embedfarm.cli.ending import tidy
+from embedfarm.cli import run, sending
+from embedfarm.cli.ending import discard_output, tidy
 from embedfarm.cli.progress import View
 from embedfarm.cli.request import Request, check_finished
 from embedfarm.cli.run import Interrupted, Place, Run
@@ -175,6 +176,16 @@ def read_slowly(rows: int, seconds: float, on_read: Callable[[Sequence[str], boo
         on_read(arguments[0], False)
 
     setattr(sending, "read_corpus", read)  # noqa: B010 # in this process alone
+
+
+def note_discards(on_discard: Callable[[Path], None]) -> None:
+    """Call `on_discard` before a command discards an output that has nothing in it."""
+
+    def discard(out: Path) -> None:
+        on_discard(out)
+        discard_output(out)
+
+    setattr(run, "discard_output", discard)  # noqa: B010 # in this process alone
 
 
 def harmful_texts(harms: Mapping[str, Callable[[], None]]) -> None:

@@ -21,6 +21,7 @@ from tests.simulation.farm import (
     end_by,
     guess_vectors,
     harmful_texts,
+    note_discards,
     read_slowly,
     run_scheduler,
     run_worker,
@@ -195,6 +196,7 @@ class Simulation:
             user.role = self._role("embed" + number * "-more", user.program)
             users.append(user)
         self._pace()
+        note_discards(self._note_discard)
         return users
 
     def _is_quiet(self) -> bool:
@@ -226,6 +228,12 @@ class Simulation:
             if user.work is not None and user.work.request.sources == tuple(sources):
                 user.work.reading = begins
                 user.work.read_at = self.world.now if begins else user.work.read_at
+
+    def _note_discard(self, out: Path) -> None:
+        """Note that a command, which may die over it, discards its output with its job's id."""
+        for user in self.users:
+            if user.work is not None and user.work.place.out == out:
+                user.work.discarded = True
 
     def _settings(self) -> Settings:
         random = self.world.random

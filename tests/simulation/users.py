@@ -60,6 +60,8 @@ class Work:
         deadly: Texts that kill or hang each worker that embeds them.
         restored: Whether the corpus was put back to what it was.
         stumbled: Whether its command has ended by an error.
+        discarded: Whether a command has discarded the output, with the name of its job; that may
+            be as it was on a server that heard nothing of it, or was brought back by a crash.
         removing: Whether the output is being removed, or was when the user's machine went down.
         pages: The pages that a client has read of the output.
     """
@@ -75,6 +77,7 @@ class Work:
     reading: bool = False
     restored: bool = False
     stumbled: bool = False
+    discarded: bool = False
     removing: bool = False
     pages: Pages = field(default_factory=Pages)
 
@@ -205,7 +208,9 @@ class User:
                 again = [] if work.restored else [self._restore, self._restore]
                 again += [self._embed_changed, self._embed_changed]
                 return choose([*again, self._anew, self._elsewhere, self._remove_job_and_anew])
-            case JobTaken() if work.stumbled or self.scene.ids.count(work.place.job_id) > 1:
+            case JobTaken() if (
+                work.stumbled or work.discarded or self.scene.ids.count(work.place.job_id) > 1
+            ):
                 REFUSED.reach()
                 return (
                     choose([self._wait, self._rename]) if self._shares(work) else self._remove_job
