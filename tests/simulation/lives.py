@@ -244,7 +244,8 @@ class Lives:
         if not (busy := self._user()):
             return None
         work = busy[1]
-        if not work.place.embed_changed:  # which makes other pages of it
+        # The one makes other pages of it, the other takes them away, perhaps not in one go.
+        if not (work.place.embed_changed or work.removing):
             self._begin(lambda: work.pages.read(work.place.out))
         return 0.0
 
