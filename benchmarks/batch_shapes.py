@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
-from workers.engines import Engine, Tokenised, open_engine
+from workers.engines.engine import Engine, Tokenised
+from workers.engines.opening import open_engine
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LENGTHS = (4, 8, 16, 24, 32, 64, 96, 128, 256)

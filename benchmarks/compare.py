@@ -40,7 +40,7 @@ from benchmarks.results import (
 from embedfarm import model_files
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
-from workers.engines import open_engine
+from workers.engines.opening import open_engine
 
 BUILD: Final = Path("build")
 PEERS: Final = Path(__file__).parent / "peers"

@@ -22,7 +22,8 @@ from benchmarks.batch_shapes import MODEL
 from benchmarks.corpora import CORPORA
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
-from workers.engines import Engine, open_engine
+from workers.engines.engine import Engine
+from workers.engines.opening import open_engine
 from workers.packing import batch_tokens, pack
 
 SIZES: Final = (100, 225, 450, 900, 1800)

@@ -211,7 +211,7 @@ class Driver:
         place = Place(out, self.settings, "cpu", 0, name)
         with (self.home / "progress").open("a") as file:
             view = View(Console(file=file), lines=True)
-            manifest = Run(request, place, view, threading.Event()).embed()
+            manifest = Run(request, place, view.show, threading.Event()).embed()
         _check(manifest.count == CHUNKS and not manifest.failed, f"{name}: {manifest}")
         shutil.rmtree(out.parent)
 

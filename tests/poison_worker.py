@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from embedfarm.records import JobSpec
 from workers import main, models
-from workers.engines import Chunk, Tokenised, only_texts
+from workers.engines.engine import Chunk, Tokenised, only_texts
 from workers.engines.null import NullEngine
 
 HEALED: Final = "EMBEDFARM_TEST_HEALED"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from embedfarm.broker import UNAVAILABLE
 from embedfarm.farm import Farm, model_key
 from embedfarm.records import JobSpec
-from workers.engines import Engine
+from workers.engines.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.budgets import Budgets
-from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory
+from workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory
 from workers.engines.windows import pool_windows
 from workers.leases import MicroBatch
 from workers.packing import batch_tokens, pack

@@ -20,7 +20,7 @@ from embedfarm.records import Block, ForeignVersion, JobShare, RecordError, deco
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone, is_gone
 from embedfarm.window import FarmWindow
-from workers.engines import Engine
+from workers.engines.engine import Engine
 from workers.leases import Holdings, Lease, MicroBatch
 from workers.models import JOBS_MAX, Models
 from workers.results import failure

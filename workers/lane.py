@@ -34,7 +34,7 @@ from embedfarm.records import (
 )
 from embedfarm.settings import Settings
 from embedfarm.status import is_gone
-from workers.engines import Engine
+from workers.engines.engine import Engine
 from workers.leases import Holdings, Lease, MicroBatch
 from workers.models import REFUSAL_SECONDS, Models
 from workers.texts import tokenise

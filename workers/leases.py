@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from embedfarm.accounts import Account
 from embedfarm.entries import Entry
 from embedfarm.records import Block, JobSpec
-from workers.engines import Engine, Tokenised
+from workers.engines.engine import Engine, Tokenised
 
 
 @dataclass(eq=False)

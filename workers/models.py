@@ -15,8 +15,9 @@ from embedfarm.farm import Farm, ModelRefused, engine_key, model_key
 from embedfarm.model_files import ModelError, is_null, resolve
 from embedfarm.records import JobSpec, RecordError
 from embedfarm.settings import Settings
-from workers.engines import Engine, open_engine, open_reference
+from workers.engines.engine import Engine
 from workers.engines.memory import limit_batches, model_bytes
+from workers.engines.opening import open_engine, open_reference
 from workers.quantisation import check_ranges
 from workers.watchdog import Watchdog
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.accounts import Parity
-from workers.engines import DeviceFailed, Engine, Tokenised
+from workers.engines.engine import DeviceFailed, Engine, Tokenised
 
 SAMPLE_TEXTS: Final = 8
 SAMPLE_TOKENS_MAX: Final = 512  # so that it takes a processor a second, even for a larger model

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engines import Chunk, Engine, Tokenised
+from workers.engines.engine import Chunk, Engine, Tokenised
 from workers.leases import MicroBatch
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embedfarm.costs import Cost, Costs
 from embedfarm.farm import model_key
 from embedfarm.records import JobSpec
-from workers.engines import Engine, OutOfMemory
+from workers.engines.engine import Engine, OutOfMemory
 
 SHORT_TOKENS: Final = 16  # of a text that people ask about, and such texts in a device batch
 WARM_UP: Final = "as short as a text that people ask about, sixteen tokens or so"

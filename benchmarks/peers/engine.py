@@ -8,8 +8,8 @@ from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.devices import available_cores
-from workers.engines import open_engine
 from workers.engines.comparison import embed as embed_packed
+from workers.engines.opening import open_engine
 
 
 def load(task: Task) -> Embed:

@@ -124,7 +124,7 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "Manifest"
     watch_lifeline(stop.set)
     try:
         with view:
-            return Run(request, place, view, stop).embed()
+            return Run(request, place, view.show, stop).embed()
     except Interrupted:
         fail("interrupted; the same command goes on from here", INTERRUPTED)
 

@@ -30,8 +30,8 @@ from embedfarm.cli.terms import Deadline, Priority, Tenant, Weight, read_terms
 from embedfarm.hyperplanes import BITS_MAX, BITS_MIN
 from embedfarm.processes import watch_lifeline
 from embedfarm.records import JobSpec
-from embedfarm.settings import DEFAULT_MODEL
-from embedfarm.terms import Terms
+from embedfarm.settings import DEFAULT_MODEL, Settings
+from embedfarm.terms import USUAL, Terms
 
 JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
@@ -234,7 +234,7 @@ def run_to_end(
         view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
 
         def embed_at(request: "Request", place: "Place") -> "Manifest":
-            return Run(request, place, view, stop, terms).embed()
+            return Run(request, place, view.show, stop, terms).embed()
 
         do = embed_at if before is None else partial(retry_failed, embed=embed_at)
         try:
@@ -245,6 +245,18 @@ def run_to_end(
     report(manifest, place.out, before=before, as_json=as_json)
     if manifest.failed:
         raise typer.Exit(FAILED_CHUNKS)
+
+
+def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
+    """Do with a finished output what `embed --retry-failed` would, on the farm of the settings."""
+    from collector.manifest import read_manifest
+    from embedfarm.cli.request import request_of
+    from embedfarm.cli.run import Place
+
+    with plain_errors():
+        request = request_of(read_manifest(out), settings)
+        place = Place(out, settings, "all", 0, "", command_line())
+        run_to_end(request, place, USUAL, retry=True, as_json=as_json)
 
 
 def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 
 from embedfarm import model_files
 from embedfarm.broker import closing_client
-from embedfarm.cli.options import need_server
 from embedfarm.cli.request import tokenizer_file
 from embedfarm.farm import Farm, length_class, model_key
 from embedfarm.records import JobSpec
@@ -150,7 +149,7 @@ def remembered_speeds(
     """
     from scheduler.history import History
 
-    with closing_client(need_server(settings)) as client:
+    with closing_client(settings.redis_url) as client:
         farm, history = Farm(client), History(settings.rate_half_life_seconds)
         history.recall(farm.history())
         alive = {beat.worker for beat in farm.workers() if beat.state != "draining"}
@@ -205,10 +204,10 @@ def _calibrate(
             words = ["embed", str(place / "sample.jsonl"), "--out", str(place / "out")]
             words += ["--redis", farm.url, "--model", spec.model]
             words += ["--max-length", str(spec.max_length)]
-            code = "from embedfarm.cli import main; main()"
             done = subprocess.run(
-                [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
-            )
+                [sys.executable, "-m", "embedfarm", *words],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
             if done.returncode:
                 raise ForecastError(f"the sample was not embedded: {done.stderr.strip()}")
             here = settings.model_copy(update={"redis_url": farm.url})

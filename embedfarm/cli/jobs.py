@@ -194,7 +194,7 @@ def show_errors(
 @jobs_app.command("retry")
 def retry_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """Embed what failed of a finished job once more, and put it into its output."""
-    from embedfarm.cli.retry import retry_output
+    from embedfarm.cli.embed import retry_output
 
     with on_farm(redis) as farm:
         handle = find_job(farm, job)

@@ -73,7 +73,7 @@ def search(
     from collector.manifest import read_manifest
     from collector.search import search as nearest
     from embedfarm.cli.request import read_texts
-    from workers.engines import open_engine
+    from workers.engines.opening import open_engine
 
     with plain_errors():
         manifest = read_manifest(directory)

@@ -1,11 +1,10 @@
-"""`embedfarm embed --retry-failed`: embeds failed chunks again, and patches their output."""
+"""A retry of the failed chunks of a finished output: they are embedded again, and it is patched."""
 
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,33 +22,16 @@ from collector.patch import patch
 from collector.source import PrefixCheck
 from embedfarm.broker import closing_client
 from embedfarm.cli.request import Request
+from embedfarm.cli.run import Place
 from embedfarm.farm import Farm
 from embedfarm.private import make_private
 from embedfarm.records import text_checksums
-from embedfarm.settings import Settings
 from producer.readers import CorpusOptions, read_corpus
 
-if TYPE_CHECKING:
-    from embedfarm.cli.run import Place
-
-Embed = Callable[[Request, "Place"], Manifest]
+Embed = Callable[[Request, Place], Manifest]
 
 
-def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
-    """Do with a finished output what `embed --retry-failed` would, on the farm of the settings."""
-    from embedfarm.cli.embed import run_to_end
-    from embedfarm.cli.options import command_line, plain_errors
-    from embedfarm.cli.request import request_of
-    from embedfarm.cli.run import Place
-    from embedfarm.terms import USUAL
-
-    with plain_errors():
-        request = request_of(read_manifest(out), settings)
-        place = Place(out, settings, "all", 0, "", command_line())
-        run_to_end(request, place, USUAL, retry=True, as_json=as_json)
-
-
-def retry_failed(request: Request, place: "Place", embed: Embed) -> Manifest:
+def retry_failed(request: Request, place: Place, embed: Embed) -> Manifest:
     """Embed the failed chunks of a finished output again, patch it, and return its manifest.
 
     These chunks are a corpus and an output of their own inside the output's state directory, where

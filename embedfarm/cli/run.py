@@ -27,12 +27,12 @@ from embedfarm.cli.holes import Reconciler
 from embedfarm.cli.limits import check_output, corpus_limits
 from embedfarm.cli.local import LocalFarm, run_local_farm
 from embedfarm.cli.own_job import OwnJob, make_own_job, refuse_copy
-from embedfarm.cli.progress import View
 from embedfarm.cli.request import Request
 from embedfarm.cli.sending import Sending
 from embedfarm.farm import Farm, FarmFull, ModelRefused
 from embedfarm.jobs import JobTaken
 from embedfarm.private import make_private
+from embedfarm.records import Heartbeat
 from embedfarm.redaction import hide_secrets, name_source
 from embedfarm.settings import Settings
 from embedfarm.status import JobGone, JobStatus
@@ -84,11 +84,20 @@ class Place:
 
 @dataclass
 class Run:
-    """One run of the command: a producer thread, a watching thread, and the collector."""
+    """One run of a request: a producer thread, a watching thread, and the collector.
+
+    Attributes:
+        request: What is to be embedded, and how.
+        place: Where and by whom the work is done.
+        show: Function that is called about twice a second with the job's status and the workers'
+            heartbeats, in a thread of its own.
+        stop: Event that ends the run, which can be resumed.
+        terms: Terms of the job, if it is made here.
+    """
 
     request: Request
     place: Place
-    view: View
+    show: Callable[[JobStatus, Sequence[Heartbeat]], object]
     stop: threading.Event
     terms: Terms = USUAL
     _trace: str = ""
@@ -290,7 +299,7 @@ class Run:
             try:
                 workers = farm.workers()
                 status = handle.status()
-                self.view.show(status, workers)
+                self.show(status, workers)
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()

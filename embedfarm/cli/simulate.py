@@ -23,6 +23,7 @@ from embedfarm.cli.options import (
     Devices,
     RedisUrl,
     fail,
+    need_server,
     plain_errors,
     print_json,
     read_settings,
@@ -111,6 +112,7 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors():
         tokens = [] if lengths is None else chunk_lengths([str(lengths)], spec, settings)
         if from_history:
+            need_server(settings)
             mean = sum(tokens) / len(tokens) if tokens else CHUNK_TOKENS
             machines = tuple(map(Machine, remembered_speeds(spec, settings, mean)))
         else:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers import main, models
-from workers.engines import Engine, Finish, OutOfMemory, Tokenised, open_engine
+from workers.engines.engine import Engine, Finish, OutOfMemory, Tokenised
+from workers.engines.opening import open_engine
 
 SWITCHES: Final = "CHAOS_SWITCHES"
 TOKENS_MAX: Final = 1024  # padded tokens of a device batch, while memory is short

@@ -52,7 +52,7 @@ class Command:
         self.stop = threading.Event()
         self.error: BaseException | None = None
         view = View(Console(file=StringIO(), quiet=True), lines=True)
-        self._run = Run(request, place, view, self.stop)
+        self._run = Run(request, place, view.show, self.stop)
         if held:
             self._hold()
         self._thread = threading.Thread(target=self._embed)

@@ -31,7 +31,7 @@ from tests.simulation import library, link
 from tests.simulation.link import Host, SimulatedConnection, SimulatedPool
 from tests.simulation.world import Killed, Process, World, current
 from workers import worker
-from workers.engines import Tokenised
+from workers.engines.engine import Tokenised
 from workers.engines.null import NullEngine
 from workers.worker import Worker
 
@@ -146,7 +146,7 @@ def run_embed(
         return manifest
     view = View(Console(file=StringIO(), quiet=True), lines=True)
     try:
-        return Run(request, place, view, stop, terms).embed()
+        return Run(request, place, view.show, stop, terms).embed()
     except Interrupted:
         if not getattr(stop, "by_others", True):
             raise  # by nobody

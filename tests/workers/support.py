@@ -10,7 +10,7 @@ from embedfarm.farm import Farm
 from embedfarm.jobs import Job
 from embedfarm.records import Block, JobShare, JobSpec, Plan, Result, encode
 from embedfarm.wire import entry_id
-from workers.engines import Chunk, Engine, Finish, Tokenised
+from workers.engines.engine import Chunk, Engine, Finish, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
 

@@ -8,8 +8,8 @@ import torch
 
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
-from workers.engines import open_engine
 from workers.engines.arithmetic import PEAK_SECONDS, Arithmetic, measure_peak
+from workers.engines.opening import open_engine
 from workers.engines.sentence_transformer import SentenceTransformerEngine, gpu_batch_tokens
 
 LAYERS, WIDTH, INNER = 6, 384, 1536

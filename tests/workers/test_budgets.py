@@ -16,8 +16,8 @@ from tests.support import LiveServer, wait_until
 from tests.workers.support import FakeEngine
 from tests.workers.tiny_models import DIMENSIONS, bert
 from workers.budgets import Budgets
-from workers.engines import open_engine
 from workers.engines.memory import limit_batches
+from workers.engines.opening import open_engine
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SPEC = JobSpec(model=MINILM)

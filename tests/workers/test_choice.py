@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -10,8 +11,12 @@ import pytest
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from tests.workers.tiny_models import SENTENCES, build
-from workers.engines import Engine, choice, open_engine
+from workers.engines import choice
 from workers.engines.choice import Choice
+from workers.engines.opening import open_engine
+
+if TYPE_CHECKING:
+    from workers.engines.engine import Engine
 
 
 def choices(cache: Path) -> list[Choice]:

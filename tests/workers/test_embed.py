@@ -14,7 +14,7 @@ from embedfarm.records import Block, JobSpec, Result, text_checksums
 from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
 from workers.budgets import Budgets
 from workers.embed import Embedder, OpenReference
-from workers.engines import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
+from workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import Lease, MicroBatch
 from workers.parity import sample_rows

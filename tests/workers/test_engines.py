@@ -20,7 +20,8 @@ from embedfarm.token_ids import TokenEncoder
 from producer.standard_library import docstrings
 from tests.workers.support import NULL
 from tests.workers.tiny_models import KINDS, LENGTH_MAX, SENTENCES, build
-from workers.engines import Chunk, DeviceFailed, Engine, OutOfMemory, open_engine
+from workers.engines.engine import Chunk, DeviceFailed, Engine, OutOfMemory
+from workers.engines.opening import open_engine
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.engines.tokens import Tokens
 from workers.engines.unpadded import unpad

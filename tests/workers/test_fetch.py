@@ -38,7 +38,7 @@ from tests.workers.support import (
 from workers import fetch as first_stage
 from workers import models
 from workers.embed import Embedder
-from workers.engines import Chunk, Tokenised
+from workers.engines.engine import Chunk, Tokenised
 from workers.fetch import Fetcher, pieces
 from workers.leases import Holdings, MicroBatch
 from workers.models import Models

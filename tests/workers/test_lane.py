@@ -44,7 +44,7 @@ from tests.workers.support import (
 from workers import models
 from workers.budgets import Budgets
 from workers.embed import Embedder
-from workers.engines import DeviceFailed, Engine, Finish, Tokenised
+from workers.engines.engine import DeviceFailed, Engine, Finish, Tokenised
 from workers.engines.null import NullEngine
 from workers.leases import MicroBatch
 from workers.parity import cosine

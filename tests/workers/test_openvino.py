@@ -16,8 +16,10 @@ from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from tests.workers.tiny_models import SENTENCES, build
-from workers.engines import Engine, open_engine, open_reference, openvino
+from workers.engines import openvino
 from workers.engines.calibration import TEXTS_MAX, calibration_texts
+from workers.engines.engine import Engine
+from workers.engines.opening import open_engine, open_reference
 from workers.engines.openvino import COSINES_MIN
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"

@@ -16,7 +16,8 @@ from embedfarm.settings import Settings
 from tests.workers.support import micro_batch
 from tests.workers.tiny_models import LENGTH_MAX, build
 from workers.embed import Embedder
-from workers.engines import Finish, Tokenised, open_engine
+from workers.engines.engine import Finish, Tokenised
+from workers.engines.opening import open_engine
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.engines.windows import cut_windows, pool_windows
 

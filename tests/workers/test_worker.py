@@ -22,7 +22,7 @@ from tests.support import LiveServer, force_log, wait_until
 from tests.workers.running import Running, worker_on, working
 from tests.workers.support import block_of, create_job, embedded, null_vectors, plan_blocks, results
 from workers import models
-from workers.engines import Engine
+from workers.engines.engine import Engine
 from workers.engines.null import NullEngine
 from workers.leases import MicroBatch
 from workers.renewal import renew

@@ -21,8 +21,8 @@ from embedfarm import model_files
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.devices import cpu_name
-from workers.engines import Engine
 from workers.engines.calibration import calibration_texts
+from workers.engines.engine import Engine
 from workers.engines.openvino import open_openvino
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.packing import pack

@@ -16,8 +16,9 @@ from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec
 from embedfarm.settings import Settings
 from workers.devices import available_cores
-from workers.engines import Engine, Tokenised, open_engine
 from workers.engines.arithmetic import measure_peak
+from workers.engines.engine import Engine, Tokenised
+from workers.engines.opening import open_engine
 from workers.engines.sentence_transformer import resolve_dtype
 from workers.packing import pack
 from workers.parity import cosine

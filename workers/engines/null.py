@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embedfarm import model_files
 from embedfarm.records import JobSpec
-from workers.engines import Chunk, Finish, Tokenised, only_texts
+from workers.engines.engine import Chunk, Finish, Tokenised, only_texts
 
 BYTES_PER_TOKEN = 4
 CHECKSUM_BYTES = 4

@@ -24,8 +24,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedfarm import model_files
 from embedfarm.records import JobSpec, TokenRecipe
-from workers.engines import Chunk, DeviceFailed, Finish, OutOfMemory, Tokenised, only_texts
 from workers.engines.arithmetic import Arithmetic, count_flops, known_peak
+from workers.engines.engine import Chunk, DeviceFailed, Finish, OutOfMemory, Tokenised, only_texts
 from workers.engines.tokens import Tokenizer, Tokens, lay_end_to_end
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from embedfarm.model_files import ModelError
 from embedfarm.records import JobSpec, TokenRecipe
 from embedfarm.token_ids import CHARACTERS_PER_TOKEN_MAX, FILE, TokenEncoder, cut_texts
-from workers.engines import Chunk, Tokenised, only_texts
+from workers.engines.engine import Chunk, Tokenised, only_texts
 from workers.engines.windows import cut_windows
 
 # What tokenizers disagree about, if they do: blanks, case, accents, scripts, symbols, marks of

@@ -20,8 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from embedfarm.model_files import ModelError
-from workers.engines import DeviceFailed
 from workers.engines.calibration import calibration_texts
+from workers.engines.engine import DeviceFailed
 from workers.engines.sentence_transformer import SentenceTransformerEngine
 from workers.packing import pack
 from workers.parity import cosine

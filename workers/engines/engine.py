@@ -1,0 +1,151 @@
+"""The protocol of engines, which turn texts into vectors, and what they take and give.
+
+An engine is used by two threads at once: one tokenises the next micro-batch while the other runs
+the current one through the model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.records import JobSpec, TokenRecipe
+
+
+class OutOfMemory(RuntimeError):
+    """Raised when a device batch does not fit in memory; a smaller one may."""
+
+
+class DeviceFailed(RuntimeError):
+    """Raised when the device itself has failed: only a new process can use it again."""
+
+
+Chunk: TypeAlias = str | NDArray[np.int64]
+"""A text, or its token ids."""
+
+
+def only_texts(chunks: Sequence[Chunk]) -> list[str]:
+    """Return the chunks, which must be texts, for an engine without a recipe.
+
+    Raises:
+        ValueError: A chunk is no text.
+    """
+    texts = [chunk for chunk in chunks if isinstance(chunk, str)]
+    if len(texts) < len(chunks):
+        raise ValueError("this model takes texts here, and no token ids")
+    return texts
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """Texts ready for the model, a row each, or several where long texts are cut into windows.
+
+    Attributes:
+        lengths: Tokens of each row after truncation, shape (rows,).
+        features: What the engine needs to run any subset of the rows.
+        owners: The text of each row, ascending, shape (rows,); None where each text is a row.
+        reasons: Why single texts cannot be embedded, by text.
+    """
+
+    lengths: NDArray[np.int64]
+    features: Any
+    owners: NDArray[np.intp] | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def text_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text in all its rows, shape (texts,)."""
+        if self.owners is None:
+            return self.lengths
+        return np.bincount(self.owners, weights=self.lengths).astype(np.int64)
+
+    def rows_of(self, texts: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the rows of some texts."""
+        return texts if self.owners is None else np.flatnonzero(np.isin(self.owners, texts))
+
+    def texts_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the text of each of some rows."""
+        return rows if self.owners is None else self.owners[rows]
+
+
+Finish: TypeAlias = Callable[[], NDArray[np.float32]]
+"""Waits for the vectors of a device batch, shape (rows, dimensions)."""
+
+
+class Engine(Protocol):
+    """One model on one device."""
+
+    @property
+    def name(self) -> str:
+        """Name of the engine, such as "torch"."""
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+
+    @property
+    def normalised(self) -> bool:
+        """Whether all vectors have length 1."""
+
+    @property
+    def padded(self) -> bool:
+        """Whether a device batch is padded to its longest text."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `start` returns before the device has done its work."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Padded tokens in one device batch, before memory is learned."""
+
+    @property
+    def launch_tokens(self) -> int:
+        """Cost of a device batch by itself, as the tokens that would take as long."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Properties that must be equal for two vectors to be comparable."""
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        """Operations per second of the device at best in the model's precision; 0 when unknown."""
+
+    @property
+    def recipe(self) -> TokenRecipe | None:
+        """Recipe for producers to make token ids for `tokenise`; None when they must send texts."""
+
+    def for_job(self, spec: JobSpec) -> "Engine | None":
+        """Return the engine of another job on the same weights; None where it needs others.
+
+        Raises:
+            embedfarm.model_files.ModelError: The model cannot do what the job asks for.
+        """
+
+    def flops(self, lengths: NDArray[np.int64]) -> float:
+        """Return the arithmetic operations for texts of these lengths, unpadded; 0 if unknown."""
+
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
+        """Tokenise texts, cut to the model's limit; ids that came for texts are tokens already.
+
+        Raises:
+            ValueError: Ids are not the model's, or `recipe` is None and a chunk is no text.
+        """
+
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """Begin to embed some rows, and return a function that waits for their vectors.
+
+        A device that works by itself is then free to be given the next batch; one that does not
+        has done everything when this returns. Batches are finished in the order of their starts.
+        Both calls raise what `forward` raises.
+        """
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Embed some rows, to vectors of shape (len(rows), dimensions).
+
+        Raises:
+            OutOfMemory: The rows do not fit on the device together.
+            DeviceFailed: Nothing works on this device any more.
+        """
