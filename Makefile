@@ -14,7 +14,7 @@ SEEDS ?= 100000
 SEED0 ?= 0
 SEED ?= 0
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
-SOURCES := embedfarm producer scheduler workers collector web tests benchmarks
+SOURCES := embedfarm contract producer scheduler workers collector runs watch ingest cli web tests benchmarks
 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,7 @@ install: .venv/installed ## Install what a farm needs.
 
 demo: install ## Embed this Python's own documentation and ask it something.
 	mkdir -p build
-	$(BIN)/python -m producer.standard_library $(CORPUS)
+	$(BIN)/python -m embedfarm.producer.docstrings $(CORPUS)
 	$(BIN)/embedfarm embed $(CORPUS) --id-field id --out build/vectors
 	$(BIN)/embedfarm search build/vectors "read a table of comma separated values"
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.engines.engine import Engine, Tokenised
-from workers.engines.opening import open_engine
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.engine import Engine, Tokenised
+from embedfarm.workers.engines.opening import open_engine
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LENGTHS = (4, 8, 16, 24, 32, 64, 96, 128, 256)

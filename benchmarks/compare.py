@@ -37,10 +37,10 @@ from benchmarks.results import (
     Run,
     find_dtype,
 )
-from embedfarm import model_files
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.engines.opening import open_engine
+from embedfarm.contract import model_files
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.opening import open_engine
 
 BUILD: Final = Path("build")
 PEERS: Final = Path(__file__).parent / "peers"

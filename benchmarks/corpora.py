@@ -17,9 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from embedfarm import model_files
-from producer.chunker import cut, load_tokenizer, token_spans
-from producer.standard_library import docstrings
+from embedfarm.contract import model_files
+from embedfarm.producer.chunker import cut, load_tokenizer, token_spans
+from embedfarm.producer.docstrings import docstrings
 
 MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
 WORDNET: Final = "wordnet-base"  # Debian's package of Princeton's WordNet 3.0

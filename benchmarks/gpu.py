@@ -20,8 +20,8 @@ from benchmarks.corpora import CORPORA, MODEL
 from benchmarks.random_models import architectures, build
 from benchmarks.report import one_line, render_hardware, table
 from benchmarks.results import BARE_ENGINE, BASELINE, BEST_BATCH, FARM, Bench, Comparison
-from embedfarm import model_files
-from workers.devices import describe_devices
+from embedfarm.contract import model_files
+from embedfarm.workers.devices import describe_devices
 
 MINILM: Final = MODEL.rpartition("/")[2]
 # Chunks of the mixed corpus: seconds of work for the farm, and for `encode` not many minutes.

@@ -7,7 +7,7 @@ from typing import Final
 
 import psutil
 
-from workers.devices import available_cores, describe_devices
+from embedfarm.workers.devices import available_cores, describe_devices
 
 GIBIBYTE: Final = 1 << 30
 CPUINFO: Final = Path("/proc/cpuinfo")

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.corpora import MODEL, documentation, write_corpus
-from embedfarm.broker import closing_client
-from embedfarm.cli.local import run_local_farm
-from embedfarm.farm import Farm
-from embedfarm.lane import Lane
-from embedfarm.records import JobSpec, LaneAnswer
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.lane import Lane
+from embedfarm.contract.records import JobSpec, LaneAnswer
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
+from embedfarm.runs.private_farm import run_local_farm
 
 WARM_CHUNKS: Final = 500
 CHUNKS: Final = 500_000  # more than a run of 500 requests gets through

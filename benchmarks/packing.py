@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.batch_shapes import MODEL
 from benchmarks.corpora import CORPORA
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.engines.engine import Engine
-from workers.engines.opening import open_engine
-from workers.packing import batch_tokens, pack
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.opening import open_engine
+from embedfarm.workers.packing import batch_tokens, pack
 
 SIZES: Final = (100, 225, 450, 900, 1800)
 

@@ -113,9 +113,9 @@ class _Watcher(threading.Thread):
 def _name(process: psutil.Process) -> str:
     """Return the name of a process's role in the farm."""
     words = process.cmdline()
-    if "scheduler.main" in words:
+    if "embedfarm.scheduler.main" in words:
         return "scheduler"
-    if "workers.main" in words:
+    if "embedfarm.workers.main" in words:
         return f"worker {words[-1]}"
     if any("valkey-server" in word or "redis-server" in word for word in words[:1]):
         return "server"

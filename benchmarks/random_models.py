@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from benchmarks.corpora import MODEL
-from embedfarm import model_files
+from embedfarm.contract import model_files
 
 TOKENS_MAX: Final = 512
 SEED: Final = 0

@@ -21,13 +21,13 @@ from typing import Any, Final, cast
 
 import redis
 
-from embedfarm import wire
-from embedfarm.broker import closing_client
-from embedfarm.cli.local import run_local_farm
-from embedfarm.farm import Farm
-from embedfarm.records import Completion, decode
-from embedfarm.settings import Settings
-from scheduler.policies import POLICIES
+from embedfarm.contract import wire
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import Completion, decode
+from embedfarm.contract.settings import Settings
+from embedfarm.runs.private_farm import run_local_farm
+from embedfarm.scheduler.policies import POLICIES
 
 TOKENS_PER_SECOND: Final = 40_000  # of the fastest worker
 SLOWDOWN: Final = {"cpu-0": 1.0, "cpu-1": 2.0, "cpu-2": 4.0, "cpu-3": 8.0}

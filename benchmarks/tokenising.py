@@ -15,12 +15,12 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from embedfarm import model_files
-from embedfarm.records import Block, JobSpec, Rows, decode, encode
-from embedfarm.settings import Settings
-from producer.blocks import Blocker
-from producer.standard_library import docstrings
-from workers.devices import available_cores
+from embedfarm.contract import model_files
+from embedfarm.contract.records import Block, JobSpec, Rows, decode, encode
+from embedfarm.contract.settings import Settings
+from embedfarm.producer.blocks import Blocker
+from embedfarm.producer.docstrings import docstrings
+from embedfarm.workers.devices import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +32,8 @@ CORES: Final = "EMBEDFARM_BENCH_CORES"
 
 def measure(chunks: int, rounds: int) -> dict[str, float]:
     """Return the tokens per second of each way, on the cores that this process may use."""
-    from embedfarm.token_ids import TokenEncoder  # noqa: PLC0415 # its threads are as many as cores
-    from workers.engines.sentence_transformer import (  # noqa: PLC0415 # the same
+    from embedfarm.contract.token_ids import TokenEncoder  # noqa: PLC0415 # its threads are as many as cores
+    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # the same
         SentenceTransformerEngine,
     )
 

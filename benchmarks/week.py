@@ -36,20 +36,20 @@ from rq import Queue
 from rq.results import Result
 
 from benchmarks.marked import write_marked
-from collector.feed import acknowledge, take
-from embedfarm import wire
-from embedfarm.broker import connect
-from embedfarm.cli.local import run_local_farm
 from embedfarm.cli.progress import View
-from embedfarm.cli.request import Request
-from embedfarm.cli.run import Place, Run
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, Rows, encode
-from embedfarm.settings import Settings
-from producer.readers import CorpusOptions
-from producer.submit import Submitter
-from workers.devices import available_cores
+from embedfarm.collector.feed_results import acknowledge, take
+from embedfarm.contract import wire
+from embedfarm.contract.broker import connect
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, Rows, encode
+from embedfarm.contract.settings import Settings
+from embedfarm.producer.readers import CorpusOptions
+from embedfarm.producer.submit import Submitter
+from embedfarm.runs.private_farm import run_local_farm
+from embedfarm.runs.request import Request
+from embedfarm.runs.run import Place, Run
+from embedfarm.workers.devices import available_cores
 
 MODEL: Final = "null:16"
 SPEC: Final = JobSpec(model=MODEL)

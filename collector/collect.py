@@ -11,18 +11,18 @@ from typing import Final, TypeVar
 
 import redis
 
-from collector.manifest import About, Manifest, OutputError, Part
-from collector.output import Output
-from collector.results import check_place
-from collector.source import SourceChanged, SourceCheck
-from collector.writer import Writer
-from embedfarm.broker import UNAVAILABLE, persist
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import ForeignVersion, RecordError, Result
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone, JobStatus, is_gone
-from embedfarm.window import FarmWindow
+from embedfarm.collector.manifest import About, Manifest, OutputError, Part
+from embedfarm.collector.output import Output
+from embedfarm.collector.result_span import check_place
+from embedfarm.collector.source import SourceChanged, SourceCheck
+from embedfarm.collector.writer import Writer
+from embedfarm.contract.broker import UNAVAILABLE, persist
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import ForeignVersion, RecordError, Result
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone, JobStatus, is_gone
+from embedfarm.contract.window import FarmWindow
 
 T = TypeVar("T")
 

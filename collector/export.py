@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from collector.files import remove_temporaries, replacing, sync_directory
-from collector.manifest import (
+from embedfarm.collector.durable_files import remove_temporaries, replacing, sync_directory
+from embedfarm.collector.manifest import (
     ERRORS_FILE,
     STATE_DIRECTORY,
     Manifest,
@@ -16,9 +16,9 @@ from collector.manifest import (
     read_manifest,
     write_manifest,
 )
-from collector.output import State, list_output_files, locked, read_state
-from collector.sinks import open_sink
-from collector.sinks.batch import spread
+from embedfarm.collector.output import State, list_output_files, locked, read_state
+from embedfarm.collector.sinks import open_sink
+from embedfarm.collector.sinks.batch import spread
 
 ORIGIN_FILE = "export.json"
 

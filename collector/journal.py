@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from collector.files import Span, read_pieces, replacing, sync
-from collector.manifest import Failure, Layout, OutputError, Part, WorkerFigures
-from collector.source import Mark
+from embedfarm.collector.durable_files import Span, read_pieces, replacing, sync
+from embedfarm.collector.manifest import Failure, Layout, OutputError, Part, WorkerFigures
+from embedfarm.collector.source import Mark
 
 
 class JournalError(OutputError):

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from collector.files import Span, replacing, sync_directory
+from embedfarm.collector.durable_files import Span, replacing, sync_directory
 
 VERSION: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
@@ -160,7 +160,7 @@ class About(msgspec.Struct, kw_only=True):
         versions: Versions of Python and the libraries, by name.
         accounts: What each worker's device did in the run that finished the output, by name:
             engine, padding, where time went, share of the peak, and a sample of its vectors beside
-            float32 (`embedfarm.accounts`).
+            float32 (`embedfarm.contract.usage`).
     """
 
     job: str

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from collector.files import (
+from embedfarm.collector.durable_files import (
     TEMPORARY_SUFFIX,
     make_directories,
     remove_temporaries,
@@ -25,8 +25,8 @@ from collector.files import (
     sync_directory,
     whole,
 )
-from collector.journal import Entry, Journal
-from collector.manifest import (
+from embedfarm.collector.journal import Entry, Journal
+from embedfarm.collector.manifest import (
     ERRORS_FILE,
     MANIFEST_FILE,
     STATE_DIRECTORY,
@@ -40,10 +40,10 @@ from collector.manifest import (
     tile,
     write_manifest,
 )
-from collector.results import describe, gather, layout_of
-from collector.sinks import open_sink
-from collector.source import Mark
-from embedfarm.records import Result
+from embedfarm.collector.result_span import describe, gather, layout_of
+from embedfarm.collector.sinks import open_sink
+from embedfarm.collector.source import Mark
+from embedfarm.contract.records import Result
 
 REQUEST_FILE: Final = "job.json"
 JOURNAL_FILE: Final = "parts.jsonl"

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from collector.files import replacing, sha256_of, sync_directory, whole
-from collector.manifest import (
+from embedfarm.collector.durable_files import replacing, sha256_of, sync_directory, whole
+from embedfarm.collector.manifest import (
     DECIDED,
     ERRORS_FILE,
     STATE_DIRECTORY,
@@ -25,7 +25,7 @@ from collector.manifest import (
     settle,
     write_manifest,
 )
-from collector.sinks import Batch, Vectors, open_sink
+from embedfarm.collector.sinks import Batch, Vectors, open_sink
 
 STAGED: Final = f"{STATE_DIRECTORY}/staged"
 

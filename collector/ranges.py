@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.manifest import OutputError
-from collector.search import iter_vectors
-from collector.sinks import Vectors
+from embedfarm.collector.manifest import OutputError
+from embedfarm.collector.search import iter_vectors
+from embedfarm.collector.sinks import Vectors
 
 
 def component_ranges(parts: Iterable[Vectors]) -> NDArray[np.float32]:

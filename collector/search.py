@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.manifest import Manifest, read_manifest
-from collector.quantised import restore
-from collector.sinks import Vectors, open_sink
-from embedfarm.hyperplanes import estimated_cosine, hash_vectors
+from embedfarm.collector.dequantisation import restore
+from embedfarm.collector.manifest import Manifest, read_manifest
+from embedfarm.collector.sinks import Vectors, open_sink
+from embedfarm.contract.hyperplanes import estimated_cosine, hash_vectors
 
 _ROWS_AT_A_TIME: Final = 8192
 

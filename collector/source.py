@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from collector.manifest import CHECKSUM_BYTES, OutputError, Part
-from embedfarm.records import Result, Rows, text_checksums
+from embedfarm.collector.manifest import CHECKSUM_BYTES, OutputError, Part
+from embedfarm.contract.records import Result, Rows, text_checksums
 
 WAIT_SECONDS: Final = 1.0
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.files import sha256_of, whole
-from collector.manifest import (
+from embedfarm.collector.durable_files import sha256_of, whole
+from embedfarm.collector.manifest import (
     CHECKSUM_BYTES,
     ERRORS_FILE,
     MANIFEST_FILE,
@@ -24,9 +24,9 @@ from collector.manifest import (
     read_manifest,
     tile,
 )
-from collector.output import list_output_files
-from collector.sinks import PartError, Sink, Vectors, open_sink
-from embedfarm.records import Rows, text_checksums
+from embedfarm.collector.output import list_output_files
+from embedfarm.collector.sinks import PartError, Sink, Vectors, open_sink
+from embedfarm.contract.records import Rows, text_checksums
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-from embedfarm.records import Result
+from embedfarm.contract.records import Result
 
 
 class Writer:

@@ -1,9 +1,5 @@
-"""The contract: everything that crosses a process boundary.
+"""embedfarm turns a corpus into vectors on every device you have.
 
-corpus -> producer == blocks ==> worker (one per device) == results ==> collector -> sink
-                                 ^ plan       | completions
-                                 +- scheduler <+                        == is Redis
-
-A station (producer, scheduler, workers, collector) imports this package and itself, never
-another station. Nothing here imports torch.
+The rooms of this package lie beside it in the source tree, which so shows the data's path; they are
+links here (`embedfarm/producer -> ../producer`), and files in what is installed.
 """

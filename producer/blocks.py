@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embedfarm.records import Block, Rows, TokenIds, text_checksums
-from embedfarm.settings import Settings
-from embedfarm.token_ids import TokenEncoder
+from embedfarm.contract.records import Block, Rows, TokenIds, text_checksums
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.token_ids import TokenEncoder
 
 BYTES_PER_TOKEN: Final = 4  # of English in the tokenizers in use; only the unit of plans
 TOKENS_MAX: Final = 512  # what a chunk counts at most when its job names no maximum length

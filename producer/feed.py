@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from embedfarm.jobs import BlocksLost, Job
-from embedfarm.records import Block, JobSpec, Rows, encode
-from embedfarm.settings import Settings
-from embedfarm.sizing import VECTOR_BYTES_GUESSED, used_bytes
-from embedfarm.status import JobStatus
-from embedfarm.window import FarmWindow
-from producer.blocks import TOKENS_MAX, Blocker
-from producer.submit import PROBE_TOKENS, RESULT_BYTES_MAX, JobRefused
+from embedfarm.contract.jobs import BlocksLost, Job
+from embedfarm.contract.records import Block, JobSpec, Rows, encode
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes
+from embedfarm.contract.status import JobStatus
+from embedfarm.contract.window import FarmWindow
+from embedfarm.producer.blocks import TOKENS_MAX, Blocker
+from embedfarm.producer.submit import PROBE_TOKENS, RESULT_BYTES_MAX, JobRefused
 
 
 class OutOfPlace(RuntimeError):

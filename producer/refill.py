@@ -4,14 +4,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from embedfarm.broker import persist
-from embedfarm.coverage import reconcile
-from embedfarm.jobs import Job
-from embedfarm.records import Block, Rows
-from embedfarm.settings import Settings
-from embedfarm.sizing import VECTOR_BYTES_GUESSED
-from producer.blocks import Blocker
-from producer.submit import RESULT_BYTES_MAX
+from embedfarm.contract.broker import persist
+from embedfarm.contract.coverage import reconcile
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, Rows
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED
+from embedfarm.producer.blocks import Blocker
+from embedfarm.producer.submit import RESULT_BYTES_MAX
 
 GROUP_BYTES: Final = 4 << 20  # text sent at a time
 

@@ -18,20 +18,20 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from embedfarm.broker import persist
-from embedfarm.farm import Farm, model_key
-from embedfarm.jobs import BlocksLost, JobTaken
-from embedfarm.records import Block, JobSpec, Rows, decode, encode
-from embedfarm.settings import Settings
-from embedfarm.sizing import VECTOR_BYTES_GUESSED, used_bytes
-from embedfarm.status import ENDED_STATES, JobGone, JobStatus
-from embedfarm.terms import USUAL, Terms
-from embedfarm.token_ids import TokenEncoder
-from embedfarm.window import FarmWindow
-from producer.blocks import TOKENS_MAX, Blocker
+from embedfarm.contract.broker import persist
+from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.jobs import BlocksLost, JobTaken
+from embedfarm.contract.records import Block, JobSpec, Rows, decode, encode
+from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes
+from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus
+from embedfarm.contract.token_ids import TokenEncoder
+from embedfarm.contract.window import FarmWindow
+from embedfarm.producer.blocks import TOKENS_MAX, Blocker
 
 if TYPE_CHECKING:
-    from embedfarm.jobs import Job
+    from embedfarm.contract.jobs import Job
 
 GROUPS_PER_WINDOW: Final = 16  # a group is sent in one round trip, when there is room for all of it
 # Vectors of one block: a server takes several megabytes in one command at half the speed.

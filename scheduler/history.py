@@ -1,7 +1,7 @@
 """What the farm remembers about how fast each worker is, by model and length class.
 
 Two predictors run side by side. The exponential average of tokens per second follows drift, and
-takes a fixed overhead for slowness when micro-batches get short. The cost model (`embedfarm.costs`)
+takes a fixed overhead for slowness when micro-batches get short. The cost model (`contract.costs`)
 tells them apart, and carries over from one length of chunks to another; its level follows drift as
 the average does. Of each worker the one counts whose own recent error is less.
 """
@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from embedfarm.costs import Cost, Costs
-from embedfarm.farm import HISTORY_SECONDS, length_class
-from embedfarm.records import Completion, Rate
+from embedfarm.contract.costs import Cost, Costs
+from embedfarm.contract.farm import HISTORY_SECONDS, length_class
+from embedfarm.contract.records import Completion, Rate
 
 COSTS_MEMORY: Final = 60  # micro-batches
 COSTS_MIN: Final = 8  # micro-batches from which a cost model is believed

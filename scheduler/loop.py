@@ -11,20 +11,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from embedfarm.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
-from embedfarm.farm import Farm
-from embedfarm.notify import Notifier
-from embedfarm.records import Decision, JobShare, Plan
-from embedfarm.settings import Settings
-from embedfarm.window import FarmWindow
-from scheduler.history import History
-from scheduler.ledger import Ledger
-from scheduler.observer import Observer
-from scheduler.passes import Pass, PassFailed, decide
-from scheduler.policies import DEFAULT_POLICY, POLICIES, UnknownPass, make_passes
-from scheduler.samples import Sampler
-from scheduler.state import Draft, FarmState
-from scheduler.statistics import Statistics
+from embedfarm.contract.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.notify import Notifier
+from embedfarm.contract.records import Decision, JobShare, Plan
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.window import FarmWindow
+from embedfarm.scheduler.history import History
+from embedfarm.scheduler.ledger import Ledger
+from embedfarm.scheduler.observer import Observer
+from embedfarm.scheduler.passes import Pass, PassFailed, decide
+from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES, UnknownPass, make_passes
+from embedfarm.scheduler.samples import Sampler
+from embedfarm.scheduler.state import Draft, FarmState
+from embedfarm.scheduler.statistics import Statistics
 
 DECISION_SECONDS_MIN: Final = 0.05  # completions that come closer together share a decision
 DECISION_SECONDS_MAX: Final = 0.5  # jobs and workers come and go without a completion

@@ -1,12 +1,12 @@
-"""The scheduler process: `python -m scheduler.main`; the server's URL is `EMBEDFARM_REDIS_URL`."""
+"""The scheduler process: `python -m embedfarm.scheduler.main`, on `EMBEDFARM_REDIS_URL`."""
 
 import logging
 import sys
 
-from embedfarm.processes import stop_when_asked
-from embedfarm.redaction import start_logging
-from embedfarm.settings import Settings
-from scheduler.loop import run_alone
+from embedfarm.contract.processes import stop_when_asked
+from embedfarm.contract.redaction import start_logging
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.loop import run_alone
 
 
 def main() -> int:

@@ -7,16 +7,16 @@ from typing import Final
 
 import redis
 
-from embedfarm.backlog import Backlog, read_backlogs
-from embedfarm.entries import Pending
-from embedfarm.farm import Farm, length_class, model_key
-from embedfarm.records import Completion, Heartbeat, RecordError
-from embedfarm.status import JobGone, is_gone
-from embedfarm.window import FarmWindow
-from scheduler.copies import Copies
-from scheduler.history import History
-from scheduler.ledger import Demand, Ledger
-from scheduler.state import FarmState, JobState, WorkerState
+from embedfarm.contract.backlog import Backlog, read_backlogs
+from embedfarm.contract.entries import Pending
+from embedfarm.contract.farm import Farm, length_class, model_key
+from embedfarm.contract.records import Completion, Heartbeat, RecordError
+from embedfarm.contract.status import JobGone, is_gone
+from embedfarm.contract.window import FarmWindow
+from embedfarm.scheduler.history import History
+from embedfarm.scheduler.ledger import Demand, Ledger
+from embedfarm.scheduler.speculative_copies import Copies
+from embedfarm.scheduler.state import FarmState, JobState, WorkerState
 
 ACTIVE: Final = frozenset({"open", "closed", "paused"})
 TAIL_LEASES_MAX: Final = 4000  # with more, the end is not near

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Final
 
-from embedfarm.settings import Settings
-from embedfarm.status import JobStatus
-from scheduler.passes import Pass, PassFailed, decide
-from scheduler.passes.baselines import Adaptive, Fixed, Rounds
-from scheduler.passes.defer import Defer
-from scheduler.passes.order import FirstCome, Priority, ShortestFirst
-from scheduler.passes.share import Affinity, Fair, Memory
-from scheduler.passes.size import Size
-from scheduler.passes.tail import Tail
-from scheduler.state import FarmState, JobState, WorkerState
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
+from embedfarm.scheduler.passes import Pass, PassFailed, decide
+from embedfarm.scheduler.passes.baselines import Adaptive, Fixed, Rounds
+from embedfarm.scheduler.passes.defer import Defer
+from embedfarm.scheduler.passes.order import FirstCome, Priority, ShortestFirst
+from embedfarm.scheduler.passes.share import Affinity, Fair, Memory
+from embedfarm.scheduler.passes.size import Size
+from embedfarm.scheduler.passes.tail import Tail
+from embedfarm.scheduler.state import FarmState, JobState, WorkerState
 
 ENTRY_POINTS: Final = "embedfarm.passes"
 DEFAULT_POLICY: Final = "fair"

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from embedfarm.records import Completion, Sample
-from scheduler.state import FarmState
+from embedfarm.contract.records import Completion, Sample
+from embedfarm.scheduler.state import FarmState
 
 SAMPLE_SECONDS: Final = 10.0
 

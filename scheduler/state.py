@@ -9,11 +9,11 @@ from functools import cached_property
 from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
-from embedfarm.entries import Pending
-from embedfarm.records import JobShare, Rate
-from embedfarm.sizing import ROOMY, FarmRoom
-from embedfarm.status import JobStatus
-from scheduler.ledger import Service
+from embedfarm.contract.entries import Pending
+from embedfarm.contract.records import JobShare, Rate
+from embedfarm.contract.sizing import ROOMY, FarmRoom
+from embedfarm.contract.status import JobStatus
+from embedfarm.scheduler.ledger import Service
 
 NO_SERVICE: Final = Service()
 OVERDUE_SHARE: Final = 0.25  # share of the time passed that a late worker is taken to need still
@@ -48,7 +48,7 @@ class JobState:
     Attributes:
         job: Id of the job.
         model: Key of its model, under which rates are remembered.
-        length_class: Length class of its chunks (`embedfarm.farm.length_class`).
+        length_class: Length class of its chunks (`embedfarm.contract.farm.length_class`).
         status: Counters and terms of the job.
         waiting_blocks: Blocks that nobody has leased.
         held_blocks: Blocks leased and not committed, by worker.

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from embedfarm.records import Completion, SchedulerStats
-from scheduler.state import FarmState
+from embedfarm.contract.records import Completion, SchedulerStats
+from embedfarm.scheduler.state import FarmState
 
 RECENT_SECONDS: Final = 60.0
 RECENT_MAX: Final = 10_000  # micro-batches, and decisions

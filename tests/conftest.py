@@ -9,8 +9,8 @@ import pytest
 import redis
 from hypothesis import settings
 
-from embedfarm.broker import connect
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import connect
+from embedfarm.contract.settings import Settings
 from tests.support import SERVERS, LiveServer
 
 # The time of an example depends on the machine most, so it has no deadline; a test has its own.

@@ -13,14 +13,14 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from embedfarm.broker import UNAVAILABLE, closing_client
-from embedfarm.entries import Entry
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, Heartbeat, Result, Rows, decode, text_checksums
-from embedfarm.settings import Settings
-from embedfarm.sizing import has_room
-from embedfarm.status import JobGone
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
+from embedfarm.contract.entries import Entry
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, Heartbeat, Result, Rows, decode, text_checksums
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import has_room
+from embedfarm.contract.status import JobGone
 from tests.support import LiveServer, force_log
 
 T = TypeVar("T")

@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.records import JobSpec
-from workers import main, models
-from workers.engines.engine import Chunk, Tokenised, only_texts
-from workers.engines.null import NullEngine
+from embedfarm.contract.records import JobSpec
+from embedfarm.workers import main, models
+from embedfarm.workers.engines.engine import Chunk, Tokenised, only_texts
+from embedfarm.workers.engines.null import NullEngine
 
 HEALED: Final = "EMBEDFARM_TEST_HEALED"
 STUCK: Final = "EMBEDFARM_TEST_STUCK"
@@ -64,7 +64,7 @@ class PoisonEngine(NullEngine):
 
 
 def open_poison_engine(spec: JobSpec, *_: Any) -> PoisonEngine:  # noqa: ANN401 # as open_engine
-    """Open the poison engine, in the place of `workers.engines.open_engine`."""
+    """Open the poison engine, in the place of `embedfarm.workers.engines.open_engine`."""
     engine = PoisonEngine.open(spec)
     assert isinstance(engine, PoisonEngine)
     return engine

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 import redis
 
-from embedfarm.broker import PrivateServer, carried_server, wait_until_ready
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import PrivateServer, carried_server, wait_until_ready
+from embedfarm.contract.settings import Settings
 
 # CI names the oldest server that is promised to work as well.
 PORTS: Final = range(10_000, 32_768)  # below those that Linux gives out

@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from embedfarm.broker import SOCKET_SECONDS
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import SOCKET_SECONDS
+from embedfarm.contract.settings import Settings
 
 ROOT: Final = Path(__file__).parent.parent
 DEPLOY: Final = ROOT / "deploy"

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm import processes
-from embedfarm.processes import Child, Exit, Supervisor
+from embedfarm.contract import processes
+from embedfarm.contract.processes import Child, Exit, Supervisor
 from tests.support import wait_until
 
 IMPORTS: Final = "import signal, threading;"
@@ -79,7 +79,7 @@ def test_back_off_is_bounded_and_resets(pause: float, lived_seconds: float) -> N
 def test_stop_drains(tmp_path: Path) -> None:
     """SIGTERM lets a child finish what it does before `stop` returns; it counts as no failure."""
     program = (
-        "from embedfarm.processes import stop_when_asked; stop = stop_when_asked();"
+        "from embedfarm.contract.processes import stop_when_asked; stop = stop_when_asked();"
         f"{READY} stop.wait(60); print('drained')"
     )
     children = [python(program, name) for name in ("a", "b")]
@@ -111,7 +111,7 @@ def test_stop_signal_is_the_childs_own(tmp_path: Path) -> None:
 def test_a_signal_stops_whatever_is_done(tmp_path: Path) -> None:
     """A signal stops a process even while its thread holds the lock of the stop event."""
     program = (
-        "from embedfarm.processes import stop_when_asked; stop = stop_when_asked();"
+        "from embedfarm.contract.processes import stop_when_asked; stop = stop_when_asked();"
         f"{READY} all(iter(lambda: not stop.wait(0), False)); print('stopped')"
     )
     children = [python(program, name) for name in "abcdefgh"]
@@ -221,14 +221,14 @@ def test_environment_is_added(tmp_path: Path) -> None:
 
 
 LIFELINE_CHILD: Final = (
-    "import os, threading; from embedfarm.processes import watch_lifeline;"
+    "import os, threading; from embedfarm.contract.processes import watch_lifeline;"
     "end = threading.Event(); watch_lifeline(end.set); print(os.getpid(), flush=True);"
     "end.wait(60) and print('noticed', flush=True)"
 )
 SUPERVISE: Final = """
 import sys, threading
 from pathlib import Path
-from embedfarm.processes import Child, Supervisor
+from embedfarm.contract.processes import Child, Supervisor
 child = Child("child", sys.argv[3:], {}, die_with_parent=sys.argv[2] == "tied")
 with Supervisor([child], Path(sys.argv[1]), drain_seconds=10) as supervisor:
     threading.Event().wait(60)
@@ -266,7 +266,7 @@ def test_tied_child_dies_with_its_supervisor(tmp_path: Path) -> None:
 def test_lifeline_of_an_unsupervised_process_is_ignored() -> None:
     """A process with a closed stdin and no supervisor does not take that for a supervisor's end."""
     program = (
-        "import threading; from embedfarm.processes import watch_lifeline;"
+        "import threading; from embedfarm.contract.processes import watch_lifeline;"
         "end = threading.Event(); watch_lifeline(end.set);"
         "print(threading.active_count(), end.is_set())"
     )
@@ -283,7 +283,7 @@ def test_lifeline_of_an_unsupervised_process_is_ignored() -> None:
 def test_lifeline_does_not_disturb_the_exit(tmp_path: Path) -> None:
     """A child that ends while it watches the lifeline exits with its own status, silently."""
     program = (
-        "import sys; from embedfarm.processes import watch_lifeline;"
+        "import sys; from embedfarm.contract.processes import watch_lifeline;"
         "import threading; watch_lifeline(print); threading.Event().wait(0.2); sys.exit(2)"
     )
     with Supervisor([python(program)], tmp_path, drain_seconds=10) as supervisor:

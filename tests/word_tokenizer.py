@@ -5,7 +5,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from embedfarm.token_ids import FILE
+from embedfarm.contract.token_ids import FILE
 
 WORDS: Final = {"[UNK]": 0, "a": 1, "b": 2, "p": 3, "chunk": 4, "number": 5}
 

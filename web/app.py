@@ -11,46 +11,29 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 
-from embedfarm.broker import connect
-from embedfarm.lane import Lane
-from embedfarm.overview import read_jobs
-from embedfarm.settings import Settings
-from web import (
-    batches,
-    events,
-    failures,
-    feeds,
-    files,
-    jobs,
-    metrics,
-    openai_protocol,
-    operations,
-    results,
-    retries,
-    submissions,
-    tei_protocol,
-)
-from web.gate import Gate
-from web.interactive import Desk
-from web.keys import Key, Keyring
-from web.metrics import Figures, Meter
-from web.pages import (
-    charts,
-    download,
-    farm,
-    job,
-    scheduler,
-    sign_in,
-    steer,
-    submit,
-    workers,
-)
-from web.pages.drawing import Gallery
-from web.pages.reading import Readers
-from web.problems import HANDLERS, Problem, is_openai
-from web.services import Passes, Services
-from web.sessions import Sessions
-from web.watch import Watch
+from embedfarm.contract.broker import connect
+from embedfarm.contract.lane import Lane
+from embedfarm.contract.settings import Settings
+from embedfarm.watch.overview import read_jobs
+from embedfarm.web.auth.keys import Key, Keyring
+from embedfarm.web.auth.sessions import Sessions
+from embedfarm.web.gate import Gate
+from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
+from embedfarm.web.interactive import Desk
+from embedfarm.web.jobs import events, failures, feeds, results, retries, submissions
+from embedfarm.web.jobs import routes as jobs
+from embedfarm.web.jobs.job_watch import Watch
+from embedfarm.web.openai import batches, files
+from embedfarm.web.openai import embeddings as openai_protocol
+from embedfarm.web.operations import metrics
+from embedfarm.web.operations import routes as operations
+from embedfarm.web.operations.metrics import Figures, Meter
+from embedfarm.web.pages import charts, download, job, scheduler, sign_in, steer, submit, workers
+from embedfarm.web.pages import overview as farm
+from embedfarm.web.pages.drawing import Gallery
+from embedfarm.web.pages.view_cache import Readers
+from embedfarm.web.services import Passes, Services
+from embedfarm.web.tei import routes as tei_protocol
 
 PAGES: Final = (
     submit.router, farm.router, job.router, download.router, workers.router, scheduler.router,

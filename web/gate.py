@@ -20,13 +20,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embedfarm.broker import UNAVAILABLE
-from embedfarm.settings import Settings
-from web.keys import ANYBODY, Key, Keyring
-from web.pages.rendering import here, wants_page
-from web.problems import SECURITY_HEADERS, answer_problem
-from web.rates import Buckets, TenantTurns, TooMuchError
-from web.sessions import COOKIE, Sessions
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.settings import Settings
+from embedfarm.web.auth.keys import ANYBODY, Key, Keyring
+from embedfarm.web.auth.rates import Buckets, TenantTurns, TooMuchError
+from embedfarm.web.auth.sessions import COOKIE, Sessions
+from embedfarm.web.http.problems import SECURITY_HEADERS, answer_problem
+from embedfarm.web.http.rendering import here, wants_page
 
 LOGGER: Final = logging.getLogger(__name__)
 OPEN_PATHS: Final = frozenset({

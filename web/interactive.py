@@ -11,9 +11,9 @@ from anyio import CapacityLimiter
 from fastapi import Depends, HTTPException, Request
 from numpy.typing import NDArray
 
-from embedfarm import tracing
-from embedfarm.lane import Lane, LaneFull, LaneLate, LaneRefused, LaneUnserved
-from embedfarm.records import JobSpec, LaneAnswer
+from embedfarm.contract import tracing
+from embedfarm.contract.lane import Lane, LaneFull, LaneLate, LaneRefused, LaneUnserved
+from embedfarm.contract.records import JobSpec, LaneAnswer
 
 T = TypeVar("T")
 BUSY_SECONDS: Final = 1

@@ -17,10 +17,10 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from embedfarm.notify import Notifier
-from embedfarm.settings import Settings
-from web.gate import HEAD_BYTES_MAX
-from web.problems import MEDIA_TYPE, SECURITY_HEADERS, Problem
+from embedfarm.contract.notify import Notifier
+from embedfarm.contract.settings import Settings
+from embedfarm.web.gate import HEAD_BYTES_MAX
+from embedfarm.web.http.problems import MEDIA_TYPE, SECURITY_HEADERS, Problem
 
 BACKLOG: Final = 128
 M_MMAP_THRESHOLD: Final = -3  # of malloc.h

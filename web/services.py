@@ -11,16 +11,16 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone
-from embedfarm.tenants import TenantFarm
-from embedfarm.terms import Terms, priority_name
-from producer.directories import directory_of
-from producer.files import batch_tenant, content_of, file_tenant
-from producer.storage import stored_bytes
-from producer.submissions import Submissions
-from web.keys import ANYBODY, Key, Scope
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.scheduling_terms import Terms, priority_name
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
+from embedfarm.contract.tenants import TenantFarm
+from embedfarm.ingest.job_directories import directory_of
+from embedfarm.ingest.job_queue import Submissions
+from embedfarm.ingest.openai_files import batch_tenant, content_of, file_tenant
+from embedfarm.ingest.tenant_storage import stored_bytes
+from embedfarm.web.auth.keys import ANYBODY, Key, Scope
 
 BEARER: Final = HTTPBearer(auto_error=False, description="A key of `embedfarm keys new`.")
 

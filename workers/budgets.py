@@ -3,10 +3,10 @@
 import logging
 from dataclasses import dataclass, field
 
-from embedfarm.broker import UNAVAILABLE
-from embedfarm.farm import Farm, model_key
-from embedfarm.records import JobSpec
-from workers.engines.engine import Engine
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.records import JobSpec
+from embedfarm.workers.engines.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from embedfarm import tracing
-from embedfarm.accounts import Account
-from embedfarm.broker import UNAVAILABLE, persist
-from embedfarm.farm import Farm, model_key
-from embedfarm.records import Completion, Result
-from embedfarm.settings import Settings
-from embedfarm.status import is_gone
-from workers.leases import Holdings, Lease, MicroBatch
-from workers.results import results_of
+from embedfarm.contract import tracing
+from embedfarm.contract.broker import UNAVAILABLE, persist
+from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.records import Completion, Result
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import is_gone
+from embedfarm.contract.usage import Account
+from embedfarm.workers.cut_results import results_of
+from embedfarm.workers.leases import Holdings, Lease, MicroBatch
 
 ACCOUNTS_MAX: Final = 64  # jobs that this worker may come back to
 PIPELINE_BYTES: Final = 4 << 20  # results sent in one round trip

@@ -13,18 +13,18 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.budgets import Budgets
-from workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory
-from workers.engines.windows import pool_windows
-from workers.leases import MicroBatch
-from workers.packing import batch_tokens, pack
-from workers.parity import check_parity
-from workers.quantisation import quantise
-from workers.texts import copy_repeated, first_texts, live_texts
-from workers.timings import Timings
-from workers.watchdog import Watchdog
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.budgets import Budgets
+from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory
+from embedfarm.workers.engines.windows import pool_windows
+from embedfarm.workers.leases import MicroBatch
+from embedfarm.workers.packing import batch_tokens, pack
+from embedfarm.workers.parity import check_parity
+from embedfarm.workers.quantisation import quantise
+from embedfarm.workers.texts import copy_repeated, first_texts, live_texts
+from embedfarm.workers.timings import Timings
+from embedfarm.workers.watchdog import Watchdog
 
 JOBS_CHECKED_MAX: Final = 64
 STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue

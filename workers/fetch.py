@@ -11,20 +11,20 @@ from typing import Final
 
 import redis
 
-from embedfarm import sizing, wire
-from embedfarm.broker import BLOCK_SECONDS_MAX
-from embedfarm.entries import Entry, Pending
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, ForeignVersion, JobShare, RecordError, decode
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone, is_gone
-from embedfarm.window import FarmWindow
-from workers.engines.engine import Engine
-from workers.leases import Holdings, Lease, MicroBatch
-from workers.models import JOBS_MAX, Models
-from workers.results import failure
-from workers.texts import tokenise
+from embedfarm.contract import sizing, wire
+from embedfarm.contract.broker import BLOCK_SECONDS_MAX
+from embedfarm.contract.entries import Entry, Pending
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, ForeignVersion, JobShare, RecordError, decode
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone, is_gone
+from embedfarm.contract.window import FarmWindow
+from embedfarm.workers.cut_results import failure
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.leases import Holdings, Lease, MicroBatch
+from embedfarm.workers.models import JOBS_MAX, Models
+from embedfarm.workers.texts import tokenise
 
 PIECES: Final = 8  # a block that failed is split into this many
 IDLE_SECONDS: Final = 0.25  # an idle worker looks for expired leases this often

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from embedfarm.accounts import Account
-from embedfarm.entries import Entry
-from embedfarm.records import Block, JobSpec
-from workers.engines.engine import Engine, Tokenised
+from embedfarm.contract.entries import Entry
+from embedfarm.contract.records import Block, JobSpec
+from embedfarm.contract.usage import Account
+from embedfarm.workers.engines.engine import Engine, Tokenised
 
 
 @dataclass(eq=False)

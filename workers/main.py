@@ -1,4 +1,4 @@
-"""The process of one worker: `python -m workers.main --device cpu-0`.
+"""The process of one worker: `python -m embedfarm.workers.main --device cpu-0`.
 
 The supervisor starts it with the environment that pins the device, so nothing here may choose one.
 The server's URL comes from `EMBEDFARM_REDIS_URL`, where no process list shows its password.
@@ -10,14 +10,14 @@ import logging
 import os
 import sys
 
-from embedfarm import tracing
-from embedfarm.notify import Notifier
-from embedfarm.processes import stop_when_asked
-from embedfarm.redaction import start_logging
-from embedfarm.settings import Settings
-from workers import devices
-from workers.watchdog import show_what_held_the_lock
-from workers.worker import Worker
+from embedfarm.contract import tracing
+from embedfarm.contract.notify import Notifier
+from embedfarm.contract.processes import stop_when_asked
+from embedfarm.contract.redaction import start_logging
+from embedfarm.contract.settings import Settings
+from embedfarm.workers import devices
+from embedfarm.workers.watchdog import show_what_held_the_lock
+from embedfarm.workers.worker import Worker
 
 
 def main() -> int:

@@ -11,15 +11,15 @@ from typing import Final, NamedTuple
 
 import redis
 
-from embedfarm.farm import Farm, ModelRefused, engine_key, model_key
-from embedfarm.model_files import ModelError, is_null, resolve
-from embedfarm.records import JobSpec, RecordError
-from embedfarm.settings import Settings
-from workers.engines.engine import Engine
-from workers.engines.memory import limit_batches, model_bytes
-from workers.engines.opening import open_engine, open_reference
-from workers.quantisation import check_ranges
-from workers.watchdog import Watchdog
+from embedfarm.contract.farm import Farm, ModelRefused, engine_key, model_key
+from embedfarm.contract.model_files import ModelError, is_null, resolve
+from embedfarm.contract.records import JobSpec, RecordError
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.memory import limit_batches, model_bytes
+from embedfarm.workers.engines.opening import open_engine, open_reference
+from embedfarm.workers.quantisation import check_ranges
+from embedfarm.workers.watchdog import Watchdog
 
 JOBS_MAX: Final = 1000  # that something is known about
 VARIANTS_MAX: Final = 64  # engines that are kept, or known to need other weights
@@ -68,7 +68,7 @@ class Models:
     model_bytes: int = 0
     serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
-    # By `embedfarm.farm.engine_key`; None for one on other weights.
+    # By `embedfarm.contract.farm.engine_key`; None for one on other weights.
     _variants: dict[str, Engine | None] = field(default_factory=dict)
     _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
     _identities: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Models:
         """Return the specification of a job.
 
         Raises:
-            embedfarm.jobs.JobGone: There is no such job.
+            embedfarm.contract.jobs.JobGone: There is no such job.
         """
         return self._identity(job)[0]
 
@@ -110,7 +110,7 @@ class Models:
         """Tell whether what is known about a job is of this generation; else forget it.
 
         Raises:
-            embedfarm.jobs.JobGone: There is no such job.
+            embedfarm.contract.jobs.JobGone: There is no such job.
         """
         if self._identity(job)[1] == generation:
             return True
@@ -134,7 +134,7 @@ class Models:
         """Tell whether the loaded model would have to go for this job.
 
         Raises:
-            embedfarm.jobs.JobGone: There is no such job.
+            embedfarm.contract.jobs.JobGone: There is no such job.
         """
         if self._engine is None or job in self._accepted:
             return False
@@ -147,7 +147,7 @@ class Models:
         """Return the engine for a job, None when this worker refuses it and has said why.
 
         Raises:
-            embedfarm.jobs.JobGone: There is no such job.
+            embedfarm.contract.jobs.JobGone: There is no such job.
         """
         if job in self._accepted:
             return self._accepted[job]
@@ -182,7 +182,7 @@ class Models:
         """Open the same model in float32 on the CPU; None where there is none.
 
         Raises:
-            embedfarm.model_files.ModelError: The model does not load a second time.
+            ModelError: The model does not load a second time.
         """
         return open_reference(engine, spec, self.settings)
 
@@ -199,7 +199,7 @@ class Models:
         """Return the engine of a spec on the loaded weights; None where it needs others.
 
         Raises:
-            embedfarm.model_files.ModelError: The model cannot do what is asked for.
+            ModelError: The model cannot do what is asked for.
         """
         loaded, variants, key = self._engine, self._variants, engine_key(spec)
         if key not in variants and loaded is not None:
@@ -214,7 +214,7 @@ class Models:
         A model that is not to be had at all does not cost the one that is loaded.
 
         Raises:
-            embedfarm.model_files.ModelError: The model is not to be had, or does not load.
+            ModelError: The model is not to be had, or does not load.
         """
         if not is_null(spec.model):
             resolve(spec.model, self.settings.model_cache)

@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.accounts import Parity
-from workers.engines.engine import DeviceFailed, Engine, Tokenised
+from embedfarm.contract.usage import Parity
+from embedfarm.workers.engines.engine import DeviceFailed, Engine, Tokenised
+from embedfarm.workers.similarity import cosine
 
 SAMPLE_TEXTS: Final = 8
 SAMPLE_TOKENS_MAX: Final = 512  # so that it takes a processor a second, even for a larger model
@@ -65,11 +66,3 @@ def sample_rows(lengths: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[n
     fits = np.cumsum(lengths[sample]) <= SAMPLE_TOKENS_MAX
     fits[:1] = True
     return sample[fits]
-
-
-def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the cosine of each pair of rows; NaN where a row is zero or not finite."""
-    left, right = one.astype(np.float64), other.astype(np.float64)
-    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((left * right).sum(axis=1) / norms)

@@ -5,9 +5,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.hyperplanes import hash_vectors
-from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
+from embedfarm.contract.hyperplanes import hash_vectors
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import JobSpec
 
 DTYPES: Final = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "ubinary": "|u1", "lsh": "|u1"}
 _STEPS: Final = 255  # between the least and the greatest int8
@@ -36,7 +36,7 @@ def quantise(vectors: NDArray[np.float32], spec: JobSpec) -> NDArray[Any]:
 
     "int8" and "ubinary" are those of `sentence_transformers.util.quantize_embeddings`: 255 equal
     steps between the ends of each component's range; one bit per component that is above 0, the
-    first component in the highest bit. "lsh" are those of `embedfarm.hyperplanes`.
+    first component in the highest bit. "lsh" are those of `embedfarm.contract.hyperplanes`.
 
     Args:
         vectors: Vectors of the model, shape (n, dimensions).

@@ -2,9 +2,9 @@
 
 import redis
 
-from embedfarm.farm import Farm
-from embedfarm.status import is_gone
-from workers.leases import Holdings
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.status import is_gone
+from embedfarm.workers.leases import Holdings
 
 
 def lose_ended(farm: Farm, holdings: Holdings) -> bool:

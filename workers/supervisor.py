@@ -2,9 +2,9 @@
 
 import sys
 
-from embedfarm.processes import Child
-from embedfarm.settings import Settings
-from workers.devices import Device
+from embedfarm.contract.processes import Child
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.devices import Device
 
 
 def children(devices: list[Device], settings: Settings) -> list[Child]:
@@ -12,7 +12,7 @@ def children(devices: list[Device], settings: Settings) -> list[Child]:
     return [
         Child(
             name=f"worker-{device.label}",
-            command=[sys.executable, "-m", "workers.main", "--device", device.label],
+            command=[sys.executable, "-m", "embedfarm.workers.main", "--device", device.label],
             environment=settings.environment() | device.environment(),
         )
         for device in devices

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engines.engine import Chunk, Engine, Tokenised
-from workers.leases import MicroBatch
+from embedfarm.workers.engines.engine import Chunk, Engine, Tokenised
+from embedfarm.workers.leases import MicroBatch
 
 log = logging.getLogger(__name__)
 

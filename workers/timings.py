@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.costs import Cost, Costs
-from embedfarm.farm import model_key
-from embedfarm.records import JobSpec
-from workers.engines.engine import Engine, OutOfMemory
+from embedfarm.contract.costs import Cost, Costs
+from embedfarm.contract.farm import model_key
+from embedfarm.contract.records import JobSpec
+from embedfarm.workers.engines.engine import Engine, OutOfMemory
 
 SHORT_TOKENS: Final = 16  # of a text that people ask about, and such texts in a device batch
 WARM_UP: Final = "as short as a text that people ask about, sixteen tokens or so"
@@ -53,7 +53,7 @@ class Timings:
 
         Args:
             seconds: Time that the device may take.
-            model: `embedfarm.farm.model_key` of the engine's spec.
+            model: `embedfarm.contract.farm.model_key` of the engine's spec.
             engine: The engine.
         """
         taken = self._costs[_key(model, engine)].estimate(SHORT_TOKENS**2, SHORT_TOKENS**3)

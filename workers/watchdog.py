@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from embedfarm.settings import Settings
-from workers.leases import Lease
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.leases import Lease
 
 HUNG_STATUS: Final = 70  # of a process that gave itself up; its supervisor starts it again
 LOOK_SECONDS: Final = 0.5

@@ -21,26 +21,26 @@ from typing import Any, Final, TypeVar
 
 from numpy.typing import NDArray
 
-from embedfarm.broker import (
+from embedfarm.contract.broker import (
     FIRST_PAUSE_SECONDS,
     PAUSE_SECONDS_MAX,
     UNAVAILABLE,
     connect,
     host_name,
 )
-from embedfarm.farm import Farm
-from embedfarm.records import Heartbeat
-from embedfarm.settings import Settings
-from workers.budgets import Budgets
-from workers.commit import Committer
-from workers.embed import Embedder
-from workers.fetch import Fetcher
-from workers.lane import LaneServer
-from workers.leases import Holdings, MicroBatch
-from workers.models import Models
-from workers.renewal import hand_back, lose_ended, renew
-from workers.timings import Timings
-from workers.watchdog import HUNG_STATUS, Watchdog, Watched
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.budgets import Budgets
+from embedfarm.workers.commit import Committer
+from embedfarm.workers.embed import Embedder
+from embedfarm.workers.fetch import Fetcher
+from embedfarm.workers.lane_server import LaneServer
+from embedfarm.workers.leases import Holdings, MicroBatch
+from embedfarm.workers.models import Models
+from embedfarm.workers.renewal import hand_back, lose_ended, renew
+from embedfarm.workers.timings import Timings
+from embedfarm.workers.watchdog import HUNG_STATUS, Watchdog, Watched
 
 LEAD_SECONDS: Final = 0.15  # before a micro-batch ends, the next one is wanted; or sooner,
 LEADS: Final = 2.0  # if it takes long to make one ready: this times what the last one took

@@ -5,11 +5,11 @@ import os
 import torch
 
 from benchmarks.peers.protocol import Embed, Task, Vectors, measure
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.devices import available_cores
-from workers.engines.comparison import embed as embed_packed
-from workers.engines.opening import open_engine
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.devices import available_cores
+from embedfarm.workers.engines.comparison import embed as embed_packed
+from embedfarm.workers.engines.opening import open_engine
 
 
 def load(task: Task) -> Embed:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from collector.manifest import Failure, Layout, Part, Written
-from collector.sinks.batch import Batch, PartError, Vectors
-from collector.sinks.jsonl import Jsonl
-from collector.sinks.npy import Npy
-from collector.sinks.parquet import Parquet
+from embedfarm.collector.manifest import Failure, Layout, Part, Written
+from embedfarm.collector.sinks.batch import Batch, PartError, Vectors
+from embedfarm.collector.sinks.jsonl import Jsonl
+from embedfarm.collector.sinks.npy import Npy
+from embedfarm.collector.sinks.parquet import Parquet
 
 __all__ = ["SINKS", "Batch", "PartError", "Sink", "Vectors", "open_sink"]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.manifest import Failure, Layout, OutputError, Part
+from embedfarm.collector.manifest import Failure, Layout, OutputError, Part
 
 Matrix: TypeAlias = NDArray[Any]  # of floats, int8, or uint8 with eight sign bits each
 

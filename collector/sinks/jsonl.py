@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.manifest import Failure, Layout, Part, Written
-from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
-from collector.sinks.part_files import keep_parts, write_part
+from embedfarm.collector.manifest import Failure, Layout, Part, Written
+from embedfarm.collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
+from embedfarm.collector.sinks.part_files import keep_parts, write_part
 
 # As text a component takes about three times its memory: convert so many at a time.
 _COMPONENTS_AT_A_TIME: Final = 1 << 20

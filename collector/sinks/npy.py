@@ -13,9 +13,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.files import HashingFile, replacing, sha256_of, sync, sync_directory
-from collector.manifest import IDS_FILE, Failure, Layout, Part, Written, read_failures
-from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
+from embedfarm.collector.durable_files import (
+    HashingFile,
+    replacing,
+    sha256_of,
+    sync,
+    sync_directory,
+)
+from embedfarm.collector.manifest import IDS_FILE, Failure, Layout, Part, Written, read_failures
+from embedfarm.collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
 
 EMBEDDINGS_FILE: Final = "embeddings.npy"
 PARTIAL_SUFFIX: Final = ".partial"

@@ -7,9 +7,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.manifest import Failure, Layout, Part, Written
-from collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
-from collector.sinks.part_files import keep_parts, write_part
+from embedfarm.collector.manifest import Failure, Layout, Part, Written
+from embedfarm.collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
+from embedfarm.collector.sinks.part_files import keep_parts, write_part
 
 # Encoding vectors as they are is what keeps up with a farm: components hardly ever repeat, so
 # dictionaries, compression and statistics cost time and save nothing. Few large batches of

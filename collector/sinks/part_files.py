@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from collector.files import HashingFile, replacing
-from collector.manifest import Part, Written
-from collector.sinks.batch import PartError
+from embedfarm.collector.durable_files import HashingFile, replacing
+from embedfarm.collector.manifest import Part, Written
+from embedfarm.collector.sinks.batch import PartError
 
 
 def write_part(path: Path, write: Callable[[HashingFile], object]) -> Written:

@@ -4,10 +4,10 @@
 each a good row or a `BadRow`; `corpus` alone decides what happens to either.
 """
 
-from producer.readers.corpus import CorpusOptions, read_corpus
-from producer.readers.facts import Facts, look_at
-from producer.readers.items import BadRow, CorpusError, fail_on_bad_row
-from producer.readers.source import Cursor
+from embedfarm.producer.readers.corpus import CorpusOptions, read_corpus
+from embedfarm.producer.readers.facts import Facts, look_at
+from embedfarm.producer.readers.items import BadRow, CorpusError, fail_on_bad_row
+from embedfarm.producer.readers.source import Cursor
 
 __all__ = [
     "BadRow",

@@ -10,13 +10,13 @@ from typing import BinaryIO, Final, TypeAlias
 
 import pyarrow as pa
 
-from embedfarm.records import Rows
-from embedfarm.redaction import hide_secrets
-from producer import chunker
-from producer.readers import delimited, directory, jsonl, parquet, text
-from producer.readers.items import BadRow, CorpusError, Item
-from producer.readers.limits import UNLIMITED, Limits, limit_rows
-from producer.readers.source import (
+from embedfarm.contract.records import Rows
+from embedfarm.contract.redaction import hide_secrets
+from embedfarm.producer import chunker
+from embedfarm.producer.readers import delimited, directory, jsonl, parquet, text
+from embedfarm.producer.readers.items import BadRow, CorpusError, Item
+from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
+from embedfarm.producer.readers.source import (
     COMPRESSIONS,
     Cursor,
     Location,

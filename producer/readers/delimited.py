@@ -4,8 +4,8 @@ import csv
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from producer.readers.items import BadRow, CorpusError, Item, is_unicode
-from producer.readers.source import LINE_BYTES_MAX, Cursor, number_lines
+from embedfarm.producer.readers.items import BadRow, CorpusError, Item, is_unicode
+from embedfarm.producer.readers.source import LINE_BYTES_MAX, Cursor, number_lines
 
 
 def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own

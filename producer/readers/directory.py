@@ -8,8 +8,8 @@ from typing import Any, Final
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
-from producer.readers.items import BadRow, Item, is_unicode
-from producer.readers.source import Cursor, Location, open_binary, printable
+from embedfarm.producer.readers.items import BadRow, Item, is_unicode
+from embedfarm.producer.readers.source import Cursor, Location, open_binary, printable
 
 DOCUMENT_BYTES_MAX: Final = 256 << 20
 """A larger file is refused: a document is decoded whole before it is cut."""

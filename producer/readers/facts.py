@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
 
-from producer.readers.corpus import CorpusOptions
-from producer.readers.directory import find
-from producer.readers.source import Location, locate
+from embedfarm.producer.readers.corpus import CorpusOptions
+from embedfarm.producer.readers.directory import find
+from embedfarm.producer.readers.source import Location, locate
 
 # A file that was changed so short a time ago may be changed again without another time of change.
 FRESH_SECONDS: Final = 2.0

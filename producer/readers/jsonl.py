@@ -5,8 +5,8 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from producer.readers.items import BadRow, CorpusError, Item
-from producer.readers.source import Cursor, number_lines
+from embedfarm.producer.readers.items import BadRow, CorpusError, Item
+from embedfarm.producer.readers.source import Cursor, number_lines
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _JSON_NAMES: Final = {

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embedfarm.records import Rows
-from producer.readers.items import CorpusError
+from embedfarm.contract.records import Rows
+from embedfarm.producer.readers.items import CorpusError
 
 
 @dataclass(frozen=True, kw_only=True)

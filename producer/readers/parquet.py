@@ -7,8 +7,8 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from producer.readers.items import BadRow, CorpusError, Item
-from producer.readers.source import Cursor
+from embedfarm.producer.readers.items import BadRow, CorpusError, Item
+from embedfarm.producer.readers.source import Cursor
 
 _BATCH_ROWS: Final = 512
 _BUFFER_BYTES: Final = 1 << 20

@@ -12,9 +12,9 @@ import fsspec
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from embedfarm.redaction import hide_in_word, hide_secrets
-from producer.readers.items import CorpusError
-from producer.readers.limits import Unpacked
+from embedfarm.contract.redaction import hide_in_word, hide_secrets
+from embedfarm.producer.readers.items import CorpusError
+from embedfarm.producer.readers.limits import Unpacked
 
 LINE_BYTES_MAX: Final = 64 << 20
 """A longer line is taken for a file of another format, before it fills the memory."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from producer.readers.items import BadRow, CorpusError, Item
-from producer.readers.source import Cursor, number_lines
+from embedfarm.producer.readers.items import BadRow, CorpusError, Item
+from embedfarm.producer.readers.source import Cursor, number_lines
 
 
 def read(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from scheduler.state import Draft, FarmState
+from embedfarm.scheduler.state import Draft, FarmState
 
 
 class Pass(Protocol):

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from embedfarm.settings import Settings
-from scheduler.passes.size import give
-from scheduler.state import Draft, JobState, WorkerState
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.passes.size import give
+from embedfarm.scheduler.state import Draft, JobState, WorkerState
 
 BATCH_CHUNKS: Final = 100  # what a worker gets at a time, and an unknown one at first
 BATCH_CHUNKS_MIN: Final = 50

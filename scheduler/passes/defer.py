@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from embedfarm.settings import Settings
-from embedfarm.sizing import has_room, results_free
-from scheduler.state import Draft, FarmState, JobState
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import has_room, results_free
+from embedfarm.scheduler.state import Draft, FarmState, JobState
 
 RUNNING: Final = frozenset({"open", "closed"})
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
-from embedfarm.settings import Settings
-from scheduler.state import Draft, JobState
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.state import Draft, JobState
 
 LEVEL_MAX: Final = 2
 LEVELS: Final = ("normal", "high", "urgent")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import ClassVar
 
-from embedfarm.settings import Settings
-from scheduler.state import SHARES_MAX, Draft, JobState
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.state import SHARES_MAX, Draft, JobState
 
 
 @dataclass(frozen=True)

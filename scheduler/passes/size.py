@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final
 
-from embedfarm.records import JobShare
-from embedfarm.settings import Settings
-from embedfarm.sizing import blocks_for
-from scheduler.state import Draft, FarmState, JobState, WorkerState
+from embedfarm.contract.records import JobShare
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import blocks_for
+from embedfarm.scheduler.state import Draft, FarmState, JobState, WorkerState
 
 FACTOR: Final = 0.6  # share of a worker's part of what is left that is handed out at once
 OVERHEAD_SHARE: Final = 0.01  # of a full micro-batch: one that costs more to begin may be longer

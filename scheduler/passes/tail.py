@@ -9,9 +9,9 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from embedfarm.settings import Settings
-from embedfarm.sizing import blocks_for
-from scheduler.state import OVERDUE_SHARE, Draft, FarmState, JobState
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import blocks_for
+from embedfarm.scheduler.state import OVERDUE_SHARE, Draft, FarmState, JobState
 
 COPY_MARGIN: Final = 1.2  # a copy must win by this factor, or two workers race for nothing
 COPY_OVERHEAD_SECONDS: Final = 0.02

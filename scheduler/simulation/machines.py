@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.simulation.jobs import JobRun
-from scheduler.simulation.scenario import Machine, Scenario
+from embedfarm.scheduler.simulation.modelled_jobs import JobRun
+from embedfarm.scheduler.simulation.scenario import Machine, Scenario
 
 DRIFT_KEPT = 0.95  # share of a deviation from the mean speed that is left after a second
 HORIZON = 20.0  # a run ends before so many times the ideal time, and some seconds

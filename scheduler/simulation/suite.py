@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedfarm.settings import Settings
-from scheduler.policies import POLICIES, make_passes
-from scheduler.simulation.farm import Outcome, Simulation
-from scheduler.simulation.scenario import Scenario
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.policies import POLICIES, make_passes
+from embedfarm.scheduler.simulation.scenario import Scenario
+from embedfarm.scheduler.simulation.simulated_farm import Outcome, Simulation
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def simulate(scenario: Scenario, policy: str, settings: Settings, seed: int) -> 
     """Run a scenario once under a policy.
 
     Raises:
-        scheduler.simulation.farm.Stuck: The jobs are never done.
+        embedfarm.scheduler.simulation.simulated_farm.Stuck: The jobs are never done.
     """
     return Simulation(scenario, make_passes(POLICIES[policy], settings), settings, seed).run()
 

@@ -19,7 +19,7 @@ from benchmarks.corpora import MODEL
 from benchmarks.hardware import describe_hardware, find_flags, parse_cpuinfo
 from benchmarks.processes import CommandFailed, run_watched
 from benchmarks.results import BARE_ENGINE, BASELINE, FARM
-from embedfarm import model_files
+from embedfarm.contract import model_files
 
 ABSENT = Contender("absent", "infinity")
 

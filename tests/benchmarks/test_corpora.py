@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import corpora
 from benchmarks.corpora import CORPORA, glosses, pick, read_corpus, write_corpus
-from embedfarm import model_files
-from producer.chunker import load_tokenizer, token_spans
+from embedfarm.contract import model_files
+from embedfarm.producer.chunker import load_tokenizer, token_spans
 
 WITHOUT_NETWORK = sorted(CORPORA.keys() - {"short"})
 

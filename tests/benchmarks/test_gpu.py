@@ -8,8 +8,8 @@ import pytest
 from benchmarks import gpu
 from benchmarks.random_models import Architecture
 from benchmarks.results import BARE_ENGINE, BASELINE, FARM, Bench
+from embedfarm.workers.devices import describe_devices
 from tests.benchmarks.test_random_models import TINY
-from workers.devices import describe_devices
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, directory: Path, model: str, device: str) -> str:

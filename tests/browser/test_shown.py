@@ -10,19 +10,27 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect
 
-from embedfarm import wire
-from embedfarm.accounts import Account
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Completion, Decision, Heartbeat, JobSpec, Rate, Sample, encode
-from embedfarm.settings import Settings
-from embedfarm.terms import Terms
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import (
+    Completion,
+    Decision,
+    Heartbeat,
+    JobSpec,
+    Rate,
+    Sample,
+    encode,
+)
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.usage import Account
+from embedfarm.web.auth.keys import make_key
 from tests.browser.conftest import SCREENSHOTS, SECONDS, Watched
 from tests.contract.little_job import CHUNKS, STATS, embed, heartbeat, push
 from tests.support import LiveServer, wait_until
 from tests.web.test_gate import served
 from tests.web.test_pages import ODD
-from web.keys import make_key
 
 pytestmark = pytest.mark.system
 

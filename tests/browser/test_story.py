@@ -14,9 +14,9 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect
 
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, ChunkError, Result, decode, text_checksums
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, ChunkError, Result, decode, text_checksums
 from tests.browser.conftest import SECONDS, Watched
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
@@ -32,7 +32,7 @@ TEXTS: Final = [f"question {number}: how do I change my password" for number in 
 def worker(server: LiveServer, device: str) -> Iterator[subprocess.Popen[bytes]]:
     """A worker that no supervisor starts again."""
     with subprocess.Popen(
-        [sys.executable, "-m", "workers.main", "--device", device],
+        [sys.executable, "-m", "embedfarm.workers.main", "--device", device],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

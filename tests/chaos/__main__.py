@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from benchmarks.marked import write_marked
-from embedfarm.settings import DEFAULT_MODEL
-from producer.standard_library import docstrings
+from embedfarm.contract.settings import DEFAULT_MODEL
+from embedfarm.producer.docstrings import docstrings
 from tests.chaos.faults import ALL
 from tests.chaos.report import to_markdown
 from tests.chaos.run import Chaos, Orders

@@ -4,8 +4,8 @@ import contextlib
 import signal
 from typing import Final
 
-from embedfarm.backlog import read_backlogs
-from embedfarm.broker import UNAVAILABLE, closing_client, host_name
+from embedfarm.contract.backlog import read_backlogs
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, host_name
 from tests.chaos.commands import BAD_ROW, Job
 from tests.chaos.corpora import CHANGES, turn
 from tests.chaos.scene import Scene

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from embedfarm.broker import closing_client, persist
-from embedfarm.farm import Farm
-from producer.requests import JOB_ID_FILE
+from embedfarm.contract.broker import closing_client, persist
+from embedfarm.contract.farm import Farm
+from embedfarm.runs.own_job import JOB_ID_FILE
 from tests.chaos.commands import Job, World
 from tests.chaos.corpora import Vectors, Version, compare, write_texts
 from tests.chaos.outcome import Outcome

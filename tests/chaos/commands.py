@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from embedfarm.settings import Settings
+from embedfarm.contract.settings import Settings
 from tests.chaos.corpora import Corpus, Version
 from tests.chaos.roles import EMBED_DISK, LOG_BYTES, Deaths, on_disk
 from tests.chaos.servers import Servers

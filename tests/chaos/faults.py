@@ -8,7 +8,7 @@ from typing import Final
 
 import redis
 
-from embedfarm.broker import UNAVAILABLE, closing_client
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from tests.chaos.changes import change_read, change_stopped, make_anew
 from tests.chaos.children import freeze_child, signal_child, wait_for_child
 from tests.chaos.disks import full

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from embedfarm.cli.local import ingest_child, scheduler_child, web_child
 from embedfarm.cli.options import INTERRUPTED
-from embedfarm.processes import Child, Exit, Supervisor
-from embedfarm.settings import Settings
+from embedfarm.contract.processes import Child, Exit, Supervisor
+from embedfarm.contract.settings import Settings
+from embedfarm.runs.private_farm import ingest_child, scheduler_child, web_child
+from embedfarm.workers.devices import discover
+from embedfarm.workers.supervisor import children
 from tests.chaos.worker import SWITCHES
 from tests.support import wait_until
-from workers.devices import discover
-from workers.supervisor import children
 
 WORKERS: Final = 2
 LOG_BYTES: Final = 2000
@@ -146,7 +146,9 @@ def start_roles(
     workers = [
         replace(
             child,
-            command=["tests.chaos.worker" if w == "workers.main" else w for w in child.command],
+            command=[
+                "tests.chaos.worker" if w == "embedfarm.workers.main" else w for w in child.command
+            ],
             environment=child.environment | {SWITCHES: str(switches)},
         )
         for child in children(discover("cpu", WORKERS), settings)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from embedfarm.broker import closing_client
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
 from tests.chaos.callers import Asker, Callers
 from tests.chaos.checks import Checks
 from tests.chaos.commands import Job, World

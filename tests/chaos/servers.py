@@ -8,9 +8,14 @@ from typing import Final
 
 import redis
 
-from embedfarm.broker import PrivateServer, carried_server, closing_client, wait_until_ready
-from embedfarm.processes import Child, Exit, Supervisor
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import (
+    PrivateServer,
+    carried_server,
+    closing_client,
+    wait_until_ready,
+)
+from embedfarm.contract.processes import Child, Exit, Supervisor
+from embedfarm.contract.settings import Settings
 from tests.chaos.roles import Deaths, deliver
 from tests.support import free_port, wait_until
 

@@ -17,8 +17,8 @@ from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
 
-from embedfarm.broker import UNAVAILABLE, closing_client
-from producer.tasks import QUEUE
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
+from embedfarm.ingest.tasks import QUEUE
 from tests.chaos.commands import World, remove_job
 from tests.chaos.corpora import Vectors, compare, write_texts
 from tests.chaos.outcome import COSINE_MIN

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from embedfarm.web.auth.keys import make_key
 from tests.chaos.tally import Tally
-from web.keys import make_key
 
 NAMES: Final = ("quokka", "narwhal")  # in all that a tenant names or writes, and nowhere else
 OPERATOR: Final = "osprey"  # in the names of the operator's jobs

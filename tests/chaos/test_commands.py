@@ -199,7 +199,7 @@ def test_a_forgotten_end_explains_that_the_id_is_taken(
 WRITE = """
 import sys
 from pathlib import Path
-from collector.files import replacing
+from embedfarm.collector.durable_files import replacing
 try:
     with replacing(Path(sys.argv[1])) as file:
         file.write(b"x")

@@ -19,8 +19,8 @@ import httpx
 import numpy as np
 import pytest
 
-from embedfarm.processes import Child
-from embedfarm.settings import Settings
+from embedfarm.contract.processes import Child
+from embedfarm.contract.settings import Settings
 from tests.chaos import tenants
 from tests.chaos.callers import Asker
 from tests.chaos.commands import Job, World

@@ -10,10 +10,10 @@ from rq import Queue
 from rq.job import Job
 from rq.utils import now
 
-from embedfarm.broker import host_name
-from embedfarm.farm import Farm
-from producer.ingest import worker_name
-from producer.tasks import QUEUE
+from embedfarm.contract.broker import host_name
+from embedfarm.contract.farm import Farm
+from embedfarm.ingest.task_worker import worker_name
+from embedfarm.ingest.tasks import QUEUE
 from tests.chaos.tally import Tally
 from tests.chaos.victims import Witness
 from tests.chaos.watch import Watch

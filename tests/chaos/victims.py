@@ -13,9 +13,9 @@ from rq import Queue
 from rq.job import Job
 from rq.utils import now
 
-from embedfarm.broker import closing_client, host_name, persist
-from embedfarm.farm import Farm
-from producer.tasks import QUEUE
+from embedfarm.contract.broker import closing_client, host_name, persist
+from embedfarm.contract.farm import Farm
+from embedfarm.ingest.tasks import QUEUE
 from tests.chaos.tally import Tally
 from tests.chaos.watch import Watch, leases
 

@@ -9,10 +9,10 @@ from typing import Final, Self
 
 import redis
 
-from embedfarm.broker import UNAVAILABLE, connect
-from embedfarm.entries import Pending
-from embedfarm.farm import Farm
-from embedfarm.status import JobGone, is_gone
+from embedfarm.contract.broker import UNAVAILABLE, connect
+from embedfarm.contract.entries import Pending
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.status import JobGone, is_gone
 
 LOOK_SECONDS: Final = 0.1
 LEASES_SECONDS: Final = 1.0

@@ -11,11 +11,11 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers import main, models
-from workers.engines.engine import Engine, Finish, OutOfMemory, Tokenised
-from workers.engines.opening import open_engine
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers import main, models
+from embedfarm.workers.engines.engine import Engine, Finish, OutOfMemory, Tokenised
+from embedfarm.workers.engines.opening import open_engine
 
 SWITCHES: Final = "CHAOS_SWITCHES"
 TOKENS_MAX: Final = 1024  # padded tokens of a device batch, while memory is short

@@ -10,16 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from collector import collect
-from collector.collect import Collector, JobEnded
-from collector.manifest import About, OutputError
-from collector.output import Output
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, decode, encode
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone
-from producer.submit import Submitter
+from embedfarm.collector import collect
+from embedfarm.collector.collect import Collector, JobEnded
+from embedfarm.collector.manifest import About, OutputError
+from embedfarm.collector.output import Output
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, decode, encode
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
+from embedfarm.producer.submit import Submitter
 from tests.hash_worker import (
     VECTOR_BYTES,
     Bench,

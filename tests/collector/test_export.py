@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.export import export
-from collector.manifest import About, ManifestError, OutputError, read_manifest
-from collector.output import Output
-from collector.sinks import SINKS, open_sink
-from collector.verify import verify
-from embedfarm.records import ChunkError, Result, Rows, text_checksums
+from embedfarm.collector.export import export
+from embedfarm.collector.manifest import About, ManifestError, OutputError, read_manifest
+from embedfarm.collector.output import Output
+from embedfarm.collector.sinks import SINKS, open_sink
+from embedfarm.collector.verify import verify
+from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
 from tests.farm.harness import null_vectors
 
 TEXTS = [f"text {n}" for n in range(40)]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.export import export
-from collector.manifest import ERRORS_FILE
-from collector.output import Output, State, list_output_files, read_state
-from collector.sinks import SINKS
-from collector.verify import verify
-from embedfarm.cli.ending import remove_state
+from embedfarm.collector.export import export
+from embedfarm.collector.manifest import ERRORS_FILE
+from embedfarm.collector.output import Output, State, list_output_files, read_state
+from embedfarm.collector.sinks import SINKS
+from embedfarm.collector.verify import verify
+from embedfarm.runs.ending import remove_state
 from tests.collector.lossy_disk import LossyDisk
 from tests.collector.test_sinks import ABOUT, COUNT, Case, snapshot
 

@@ -8,16 +8,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from collector import collect
-from collector.collect import Collector
-from collector.manifest import About
-from collector.output import Output
-from collector.sinks import SINKS
-from collector.verify import verify
-from embedfarm.jobs import Job
-from embedfarm.records import Block, ChunkError, JobSpec, Result, encode, text_checksums
-from embedfarm.settings import Settings
-from embedfarm.status import JobStatus
+from embedfarm.collector import collect
+from embedfarm.collector.collect import Collector
+from embedfarm.collector.manifest import About
+from embedfarm.collector.output import Output
+from embedfarm.collector.sinks import SINKS
+from embedfarm.collector.verify import verify
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, ChunkError, JobSpec, Result, encode, text_checksums
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
 from tests.full_disk import Disk, small_disk
 from tests.hash_worker import Bench
 from tests.support import LiveServer, wait_until

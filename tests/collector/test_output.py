@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.journal import Journal, JournalError
-from collector.manifest import (
+from embedfarm.collector.journal import Journal, JournalError
+from embedfarm.collector.manifest import (
     About,
     ManifestError,
     OutputError,
@@ -22,9 +22,9 @@ from collector.manifest import (
     read_manifest,
     tile,
 )
-from collector.output import Output, OutputBusy, State, read_request, read_state
-from collector.source import PrefixCheck, SourceChanged
-from embedfarm.records import ChunkError, Result, text_checksums
+from embedfarm.collector.output import Output, OutputBusy, State, read_request, read_state
+from embedfarm.collector.source import PrefixCheck, SourceChanged
+from embedfarm.contract.records import ChunkError, Result, text_checksums
 
 ABOUT = About(job="j", model="m", fingerprint={}, source={}, created=0.0)
 REQUEST = {"model": "m", "shape": (1, 2)}
@@ -128,7 +128,7 @@ def test_empty_job(tmp_path: Path, sink: str) -> None:
 def test_second_process(tmp_path: Path) -> None:
     """Two processes cannot write to an output; the lock of one that was killed is free."""
     code = (
-        "import sys; from collector.output import *; from pathlib import Path\n"
+        "import sys; from embedfarm.collector.output import *; from pathlib import Path\n"
         "output = Output(Path(sys.argv[1]), {}, sink='npy', part_bytes_max=1)\n"
         "print('open', flush=True); sys.stdin.read()"
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collector.manifest import (
+from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     About,
     OutputError,
@@ -18,12 +18,12 @@ from collector.manifest import (
     read_manifest,
     settle,
 )
-from collector.output import Output
-from collector.patch import patch
-from collector.search import iter_vectors
-from collector.sinks import SINKS
-from collector.verify import verify
-from embedfarm.records import ChunkError, Result, Rows, text_checksums
+from embedfarm.collector.output import Output
+from embedfarm.collector.patch import patch
+from embedfarm.collector.search import iter_vectors
+from embedfarm.collector.sinks import SINKS
+from embedfarm.collector.verify import verify
+from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
 
 COUNT = 40
 PER_RESULT = 4

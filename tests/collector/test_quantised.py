@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.manifest import OutputError
-from collector.quantised import restore
-from collector.ranges import component_ranges, read_ranges
-from collector.sinks import Vectors
+from embedfarm.collector.dequantisation import restore
+from embedfarm.collector.manifest import OutputError
+from embedfarm.collector.ranges import component_ranges, read_ranges
+from embedfarm.collector.sinks import Vectors
 
 RANDOM = np.random.default_rng(3)
 ROWS = RANDOM.standard_normal((200, 21)).astype(np.float32)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collector.manifest import About, Failure, OutputError
-from collector.output import Output
-from collector.reader import Chunks, NotBegun, OutputReader
-from collector.sinks import SINKS
-from embedfarm.records import ChunkError, Result, text_checksums
+from embedfarm.collector.manifest import About, Failure, OutputError
+from embedfarm.collector.output import Output
+from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
+from embedfarm.collector.sinks import SINKS
+from embedfarm.contract.records import ChunkError, Result, text_checksums
 
 ABOUT = About(job="j", model="m", fingerprint={}, source={})
 COUNT = 60

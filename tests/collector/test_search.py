@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collector import search as module
-from collector.manifest import About, ManifestError
-from collector.output import Output
-from collector.search import iter_vectors, search
-from collector.sinks import SINKS
-from embedfarm.records import ChunkError, Result, text_checksums
+from embedfarm.collector import search as module
+from embedfarm.collector.manifest import About, ManifestError
+from embedfarm.collector.output import Output
+from embedfarm.collector.search import iter_vectors, search
+from embedfarm.collector.sinks import SINKS
+from embedfarm.contract.records import ChunkError, Result, text_checksums
 
 COUNT = 50
 DIMENSIONS = 8

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from collector.files import TEMPORARY_SUFFIX
-from collector.manifest import ERRORS_FILE, STATE_DIRECTORY, About, Manifest
-from collector.output import JOURNAL_FILE, Output, State, read_state
-from collector.search import iter_vectors
-from collector.sinks import SINKS, PartError, open_sink
-from collector.verify import verify
-from embedfarm.records import ChunkError, Result, text_checksums
+from embedfarm.collector.durable_files import TEMPORARY_SUFFIX
+from embedfarm.collector.manifest import ERRORS_FILE, STATE_DIRECTORY, About, Manifest
+from embedfarm.collector.output import JOURNAL_FILE, Output, State, read_state
+from embedfarm.collector.search import iter_vectors
+from embedfarm.collector.sinks import SINKS, PartError, open_sink
+from embedfarm.collector.verify import verify
+from embedfarm.contract.records import ChunkError, Result, text_checksums
 
 COUNT = 22
 DIMENSIONS = 5

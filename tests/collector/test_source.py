@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from collector import collect
-from collector.collect import Collector
-from collector.manifest import About
-from collector.output import Output
-from collector.source import SourceCheck
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, Rows, encode
-from embedfarm.settings import Settings
+from embedfarm.collector import collect
+from embedfarm.collector.collect import Collector
+from embedfarm.collector.manifest import About
+from embedfarm.collector.output import Output
+from embedfarm.collector.source import SourceCheck
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, Rows, encode
+from embedfarm.contract.settings import Settings
 from tests.hash_worker import VECTOR_BYTES, Bench, HashWorker, text_of, vectors_of
 from tests.support import LiveServer, wait_until
 

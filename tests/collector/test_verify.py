@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.manifest import About, Manifest, read_manifest, write_manifest
-from collector.output import Output
-from collector.sinks import SINKS
-from collector.verify import Problem, verify
-from embedfarm.records import ChunkError, Result, Rows, text_checksums
+from embedfarm.collector.manifest import About, Manifest, read_manifest, write_manifest
+from embedfarm.collector.output import Output
+from embedfarm.collector.sinks import SINKS
+from embedfarm.collector.verify import Problem, verify
+from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
 
 COUNT = 10
 PART_ROWS = 4

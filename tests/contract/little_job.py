@@ -3,14 +3,13 @@
 import numpy as np
 import redis
 
-from embedfarm import wire
-from embedfarm.accounts import Account
-from embedfarm.coverage import reconcile
-from embedfarm.entries import Entry
-from embedfarm.farm import Farm, engine_key
-from embedfarm.jobs import Job
-from embedfarm.lane import Lane
-from embedfarm.records import (
+from embedfarm.contract import wire
+from embedfarm.contract.coverage import reconcile
+from embedfarm.contract.entries import Entry
+from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.lane import Lane
+from embedfarm.contract.records import (
     Block,
     ChunkError,
     Completion,
@@ -28,8 +27,9 @@ from embedfarm.records import (
     encode,
     text_checksums,
 )
-from embedfarm.settings import Settings
-from embedfarm.window import FarmWindow
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.usage import Account
+from embedfarm.contract.window import FarmWindow
 
 SPEC = JobSpec(model="null:2")
 CHUNKS = 2  # in each block

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.accounts import LATEST, SUMS, Account, Parity, describe
-from embedfarm.records import decode, encode
+from embedfarm.contract.records import decode, encode
+from embedfarm.contract.usage import LATEST, SUMS, Account, Parity, describe
 
 activities = st.dictionaries(st.sampled_from(["queue", "forward", "commit"]), st.floats(0, 100))
 accounts = st.builds(

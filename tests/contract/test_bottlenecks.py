@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from embedfarm.bottlenecks import FEW, RULES, Bottleneck, Situation, find_bottlenecks
-from embedfarm.overview import JobFacts
-from embedfarm.records import Heartbeat
-from embedfarm.settings import Settings
-from embedfarm.sizing import FarmRoom
+from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import FarmRoom
+from embedfarm.watch.bottlenecks import FEW, RULES, Bottleneck, Situation, find_bottlenecks
+from embedfarm.watch.overview import JobFacts
 from tests.contract.little_job import heartbeat
 
 SETTINGS: Final = Settings()

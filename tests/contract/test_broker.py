@@ -17,8 +17,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm import broker
-from embedfarm.broker import (
+from embedfarm.contract import broker
+from embedfarm.contract.broker import (
     BLOCK_SECONDS_MAX,
     SOCKET_SECONDS,
     UNAVAILABLE,
@@ -32,7 +32,7 @@ from embedfarm.broker import (
     persist,
     wait_until_ready,
 )
-from embedfarm.settings import Settings
+from embedfarm.contract.settings import Settings
 from tests.contract.little_job import embed, make_job, push
 from tests.support import LiveServer, force_log
 

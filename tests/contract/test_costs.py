@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embedfarm.costs import Cost, Costs
+from embedfarm.contract.costs import Cost, Costs
 
 TRUE = Cost(launch=5e-3, token=2e-4, pair=1e-7)
 

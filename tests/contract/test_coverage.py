@@ -6,13 +6,13 @@ from typing import Any, Final, cast
 import pytest
 import redis
 
-from embedfarm.coverage import Coverage, is_waiting, reconcile
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, Rows, decode, encode
-from embedfarm.settings import Settings
-from embedfarm.sizing import has_room
-from embedfarm.status import JobGone
-from producer.refill import refill
+from embedfarm.contract.coverage import Coverage, is_waiting, reconcile
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, Rows, decode, encode
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import has_room
+from embedfarm.contract.status import JobGone
+from embedfarm.producer.refill import refill
 from tests.hash_worker import Bench, HashWorker, corpus, result_of, text_of
 from tests.support import LiveServer
 

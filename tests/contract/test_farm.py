@@ -6,13 +6,13 @@ import threading
 import pytest
 import redis
 
-from embedfarm import broker, wire
-from embedfarm.broker import SOCKET_SECONDS, closing_client
-from embedfarm.farm import Farm, FarmFull, ModelRefused, length_class, model_key
-from embedfarm.jobs import Job
-from embedfarm.model_files import differences
-from embedfarm.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
-from embedfarm.status import JobGone
+from embedfarm.contract import broker, wire
+from embedfarm.contract.broker import SOCKET_SECONDS, closing_client
+from embedfarm.contract.farm import Farm, FarmFull, ModelRefused, length_class, model_key
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.model_files import differences
+from embedfarm.contract.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
+from embedfarm.contract.status import JobGone
 from tests.contract.little_job import COMPLETION, embed, heartbeat, make_job, snapshot
 from tests.support import LiveServer, wait_until
 
@@ -313,7 +313,7 @@ def test_place_of_a_creator_that_died(client: redis.Redis, monkeypatch: pytest.M
     farm.admit("slow", 1)
     with pytest.raises(FarmFull):
         farm.admit("new", 1)
-    monkeypatch.setattr("embedfarm.farm.PLACE_SECONDS", 0)
+    monkeypatch.setattr("embedfarm.contract.farm.PLACE_SECONDS", 0)
     farm.admit("new", 1)
     make_job(client, 1, "slow")
     assert set(farm.job_ids()) == {"slow", "new"}

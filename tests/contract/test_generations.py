@@ -3,12 +3,12 @@
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.coverage import reconcile
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job, JobTaken
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone
+from embedfarm.contract import wire
+from embedfarm.contract.coverage import reconcile
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job, JobTaken
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
 from tests.contract.little_job import SPEC, block, embed, make_job, push
 
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from embedfarm.hyperplanes import estimated_cosine, hash_vectors, planes
+from embedfarm.contract.hyperplanes import estimated_cosine, hash_vectors, planes
 
 
 def test_planes_are_the_same_everywhere() -> None:

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from embedfarm import broker, wire
-from embedfarm.broker import SOCKET_SECONDS, closing_client, persist
-from embedfarm.farm import Farm, engine_key
-from embedfarm.jobs import BlocksLost, ChangeRefused, Job
-from embedfarm.records import Block, ChunkError, JobSpec, decode, encode
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone, JobStatus
-from embedfarm.terms import Terms
+from embedfarm.contract import broker, wire
+from embedfarm.contract.broker import SOCKET_SECONDS, closing_client, persist
+from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
+from embedfarm.contract.records import Block, ChunkError, JobSpec, decode, encode
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone, JobStatus
 from tests.contract.little_job import (
     CHUNKS,
     SPEC,

@@ -11,9 +11,9 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm import wire
-from embedfarm.farm import engine_key
-from embedfarm.lane import (
+from embedfarm.contract import wire
+from embedfarm.contract.farm import engine_key
+from embedfarm.contract.lane import (
     Lane,
     LaneError,
     LaneFull,
@@ -23,8 +23,8 @@ from embedfarm.lane import (
     TextsFailed,
     cut,
 )
-from embedfarm.records import ChunkError, JobSpec, LaneAnswer, LanePiece, decode, encode
-from embedfarm.settings import Settings
+from embedfarm.contract.records import ChunkError, JobSpec, LaneAnswer, LanePiece, decode, encode
+from embedfarm.contract.settings import Settings
 from tests.support import wait_until
 
 SPEC = JobSpec(model="null:2")

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from huggingface_hub import constants
 
-from embedfarm import model_files
-from embedfarm.model_files import (
+from embedfarm.contract import model_files
+from embedfarm.contract.model_files import (
     ModelError,
     differences,
     find_local,
@@ -18,7 +18,7 @@ from embedfarm.model_files import (
     resolve,
     sha256,
 )
-from embedfarm.records import JobSpec
+from embedfarm.contract.records import JobSpec
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
 PUBLISHED = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

@@ -2,9 +2,9 @@
 
 import redis
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.overview import read_jobs
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.watch.overview import read_jobs
 from tests.contract.little_job import make_job
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.pace import NOW_SECONDS, Batch, Done, Pace, averages, foretell, paces_now
+from embedfarm.contract.pace import NOW_SECONDS, Batch, Done, Pace, averages, foretell, paces_now
 
 NOW = 1000.0
 

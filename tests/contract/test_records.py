@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedfarm.records import (
+from embedfarm.contract.records import (
     COUNT_MAX,
     SPEC_WORDS,
     VERSION,

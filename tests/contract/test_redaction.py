@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.redaction import (
+from embedfarm.contract.redaction import (
     hide_in_word,
     hide_password,
     hide_secrets,

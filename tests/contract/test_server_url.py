@@ -8,8 +8,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.broker import SOCKET_SECONDS, connect
-from embedfarm.server_url import UrlError, make_pool
+from embedfarm.contract.broker import SOCKET_SECONDS, connect
+from embedfarm.contract.server_url import UrlError, make_pool
 
 SENTINELS = "sentinel://worker:p%40ss@one:1,[::1]:2,three/primary/4"
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from embedfarm.settings import Settings
-from embedfarm.settings.profiles import MEBIBYTE, PROFILES
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.settings.profiles import MEBIBYTE, PROFILES
 
 PRINT = (
-    "from embedfarm.settings import Settings; s = Settings();"
+    "from embedfarm.contract.settings import Settings; s = Settings();"
     "print(s.model_dump_json()); print(s.webhook_secret.get_secret_value())"
 )
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.terms import PRIORITIES, Terms, priority_name, read_deadline
+from embedfarm.contract.scheduling_terms import PRIORITIES, Terms, priority_name, read_deadline
 
 
 @pytest.mark.parametrize(

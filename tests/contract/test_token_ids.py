@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.records import (
+from embedfarm.contract.records import (
     Block,
     RecordError,
     TokenIds,
@@ -17,7 +17,12 @@ from embedfarm.records import (
     encode,
     text_checksums,
 )
-from embedfarm.token_ids import CHARACTERS_PER_TOKEN_MAX, FILE, RecipeMismatch, TokenEncoder
+from embedfarm.contract.token_ids import (
+    CHARACTERS_PER_TOKEN_MAX,
+    FILE,
+    RecipeMismatch,
+    TokenEncoder,
+)
 from tests.word_tokenizer import write_tokenizer
 
 RECIPE = TokenRecipe(tokenizer="0" * 64, prompt="query: ", tokens_max=9)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from embedfarm.cli.app import app
-from embedfarm.settings import Settings, UntrustedFile
+from embedfarm.contract.settings import Settings, UntrustedFile
 
 STRANGER = 12345
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.pace import Batch
-from embedfarm.records import encode
-from embedfarm.view import ENDED_MAX, JOBS_MAX, FarmReader
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.pace import Batch
+from embedfarm.contract.records import encode
+from embedfarm.watch.view import ENDED_MAX, JOBS_MAX, FarmReader
 from tests.contract.little_job import CHUNKS, COMPLETION, SAMPLE, embed, heartbeat, make_job
 
 BLOCKS = 5

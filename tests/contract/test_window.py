@@ -2,13 +2,13 @@
 
 import redis
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
-from embedfarm.sizing import ROOMY
-from embedfarm.status import JobStatus
-from embedfarm.terms import Terms
-from embedfarm.window import FarmWindow
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import ROOMY
+from embedfarm.contract.status import JobStatus
+from embedfarm.contract.window import FarmWindow
 from tests.contract.little_job import SPEC
 from tests.support import wait_until
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.words import format_bytes, format_count, format_range, one_line
+from embedfarm.contract.formatting import format_bytes, format_count, format_range, one_line
 
 
 @pytest.mark.parametrize(

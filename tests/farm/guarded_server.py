@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import redis
 
-from embedfarm.broker import closing_client
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.settings import Settings
 from tests.support import LiveServer, free_port
 
 ROOT: Final = Path(__file__).parents[2]

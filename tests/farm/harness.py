@@ -18,12 +18,12 @@ import psutil
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedfarm.broker import UNAVAILABLE, closing_client
-from embedfarm.farm import Farm
-from embedfarm.records import JobSpec
-from embedfarm.status import JobGone
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.status import JobGone
+from embedfarm.workers.engines.null import NullEngine
 from tests.support import Reachable, wait_until
-from workers.engines.null import NullEngine
 
 COMMAND = [sys.executable, "-c", "from embedfarm.cli import main; main()"]
 SECONDS_MAX = 280.0
@@ -157,9 +157,9 @@ class Embedding:
 
 
 def _role(words: Sequence[str]) -> str:
-    if "workers.main" in words:
+    if "embedfarm.workers.main" in words:
         return "worker"
-    if "scheduler.main" in words:
+    if "embedfarm.scheduler.main" in words:
         return "scheduler"
     program = words[0] if words else ""  # a server that runs writes its socket behind its name
     return "server" if re.search("(redis|valkey)-server", program) else ""

@@ -11,23 +11,23 @@ from typing import Final, cast
 import redis
 from fastapi import HTTPException
 
-from collector.collect import Collector
-from collector.output import Output
-from embedfarm import wire
-from embedfarm.entries import read_number
-from embedfarm.farm import Farm
-from embedfarm.lane import Lane
-from embedfarm.records import JobSpec, LanePiece
-from embedfarm.settings import Recurring, Settings
-from producer.recurring import Timetable, identify
-from scheduler.loop import Scheduler
+from embedfarm.collector.collect import Collector
+from embedfarm.collector.output import Output
+from embedfarm.contract import wire
+from embedfarm.contract.entries import read_number
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.lane import Lane
+from embedfarm.contract.records import JobSpec, LanePiece
+from embedfarm.contract.settings import Recurring, Settings
+from embedfarm.ingest.recurring import Timetable, identify
+from embedfarm.scheduler.loop import Scheduler
+from embedfarm.web.auth.keys import Key, Keyring, Scope
+from embedfarm.web.auth.sessions import Sessions
+from embedfarm.web.jobs.idempotency import answer_once
+from embedfarm.web.services import Passes, Services
+from embedfarm.workers.renewal import lose_ended, renew
+from embedfarm.workers.worker import Worker
 from tests.support import LiveServer
-from web.idempotency import answer_once
-from web.keys import Key, Keyring, Scope
-from web.services import Passes, Services
-from web.sessions import Sessions
-from workers.renewal import lose_ended, renew
-from workers.worker import Worker
 
 KEY: Final = Key("k", frozenset({Scope.ADMIN}), "0" * 64)
 DAY_SECONDS: Final = 86_400

@@ -16,21 +16,21 @@ import pytest
 import redis
 from rich.console import Console
 
-from collector.manifest import OutputError, read_manifest
-from collector.output import Output
-from collector.source import SourceChanged
-from embedfarm.cli import sending as module
 from embedfarm.cli.progress import View
-from embedfarm.cli.request import Request
-from embedfarm.cli.run import Interrupted, Place, Run
-from embedfarm.farm import Farm
-from embedfarm.jobs import JobTaken
-from embedfarm.records import JobSpec, Result, Rows, decode, text_checksums
-from embedfarm.settings import Settings
-from producer.readers import CorpusError, CorpusOptions, facts, read_corpus
-from producer.readers.limits import Limits
-from producer.requests import JOB_ID_FILE
-from producer.submit import Submitter
+from embedfarm.collector.manifest import OutputError, read_manifest
+from embedfarm.collector.output import Output
+from embedfarm.collector.source import SourceChanged
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import JobTaken
+from embedfarm.contract.records import JobSpec, Result, Rows, decode, text_checksums
+from embedfarm.contract.settings import Settings
+from embedfarm.producer.readers import CorpusError, CorpusOptions, facts, read_corpus
+from embedfarm.producer.readers.limits import Limits
+from embedfarm.producer.submit import Submitter
+from embedfarm.runs import sending as module
+from embedfarm.runs.own_job import JOB_ID_FILE
+from embedfarm.runs.request import Request
+from embedfarm.runs.run import Interrupted, Place, Run
 from tests.farm.harness import check_output, manifest, run, write_corpus
 from tests.support import LiveServer, wait_until
 from tests.workers.running import worker_on, working

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from sentence_transformers.util import quantize_embeddings
 
-from collector.search import iter_vectors, search
-from embedfarm.hyperplanes import hash_vectors
+from embedfarm.collector.search import iter_vectors, search
+from embedfarm.contract.hyperplanes import hash_vectors
 from tests.farm.harness import (
     check_output,
     manifest,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import redis
 
-from collector.manifest import STATE_DIRECTORY, Manifest
-from embedfarm import wire
-from embedfarm.cli.ending import end_job, tidy
-from embedfarm.farm import Farm
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from producer.requests import JOB_ID_FILE
+from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.runs.ending import end_job, tidy
+from embedfarm.runs.own_job import JOB_ID_FILE
 from tests.hash_worker import crash, log_bytes
 from tests.support import LiveServer
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from collector.manifest import STATE_DIRECTORY
-from embedfarm.cli.fingerprint import FINGERPRINT_FILE, Fingerprint
-from embedfarm.cli.own_job import OwnJob
-from embedfarm.farm import Farm, ModelRefused
-from embedfarm.jobs import Job
-from embedfarm.records import JobSpec
-from embedfarm.status import JobGone
+from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.contract.farm import Farm, ModelRefused
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.status import JobGone
+from embedfarm.runs.fingerprint import FINGERPRINT_FILE, Fingerprint
+from embedfarm.runs.own_job import OwnJob
 
 OWN = OwnJob("j", "")
 OURS = {"weights": "1", "revision": "a"}

@@ -9,18 +9,21 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from collector.manifest import OutputError
-from embedfarm import wire
 from embedfarm.cli.app import app
 from embedfarm.cli.inspection import examine_records
-from embedfarm.farm import Farm, engine_key
-from embedfarm.lane import Lane, LaneError
-from embedfarm.overview import read_page
-from embedfarm.records import Plan, RecordError
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone
-from embedfarm.view import FarmReader
-from scheduler import loop
+from embedfarm.collector.manifest import OutputError
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.lane import Lane, LaneError
+from embedfarm.contract.records import Plan, RecordError
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
+from embedfarm.scheduler import loop
+from embedfarm.watch.overview import read_page
+from embedfarm.watch.view import FarmReader
+from embedfarm.web.jobs.feeds import NOTE
+from embedfarm.workers import fetch
+from embedfarm.workers.fetch import Fetcher
 from tests.contract.little_job import (
     CHUNKS,
     SPEC,
@@ -32,9 +35,6 @@ from tests.contract.little_job import (
 from tests.farm.stations import KEY, Stations
 from tests.support import LiveServer
 from tests.web.conftest import client_of
-from web.feeds import NOTE
-from workers import fetch
-from workers.fetch import Fetcher
 
 SETTINGS: Final = Settings(lease_seconds=3600, plan_ttl_seconds=0.1, lane_lease_seconds=0.05)
 JUNK: Final = {
@@ -98,7 +98,7 @@ def readers_of(client: redis.Redis) -> Iterator[Reader]:
     for name in ("little", "other"):
         job = farm.job(name)
         yield Reader("status", job.status, (JobGone,))
-        # By `Models`, `Observer`, `web.problems` and `plain_errors`.
+        # By `Models`, `Observer`, `embedfarm.web.http.problems` and `plain_errors`.
         yield Reader("spec", job.spec, (RecordError,))
         yield Reader("starts", job.result_starts)
         yield Reader("failures", partial(job.failures, 99))

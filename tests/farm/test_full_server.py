@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.broker import DiskRefused, connect
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone, JobStatus
+from embedfarm.contract.broker import DiskRefused, connect
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone, JobStatus
 from tests.farm.harness import Embedding, check_output, role, run, texts_of, write_corpus
 from tests.full_disk import Disk, small_disk
 from tests.support import SERVERS, LiveServer, wait_until

@@ -13,15 +13,13 @@ import redis
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from collector import feed
-from collector.manifest import OutputError
-from embedfarm import wire
-from embedfarm.accounts import Account, Parity
-from embedfarm.coverage import reconcile
-from embedfarm.farm import engine_key
-from embedfarm.lane import Lane, LaneError
-from embedfarm.overview import read_page
-from embedfarm.records import (
+from embedfarm.collector import feed_results as feed
+from embedfarm.collector.manifest import OutputError
+from embedfarm.contract import wire
+from embedfarm.contract.coverage import reconcile
+from embedfarm.contract.farm import engine_key
+from embedfarm.contract.lane import Lane, LaneError
+from embedfarm.contract.records import (
     COUNT_MAX,
     VERSION,
     Block,
@@ -38,16 +36,21 @@ from embedfarm.records import (
     encode,
     text_checksums,
 )
-from embedfarm.settings import Settings
-from embedfarm.view import FarmReader
-from scheduler import loop
-from scheduler.policies import (
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.usage import Account, Parity
+from embedfarm.scheduler import loop
+from embedfarm.scheduler.policies import (
     DEFAULT_POLICY,
     POLICIES,
     PolicyRefused,
     UnknownPass,
     check_policy,
 )
+from embedfarm.watch.overview import read_page
+from embedfarm.watch.view import FarmReader
+from embedfarm.web.operations.metrics import Figures
+from embedfarm.workers import fetch
+from embedfarm.workers.fetch import Fetcher
 from tests.contract.little_job import (
     CHUNKS,
     COMPLETION,
@@ -62,9 +65,6 @@ from tests.contract.little_job import (
 )
 from tests.farm.stations import Stations
 from tests.support import LiveServer
-from web.metrics import Figures
-from workers import fetch
-from workers.fetch import Fetcher
 
 SETTINGS: Final = Settings(lease_seconds=3600, plan_ttl_seconds=0.1, heartbeat_seconds=0.01)
 RECIPE: Final = TokenRecipe(tokenizer="a" * 64, prompt="", tokens_max=512)

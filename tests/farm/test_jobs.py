@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import ChunkError, JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import ChunkError, JobSpec
+from embedfarm.contract.settings import Settings
 from tests.contract.little_job import embed, make_job
 from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until

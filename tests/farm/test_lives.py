@@ -16,9 +16,10 @@ from typing import Final
 
 import pytest
 
-from embedfarm.backlog import read_backlogs
-from embedfarm.broker import closing_client
-from embedfarm.farm import Farm
+from embedfarm.contract.backlog import read_backlogs
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import Heartbeat
 from tests.farm.harness import Embedding, check_output, role, run, write_corpus
 from tests.support import LiveServer, wait_until
 
@@ -128,16 +129,15 @@ def sleep_into_the_next_generation(server: LiveServer, home: Path, seed: int) ->
         farm = Farm(client)
         stack.enter_context(role(server, home, "work", "--devices", "cpu", "--workers", "2"))
         wait_until(lambda: len(farm.workers()) == 2, SECONDS_MAX)
-        asleep = draw.choice(farm.workers())
         first = Embedding(words, out, environment)
-        wait_until(lambda: holds_some(farm, asleep.worker), SECONDS_MAX)
+        asleep = draw.choice(await_holders(farm))
         os.kill(asleep.pid, signal.SIGSTOP)
         stack.callback(os.kill, asleep.pid, signal.SIGCONT)
         assert first.wait() == 2, first.log()
         changed = texts[::-1]
         write_corpus(corpus, changed)
         again = Embedding([*words, *AGAIN], out, environment)
-        wait_until(lambda: any(holds_some(farm, beat.worker) for beat in farm.workers()))
+        await_holders(farm)
         wake_at = time.monotonic() + 0.2 * draw.random()
         wait_until(lambda: time.monotonic() > wake_at)
         os.kill(asleep.pid, signal.SIGCONT)
@@ -145,10 +145,20 @@ def sleep_into_the_next_generation(server: LiveServer, home: Path, seed: int) ->
     check_output(out, changed, DIMENSIONS)
 
 
-def holds_some(farm: Farm, worker: str) -> bool:
-    """Tell whether a worker holds blocks of a job."""
-    backlogs = read_backlogs(farm.client, farm.job_ids())
-    return any(each.held_blocks.get(worker) for each in backlogs)
+def await_holders(farm: Farm) -> list[Heartbeat]:
+    """Wait until some workers hold blocks of a job, and return them."""
+    holders: list[Heartbeat] = []
+
+    def look() -> bool:
+        backlogs = read_backlogs(farm.client, farm.job_ids())
+        held = {
+            worker for each in backlogs for worker, blocks in each.held_blocks.items() if blocks
+        }
+        holders[:] = [beat for beat in farm.workers() if beat.worker in held]
+        return bool(holders)
+
+    wait_until(look, SECONDS_MAX)
+    return holders
 
 
 def share_an_id(server: LiveServer, home: Path, seed: int) -> None:

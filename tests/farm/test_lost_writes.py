@@ -13,10 +13,10 @@ from typing import Self
 import pytest
 import redis
 
-from embedfarm.broker import UNAVAILABLE, closing_client, connect
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone, JobStatus
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone, JobStatus
 from tests.farm.harness import Embedding, check_output, role, texts_of, write_corpus
 from tests.hash_worker import crash
 from tests.support import SERVERS, LiveServer, free_port, wait_until

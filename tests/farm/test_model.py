@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.model_files import resolve
-from embedfarm.settings import Settings
-from producer.standard_library import docstrings
+from embedfarm.contract.model_files import resolve
+from embedfarm.contract.settings import Settings
+from embedfarm.producer.docstrings import docstrings
 from tests.farm.harness import read_parquet, role, run, write_corpus
 from tests.support import LiveServer
 

@@ -13,12 +13,12 @@ import pytest
 import redis
 from rq import Worker
 
-from embedfarm.farm import Farm
-from embedfarm.notify import Notifier
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.notify import Notifier
+from embedfarm.workers.watchdog import HUNG_STATUS
 from tests.farm.harness import COMMAND
 from tests.farm.service import Service
 from tests.support import LiveServer, free_port
-from workers.watchdog import HUNG_STATUS
 
 WATCHDOG_SECONDS = 2.0
 ALIVE_SECONDS = 10.0  # what a loaded machine may take for what is done every second
@@ -91,7 +91,7 @@ def listens(port: int) -> bool:
 def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
     """Every role says when it is ready, that it is alive, and at SIGTERM that it stops."""
     farm, port, own_port = Farm(client), free_port(), free_port()
-    alone = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
+    alone = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
     roles: dict[str, tuple[list[str], Callable[[], object]]] = {
         "worker": (alone, lambda: [b for b in farm.workers() if b.device == "cpu-9"]),
         "work": (

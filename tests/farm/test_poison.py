@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import redis
 
-from embedfarm.lane import Lane
-from embedfarm.processes import Child, Supervisor
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.lane import Lane
+from embedfarm.contract.processes import Child, Supervisor
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.watchdog import HUNG_STATUS
 from tests import poison_worker
 from tests.farm.harness import manifest, null_vectors, read_parquet, run, write_corpus
 from tests.farm.service import Service
 from tests.support import LiveServer
-from workers.watchdog import HUNG_STATUS
 
 DIMENSIONS = 16
 MODEL = ("--model", f"null:{DIMENSIONS}")

@@ -1,7 +1,7 @@
 """Tests of what a command shows of a job that runs."""
 
 from embedfarm.cli.progress import WINDOW_SECONDS, Pace
-from embedfarm.status import JobStatus
+from embedfarm.contract.status import JobStatus
 
 
 def at(chunks: int) -> JobStatus:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.records import (
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import (
     Block,
     ChunkError,
     JobSpec,
@@ -26,8 +26,8 @@ from embedfarm.records import (
     TokenRecipe,
     encode,
 )
-from embedfarm.settings import Settings
-from embedfarm.status import JobStatus
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
 
@@ -126,7 +126,7 @@ def test_a_job_that_no_worker_takes_says_why(farm: Farm) -> None:
 
 
 def keys() -> set[str]:
-    """Return every key that embedfarm/wire.py makes, with the names of its arguments in it."""
+    """Return every key that contract/wire.py makes, with the names of its arguments in it."""
     made = {value for value in vars(wire).values() if isinstance(value, str)}
     for function in vars(wire).values():
         if inspect.isfunction(function) and function.__name__.endswith("_key"):

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.coverage import reconcile
-from embedfarm.farm import Farm
+from embedfarm.contract import wire
+from embedfarm.contract.coverage import reconcile
+from embedfarm.contract.farm import Farm
 from tests.farm.harness import Embedding, check_output, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 

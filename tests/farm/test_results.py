@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm.farm import Farm
-from embedfarm.status import JobGone
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.status import JobGone
 from tests.farm.harness import Embedding, null_vectors, role, texts_of, write_corpus
 from tests.support import LiveServer, force_log, wait_until
 from tests.web.test_gate import served

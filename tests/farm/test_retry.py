@@ -10,9 +10,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from collector.manifest import About, read_manifest
-from collector.output import Output
-from embedfarm.records import ChunkError, Result, text_checksums
+from embedfarm.collector.manifest import About, read_manifest
+from embedfarm.collector.output import Output
+from embedfarm.contract.records import ChunkError, Result, text_checksums
 from tests.farm.harness import (
     Embedding,
     check_output,

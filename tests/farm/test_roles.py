@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.records import Completion, decode
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import Completion, decode
 from tests.farm.harness import check_output, manifest, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.farm import Farm
-from embedfarm.status import JobStatus
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.status import JobStatus
 from tests.farm.harness import COMMAND, check_output, run, texts_of, write_corpus
 from tests.farm.service import Service
 from tests.support import LiveServer, wait_until
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 def worker_command(device: str) -> list[str]:
     """Return the command of a worker process."""
-    return [sys.executable, "-m", "workers.main", "--device", device]
+    return [sys.executable, "-m", "embedfarm.workers.main", "--device", device]
 
 
 def test_what_a_stopped_worker_holds_goes_on_at_once(

@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from benchmarks.scheduling import run_policies
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, encode
-from embedfarm.settings import Settings
-from embedfarm.terms import Terms
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, encode
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
 from tests.farm.harness import role
 from tests.support import LiveServer, wait_until
 

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 import redis
 
-from embedfarm.broker import UNAVAILABLE, carried_server, closing_client
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import UNAVAILABLE, carried_server, closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
 from tests.farm.guarded_server import make_passwords
 from tests.farm.harness import COMMAND, check_output, texts_of, write_corpus
 from tests.farm.whole import whole_farm

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.cli import forecast
-from embedfarm.farm import Farm, model_key
-from embedfarm.records import JobSpec, Rate
-from embedfarm.settings import Settings
+from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.records import JobSpec, Rate
+from embedfarm.contract.settings import Settings
+from embedfarm.watch import forecast
 from tests.farm.harness import role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 

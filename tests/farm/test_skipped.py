@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from embedfarm.cli.skipped import SkippedFile
-from producer.readers import BadRow
+from embedfarm.producer.readers import BadRow
+from embedfarm.runs.skipped_rows import SkippedFile
 
 
 def test_without_bad_rows_nothing_is_written(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import trustme
 
-from embedfarm.settings import Settings
+from embedfarm.contract.settings import Settings
 from tests.farm.harness import run
 from tests.farm.whole import whole_farm
 from tests.support import LiveServer, free_port

@@ -17,8 +17,8 @@ import redis
 from rich.console import Console
 
 from embedfarm.cli.top import divide, draw, spark
-from embedfarm.farm import Farm
-from embedfarm.view import FarmReader, FarmView
+from embedfarm.contract.farm import Farm
+from embedfarm.watch.view import FarmReader, FarmView
 from tests.contract.little_job import CHUNKS, COMPLETION, embed, heartbeat, make_job
 from tests.farm.harness import COMMAND, run
 from tests.support import LiveServer, force_log, wait_until

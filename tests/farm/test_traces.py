@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from embedfarm.tracing import is_installed
+from embedfarm.contract.tracing import is_installed
 from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus
 from tests.outbound.neighbour import Neighbour
 from tests.support import LiveServer, free_port, wait_until
@@ -116,8 +116,8 @@ def test_without_the_setting_there_is_nothing(tmp_path: Path) -> None:
 
     The client for Redis imports some of opentelemetry by itself.
     """
-    words = "import embedfarm.tracing, sys; a = 'opentelemetry' in sys.modules; "
-    words += "import embedfarm.cli.run, embedfarm.cli.embed, workers.worker;"
+    words = "import embedfarm.contract.tracing, sys; a = 'opentelemetry' in sys.modules; "
+    words += "import embedfarm.runs.run, embedfarm.cli.embed, embedfarm.workers.worker;"
     asked = f"{words} print(a or 'opentelemetry.exporter' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, text=True)
     assert done.stdout == "False\n"

@@ -15,10 +15,10 @@ import redis
 from rq import Queue
 from typer.testing import CliRunner
 
-from embedfarm.broker import closing_client
 from embedfarm.cli.app import app
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
 from tests.farm.guarded_server import (
     USERS,
     USERS_FILE,

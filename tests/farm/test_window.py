@@ -12,18 +12,18 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from collector import collect
-from collector.collect import Collector
-from collector.manifest import About
-from collector.output import Output
-from embedfarm import wire
-from embedfarm.entries import Entry
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, Result, decode, text_checksums
-from embedfarm.settings import Settings
-from embedfarm.window import FarmWindow
-from producer.submit import Submitter
+from embedfarm.collector import collect
+from embedfarm.collector.collect import Collector
+from embedfarm.collector.manifest import About
+from embedfarm.collector.output import Output
+from embedfarm.contract import wire
+from embedfarm.contract.entries import Entry
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, Result, decode, text_checksums
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.window import FarmWindow
+from embedfarm.producer.submit import Submitter
 from tests.hash_worker import VECTOR_BYTES, Bench, HashWorker, corpus
 from tests.support import LiveServer
 from tests.web.conftest import client_of

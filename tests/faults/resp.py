@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import embedfarm
-from embedfarm import wire
+from embedfarm.contract import wire
 
 BLOBS: Final = b"$=!"
 LISTS: Final = b"*~>%|"
@@ -54,7 +53,7 @@ def asks_for(request: bytes) -> str:
 @cache
 def script_names() -> dict[str, str]:
     """Return the names of the farm's scripts by their hash."""
-    scripts = (Path(embedfarm.__file__).parent / "scripts").glob("*.lua")
+    scripts = (Path(wire.__file__).parent / "scripts").glob("*.lua")
     return {
         hashlib.sha1(wire.script(path.stem).encode(), usedforsecurity=False).hexdigest(): path.stem
         for path in scripts

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import httpx
 import pytest
 
-from embedfarm.settings import Settings
+from embedfarm.contract.settings import Settings
 from tests.farm.whole import MODEL, WholeFarm, whole_farm
 from tests.faults.proxy import Fault, Proxy
 from tests.support import SERVERS, LiveServer, wait_until

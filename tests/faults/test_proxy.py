@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.broker import closing_client
-from embedfarm.jobs import Job
-from embedfarm.records import JobSpec
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobSpec
 from tests.faults.proxy import Fault, Proxy, Rain
 from tests.faults.resp import frame_end, take_frames
 from tests.support import LiveServer, wait_until

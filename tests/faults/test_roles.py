@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, encode
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, encode
 from tests.farm.harness import (
     Embedding,
     check_output,

@@ -14,9 +14,9 @@ import redis
 from rq import Queue
 from rq.job import Job
 
-from embedfarm.broker import closing_client
-from embedfarm.farm import Farm
-from embedfarm.status import JobStatus
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.status import JobStatus
 from tests.farm.harness import COMMAND, role
 from tests.support import LiveServer, wait_until
 

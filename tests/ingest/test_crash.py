@@ -9,8 +9,8 @@ import pytest
 from rq.command import send_stop_job_command
 from rq.job import Job
 
-from producer.requests import DEATHS
-from producer.task_job import GIVEN_UP
+from embedfarm.ingest.rq_jobs import DEATHS
+from embedfarm.ingest.task_job import GIVEN_UP
 from tests.farm.harness import check_output, run, texts_of, write_corpus
 from tests.ingest.door import (
     ENDLESS,
@@ -72,7 +72,7 @@ def of(process: psutil.Process, words: str) -> psutil.Process | None:
 
 def worker_of(process: psutil.Process) -> psutil.Process:
     """Return the RQ worker of a role."""
-    worker = of(process, "producer.main")
+    worker = of(process, "embedfarm.ingest.main")
     assert worker is not None
     return worker
 

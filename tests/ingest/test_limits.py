@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from embedfarm.settings import Settings
-from producer.job_limits import CHUNKS_MAX, OUTPUT_BYTES_MAX, limit
-from producer.outbound import Url, parse_url
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.job_limits import CHUNKS_MAX, OUTPUT_BYTES_MAX, limit
+from embedfarm.ingest.outbound import Url, parse_url
 from tests.farm.harness import texts_of, write_corpus
 from tests.ingest.door import Door, failure, wait_for
 

@@ -14,7 +14,7 @@ import pytest
 import redis
 from rq import Retry
 
-from producer.ingest import worker_name
+from embedfarm.ingest.task_worker import worker_name
 from tests.ingest.door import START_SECONDS, Door, wait_for
 from tests.support import wait_until
 

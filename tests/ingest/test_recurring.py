@@ -7,9 +7,9 @@ from typing import Any, Final
 import pytest
 import redis
 
-from embedfarm import wire
-from embedfarm.settings import Recurring, Settings
-from producer.recurring import Timetable, identify
+from embedfarm.contract import wire
+from embedfarm.contract.settings import Recurring, Settings
+from embedfarm.ingest.recurring import Timetable, identify
 from tests.farm.harness import run
 from tests.ingest.door import START_SECONDS, Door
 from tests.support import LiveServer, wait_until

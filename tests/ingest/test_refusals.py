@@ -64,6 +64,10 @@ def test_it_is_seen_by_rq_info(door: Door) -> None:
 
 def test_the_worker_is_light() -> None:
     """The RQ worker, which forks for every job, imports no torch."""
-    words = [sys.executable, "-c", "import producer.main, sys; print('torch' in sys.modules)"]
+    words = [
+        sys.executable,
+        "-c",
+        "import embedfarm.ingest.main, sys; print('torch' in sys.modules)",
+    ]
     done = subprocess.run(words, capture_output=True, check=True, text=True)
     assert done.stdout == "False\n"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from producer.outbound import UrlRefused
-from producer.roots import PathRefused, allow, allow_source, allow_url, is_url
+from embedfarm.ingest.allow_list import PathRefused, allow, allow_source, allow_url, is_url
+from embedfarm.ingest.outbound import UrlRefused
 
 
 @pytest.fixture

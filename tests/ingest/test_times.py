@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rq.job import Job
 
-from embedfarm.settings import Settings
-from producer.ingest import TaskWorker
-from producer.requests import NO_TIME, note
-from producer.task_job import TaskJob
-from producer.tasks import TASKS
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.rq_jobs import NO_TIME, note
+from embedfarm.ingest.task_job import TaskJob
+from embedfarm.ingest.task_worker import TaskWorker
+from embedfarm.ingest.tasks import TASKS
 from tests.ingest.door import Door, failure, returned
 
 SECONDS = 1000

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from embedfarm.settings import Settings
-from producer.downloads import fetch, place_of
-from producer.outbound import RequestFailed, UrlRefused
-from producer.roots import allow_url
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.allow_list import allow_url
+from embedfarm.ingest.downloads import fetch, place_of
+from embedfarm.ingest.outbound import RequestFailed, UrlRefused
 from tests.outbound.neighbour import Neighbour, Reply, Request
 
 BODY = b"a river\n" * 30_000

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from producer.outbound import (
+from embedfarm.ingest.outbound import (
     RequestFailed,
     UrlRefused,
     find_addresses,

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from rq import Queue
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from embedfarm.settings import Settings
-from producer.notices import check_webhook, deliver, enqueue_notice, make_event
-from producer.outbound import RequestFailed, UrlRefused
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.outbound import RequestFailed, UrlRefused
+from embedfarm.ingest.webhooks import check_webhook, deliver, enqueue_notice, make_event
 from tests.outbound.neighbour import Neighbour, Reply
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

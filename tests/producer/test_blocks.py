@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.records import Block, Rows, text_checksums
-from embedfarm.settings import Settings
-from embedfarm.token_ids import TokenEncoder
-from producer.blocks import Blocker
+from embedfarm.contract.records import Block, Rows, text_checksums
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.token_ids import TokenEncoder
+from embedfarm.producer.blocks import Blocker
 from tests.word_tokenizer import write_tokenizer
 
 BATCHES = st.lists(st.lists(st.text(max_size=40), max_size=12), max_size=12)

@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedfarm.records import text_checksums
-from producer.readers import BadRow, CorpusError, CorpusOptions, read_corpus
+from embedfarm.contract.records import text_checksums
+from embedfarm.producer.readers import BadRow, CorpusError, CorpusOptions, read_corpus
 
 ROWS = [
     ("a", "plain"),

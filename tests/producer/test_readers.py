@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from embedfarm.records import Rows
-from producer.readers import (
+from embedfarm.contract.records import Rows
+from embedfarm.producer.readers import (
     BadRow,
     CorpusError,
     CorpusOptions,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from producer.standard_library import docstrings
+from embedfarm.producer.docstrings import docstrings
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +66,7 @@ def test_nothing_imported(rows: list[tuple[str, str]]) -> None:
 def test_command(rows: list[tuple[str, str]], tmp_path: Path) -> None:
     """The command writes it all, each text under its name, says how many, and warns of nothing."""
     path = tmp_path / "corpus.jsonl"
-    command = [sys.executable, "-W", "always", "-m", "producer.standard_library", str(path)]
+    command = [sys.executable, "-W", "always", "-m", "embedfarm.producer.docstrings", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == f"{len(rows):,} docstrings written to {path}\n"
     assert not done.stderr

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm.farm import Farm, model_key
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec, Rate, Rows, TokenRecipe, decode
-from embedfarm.settings import Settings
-from embedfarm.token_ids import TokenEncoder
-from producer import submit
-from producer.submit import GROUPS_PER_WINDOW, JobRefused, Rewind, Submitter
+from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec, Rate, Rows, TokenRecipe, decode
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.token_ids import TokenEncoder
+from embedfarm.producer import submit
+from embedfarm.producer.submit import GROUPS_PER_WINDOW, JobRefused, Rewind, Submitter
 from tests.hash_worker import Bench, HashWorker, corpus, crash, log_bytes, text_of
 from tests.support import LiveServer, wait_until
 from tests.word_tokenizer import write_tokenizer

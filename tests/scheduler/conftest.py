@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.farm import Farm
-from scheduler.loop import Scheduler
-from scheduler.policies import ENTRY_POINTS
+from embedfarm.contract.farm import Farm
+from embedfarm.scheduler.loop import Scheduler
+from embedfarm.scheduler.policies import ENTRY_POINTS
 from tests.scheduler.live import SETTINGS, Running, Start
 from tests.support import LiveServer
 

@@ -5,12 +5,12 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from embedfarm.entries import Pending
-from embedfarm.records import Rate
-from embedfarm.settings import Settings
-from embedfarm.status import JobStatus
-from scheduler.ledger import Service
-from scheduler.state import FarmState, JobState, WorkerState
+from embedfarm.contract.entries import Pending
+from embedfarm.contract.records import Rate
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
+from embedfarm.scheduler.ledger import Service
+from embedfarm.scheduler.state import FarmState, JobState, WorkerState
 
 SETTINGS: Final = Settings()
 NOW: Final = 1e6

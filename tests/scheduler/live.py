@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from embedfarm.farm import Farm, length_class, model_key
-from embedfarm.jobs import Job
-from embedfarm.records import Block, Completion, Heartbeat, JobShare, JobSpec, Rate, encode
-from embedfarm.settings import Settings
-from scheduler.history import rate_key
-from scheduler.loop import Scheduler
+from embedfarm.contract.farm import Farm, length_class, model_key
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, Completion, Heartbeat, JobShare, JobSpec, Rate, encode
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.history import rate_key
+from embedfarm.scheduler.loop import Scheduler
 
 SPEC: Final = JobSpec(model="model")
 SETTINGS: Final = Settings(

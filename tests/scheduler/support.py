@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from embedfarm.entries import Pending
-from embedfarm.records import JobShare, Rate
-from embedfarm.settings import Settings
-from embedfarm.status import JobStatus
-from scheduler.ledger import Service
-from scheduler.passes import Pass, decide
-from scheduler.policies import DEFAULT_POLICY, POLICIES, make_passes
-from scheduler.state import NO_SERVICE, Draft, FarmState, JobState, WorkerState
+from embedfarm.contract.entries import Pending
+from embedfarm.contract.records import JobShare, Rate
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
+from embedfarm.scheduler.ledger import Service
+from embedfarm.scheduler.passes import Pass, decide
+from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES, make_passes
+from embedfarm.scheduler.state import NO_SERVICE, Draft, FarmState, JobState, WorkerState
 
 SETTINGS: Final = Settings()
 BLOCK_TOKENS: Final = 100

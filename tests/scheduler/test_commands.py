@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from embedfarm.cli import forecast
-from embedfarm.cli.forecast import Forecast
-from embedfarm.farm import Farm, length_class, model_key
-from embedfarm.records import Decision, JobSpec, Rate
-from embedfarm.settings import DEFAULT_MODEL, Settings
-from scheduler.history import rate_key
-from scheduler.loop import NOTES_MAX
+from embedfarm.contract.farm import Farm, length_class, model_key
+from embedfarm.contract.records import Decision, JobSpec, Rate
+from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.scheduler.history import rate_key
+from embedfarm.scheduler.loop import NOTES_MAX
+from embedfarm.watch import forecast
+from embedfarm.watch.forecast import Forecast
 from tests.farm.harness import run
 from tests.scheduler.conftest import Install
 from tests.scheduler.live import Start, at, beat, fill, remember

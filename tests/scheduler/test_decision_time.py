@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedfarm.entries import Pending
-from embedfarm.records import Rate
-from embedfarm.status import JobStatus
-from scheduler.ledger import Service
-from scheduler.loop import DECISION_SECONDS_MIN
-from scheduler.passes import Pass, decide
-from scheduler.state import FarmState, JobState, WorkerState
+from embedfarm.contract.entries import Pending
+from embedfarm.contract.records import Rate
+from embedfarm.contract.status import JobStatus
+from embedfarm.scheduler.ledger import Service
+from embedfarm.scheduler.loop import DECISION_SECONDS_MIN
+from embedfarm.scheduler.passes import Pass, decide
+from embedfarm.scheduler.state import FarmState, JobState, WorkerState
 from tests.scheduler.support import passes
 
 ROUNDS: Final = 10

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import pytest
 
-from embedfarm.settings import Settings
-from scheduler.policies import POLICIES, make_passes
-from scheduler.simulation.farm import Outcome, Simulation
-from scheduler.simulation.scenario import Scenario, Work, spread
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.policies import POLICIES, make_passes
+from embedfarm.scheduler.simulation.scenario import Scenario, Work, spread
+from embedfarm.scheduler.simulation.simulated_farm import Outcome, Simulation
 
 AGEING_SECONDS: Final = 5.0
 SETTINGS: Final = Settings(ageing_seconds=AGEING_SECONDS)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.farm import HISTORY_SECONDS
-from embedfarm.records import Completion, Rate
-from scheduler.history import COSTS_MIN, PRIOR_SECONDS, History, rate_key
+from embedfarm.contract.farm import HISTORY_SECONDS
+from embedfarm.contract.records import Completion, Rate
+from embedfarm.scheduler.history import COSTS_MIN, PRIOR_SECONDS, History, rate_key
 
 HALF_LIFE = 4.0
 seconds = st.floats(0.01, 100)

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedfarm.entries import Pending
-from embedfarm.records import JobShare
-from scheduler.copies import Copies
-from scheduler.passes import decide
-from scheduler.passes.baselines import BATCH_CHUNKS, BATCH_CHUNKS_MAX
-from scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, RESCUES_MAX
-from scheduler.policies import POLICIES, make_passes
-from scheduler.state import SHARES_MAX, Draft, FarmState, JobState
+from embedfarm.contract.entries import Pending
+from embedfarm.contract.records import JobShare
+from embedfarm.scheduler.passes import decide
+from embedfarm.scheduler.passes.baselines import BATCH_CHUNKS, BATCH_CHUNKS_MAX
+from embedfarm.scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, RESCUES_MAX
+from embedfarm.scheduler.policies import POLICIES, make_passes
+from embedfarm.scheduler.speculative_copies import Copies
+from embedfarm.scheduler.state import SHARES_MAX, Draft, FarmState, JobState
 from tests.scheduler import support
 from tests.scheduler.farms import SETTINGS, farms
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.ledger import Demand, Ledger, Service
+from embedfarm.scheduler.ledger import Demand, Ledger, Service
 
 SPEED = 1000.0
 SLICE_SECONDS = 1.0  # that the farm gives to a job at a time

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from embedfarm import wire
-from embedfarm.broker import closing_client
-from embedfarm.farm import Farm, model_key
-from embedfarm.records import Plan
-from scheduler.loop import Scheduler
-from scheduler.state import Draft
+from embedfarm.contract import wire
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.records import Plan
+from embedfarm.scheduler.loop import Scheduler
+from embedfarm.scheduler.state import Draft
 from tests.scheduler.live import (
     CHUNKS,
     SETTINGS,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.simulation.jobs import JobRun, make_job
-from scheduler.simulation.machines import Worker, fluid_bound, make_workers
-from scheduler.simulation.scenario import Machine, Scenario, Work, spread
+from embedfarm.scheduler.simulation.machines import Worker, fluid_bound, make_workers
+from embedfarm.scheduler.simulation.modelled_jobs import JobRun, make_job
+from embedfarm.scheduler.simulation.scenario import Machine, Scenario, Work, spread
 from tests.scheduler.support import SETTINGS
 
 STEADY = Scenario("steady", "", (Machine(1000.0), Machine(3000.0)), drift=0.0)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.sizing import FarmRoom
-from embedfarm.terms import PRIORITIES
-from scheduler.ledger import Service
-from scheduler.passes.defer import Defer
-from scheduler.passes.order import FirstCome, Priority, ShortestFirst
-from scheduler.state import JobState
+from embedfarm.contract.scheduling_terms import PRIORITIES
+from embedfarm.contract.sizing import FarmRoom
+from embedfarm.scheduler.ledger import Service
+from embedfarm.scheduler.passes.defer import Defer
+from embedfarm.scheduler.passes.order import FirstCome, Priority, ShortestFirst
+from embedfarm.scheduler.state import JobState
 from tests.scheduler.support import SETTINGS, draft, farm, job, names, order
 
 AGEING = SETTINGS.ageing_seconds

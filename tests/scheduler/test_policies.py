@@ -6,11 +6,11 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from embedfarm.records import JobShare
-from scheduler import policies
-from scheduler.passes import PassFailed, decide
-from scheduler.passes.order import FirstCome
-from scheduler.policies import (
+from embedfarm.contract.records import JobShare
+from embedfarm.scheduler import policies
+from embedfarm.scheduler.passes import PassFailed, decide
+from embedfarm.scheduler.passes.order import FirstCome
+from embedfarm.scheduler.policies import (
     DEFAULT_POLICY,
     POLICIES,
     PolicyRefused,
@@ -19,7 +19,7 @@ from scheduler.policies import (
     make_passes,
     pass_names,
 )
-from scheduler.state import Draft
+from embedfarm.scheduler.state import Draft
 from tests.scheduler.conftest import Install
 from tests.scheduler.support import SETTINGS, farm, job
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from embedfarm.records import Completion
-from scheduler.history import COSTS_MIN, History
+from embedfarm.contract.records import Completion
+from embedfarm.scheduler.history import COSTS_MIN, History
 
 HALF_LIFE = 4.0
 LAUNCH, TOKEN = 0.2, 1e-3  # seconds

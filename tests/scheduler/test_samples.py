@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from embedfarm.farm import Farm
-from scheduler import samples
-from scheduler.samples import SAMPLE_SECONDS, Sampler
+from embedfarm.contract.farm import Farm
+from embedfarm.scheduler import samples
+from embedfarm.scheduler.samples import SAMPLE_SECONDS, Sampler
 from tests.scheduler.live import Start, beat, completion, fill, report
 from tests.scheduler.support import farm as farm_state
 from tests.scheduler.support import job

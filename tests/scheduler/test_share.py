@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.ledger import Service
-from scheduler.passes import decide
-from scheduler.passes.order import FirstCome
-from scheduler.passes.share import Affinity, Fair, Memory
-from scheduler.state import SHARES_MAX, Draft, FarmState, JobState, WorkerState
+from embedfarm.scheduler.ledger import Service
+from embedfarm.scheduler.passes import decide
+from embedfarm.scheduler.passes.order import FirstCome
+from embedfarm.scheduler.passes.share import Affinity, Fair, Memory
+from embedfarm.scheduler.state import SHARES_MAX, Draft, FarmState, JobState, WorkerState
 from tests.scheduler.support import SETTINGS, draft, farm, job, names, order, passes
 
 FULL = SETTINGS.micro_batch_seconds_max

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.records import JobShare
-from scheduler.passes import decide
-from scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, FACTOR, RESCUES_MAX, Size
-from scheduler.state import SHARES_MAX
+from embedfarm.contract.records import JobShare
+from embedfarm.scheduler.passes import decide
+from embedfarm.scheduler.passes.size import (
+    CAP_FACTOR_MAX,
+    CONFIRMED_SECONDS,
+    FACTOR,
+    RESCUES_MAX,
+    Size,
+)
+from embedfarm.scheduler.state import SHARES_MAX
 from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
 
 CAP = SETTINGS.micro_batch_seconds_max

@@ -5,9 +5,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from embedfarm.records import Completion, SchedulerStats
-from scheduler.state import FarmState, JobState
-from scheduler.statistics import RECENT_SECONDS, Statistics
+from embedfarm.contract.records import Completion, SchedulerStats
+from embedfarm.scheduler.state import FarmState, JobState
+from embedfarm.scheduler.statistics import RECENT_SECONDS, Statistics
 from tests.scheduler.support import farm, job
 
 LIGHT = job("light", waiting=10)

@@ -7,12 +7,12 @@ from typing import Final
 
 import pytest
 
-from embedfarm import wire
-from embedfarm.broker import closing_client
-from embedfarm.farm import DECISIONS_MAX, STATS_SECONDS, Farm
-from embedfarm.records import Decision, SchedulerStats
-from scheduler.loop import NOTES_MAX, TELL_SECONDS
-from scheduler.policies import DEFAULT_POLICY, POLICIES
+from embedfarm.contract import wire
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import DECISIONS_MAX, STATS_SECONDS, Farm
+from embedfarm.contract.records import Decision, SchedulerStats
+from embedfarm.scheduler.loop import NOTES_MAX, TELL_SECONDS
+from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES
 from tests.farm.harness import run
 from tests.scheduler.conftest import Install
 from tests.scheduler.live import Start, at, beat, fill, planned, remember, report, share

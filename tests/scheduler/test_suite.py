@@ -10,10 +10,17 @@ from typing import Final
 
 import pytest
 
-from scheduler.policies import POLICIES
-from scheduler.simulation.farm import Outcome, Simulation, Stuck
-from scheduler.simulation.scenario import Machine, Scenario, Work, more_scenarios, spread, suite
-from scheduler.simulation.suite import compare, simulate, to_markdown
+from embedfarm.scheduler.policies import POLICIES
+from embedfarm.scheduler.simulation.scenario import (
+    Machine,
+    Scenario,
+    Work,
+    more_scenarios,
+    spread,
+    suite,
+)
+from embedfarm.scheduler.simulation.simulated_farm import Outcome, Simulation, Stuck
+from embedfarm.scheduler.simulation.suite import compare, simulate, to_markdown
 from tests.scheduler.support import SETTINGS, passes
 
 SEEDS: Final = 10

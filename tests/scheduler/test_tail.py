@@ -5,12 +5,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from embedfarm.records import JobShare
-from scheduler.copies import Copies
-from scheduler.passes import decide
-from scheduler.passes.size import Size
-from scheduler.passes.tail import Tail
-from scheduler.state import FarmState, JobState
+from embedfarm.contract.records import JobShare
+from embedfarm.scheduler.passes import decide
+from embedfarm.scheduler.passes.size import Size
+from embedfarm.scheduler.passes.tail import Tail
+from embedfarm.scheduler.speculative_copies import Copies
+from embedfarm.scheduler.state import FarmState, JobState
 from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
 
 

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.retry import Retry
 
-from embedfarm.broker import closing_client, connect
+from embedfarm.contract.broker import closing_client, connect
 from tests.simulation.server import ModelServer, Wait
 from tests.simulation.server.keyspace import Keyspace
 from tests.support import LiveServer, force_log, wait_until

@@ -14,26 +14,26 @@ import redis
 from numpy.typing import NDArray
 from rich.console import Console
 
-from collector.manifest import Manifest
-from embedfarm import broker
-from embedfarm.cli import run, sending
-from embedfarm.cli.ending import discard_output, tidy
 from embedfarm.cli.progress import View
-from embedfarm.cli.request import Request, check_finished
-from embedfarm.cli.run import Interrupted, Place, Run
-from embedfarm.records import Rows
-from embedfarm.settings import Settings
-from embedfarm.terms import Terms
-from producer import submit
-from producer.readers import corpus, read_corpus
-from scheduler.loop import Scheduler
+from embedfarm.collector.manifest import Manifest
+from embedfarm.contract import broker
+from embedfarm.contract.records import Rows
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.producer import submit
+from embedfarm.producer.readers import corpus, read_corpus
+from embedfarm.runs import run, sending
+from embedfarm.runs.ending import discard_output, tidy
+from embedfarm.runs.request import Request, check_finished
+from embedfarm.runs.run import Interrupted, Place, Run
+from embedfarm.scheduler.loop import Scheduler
+from embedfarm.workers import worker
+from embedfarm.workers.engines.engine import Tokenised
+from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.worker import Worker
 from tests.simulation import library, link
 from tests.simulation.link import Host, SimulatedConnection, SimulatedPool
 from tests.simulation.world import Killed, Process, World, current
-from workers import worker
-from workers.engines.engine import Tokenised
-from workers.engines.null import NullEngine
-from workers.worker import Worker
 
 URL: Final = "redis://simulated"
 RESTART_SECONDS_MAX: Final = 1.0

@@ -8,14 +8,13 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from embedfarm import wire
-from embedfarm.accounts import Account
-from embedfarm.backlog import read_backlogs
-from embedfarm.entries import Entry
-from embedfarm.farm import Farm, FarmFull, ModelRefused, engine_key
-from embedfarm.jobs import BlocksLost, ChangeRefused, Job
-from embedfarm.lane import Lane, LaneError, Taken
-from embedfarm.records import (
+from embedfarm.contract import wire
+from embedfarm.contract.backlog import read_backlogs
+from embedfarm.contract.entries import Entry
+from embedfarm.contract.farm import Farm, FarmFull, ModelRefused, engine_key
+from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
+from embedfarm.contract.lane import Lane, LaneError, Taken
+from embedfarm.contract.records import (
     Block,
     Heartbeat,
     JobSpec,
@@ -26,9 +25,10 @@ from embedfarm.records import (
     TokenRecipe,
     encode,
 )
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone, JobStatus
-from embedfarm.window import Count, FarmWindow
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone, JobStatus
+from embedfarm.contract.usage import Account
+from embedfarm.contract.window import Count, FarmWindow
 from tests.contract.little_job import COMPLETION, DECISION, SAMPLE, SPEC, STATS, block, embed
 from tests.simulation.both import BothServers
 from tests.support import LiveServer

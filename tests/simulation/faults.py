@@ -8,7 +8,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from embedfarm import wire
+from embedfarm.contract import wire
 from tests.simulation.disk import Disk
 from tests.simulation.farm import Role
 from tests.simulation.link import LATENCY_SECONDS, TOLD_SHARE, Host, Session

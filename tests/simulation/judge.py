@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.manifest import Manifest
+from embedfarm.collector.manifest import Manifest
+from embedfarm.workers.engines.null import NullEngine
 from tests.simulation.corpora import Version
-from workers.engines.null import NullEngine
 
 DIMENSIONS: Final = 4
 

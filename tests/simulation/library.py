@@ -21,7 +21,7 @@ from tests.simulation.world import EPOCH_SECONDS, Effect, Task, current
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PACKAGES: Final = ("embedfarm", "producer", "scheduler", "workers", "collector")
+PACKAGE: Final = "embedfarm"
 SIMULATED: Final = (
     "tests.simulation.farm",
     "tests.simulation.faults",
@@ -361,4 +361,4 @@ def production(module: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name.partition(".")[0] in PACKAGES or name in SIMULATED
+    return name.partition(".")[0] == PACKAGE or name in SIMULATED

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from embedfarm.broker import UNAVAILABLE, closing_client
-from embedfarm.farm import Farm
-from embedfarm.jobs import ChangeRefused, Job
-from embedfarm.status import JobGone
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import ChangeRefused, Job
+from embedfarm.contract.status import JobGone
 from tests.simulation.corpora import Corpus
 from tests.simulation.farm import URL, Role
 from tests.simulation.faults import Fault, Faults

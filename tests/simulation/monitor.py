@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
-from embedfarm import wire
-from embedfarm.records import Result, decode
+from embedfarm.contract import wire
+from embedfarm.contract.records import Result, decode
 from tests.simulation.server import ModelServer
 from tests.simulation.states import State
 from tests.simulation.views import Broken, View, Views

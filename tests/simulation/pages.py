@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.reader import NotBegun, OutputReader
-from collector.sinks import Batch
+from embedfarm.collector.output_reader import NotBegun, OutputReader
+from embedfarm.collector.sinks import Batch
 
 
 @dataclass

@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
-from embedfarm import broker
-from embedfarm.settings import Settings
+from embedfarm.contract import broker
+from embedfarm.contract.settings import Settings
 from tests.simulation import sightings
 from tests.simulation.disk import Disk
 from tests.simulation.farm import (

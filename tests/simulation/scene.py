@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from embedfarm.settings import Settings
+from embedfarm.contract.settings import Settings
 from tests.simulation.link import Host
 from tests.simulation.world import World
 

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from collector import journal
-from collector.collect import NO_ROOM
-from collector.manifest import Manifest
-from collector.output import Output
-from collector.sinks import jsonl
-from embedfarm import wire
-from embedfarm.records import Result
-from producer.requests import JOB_ID_FILE
-from producer.submit import Rewind
+from embedfarm.collector import journal
+from embedfarm.collector.collect import NO_ROOM
+from embedfarm.collector.manifest import Manifest
+from embedfarm.collector.output import Output
+from embedfarm.collector.sinks import jsonl
+from embedfarm.contract import wire
+from embedfarm.contract.records import Result
+from embedfarm.producer.submit import Rewind
+from embedfarm.runs.own_job import JOB_ID_FILE
 from tests.simulation import farm
 from tests.simulation.link import Host
 from tests.simulation.monitor import CLAIM, COMMIT, PUSH, SPLIT, script_sha

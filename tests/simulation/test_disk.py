@@ -10,10 +10,10 @@ from typing import Final
 
 import pytest
 
-from collector.files import make_directories, replacing, sync, sync_directory
-from collector.manifest import STATE_DIRECTORY
-from collector.output import REQUEST_FILE
-from embedfarm.cli.ending import discard_output
+from embedfarm.collector.durable_files import make_directories, replacing, sync, sync_directory
+from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.collector.output import REQUEST_FILE
+from embedfarm.runs.ending import discard_output
 from tests.simulation import mount
 from tests.simulation.disk import Disk
 from tests.simulation.states import STATES

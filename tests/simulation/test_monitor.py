@@ -2,8 +2,8 @@
 
 import pytest
 
-from embedfarm import wire
-from embedfarm.records import Result, encode
+from embedfarm.contract import wire
+from embedfarm.contract.records import Result, encode
 from tests.simulation.monitor import DRAIN, Monitor
 from tests.simulation.server import ModelServer
 from tests.simulation.views import Broken

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
-from collector.collect import JobEnded
-from collector.files import sync_directory
-from collector.manifest import MANIFEST_FILE, Manifest, read_manifest
-from collector.source import SourceChanged
-from embedfarm import wire
-from embedfarm.broker import UNAVAILABLE, closing_client
-from embedfarm.cli.request import Request
-from embedfarm.cli.run import Place
-from embedfarm.farm import Farm, ModelRefused
-from embedfarm.jobs import JobTaken
-from embedfarm.records import JobSpec
-from embedfarm.status import JobGone
-from embedfarm.terms import USUAL, Terms
-from producer.readers import CorpusError, CorpusOptions
-from producer.submit import JobRefused
+from embedfarm.collector.collect import JobEnded
+from embedfarm.collector.durable_files import sync_directory
+from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
+from embedfarm.collector.source import SourceChanged
+from embedfarm.contract import wire
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
+from embedfarm.contract.farm import Farm, ModelRefused
+from embedfarm.contract.jobs import JobTaken
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.contract.status import JobGone
+from embedfarm.producer.readers import CorpusError, CorpusOptions
+from embedfarm.producer.submit import JobRefused
+from embedfarm.runs.request import Request
+from embedfarm.runs.run import Place
 from tests.simulation.corpora import Corpus
 from tests.simulation.farm import URL, Role, run_embed
 from tests.simulation.judge import DIMENSIONS, Failure, judge, read_output

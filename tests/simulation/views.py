@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from embedfarm.status import ENDED_STATES
+from embedfarm.contract.status import ENDED_STATES
 
 ENDED: Final = frozenset(state.encode() for state in ENDED_STATES)
 

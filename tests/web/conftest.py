@@ -6,12 +6,12 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm.settings import Settings
-from scheduler.policies import DEFAULT_POLICY, POLICIES, check_policy, pass_names
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES, check_policy, pass_names
+from embedfarm.web.app import create_app
+from embedfarm.web.auth.keys import Key, Scope, make_key
+from embedfarm.web.services import Passes
 from tests.support import LiveServer
-from web.app import create_app
-from web.keys import Key, Scope, make_key
-from web.services import Passes
 
 
 def client_of(server: LiveServer, keys: Sequence[Key] = (), **settings: object) -> TestClient:

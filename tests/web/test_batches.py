@@ -14,15 +14,15 @@ from fastapi.testclient import TestClient
 from rq import Worker
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.farm import Farm
-from embedfarm.model_files import resolve
-from embedfarm.settings import DEFAULT_MODEL, Settings
-from embedfarm.wire import JobKeys
-from producer.batches import Planner, find_model
-from producer.files import ASKED
-from producer.ingest import TaskWorker
-from producer.submissions import Submissions
-from producer.task_job import TaskJob
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.model_files import resolve
+from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.contract.wire import JobKeys
+from embedfarm.ingest.job_queue import Submissions
+from embedfarm.ingest.openai_batches import Planner, find_model
+from embedfarm.ingest.openai_files import ASKED
+from embedfarm.ingest.task_job import TaskJob
+from embedfarm.ingest.task_worker import TaskWorker
 from tests.farm.harness import null_vectors, role
 from tests.ingest.door import Door
 from tests.support import LiveServer, wait_until

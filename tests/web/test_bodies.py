@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedfarm.web.auth.keys import Scope, make_key
+from embedfarm.web.http import bodies
 from tests.support import LiveServer
 from tests.web.conftest import client_of
-from web import bodies
-from web.keys import Scope, make_key
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 VALUES = st.recursive(

@@ -14,13 +14,13 @@ from typing import Any, Final, Self
 import pytest
 import redis
 
-from embedfarm.jobs import Job
-from embedfarm.records import JobSpec
-from embedfarm.settings import DEFAULT_MODEL
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import DEFAULT_MODEL
+from embedfarm.web.http.bodies import COSTS, EXPANSION_MAX
 from tests.support import LiveServer
 from tests.web.test_gate import served
 from tests.workers.running import worker_on, working
-from web.bodies import COSTS, EXPANSION_MAX
 
 BODY_BYTES: Final = 4 << 20
 MEMORY_BYTES_MAX: Final = 50_000_000

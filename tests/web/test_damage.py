@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from embedfarm.cli.app import app
-from embedfarm.farm import Farm
-from embedfarm.terms import DEADLINE_MS_MAX
-from producer.directories import new_id, remove_old
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.scheduling_terms import DEADLINE_MS_MAX
+from embedfarm.ingest.job_directories import new_id, remove_old
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 from tests.web.test_batches import NULL, create, line, upload

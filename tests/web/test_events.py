@@ -11,12 +11,12 @@ import httpx
 import pytest
 import redis
 
-from embedfarm.farm import Farm
-from embedfarm.overview import JobFacts, read_jobs
+from embedfarm.contract.farm import Farm
+from embedfarm.watch.overview import JobFacts, read_jobs
+from embedfarm.web.jobs.job_watch import Watch
 from tests.contract.little_job import CHUNKS, embed, make_job
 from tests.support import LiveServer, wait_until
 from tests.web.test_gate import SECONDS, served
-from web.watch import Watch
 
 PATH = "/v1/jobs/little/events"
 

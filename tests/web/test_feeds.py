@@ -9,14 +9,14 @@ import redis
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, decode
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, decode
+from embedfarm.web.auth.keys import Key, Scope
 from tests.contract.little_job import embed, make_job, snapshot
 from tests.farm.harness import null_vectors
 from tests.support import LiveServer
 from tests.web.conftest import client_of
-from web.keys import Key, Scope
 
 MODEL = "null:2"
 

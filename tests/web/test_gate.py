@@ -15,14 +15,14 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm import wire
-from embedfarm.lane import Lane
+from embedfarm.contract import wire
+from embedfarm.contract.lane import Lane
+from embedfarm.web.auth.keys import Key, KeysError, Scope, find_key, make_key, read_keys
+from embedfarm.web.auth.rates import Buckets
 from tests.farm.harness import run
 from tests.ingest.door import START_SECONDS
 from tests.support import LiveServer, Reachable, wait_until
 from tests.web.conftest import client_of
-from web.keys import Key, KeysError, Scope, find_key, make_key, read_keys
-from web.rates import Buckets
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

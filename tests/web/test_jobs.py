@@ -8,13 +8,13 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.overview import read_job
-from embedfarm.records import JobSpec, encode
-from embedfarm.settings import Settings
-from embedfarm.terms import Terms
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobSpec, encode
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.watch.overview import read_job
 from tests.contract.little_job import CHUNKS, embed, make_job
 from tests.farm.harness import run
 from tests.support import LiveServer

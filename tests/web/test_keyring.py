@@ -8,15 +8,15 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm.farm import Farm
+from embedfarm.contract.farm import Farm
+from embedfarm.web import gate
+from embedfarm.web.auth.keys import Key, KeysError, make_key, read_keys
+from embedfarm.web.operations.routes import OLD_KEYS
 from tests.contract.little_job import make_job
 from tests.farm.harness import run
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import bearer, served
-from web import gate
-from web.keys import Key, KeysError, make_key, read_keys
-from web.operations import OLD_KEYS
 
 ROUTE = "/v1/workers"
 

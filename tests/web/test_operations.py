@@ -5,12 +5,13 @@ import redis
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Decision, Heartbeat
-from embedfarm.settings import Settings
-from producer.ingest import TaskWorker
-from scheduler.policies import POLICIES, pass_names
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Decision, Heartbeat
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.task_worker import TaskWorker
+from embedfarm.scheduler.policies import POLICIES, pass_names
+from embedfarm.web.auth.keys import make_key
 from tests.contract.little_job import (
     COMPLETION,
     DECISION,
@@ -21,7 +22,6 @@ from tests.contract.little_job import (
 )
 from tests.support import LiveServer
 from tests.web.conftest import client_of
-from web.keys import make_key
 
 
 def figures(web: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -13,12 +13,26 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm import wire
-from embedfarm.drawing import Bar
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import JobSpec, encode
-from embedfarm.status import JobStatus
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobSpec, encode
+from embedfarm.contract.status import JobStatus
+from embedfarm.scheduler.drawing import Bar
+from embedfarm.web.auth.keys import Key, Scope
+from embedfarm.web.auth.sessions import COOKIE
+from embedfarm.web.http.rendering import duration, local_path, number, percent, size, span
+from embedfarm.web.pages.drawing import (
+    Course,
+    Look,
+    Theme,
+    Width,
+    draw_bars,
+    draw_courses,
+    draw_pairs,
+)
+from embedfarm.web.pages.job import actions_for
+from embedfarm.web.pages.scheduler import changes
 from tests.contract.little_job import (
     CHUNKS,
     COMPLETION,
@@ -31,12 +45,6 @@ from tests.contract.little_job import (
 )
 from tests.support import LiveServer
 from tests.web.conftest import client_of
-from web.keys import Key, Scope
-from web.pages.drawing import Course, Look, Theme, Width, draw_bars, draw_courses, draw_pairs
-from web.pages.job import actions_for
-from web.pages.rendering import duration, local_path, number, percent, size, span
-from web.pages.scheduler import changes
-from web.sessions import COOKIE
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 PAGES = ("/", "/workers", "/scheduler")

@@ -13,17 +13,17 @@ from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.hyperplanes import hash_once
-from embedfarm.lane import Lane
-from embedfarm.model_files import resolve
-from embedfarm.settings import DEFAULT_MODEL, Settings
+from embedfarm.contract.hyperplanes import hash_once
+from embedfarm.contract.lane import Lane
+from embedfarm.contract.model_files import resolve
+from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.web.auth.keys import make_key
+from embedfarm.web.tei.tokenizers import tokenizer_of
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import served
 from tests.workers.running import worker_on, working
-from web.keys import make_key
-from web.tokens import tokenizer_of
 
 NULL = "null:16"
 TEXTS = ["one", "", "x" * 5000]

@@ -14,9 +14,9 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import JobSpec
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobSpec
 from tests.contract.little_job import embed, push
 from tests.support import LiveServer
 from tests.web.test_gate import SECONDS, say, served

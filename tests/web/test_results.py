@@ -14,19 +14,19 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from collector.manifest import About
-from collector.output import Output
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
+from embedfarm.collector.manifest import About
+from embedfarm.collector.output import Output
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.web.jobs.formats import FORMATS, choose_format
 from tests.collector.test_reader import COUNT, FAILED, matrix_of, results
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
-from web.formats import FORMATS, choose_format
 
 if TYPE_CHECKING:
-    from web.watch import Watch
+    from embedfarm.web.jobs.job_watch import Watch
 
 PATH = "/v1/jobs/job/results"
 ABOUT = About(job="job", model="m", fingerprint={}, source={})

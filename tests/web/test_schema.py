@@ -15,15 +15,15 @@ from schemathesis.engine import events, from_schema
 from schemathesis.openapi import from_dict
 from schemathesis.schemas import BaseSchema
 
-from embedfarm.farm import Farm
-from embedfarm.settings import DEFAULT_MODEL
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import DEFAULT_MODEL
+from embedfarm.web.auth.keys import make_key
+from embedfarm.web.operations.routes import NO_INGEST
 from tests.contract.little_job import make_job, run_everything
 from tests.farm.harness import role
 from tests.support import LiveServer, wait_until
 from tests.web.test_gate import served
 from tests.workers.running import worker_on, working
-from web.keys import make_key
-from web.operations import NO_INGEST
 
 CASES: Final = (1_000, pytest.param(5_000, marks=pytest.mark.slow))
 SEQUENCES: Final = 30  # sequences of operations, each with what the one before answered

@@ -15,12 +15,12 @@ from fsspec.implementations.local import LocalFileSystem
 from typer.testing import CliRunner, Result
 
 from embedfarm.cli.app import app
+from embedfarm.web.auth.keys import Key
 from tests.farm.harness import texts_of, write_corpus
 from tests.ingest.door import START_SECONDS, Door
 from tests.outbound.neighbour import Neighbour, Reply
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
-from web.keys import Key
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -19,20 +19,20 @@ import redis
 from fastapi.testclient import TestClient
 from rq import Worker
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
-from producer.ingest import TaskWorker
-from producer.task_job import TaskJob
-from producer.tasks import cleanup
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.task_job import TaskJob
+from embedfarm.ingest.task_worker import TaskWorker
+from embedfarm.ingest.tasks import cleanup
+from embedfarm.web.auth.keys import Key
+from embedfarm.web.jobs.job_requests import name_corpus
 from tests.farm.harness import check_output, texts_of, write_corpus
 from tests.ingest.door import START_SECONDS, Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import bearer, say, served
 from tests.workers.running import worker_on, working
-from web.keys import Key
-from web.orders import name_corpus
 
 NULL: Final = "null:16"
 SLOW: Final = "null:16:5000"

@@ -13,17 +13,17 @@ import redis
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from embedfarm import wire
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
-from embedfarm.settings.doors import TenantLimits
-from producer.storage import stored_bytes
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.settings.door_limits import TenantLimits
+from embedfarm.ingest.tenant_storage import stored_bytes
+from embedfarm.web.auth.keys import make_key
+from embedfarm.web.auth.rates import TenantTurns, TooMuchError
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 from tests.web.test_batches import line
 from tests.web.test_gate import bearer
-from web.keys import make_key
-from web.rates import TenantTurns, TooMuchError
 
 NULL: Final = "null:16"
 

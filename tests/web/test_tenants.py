@@ -13,21 +13,22 @@ import redis
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from embedfarm import overview, wire
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import JobShare, JobSpec, Plan
-from embedfarm.settings import Settings
-from embedfarm.terms import Terms
-from producer.directories import OUTPUT
-from producer.files import complete_batch
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobShare, JobSpec, Plan
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.job_directories import OUTPUT
+from embedfarm.ingest.openai_files import complete_batch
+from embedfarm.watch import overview
+from embedfarm.web.auth.keys import make_key
+from embedfarm.web.pages import live
 from tests.contract.little_job import COMPLETION, DECISION, SAMPLE, STATS, heartbeat, snapshot
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 from tests.web.test_batches import line
 from tests.web.test_gate import bearer
-from web.keys import make_key
-from web.pages import live
 
 NULL: Final = "null:16"
 CANARY: Final = "canary"  # in all that a person of the first tenant has named or written

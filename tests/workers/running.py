@@ -5,9 +5,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from embedfarm.settings import Settings
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.worker import Worker
 from tests.support import LiveServer
-from workers.worker import Worker
 
 SETTINGS = Settings(lease_seconds=0.8, heartbeat_seconds=0.1, heartbeat_ttl_seconds=2.0)
 END_SECONDS = 9.0  # in which every worker must have ended

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.entries import Entry
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobShare, JobSpec, Plan, Result, encode
-from embedfarm.wire import entry_id
-from workers.engines.engine import Chunk, Engine, Finish, Tokenised
-from workers.engines.null import NullEngine
-from workers.leases import Lease, MicroBatch
+from embedfarm.contract.entries import Entry
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobShare, JobSpec, Plan, Result, encode
+from embedfarm.contract.wire import entry_id
+from embedfarm.workers.engines.engine import Chunk, Engine, Finish, Tokenised
+from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.leases import Lease, MicroBatch
 
 NULL = "null:8"
 

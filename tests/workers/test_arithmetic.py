@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.engines.arithmetic import PEAK_SECONDS, Arithmetic, measure_peak
-from workers.engines.opening import open_engine
-from workers.engines.sentence_transformer import SentenceTransformerEngine, gpu_batch_tokens
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.arithmetic import PEAK_SECONDS, Arithmetic, measure_peak
+from embedfarm.workers.engines.opening import open_engine
+from embedfarm.workers.engines.sentence_transformer import (
+    SentenceTransformerEngine,
+    gpu_batch_tokens,
+)
 
 LAYERS, WIDTH, INNER = 6, 384, 1536
 

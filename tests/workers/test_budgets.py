@@ -7,17 +7,17 @@ import redis
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from embedfarm.farm import Farm
-from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.budgets import Budgets
+from embedfarm.workers.engines.memory import limit_batches
+from embedfarm.workers.engines.opening import open_engine
 from tests.farm.harness import manifest, read_parquet, role, run, write_corpus
 from tests.support import LiveServer, wait_until
 from tests.workers.support import FakeEngine
 from tests.workers.tiny_models import DIMENSIONS, bert
-from workers.budgets import Budgets
-from workers.engines.memory import limit_batches
-from workers.engines.opening import open_engine
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SPEC = JobSpec(model=MINILM)

@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines import choice
+from embedfarm.workers.engines.choice import Choice
+from embedfarm.workers.engines.opening import open_engine
 from tests.workers.tiny_models import SENTENCES, build
-from workers.engines import choice
-from workers.engines.choice import Choice
-from workers.engines.opening import open_engine
 
 if TYPE_CHECKING:
-    from workers.engines.engine import Engine
+    from embedfarm.workers.engines.engine import Engine
 
 
 def choices(cache: Path) -> list[Choice]:

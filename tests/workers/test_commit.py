@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm.accounts import Parity
-from embedfarm.broker import UNAVAILABLE
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.usage import Parity
+from embedfarm.workers.commit import PIPELINE_BYTES, Committer
+from embedfarm.workers.embed import Embedder
+from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.leases import Holdings, Lease, MicroBatch
 from tests.support import LiveServer, force_log
 from tests.workers.support import (
     NULL,
@@ -23,10 +27,6 @@ from tests.workers.support import (
     null_vectors,
     results,
 )
-from workers.commit import PIPELINE_BYTES, Committer
-from workers.embed import Embedder
-from workers.engines.null import NullEngine
-from workers.leases import Holdings, Lease, MicroBatch
 
 
 @pytest.fixture

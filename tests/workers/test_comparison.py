@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines import openvino, sentence_transformer
+from embedfarm.workers.engines.comparison import compare_engines, contenders, recall
 from tests.farm.harness import run
 from tests.workers.tiny_models import SENTENCES, build
-from workers.engines import openvino, sentence_transformer
-from workers.engines.comparison import compare_engines, contenders, recall
 
 
 def test_all_engines_of_a_cpu_are_compared(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers import devices
-from workers.devices import DeviceError, describe_devices, discover, facts
+from embedfarm.workers import devices
+from embedfarm.workers.devices import DeviceError, describe_devices, discover, facts
 
 GIB: Final = 2**30
 NAMES: Final = ("Alpha 80", "Beta 24", "Gamma 8")
@@ -256,7 +256,7 @@ def test_cores_respect_the_quota(
 def test_discovery_loads_neither_torch_nor_cuda() -> None:
     """Asking this host for all its devices, through the real NVML bindings, never imports torch."""
     program = (
-        "import sys; from workers.devices import describe_devices, discover;"
+        "import sys; from embedfarm.workers.devices import describe_devices, discover;"
         "discover('cpu'); describe_devices(); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

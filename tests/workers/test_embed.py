@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from embedfarm.records import Block, JobSpec, Result, text_checksums
+from embedfarm.contract.records import Block, JobSpec, Result, text_checksums
+from embedfarm.workers.budgets import Budgets
+from embedfarm.workers.cut_results import failure, results_of
+from embedfarm.workers.embed import Embedder, OpenReference
+from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
+from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.leases import Lease, MicroBatch
+from embedfarm.workers.parity import sample_rows
+from embedfarm.workers.timings import Timings
 from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
-from workers.budgets import Budgets
-from workers.embed import Embedder, OpenReference
-from workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
-from workers.engines.null import NullEngine
-from workers.leases import Lease, MicroBatch
-from workers.parity import sample_rows
-from workers.results import failure, results_of
-from workers.timings import Timings
 
 
 def run(batch: MicroBatch, embedder: Embedder | None = None) -> list[Result]:
@@ -355,7 +355,7 @@ def test_what_a_batch_takes_is_learned(
 ) -> None:
     """The account says after some batches how many seconds a token costs."""
     now = 0.0
-    monkeypatch.setattr("workers.embed.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("embedfarm.workers.embed.time", SimpleNamespace(monotonic=lambda: now))
 
     class Slow(Queueing):
         def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -13,18 +13,18 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.model_files import ModelError, resolve
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from embedfarm.token_ids import TokenEncoder
-from producer.standard_library import docstrings
+from embedfarm.contract.model_files import ModelError, resolve
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.token_ids import TokenEncoder
+from embedfarm.producer.docstrings import docstrings
+from embedfarm.workers.engines.engine import Chunk, DeviceFailed, Engine, OutOfMemory
+from embedfarm.workers.engines.opening import open_engine
+from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
+from embedfarm.workers.engines.tokenizer import Tokens
+from embedfarm.workers.engines.unpadded import unpad
 from tests.workers.support import NULL
 from tests.workers.tiny_models import KINDS, LENGTH_MAX, SENTENCES, build
-from workers.engines.engine import Chunk, DeviceFailed, Engine, OutOfMemory
-from workers.engines.opening import open_engine
-from workers.engines.sentence_transformer import SentenceTransformerEngine
-from workers.engines.tokens import Tokens
-from workers.engines.unpadded import unpad
 
 T = TypeVar("T")
 

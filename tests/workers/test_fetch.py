@@ -10,21 +10,22 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm import wire
-from embedfarm.broker import UNAVAILABLE
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import (
-    Block,
-    JobShare,
-    JobSpec,
-    Plan,
-    TokenIds,
-    TokenRecipe,
-    encode,
-)
-from embedfarm.settings import Settings
-from embedfarm.status import JobGone
+from embedfarm.contract import wire
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, JobShare, JobSpec, Plan, TokenIds, TokenRecipe, encode
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
+from embedfarm.workers import fetch as first_stage
+from embedfarm.workers import models
+from embedfarm.workers.cut_results import results_of
+from embedfarm.workers.embed import Embedder
+from embedfarm.workers.engines.engine import Chunk, Tokenised
+from embedfarm.workers.fetch import Fetcher, pieces
+from embedfarm.workers.leases import Holdings, MicroBatch
+from embedfarm.workers.models import Models
+from embedfarm.workers.watchdog import Watchdog
 from tests.support import LiveServer, force_log, wait_until
 from tests.workers.support import (
     FakeEngine,
@@ -35,15 +36,6 @@ from tests.workers.support import (
     null_vectors,
     results,
 )
-from workers import fetch as first_stage
-from workers import models
-from workers.embed import Embedder
-from workers.engines.engine import Chunk, Tokenised
-from workers.fetch import Fetcher, pieces
-from workers.leases import Holdings, MicroBatch
-from workers.models import Models
-from workers.results import results_of
-from workers.watchdog import Watchdog
 
 SHORT = Settings(lease_seconds=0.3, heartbeat_seconds=0.05)
 LONG = Settings(lease_seconds=3600)
@@ -143,7 +135,7 @@ def test_nothing_to_do_is_no_error(farm: Farm) -> None:
 
 def test_block_ends_the_waiting(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for work has a new block long before the wait would end."""
-    monkeypatch.setattr("embedfarm.broker.BLOCK_SECONDS_MAX", 8.0)
+    monkeypatch.setattr("embedfarm.contract.broker.BLOCK_SECONDS_MAX", 8.0)
     job = create_job(farm, [])
     job.set_state("open")
     fetcher = fetcher_on(farm)

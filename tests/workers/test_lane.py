@@ -21,13 +21,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from embedfarm import wire
-from embedfarm.broker import UNAVAILABLE
-from embedfarm.farm import Farm, engine_key
-from embedfarm.jobs import Job
-from embedfarm.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
-from embedfarm.model_files import resolve
-from embedfarm.records import Block, JobSpec, encode
+from embedfarm.contract import wire
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
+from embedfarm.contract.model_files import resolve
+from embedfarm.contract.records import Block, JobSpec, encode
+from embedfarm.workers import models
+from embedfarm.workers.budgets import Budgets
+from embedfarm.workers.embed import Embedder
+from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, Tokenised
+from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.leases import MicroBatch
+from embedfarm.workers.similarity import cosine
+from embedfarm.workers.timings import Timings
+from embedfarm.workers.worker import Worker
 from tests.farm.test_model import mixed_texts
 from tests.support import LiveServer, wait_until
 from tests.workers.running import worker_on, working
@@ -41,15 +50,6 @@ from tests.workers.support import (
     null_vectors,
     plan_blocks,
 )
-from workers import models
-from workers.budgets import Budgets
-from workers.embed import Embedder
-from workers.engines.engine import DeviceFailed, Engine, Finish, Tokenised
-from workers.engines.null import NullEngine
-from workers.leases import MicroBatch
-from workers.parity import cosine
-from workers.timings import Timings
-from workers.worker import Worker
 
 SPEC = JobSpec(model=NULL)
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -313,7 +313,7 @@ def test_devices_share_a_request(server: LiveServer, lane: Lane) -> None:
 def test_a_killed_workers_request_is_answered(server: LiveServer, farm: Farm) -> None:
     """A request of a worker that got kill -9 is answered by another, soon after the lease ends."""
     lane = Lane(farm.client)
-    command = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
+    command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
     slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
     with ThreadPoolExecutor() as pool:
         with subprocess.Popen(command, env=os.environ | slow, stderr=subprocess.DEVNULL) as process:

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines import openvino
+from embedfarm.workers.engines.calibration import TEXTS_MAX, calibration_texts
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.opening import open_engine, open_reference
+from embedfarm.workers.engines.openvino import COSINES_MIN
 from tests.workers.tiny_models import SENTENCES, build
-from workers.engines import openvino
-from workers.engines.calibration import TEXTS_MAX, calibration_texts
-from workers.engines.engine import Engine
-from workers.engines.opening import open_engine, open_reference
-from workers.engines.openvino import COSINES_MIN
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 

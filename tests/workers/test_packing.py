@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workers.packing import batch_tokens, pack
+from embedfarm.workers.packing import batch_tokens, pack
 
 lengths_lists = st.lists(st.integers(0, 600), max_size=200)
 budgets = st.integers(1, 5000)
@@ -70,7 +70,7 @@ def test_many_chunks_cost_hardly_more(
     drawn = np.random.default_rng(launch).lognormal(3.4, 0.9, 3000)
     lengths = np.clip(drawn, 3, longest).astype(np.int64)
     found = pack(lengths, budget, launch, padded=True)
-    monkeypatch.setattr("workers.packing.EXACT_CHUNKS_MAX", 3000)
+    monkeypatch.setattr("embedfarm.workers.packing.EXACT_CHUNKS_MAX", 3000)
     exact = pack(lengths, budget, launch, padded=True)
     ours, best = (total_cost([lengths[b] for b in way], launch) for way in (found, exact))
     assert best <= ours <= 1.01 * best

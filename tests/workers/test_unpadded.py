@@ -17,15 +17,15 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AttentionInterface, DataCollatorWithFlattening, MPNetConfig, MPNetModel
 
-from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import JobSpec
+from embedfarm.workers.embed import Embedder
+from embedfarm.workers.engines import unpadded
+from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
+from embedfarm.workers.engines.tokenizer import Tokens, lay_end_to_end
+from embedfarm.workers.engines.unpadded import NAME, attend, unpad, unpad_if_faster
 from tests.workers.support import block_of, micro_batch
 from tests.workers.tiny_models import DIMENSIONS, LENGTH_MAX, SENTENCES, bert_tokenizer, build
-from workers.embed import Embedder
-from workers.engines import unpadded
-from workers.engines.sentence_transformer import SentenceTransformerEngine
-from workers.engines.tokens import Tokens, lay_end_to_end
-from workers.engines.unpadded import NAME, attend, unpad, unpad_if_faster
 
 LATE_SECONDS: Final = 0.03
 

@@ -8,11 +8,11 @@ import threading
 
 import redis
 
-from embedfarm.farm import Farm
-from embedfarm.settings import Settings
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.watchdog import LOOK_SECONDS_MAX, Watchdog, Watched
 from tests.support import LiveServer, wait_until
 from tests.workers.support import block_of, create_job
-from workers.watchdog import LOOK_SECONDS_MAX, Watchdog, Watched
 
 SETTINGS = Settings(hang_seconds=1.0, hang_factor=4)
 TTL_SECONDS = 4.0
@@ -75,7 +75,7 @@ def test_a_stopped_process_does_not_hang(server: LiveServer, client: redis.Redis
     limits = {"HANG_SECONDS": 3, "HANG_FACTOR": 1, "HEARTBEAT_TTL_SECONDS": TTL_SECONDS}
     environment = os.environ | {f"EMBEDFARM_{name}": str(v) for name, v in limits.items()}
     environment["EMBEDFARM_REDIS_URL"] = server.url
-    command = [sys.executable, "-m", "workers.main", "--device", "cpu-0"]
+    command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-0"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
         wait_until(lambda: [beat.state for beat in farm.workers()] == ["busy"], 30)
         process.send_signal(signal.SIGSTOP)

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.model_files import ModelError
-from embedfarm.records import Block, JobSpec
-from embedfarm.settings import Settings
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import Block, JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.embed import Embedder
+from embedfarm.workers.engines.engine import Finish, Tokenised
+from embedfarm.workers.engines.opening import open_engine
+from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
+from embedfarm.workers.engines.windows import cut_windows, pool_windows
 from tests.workers.support import micro_batch
 from tests.workers.tiny_models import LENGTH_MAX, build
-from workers.embed import Embedder
-from workers.engines.engine import Finish, Tokenised
-from workers.engines.opening import open_engine
-from workers.engines.sentence_transformer import SentenceTransformerEngine
-from workers.engines.windows import cut_windows, pool_windows
 
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. " * 20
 TEXTS = ["short one", LONG, "another", LONG[:700] + "and farms", LONG]

@@ -15,17 +15,17 @@ import pytest
 import redis
 from numpy.typing import NDArray
 
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.records import Block, Heartbeat, encode
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import Block, Heartbeat, encode
+from embedfarm.workers import models
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.leases import MicroBatch
+from embedfarm.workers.renewal import renew
 from tests.support import LiveServer, force_log, wait_until
 from tests.workers.running import Running, worker_on, working
 from tests.workers.support import block_of, create_job, embedded, null_vectors, plan_blocks, results
-from workers import models
-from workers.engines.engine import Engine
-from workers.engines.null import NullEngine
-from workers.leases import MicroBatch
-from workers.renewal import renew
 
 SLOW = "null:8:40"  # tokens per second
 
@@ -231,7 +231,7 @@ def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: Farm) -
     """A job whose worker got kill -9 in mid-work is finished by another worker."""
     blocks = blocks_of(10)
     job = create_job(farm, blocks)
-    command = [sys.executable, "-m", "workers.main", "--device", "cpu-9"]
+    command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
     slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
     with subprocess.Popen(command, env=os.environ | slow, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: job.backlog()[1], 30)
@@ -386,7 +386,7 @@ def test_stop_while_a_model_is_loading(
         return NullEngine.open(arguments[0])
 
     monkeypatch.setattr(models, "open_engine", load)
-    monkeypatch.setattr("workers.worker.FETCH_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("embedfarm.workers.worker.FETCH_SECONDS_MAX", 0.2)
     job = create_job(farm, blocks_of(3))
     running = Running(worker_on(server))
     assert loading.wait(10)
@@ -406,7 +406,7 @@ def test_process_ends_with_sigterm(moment: str, server: LiveServer, farm: Farm) 
     """SIGTERM ends the process with status 0, even while a model is being loaded."""
     model = "null:8" if moment == "working" else "sentence-transformers/all-MiniLM-L6-v2"
     job = create_job(farm, blocks_of(3), model=model)
-    command = [sys.executable, "-m", "workers.main", "--device", "cpu-0"]
+    command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-0"]
     environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
         state = "loading" if moment == "loading" else "idle"

@@ -4,10 +4,10 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
 
-from embedfarm.drawing import Bar
-from web.jobs import JobId
-from web.keys import Scope
-from web.pages.drawing import (
+from embedfarm.scheduler.drawing import Bar
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.jobs.routes import JobId
+from embedfarm.web.pages.drawing import (
     COLOURS,
     Course,
     Look,
@@ -17,10 +17,10 @@ from web.pages.drawing import (
     draw_courses,
     draw_pairs,
 )
-from web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_course
-from web.pages.reading import Charts, Reader
-from web.pages.workers import read_pairs
-from web.services import Caller, Service, need
+from embedfarm.web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_course
+from embedfarm.web.pages.view_cache import Charts, Reader
+from embedfarm.web.pages.workers import read_pairs
+from embedfarm.web.services import Caller, Service, need
 
 HEADERS: Final = {"cache-control": "private, max-age=5"}
 MINUTES_MIN: Final = 300.0  # seconds at least on the axis, for a job that has just begun

@@ -10,19 +10,19 @@ import pyarrow as pa
 from fastapi import APIRouter, HTTPException, Path
 from fastapi.responses import StreamingResponse
 
-from collector.manifest import OutputError
-from collector.reader import Chunks, OutputReader
-from collector.sinks.npy import fill_failed, make_header
-from embedfarm.settings import Settings
-from embedfarm.status import JobStatus
-from producer.roots import PathRefused, allow
-from web.feeds import NOTE
-from web.formats import encode_lines, record_batch
-from web.jobs import JobId
-from web.keys import Scope
-from web.results import VECTOR_BYTES_GUESSED, open_output
-from web.services import Service, need
-from web.watch import PLACE
+from embedfarm.collector.manifest import OutputError
+from embedfarm.collector.output_reader import Chunks, OutputReader
+from embedfarm.collector.sinks.npy import fill_failed, make_header
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
+from embedfarm.ingest.allow_list import PathRefused, allow
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.jobs.feeds import NOTE
+from embedfarm.web.jobs.formats import encode_lines, record_batch
+from embedfarm.web.jobs.job_watch import PLACE
+from embedfarm.web.jobs.results import VECTOR_BYTES_GUESSED, open_output
+from embedfarm.web.jobs.routes import JobId
+from embedfarm.web.services import Service, need
 
 Format = Literal["jsonl", "npy", "arrow"]
 

@@ -17,8 +17,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
-from embedfarm.drawing import Bar, draw_lanes
-from web.pages.rendering import number
+from embedfarm.scheduler.drawing import Bar, draw_lanes
+from embedfarm.web.http.rendering import number
 
 FRESH_SECONDS: Final = 2.0
 CHARTS_MAX: Final = 64  # that are kept

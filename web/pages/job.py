@@ -8,21 +8,21 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from embedfarm.accounts import describe
-from embedfarm.farm import Farm
-from embedfarm.jobs import Job
-from embedfarm.overview import read_job
-from embedfarm.pace import Batch, Range
-from embedfarm.records import JobSpec, RecordError
-from embedfarm.status import JobStatus
-from embedfarm.view import FarmReader
-from web.failures import PLACE, read_failures
-from web.jobs import After, JobId
-from web.keys import Scope
-from web.pages.download import why_not
-from web.pages.live import LIVE, answer_live
-from web.pages.reading import Reader
-from web.services import Service, Services, need
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.pace import Batch, Range
+from embedfarm.contract.records import JobSpec, RecordError
+from embedfarm.contract.status import JobStatus
+from embedfarm.contract.usage import describe
+from embedfarm.watch.overview import read_job
+from embedfarm.watch.view import FarmReader
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.jobs.failures import PLACE, read_failures
+from embedfarm.web.jobs.routes import After, JobId
+from embedfarm.web.pages.download import why_not
+from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.view_cache import Reader
+from embedfarm.web.services import Service, Services, need
 
 FAILURES_MAX: Final = 20  # on a page
 HOUR_SECONDS: Final = 3600.0

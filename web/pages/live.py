@@ -8,10 +8,10 @@ import anyio.to_thread
 from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
-from embedfarm.broker import UNAVAILABLE
-from embedfarm.status import JobGone
-from web.pages.rendering import render, render_block
-from web.watch import Watch, Watching
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.status import JobGone
+from embedfarm.web.http.rendering import render, render_block
+from embedfarm.web.jobs.job_watch import Watch, Watching
 
 REFRESH_SECONDS: Final = 1.0
 STREAM_SECONDS: Final = 60.0  # then the browser asks again, and says again who it is

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Form, Query, Request, Response
 
-from embedfarm.overview import read_jobs
-from web import operations
-from web.keys import Scope
-from web.operations import PassesChange
-from web.pages.live import LIVE, answer_live
-from web.pages.rendering import render
-from web.pages.sign_in import leave_for
-from web.services import Caller, Service, Services, need
+from embedfarm.watch.overview import read_jobs
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.rendering import render
+from embedfarm.web.operations import routes as operations
+from embedfarm.web.operations.routes import PassesChange
+from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.sign_in import leave_for
+from embedfarm.web.services import Caller, Service, Services, need
 
 DECISIONS_MAX: Final = 5
 PASSES_CHARACTERS_MAX: Final = 2000

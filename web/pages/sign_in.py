@@ -7,9 +7,15 @@ from typing import Annotated, Final, cast
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
-from web.pages.rendering import PATH_CHARACTERS_MAX, THEME_COOKIE, THEMES, local_path, render
-from web.services import Caller
-from web.sessions import COOKIE, Sessions
+from embedfarm.web.auth.sessions import COOKIE, Sessions
+from embedfarm.web.http.rendering import (
+    PATH_CHARACTERS_MAX,
+    THEME_COOKIE,
+    THEMES,
+    local_path,
+    render,
+)
+from embedfarm.web.services import Caller
 
 LOGGER: Final = logging.getLogger(__name__)
 THEME_SECONDS: Final = 365 * 86_400

@@ -5,13 +5,14 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Request, Response
 
-from embedfarm.overview import read_job
-from web import jobs, retries
-from web.jobs import JobId
-from web.keys import Key, Scope
-from web.pages.rendering import render, segment
-from web.pages.sign_in import leave_for
-from web.services import Caller, Service, Services, need
+from embedfarm.watch.overview import read_job
+from embedfarm.web.auth.keys import Key, Scope
+from embedfarm.web.http.rendering import render, segment
+from embedfarm.web.jobs import retries
+from embedfarm.web.jobs import routes as jobs
+from embedfarm.web.jobs.routes import JobId
+from embedfarm.web.pages.sign_in import leave_for
+from embedfarm.web.services import Caller, Service, Services, need
 
 
 class Action(NamedTuple):

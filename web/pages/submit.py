@@ -4,14 +4,14 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from embedfarm.terms import PRIORITIES
-from producer.submissions import has_worker
-from web.keys import Scope
-from web.orders import Options
-from web.pages.rendering import render
-from web.pages.sign_in import leave_for
-from web.services import Caller, Service, Services, need
-from web.submissions import submit_job
+from embedfarm.contract.scheduling_terms import PRIORITIES
+from embedfarm.ingest.job_queue import has_worker
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.rendering import render
+from embedfarm.web.jobs.job_requests import Options
+from embedfarm.web.jobs.submissions import submit_job
+from embedfarm.web.pages.sign_in import leave_for
+from embedfarm.web.services import Caller, Service, Services, need
 
 SINKS: Final = {
     "parquet": "Parquet: for most programs",

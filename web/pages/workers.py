@@ -8,15 +8,15 @@ from typing import Any, Final, NamedTuple, cast
 
 from fastapi import APIRouter, Request, Response
 
-from embedfarm import wire
-from embedfarm.farm import Farm, length_class
-from embedfarm.records import Completion, Heartbeat, Rate
-from embedfarm.unreadable import readable
-from embedfarm.view import FarmReader
-from web.keys import Scope
-from web.pages.live import LIVE, answer_live
-from web.pages.reading import Reader
-from web.services import Service, Services, need
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.records import Completion, Heartbeat, Rate
+from embedfarm.contract.unreadable import readable
+from embedfarm.watch.view import FarmReader
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.view_cache import Reader
+from embedfarm.web.services import Service, Services, need
 
 PAIRS_MAX: Final = 500  # micro-batches that are compared
 CHART_SECONDS: Final = 10

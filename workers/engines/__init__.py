@@ -1,1 +1,1 @@
-"""Engines, which turn texts into vectors, behind one small protocol (`workers.engines.engine`)."""
+"""Engines, which turn texts into vectors, behind one small protocol (`engine`)."""

@@ -17,15 +17,15 @@ import openvino
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from embedfarm import model_files
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.devices import cpu_name
-from workers.engines.calibration import calibration_texts
-from workers.engines.engine import Engine
-from workers.engines.openvino import open_openvino
-from workers.engines.sentence_transformer import SentenceTransformerEngine
-from workers.packing import pack
+from embedfarm.contract import model_files
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.devices import cpu_name
+from embedfarm.workers.engines.calibration import calibration_texts
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.openvino import open_openvino
+from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
+from embedfarm.workers.packing import pack
 
 TRIED_TOKENS: Final = 4096
 ROUNDS: Final = 3
@@ -52,7 +52,7 @@ def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
     The first worker of a host tries them for some seconds while others wait for what it finds.
 
     Raises:
-        embedfarm.model_files.ModelError: The model is not to be had, or does not work.
+        ModelError: The model is not to be had, or does not work.
     """
     path = _path(spec, settings)
     with _lock(path.with_suffix(".lock")):
@@ -72,7 +72,7 @@ def try_engines(spec: JobSpec, device: str, settings: Settings) -> Choice:
     """Run each engine over some real text, and choose one.
 
     Raises:
-        embedfarm.model_files.ModelError: torch itself does not take the model.
+        ModelError: torch itself does not take the model.
     """
     plain = SentenceTransformerEngine.open(spec, device, settings.model_cache)
     engines: dict[str, SentenceTransformerEngine] = {"torch": plain}

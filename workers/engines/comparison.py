@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.devices import available_cores
-from workers.engines.arithmetic import measure_peak
-from workers.engines.engine import Engine, Tokenised
-from workers.engines.opening import open_engine
-from workers.engines.sentence_transformer import resolve_dtype
-from workers.packing import pack
-from workers.parity import cosine
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.devices import available_cores
+from embedfarm.workers.engines.arithmetic import measure_peak
+from embedfarm.workers.engines.engine import Engine, Tokenised
+from embedfarm.workers.engines.opening import open_engine
+from embedfarm.workers.engines.sentence_transformer import resolve_dtype
+from embedfarm.workers.packing import pack
+from embedfarm.workers.similarity import cosine
 
 NEIGHBOURS: Final = 10
 ROWS_AT_A_TIME: Final = 1000
@@ -79,7 +79,7 @@ def compare_engines(
         settings: Settings, which say where models are kept.
 
     Raises:
-        embedfarm.model_files.ModelError: The model is not to be had at all.
+        ModelError: The model is not to be had at all.
     """
     torch.set_num_threads(len(available_cores()))
     os.environ["TOKENIZERS_PARALLELISM"] = "true"

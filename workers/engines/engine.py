@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.records import JobSpec, TokenRecipe
+from embedfarm.contract.records import JobSpec, TokenRecipe
 
 
 class OutOfMemory(RuntimeError):
@@ -121,7 +121,7 @@ class Engine(Protocol):
         """Return the engine of another job on the same weights; None where it needs others.
 
         Raises:
-            embedfarm.model_files.ModelError: The model cannot do what the job asks for.
+            ModelError: The model cannot do what the job asks for.
         """
 
     def flops(self, lengths: NDArray[np.int64]) -> float:

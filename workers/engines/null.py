@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm import model_files
-from embedfarm.records import JobSpec
-from workers.engines.engine import Chunk, Finish, Tokenised, only_texts
+from embedfarm.contract import model_files
+from embedfarm.contract.records import JobSpec
+from embedfarm.workers.engines.engine import Chunk, Finish, Tokenised, only_texts
 
 BYTES_PER_TOKEN = 4
 CHECKSUM_BYTES = 4

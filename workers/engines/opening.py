@@ -2,10 +2,10 @@
 
 import msgspec
 
-from embedfarm import model_files
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.engines.engine import Engine
+from embedfarm.contract import model_files
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.engine import Engine
 
 
 def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
@@ -17,27 +17,27 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
         settings: Settings, which say where models are kept.
 
     Raises:
-        embedfarm.model_files.ModelError: The model is not to be had.
+        ModelError: The model is not to be had.
     """
     if model_files.is_null(spec.model):
-        from workers.engines.null import NullEngine  # noqa: PLC0415 # one engine, one import
+        from embedfarm.workers.engines.null import NullEngine  # noqa: PLC0415 # one engine, one import
 
         return NullEngine.open(spec)
-    from workers.engines.sentence_transformer import (  # noqa: PLC0415 # imports torch: seconds
+    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # it imports torch: seconds
         SentenceTransformerEngine,
     )
 
     if spec.engine == "openvino" or (spec.engine, spec.dtype) == ("auto", "int8"):
-        from workers.engines.openvino import open_openvino  # noqa: PLC0415 # the same
+        from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415 # the same
 
         return open_openvino(spec, device, settings)
     if spec.engine == "auto" and device == "cpu" and not settings.batch_bytes_max:
-        from workers.engines.choice import open_fastest  # noqa: PLC0415 # the same
+        from embedfarm.workers.engines.choice import open_fastest  # noqa: PLC0415 # the same
 
         return open_fastest(spec, device, settings)
     engine = SentenceTransformerEngine.open(spec, device, settings.model_cache)
     if engine.asynchronous:
-        from workers.engines.unpadded import unpad_if_faster  # noqa: PLC0415 # the same
+        from embedfarm.workers.engines.unpadded import unpad_if_faster  # noqa: PLC0415 # the same
 
         unpad_if_faster(engine)
     return engine
@@ -47,11 +47,11 @@ def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine 
     """Open the same model in float32 on the CPU, with the same tokens; None for the null engine.
 
     Raises:
-        embedfarm.model_files.ModelError: The model does not load a second time.
+        ModelError: The model does not load a second time.
     """
     if model_files.is_null(spec.model):
         return None
-    from workers.engines.sentence_transformer import (  # noqa: PLC0415 # as above
+    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # it imports torch: seconds
         SentenceTransformerEngine,
     )
 

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from embedfarm.model_files import ModelError
-from embedfarm.records import JobSpec
-from embedfarm.settings import Settings
-from workers.devices import cpu_name
-from workers.engines.arithmetic import known_peak
-from workers.engines.calibration import calibration_texts
-from workers.engines.sentence_transformer import WARM_UP, SentenceTransformerEngine
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.devices import cpu_name
+from embedfarm.workers.engines.arithmetic import known_peak
+from embedfarm.workers.engines.calibration import calibration_texts
+from embedfarm.workers.engines.sentence_transformer import WARM_UP, SentenceTransformerEngine
 
 # A farm sends nothing to anybody: without this module, those that report their use do not.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # None: not importable

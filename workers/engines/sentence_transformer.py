@@ -22,11 +22,18 @@ from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 from transformers.utils.logging import disable_progress_bar
 
-from embedfarm import model_files
-from embedfarm.records import JobSpec, TokenRecipe
-from workers.engines.arithmetic import Arithmetic, count_flops, known_peak
-from workers.engines.engine import Chunk, DeviceFailed, Finish, OutOfMemory, Tokenised, only_texts
-from workers.engines.tokens import Tokenizer, Tokens, lay_end_to_end
+from embedfarm.contract import model_files
+from embedfarm.contract.records import JobSpec, TokenRecipe
+from embedfarm.workers.engines.arithmetic import Arithmetic, count_flops, known_peak
+from embedfarm.workers.engines.engine import (
+    Chunk,
+    DeviceFailed,
+    Finish,
+    OutOfMemory,
+    Tokenised,
+    only_texts,
+)
+from embedfarm.workers.engines.tokenizer import Tokenizer, Tokens, lay_end_to_end
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +134,7 @@ class SentenceTransformerEngine:
             measured: Whether to count operations and take the device's peak, which takes time.
 
         Raises:
-            embedfarm.model_files.ModelError: The model is not to be had, or does not work.
+            ModelError: The model is not to be had, or does not work.
         """
         disable_progress_bar()  # type: ignore[no-untyped-call] # it has no annotations
         directory = model_files.resolve(spec.model, cache)
@@ -158,7 +165,7 @@ class SentenceTransformerEngine:
         """Return the engine of another job on these modules; None where it needs others.
 
         Raises:
-            embedfarm.model_files.ModelError: The model cannot do what the job asks for.
+            ModelError: The model cannot do what the job asks for.
         """
         if any(getattr(spec, name) != getattr(self.spec, name) for name in IN_MODULES):
             return None

@@ -19,12 +19,12 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from embedfarm.model_files import ModelError
-from workers.engines.calibration import calibration_texts
-from workers.engines.engine import DeviceFailed
-from workers.engines.sentence_transformer import SentenceTransformerEngine
-from workers.packing import pack
-from workers.parity import cosine
+from embedfarm.contract.model_files import ModelError
+from embedfarm.workers.engines.calibration import calibration_texts
+from embedfarm.workers.engines.engine import DeviceFailed
+from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
+from embedfarm.workers.packing import pack
+from embedfarm.workers.similarity import cosine
 
 NAME: Final = "embedfarm-unpadded"
 # What a model passes on to its attention, though its forward pass may not name it.

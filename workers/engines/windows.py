@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engines.engine import Tokenised
+from embedfarm.workers.engines.engine import Tokenised
 
 
 def cut_windows(

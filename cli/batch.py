@@ -1,0 +1,165 @@
+"""`embedfarm batch`: a file of requests, as OpenAI's batch protocol has them."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from embedfarm.cli.options import (
+    INTERRUPTED,
+    AsJson,
+    RedisUrl,
+    command_line,
+    fail,
+    need_server,
+    plain_errors,
+    print_json,
+    read_settings,
+    stop_on_signals,
+)
+from embedfarm.contract.batch_requests import Planned
+from embedfarm.contract.processes import watch_lifeline
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.settings import Settings
+
+if TYPE_CHECKING:
+    from embedfarm.collector.batch_answers import Tally
+    from embedfarm.collector.manifest import Manifest
+    from embedfarm.ingest.openai_batches import Counts, Decode
+
+PLAN: Final = "plan.json"  # written last of the plan: how many requests, and how many are bad
+REQUESTS: Final = "requests.jsonl"
+CORPUS: Final = "corpus.jsonl"
+VECTORS: Final = "vectors"
+BYTES_PER_TOKEN: Final = 4  # where no tokenizer.json says it; so it is with null models
+BATCH_ROWS: Final = 256
+
+JobName = Annotated[str, typer.Option("--job-id", help="Of the job on the farm.")]
+
+
+def batch(  # noqa: PLR0913, PLR0917 -- each is a flag
+    requests: Annotated[Path, typer.Argument(help="JSON Lines.")],
+    out: Annotated[Path, typer.Option(help="Directory for output.jsonl and errors.jsonl.")],
+    model: Annotated[str, typer.Option(help="Default: that of the first request.")] = "",
+    job_id: JobName = "",
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Answer a file of OpenAI embedding requests on a shared farm; run it again to resume."""
+    from embedfarm.ingest.openai_batches import find_model
+
+    settings = read_settings(redis)
+    need_server(settings)
+    with plain_errors():
+        out.mkdir(parents=True, exist_ok=True)
+        model = model or find_model(requests, settings.models, settings.batch_requests_max)
+        counts = _plan(requests, out, model, settings)
+        manifest = _embed(out, model, job_id, settings)
+        tally = _assemble(out, manifest, settings)
+    report = counts._asdict() | tally._asdict() | {"model": model, "out": str(out)}
+    if as_json:
+        print_json(report)
+        return
+    Console(highlight=False, soft_wrap=True).print(
+        f"{tally.completed:,} answers in {out}/output.jsonl, {tally.failed:,} errors in "
+        f"{out}/errors.jsonl"
+    )
+
+
+def _plan(source: Path, out: Path, model: str, settings: Settings) -> "Counts":
+    """Make the corpus of the requests, unless an earlier run has."""
+    from embedfarm.collector.durable_files import replacing
+    from embedfarm.ingest.openai_batches import Counts, Planner, plan
+
+    if (out / PLAN).exists():
+        return Counts(*msgspec.json.decode((out / PLAN).read_bytes()))
+    planner = Planner(model, settings.models, _decoder(model, settings), settings.lane_texts_max)
+    with replacing(out / CORPUS) as corpus, replacing(out / REQUESTS) as planned:
+        counts = plan(source, planner, corpus, planned, settings.batch_requests_max)
+    with replacing(out / PLAN) as file:
+        file.write(msgspec.json.encode(counts))
+    return counts
+
+
+def _decoder(model: str, settings: Settings) -> "Decode":
+    """Return a function from token ids to texts, by the model's tokenizer.json on this machine."""
+    from tokenizers import Tokenizer
+
+    from embedfarm.contract.model_files import find_local
+    from embedfarm.contract.token_ids import FILE, decode_ids
+
+    @cache
+    def tokenizer() -> Tokenizer:
+        directory = find_local(model, settings.model_cache)
+        if directory is None or not (directory / FILE).is_file():
+            raise ValueError(f"there is no {FILE} of {model} where batches are read")
+        found = Tokenizer.from_file(str(directory / FILE))
+        found.no_padding()
+        found.no_truncation()
+        return found
+
+    return lambda rows: decode_ids(tokenizer(), rows)
+
+
+def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "Manifest":
+    from embedfarm.cli.progress import View
+    from embedfarm.producer.readers import CorpusOptions
+    from embedfarm.runs.request import Request, check_finished
+    from embedfarm.runs.run import Interrupted, Place, Run
+
+    spec = JobSpec(model=model, name=out.parent.name)
+    request = Request(
+        (str(out / CORPUS),), CorpusOptions(), skip_bad_rows=False, spec=spec, sink="parquet"
+    )
+    place = Place(out / VECTORS, settings, "all", 0, job_id, command_line())
+    before = check_finished(request, place.out)
+    if before is not None:
+        return before
+    view = View(Console(stderr=True), lines=True)
+    stop = stop_on_signals()
+    watch_lifeline(stop.set)
+    try:
+        with view:
+            return Run(request, place, view.show, stop).embed()
+    except Interrupted:
+        fail("interrupted; the same command goes on from here", INTERRUPTED)
+
+
+def _assemble(out: Path, manifest: "Manifest", settings: Settings) -> "Tally":
+    from embedfarm.collector.batch_answers import assemble, read_chunks
+    from embedfarm.collector.durable_files import replacing
+
+    with (
+        (out / REQUESTS).open("rb") as file,
+        replacing(out / "output.jsonl") as output,
+        replacing(out / "errors.jsonl") as errors,
+    ):
+        planned = map(msgspec.json.Decoder(Planned).decode, file)
+        chunks = read_chunks(out / VECTORS, manifest)
+        lengths = _lengths(out / CORPUS, manifest, settings)
+        return assemble(manifest, planned, chunks, lengths, (output, errors))
+
+
+def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator[int]:
+    """Yield the tokens of each chunk, as the workers have counted and cut them."""
+    from embedfarm.contract.broker import closing_client
+    from embedfarm.contract.farm import Farm
+    from embedfarm.contract.model_files import find_local
+    from embedfarm.contract.token_ids import TokenEncoder
+    from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
+
+    with closing_client(settings.redis_url) as client:
+        recipe = Farm(client).recipe(manifest.job)
+    directory = find_local(manifest.model, settings.model_cache)
+    encoder = TokenEncoder.open(directory, recipe) if directory and recipe else None
+    for rows in read_corpus([str(corpus)], CorpusOptions(), fail_on_bad_row):
+        for first in range(0, len(rows.texts), BATCH_ROWS):
+            texts = rows.texts[first : first + BATCH_ROWS]
+            if encoder is not None:
+                yield from encoder.encode(texts)[1].tolist()
+            else:
+                yield from (max(1, len(text.encode()) // BYTES_PER_TOKEN) for text in texts)

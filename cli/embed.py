@@ -1,0 +1,321 @@
+"""`embedfarm embed`: the main job."""
+
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from embedfarm.cli.options import (
+    FAILED_CHUNKS,
+    FULL,
+    INTERRUPTED,
+    USAGE,
+    AsJson,
+    CpuWorkers,
+    Devices,
+    RedisUrl,
+    command_line,
+    fail,
+    plain_errors,
+    print_json,
+    read_settings,
+    stop_on_signals,
+)
+from embedfarm.cli.term_options import Deadline, Priority, Tenant, Weight, read_terms
+from embedfarm.contract import tracing
+from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
+from embedfarm.contract.processes import watch_lifeline
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+
+JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+
+if TYPE_CHECKING:
+    from embedfarm.collector.manifest import Manifest
+    from embedfarm.runs.request import Request
+    from embedfarm.runs.run import Place
+
+EXIT_CODES = (
+    f"Ends with {FAILED_CHUNKS} when chunks failed, named in errors.jsonl, with {FULL} when the "
+    f"farm has no place for another job now, and with {INTERRUPTED} when interrupted."
+)
+
+
+def _whole_bytes(bits: int) -> int:
+    """Check that bits fill bytes; a usage error otherwise."""
+    if bits % 8:
+        raise typer.BadParameter("must be a multiple of 8")
+    return bits
+
+
+def _check_job_id(name: str) -> str:
+    """Check that keys can carry the name of a job; a usage error otherwise."""
+    if name and not JOB_ID.fullmatch(name):
+        raise typer.BadParameter("must be 1 to 128 letters, digits and . _ -")
+    return name
+
+
+Corpus = Annotated[
+    list[str], typer.Argument(help="Files, directories, URLs, or - for standard input.")
+]
+Out = Annotated[Path, typer.Option(help="Output directory.")]
+Model = Annotated[str, typer.Option(help="Directory, hub name, or null:DIMENSIONS.")]
+TextField = Annotated[str, typer.Option(help="Field or column of the text.")]
+IdField = Annotated[str, typer.Option(help="Field or column of an id to keep.")]
+InputFormat = Annotated[
+    str, typer.Option(help="jsonl, csv, tsv, parquet or txt; default: by suffix.")
+]
+Glob = Annotated[str, typer.Option(help="Which files of a directory.")]
+ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a directory's files.")]
+ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chunk repeats.")]
+OnBadRow = Annotated[
+    Literal["fail", "skip"], typer.Option(help="skip lists bad rows in skipped.jsonl.")
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "int8"],
+    typer.Option(help="Of the model; int8 on CPUs, faster at a loss that is measured and logged."),
+]
+Engine = Annotated[
+    Literal["auto", "torch", "openvino"],
+    typer.Option(help="auto: the fastest, tried once on each processor."),
+]
+VectorDtype = Annotated[
+    Literal["float32", "float16", "int8", "ubinary", "lsh"],
+    typer.Option(help="Of the stored vectors; ubinary: sign bits; lsh: bits of hyperplanes."),
+]
+LshBits = Annotated[
+    int,
+    typer.Option(
+        min=BITS_MIN,
+        max=BITS_MAX,
+        callback=_whole_bytes,
+        help="Hyperplanes of lsh, a multiple of 8.",
+    ),
+]
+Ranges = Annotated[
+    Path | None,
+    typer.Option(
+        help="For int8: a finished float output of this model, or ranges as .npy, shape (2, n)."
+    ),
+]
+OutputFormat = Annotated[
+    Literal["parquet", "npy", "jsonl"], typer.Option("--format", help="Of the output.")
+]
+Task = Annotated[
+    Literal["", "query", "document"],
+    typer.Option(
+        help="Prompt and modules as of `encode_query` or `encode_document`.", show_default=False
+    ),
+]
+Prompt = Annotated[str, typer.Option(help="Text put before every chunk.")]
+PromptName = Annotated[str, typer.Option(help="One of the model's own prompts instead.")]
+MaxLength = Annotated[
+    int, typer.Option(min=0, help="Tokens kept of a chunk; 0: the model's limit.")
+]
+Long = Annotated[
+    Literal["truncate", "windows", "error"],
+    typer.Option(help="Of a chunk over the limit: cut it, average its windows, or fail it."),
+]
+LongOverlap = Annotated[
+    int, typer.Option(min=0, help="Tokens that a window repeats of the one before.")
+]
+Dimensions = Annotated[int, typer.Option(min=0, help="Leading components kept; 0: all.")]
+RetryFailed = Annotated[
+    bool,
+    typer.Option("--retry-failed", help="Of a finished output: embed what failed once more."),
+]
+JobName = Annotated[
+    str, typer.Option("--job-id", callback=_check_job_id, help="Of the job on a shared farm.")
+]
+EmbedChanged = Annotated[
+    bool,
+    typer.Option(
+        "--embed-changed",
+        help="Of an unfinished output: embed again what the corpus has other rows of now.",
+    ),
+]
+Normalize = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
+
+
+def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
+    corpus: Corpus,
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    text_field: TextField = "text",
+    id_field: IdField = "",
+    input_format: InputFormat = "",
+    glob: Glob = "**/*",
+    chunk_tokens: ChunkTokens = 200,
+    chunk_overlap: ChunkOverlap = 20,
+    on_bad_row: OnBadRow = "fail",
+    dtype: Dtype = "auto",
+    engine: Engine = "auto",
+    vector_dtype: VectorDtype = "float32",
+    ranges: Ranges = None,
+    lsh_bits: LshBits = 2048,
+    output_format: OutputFormat = "parquet",
+    task: Task = "",
+    prompt: Prompt = "",
+    prompt_name: PromptName = "",
+    max_length: MaxLength = 0,
+    long: Long = "truncate",
+    long_overlap: LongOverlap = 32,
+    dimensions: Dimensions = 0,
+    normalize: Normalize = False,  # noqa: FBT002 -- a flag
+    workers: CpuWorkers = 0,
+    devices: Devices = "all",
+    redis: RedisUrl = "",
+    priority: Priority = "normal",
+    tenant: Tenant = "",
+    weight: Weight = 1,
+    deadline: Deadline = "",
+    job_id: JobName = "",
+    retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
+    embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Embed a corpus, without a server on a private farm; run it again to resume."""
+    from embedfarm.producer.readers import CorpusOptions
+    from embedfarm.runs.request import Request, tokenizer_file
+    from embedfarm.runs.run import Place
+
+    settings = read_settings(redis)
+    tracing.start(settings.traces, "embed")
+    terms = read_terms(priority, tenant, weight, deadline)
+    with plain_errors():
+        options = CorpusOptions(
+            text_field=text_field, id_field=id_field or None, format=input_format or None,
+            tokenizer_file=tokenizer_file(corpus, model, settings), glob=glob,
+            chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
+        )  # fmt: skip
+        spec = JobSpec(
+            model=model, dtype=dtype, engine=engine, vector_dtype=vector_dtype,
+            ranges=_ranges(vector_dtype, ranges), lsh_bits=lsh_bits, task=task,
+            prompt=prompt, prompt_name=prompt_name, max_length=max_length, long=long,
+            long_overlap=long_overlap, normalize=normalize, dimensions=dimensions, name=out.name,
+        )  # fmt: skip
+        request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
+        place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
+        run_to_end(request, place, terms, retry=retry_failed, as_json=as_json)
+
+
+def _ranges(vector_dtype: str, path: Path | None) -> bytes:
+    """Read ranges as a job carries them; they come with "int8", and only with it."""
+    from embedfarm.collector.ranges import read_ranges
+
+    if (vector_dtype == "int8") != (path is not None):
+        fail("int8 vectors need --ranges, and nothing else does", USAGE)
+    return b"" if path is None else read_ranges(path).astype("<f4").tobytes()
+
+
+def run_to_end(
+    request: "Request", place: "Place", terms: Terms, *, retry: bool, as_json: bool
+) -> None:
+    """Embed unless it is done already, report, and end with the status that says how it went."""
+    from embedfarm.cli.progress import View
+    from embedfarm.runs.ending import tidy
+    from embedfarm.runs.request import check_finished
+    from embedfarm.runs.retry import retry_failed
+    from embedfarm.runs.run import Interrupted, Run
+
+    stop = stop_on_signals()
+    watch_lifeline(stop.set)
+    before = check_finished(request, place.out)
+    if before is not None:
+        tidy(place.out, before, place.settings)
+    if before is not None and not (before.failed and retry):
+        manifest = before
+    else:
+        view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
+
+        def embed_at(request: "Request", place: "Place") -> "Manifest":
+            return Run(request, place, view.show, stop, terms).embed()
+
+        do = embed_at if before is None else partial(retry_failed, embed=embed_at)
+        try:
+            with view:
+                manifest = do(request, place)
+        except Interrupted:
+            fail("interrupted; the same command goes on from here", INTERRUPTED)
+    report(manifest, place.out, before=before, as_json=as_json)
+    if manifest.failed:
+        raise typer.Exit(FAILED_CHUNKS)
+
+
+def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
+    """Do with a finished output what `embed --retry-failed` would, on the farm of the settings."""
+    from embedfarm.collector.manifest import read_manifest
+    from embedfarm.runs.request import request_of
+    from embedfarm.runs.run import Place
+
+    with plain_errors():
+        request = request_of(read_manifest(out), settings)
+        place = Place(out, settings, "all", 0, "", command_line())
+        run_to_end(request, place, USUAL, retry=True, as_json=as_json)
+
+
+def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
+    """Say where the vectors are and how fast it was; `before` is what was there already."""
+    repaired = before.failed - manifest.failed if before else 0
+    rate = manifest.count / manifest.embed_seconds if manifest.embed_seconds else 0.0
+    tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0
+    if as_json:
+        print_json(
+            {
+                "out": str(out),
+                "finished_before": before is not None,
+                "repaired": repaired,
+                "count": manifest.count,
+                "failed": manifest.failed,
+                "skipped": manifest.skipped,
+                "dimensions": manifest.dimensions,
+                "tokens": manifest.tokens,
+                "load_seconds": manifest.load_seconds,
+                "embed_seconds": manifest.embed_seconds,
+                "chunks_per_second": rate,
+                "tokens_per_second": tokens,
+                "workers": {n: w.chunks for n, w in manifest.workers.items()},
+                "accounts": manifest.accounts,
+            }
+        )
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    if repaired:
+        console.print(f"{repaired:,} chunks that had failed have their vectors now.")
+    elif before is manifest:
+        console.print(f"{out} is finished already; nothing to do.")
+    console.print(
+        f"[bold]{manifest.count - manifest.failed:,} vectors[/bold] of {manifest.dimensions} "
+        f"dimensions in {out} ({len(manifest.parts)} parts, {manifest.format})"
+    )
+    console.print(
+        f"{manifest.embed_seconds:,.1f} s, {rate:,.0f} chunks/s, {tokens:,.0f} tokens/s; "
+        f"model loaded in {manifest.load_seconds:,.1f} s"
+    )
+    for name, figures in sorted(manifest.workers.items()):
+        share = figures.chunks / max(1, manifest.count)
+        account = describe_account(manifest.accounts.get(name, {}))
+        console.print(f"  {name}: {figures.chunks:,} chunks ({share:.0%}){account}")
+    if manifest.skipped:
+        console.print(
+            f"[yellow]{manifest.skipped:,} bad rows skipped[/yellow]: {out}/skipped.jsonl"
+        )
+    if manifest.failed:
+        console.print(f"[red]{manifest.failed:,} chunks failed[/red]: {out}/errors.jsonl")
+
+
+def describe_account(account: dict[str, Any]) -> str:
+    """Describe in half a line what a worker's device did in this run; "" for nothing."""
+    if not account.get("engine"):
+        return ""
+    words = [account["engine"]]
+    names = {"busy_ratio": "busy", "padding_ratio": "padding", "peak_ratio": "of its peak"}
+    words += [f"{account[key]:.0%} {name}" for key, name in names.items() if key in account]
+    if account["parity"]:
+        words.append(f"cosine with float32 at least {account['parity']['reference_least']:.5f}")
+    return "; " + ", ".join(words)

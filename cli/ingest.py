@@ -1,0 +1,83 @@
+"""`embedfarm ingest`: runs the jobs that programs enqueue with RQ."""
+
+import logging
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from embedfarm.cli.options import (
+    USAGE,
+    RedisUrl,
+    fail,
+    need_server,
+    plain_errors,
+    read_settings,
+    stop_on_signals,
+)
+from embedfarm.cli.supervision import keep
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, wait_until_ready
+from embedfarm.contract.notify import Notifier
+from embedfarm.contract.processes import Child, Supervisor, watch_lifeline
+from embedfarm.contract.redaction import hide_password, start_logging
+from embedfarm.contract.settings import Settings
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from embedfarm.ingest.recurring import Timetable
+
+log = logging.getLogger(__name__)
+
+Workers = Annotated[int, typer.Option(min=1, help="Jobs at a time.")]
+
+
+def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
+    """Run jobs that programs enqueue with RQ, and those of the setting `recurring`."""
+    settings = read_settings(redis)
+    url = need_server(settings)
+    stop = stop_on_signals()
+    watch_lifeline(stop.set)
+    notifier = Notifier()
+    start_logging(logging.WARNING)
+    with plain_errors(), closing_client(url) as client:
+        from embedfarm.ingest.recurring import RecurringError, Timetable
+
+        try:
+            timetable = Timetable(client, settings)
+        except RecurringError as error:
+            fail(str(error), USAGE)
+        wait_until_ready(url, stop, settings.reconnect_seconds_max)
+        logs = settings.state_directory.expanduser() / "logs"
+        with Supervisor(_children(workers, settings), logs, settings.drain_seconds) as supervisor:
+            console = Console(highlight=False, soft_wrap=True)
+            console.print(f"{workers} at a time for {hide_password(url)}; logs in {logs}")
+            ready = partial(_all_wait, client, supervisor, workers)
+            tick = partial(notifier.tick, f"{workers} at a time")
+            keep(stop, lambda: supervisor.failed, ready, tick, lambda: _tick(timetable))
+            notifier.stop()
+
+
+def _all_wait(client: "Redis", supervisor: Supervisor, count: int) -> bool:
+    """Tell whether all RQ workers run, and are known to RQ."""
+    from embedfarm.ingest.task_worker import are_registered
+
+    pids = supervisor.pids.values()
+    return len(pids) == count and are_registered(client, pids)
+
+
+def _children(count: int, settings: Settings) -> list[Child]:
+    """Return the RQ workers to start; their server is `settings.redis_url`."""
+    command = [sys.executable, "-m", "embedfarm.ingest.main"]
+    return [Child(f"ingest-{n}", command, settings.environment()) for n in range(count)]
+
+
+def _tick(timetable: "Timetable") -> None:
+    """Enqueue what is due; a server that is away now is asked again."""
+    try:
+        timetable.tick(time.time())
+    except UNAVAILABLE as error:
+        log.warning("the server is away: %s", error)

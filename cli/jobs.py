@@ -1,0 +1,361 @@
+"""`embedfarm jobs`: what the farm works on, and what is to become of it."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from embedfarm.cli.options import (
+    INTERRUPTED,
+    USAGE,
+    AsJson,
+    RedisUrl,
+    fail,
+    need_server,
+    plain_errors,
+    print_json,
+    read_settings,
+    stop_on_signals,
+)
+from embedfarm.cli.progress import View, describe_progress
+from embedfarm.cli.term_options import (
+    PASSED,
+    TOO_LITTLE,
+    PriorityName,
+    describe_deadline,
+    describe_left,
+)
+from embedfarm.contract.broker import closing_client, persist
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.formatting import format_seconds
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.scheduling_terms import (
+    PRIORITIES,
+    USUAL,
+    WEIGHT_MAX,
+    priority_name,
+    read_deadline,
+)
+from embedfarm.contract.status import JobGone, JobStatus
+from embedfarm.watch.overview import JobFacts, read_job, read_jobs
+
+ENDED_MAX: Final = 1000  # shown
+SHORT_CHARACTERS: Final = 8  # of an id, as far as that tells jobs apart
+WATCH_SECONDS: Final = 0.5
+COLUMNS: Final = (
+    "job", "name", "model", "state", "chunks", "done", "failed", "priority", "tenant", "deadline",
+)  # fmt: skip
+COLUMNS_OF_NUMBERS: Final = frozenset({"chunks", "done", "failed"})
+COLUMNS_OF_TERMS: Final = frozenset({"priority", "tenant", "deadline"})
+COLUMNS_OPTIONAL: Final = COLUMNS_OF_TERMS | {"failed"}
+COLUMNS_FREE: Final = frozenset({"name", "model", "tenant"})  # cut where the screen is too narrow
+
+jobs_app = typer.Typer(help="What the farm works on.", no_args_is_help=True)
+JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it, or its beginning.")]
+
+
+@jobs_app.command("ls")
+def list_jobs(
+    ended: Annotated[bool, typer.Option("--ended", help="Those that have ended.")] = False,  # noqa: FBT002 -- a flag
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """List the jobs on the server, oldest first; with --ended those that ended, newest first."""
+    with on_farm(redis) as farm:
+        jobs = read_jobs(farm, farm.ended_ids(ENDED_MAX) if ended else farm.job_ids())
+    if as_json:
+        print_json([_describe_job(each) for each in jobs])
+    else:
+        Console().print(_job_table(jobs))
+
+
+@jobs_app.command("show")
+def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Show one job: what it asks for, how far it is, and who refused it."""
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
+        facts = _describe_job(read_job(farm, handle.id))
+    if as_json:
+        print_json(facts)
+        return
+    facts["priority"] = priority_name(facts["priority"])
+    deadline = facts["deadline_ms"]
+    late = facts.pop("late_seconds")
+    facts["deadline_ms"] = describe_deadline(deadline, late) if deadline else "none"
+    console = Console(highlight=False, soft_wrap=True)
+    for name, value in facts.items():
+        console.print(f"{name:20} {value}", markup=False)
+
+
+@jobs_app.command("pause")
+def pause_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Lease no more blocks of a job until it is resumed; what is leased is still embedded."""
+    _change(job, redis, Job.pause, as_json=as_json)
+
+
+@jobs_app.command("resume")
+def resume_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Go on with a paused job."""
+    _change(job, redis, Job.resume, as_json=as_json)
+
+
+@jobs_app.command("cancel")
+def cancel_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Stop a job for good; what is embedded already stays with its collector."""
+    _change(job, redis, Job.cancel, as_json=as_json)
+
+
+@jobs_app.command("rm")
+def remove_job(
+    job: JobId,
+    force: Annotated[bool, typer.Option("--force", help="Even if it is in work.")] = False,  # noqa: FBT002 -- a flag
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Delete a job that was cancelled or collected from the server; its output can be resumed."""
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
+        status = handle.status()
+        if not (status.removable or force):
+            fail(f"job {handle.id} is {status.state}: cancel it first, or give --force")
+        handle.delete()
+    if as_json:
+        print_json({"job": handle.id, "state": "gone"})
+    else:
+        typer.echo(f"{handle.id} is gone")
+
+
+@jobs_app.command("set")
+def set_terms(  # noqa: PLR0913, PLR0917 -- each is a flag
+    job: JobId,
+    priority: Annotated[PriorityName | None, typer.Option(help="Before which other jobs.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="For whom it is done.")] = None,
+    weight: Annotated[
+        int | None, typer.Option(min=1, max=WEIGHT_MAX, help="Beside the tenant's other jobs.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="ISO 8601, or from now: 2h, 90m; or none.")
+    ] = None,
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Change terms of a job; the next plan follows them."""
+    if {priority, tenant, weight, deadline} == {None}:
+        fail("nothing to set: give --priority, --tenant, --weight or --deadline", USAGE)
+    try:
+        change = partial(
+            Job.set_terms,
+            priority=None if priority is None else PRIORITIES[priority],
+            tenant=tenant,
+            weight=weight,
+            deadline_ms=None if deadline is None else read_deadline(deadline),
+        )
+        _change(job, redis, change, as_json=as_json)
+    except ValueError as error:
+        fail(str(error), USAGE)
+
+
+@jobs_app.command("errors")
+def show_errors(
+    job: JobId,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most chunks to show.")] = 100,
+    redis: RedisUrl = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """List the chunks of a job that failed so far, with the reasons, in order of failing."""
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
+        failed = handle.status().chunks_failed
+        _, failures = handle.failures(limit)
+    if as_json:
+        print_json([msgspec.structs.asdict(failure) for failure in failures])
+        return
+    console = Console(highlight=False)
+    if not failures:
+        console.print(f"no chunk of {handle.id} has failed")
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("chunk", "attempts"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    for failure in failures:
+        table.add_row(f"{failure.index:,}", str(failure.attempts), Text(failure.reason))
+    console.print(table)
+    if failed > len(failures):
+        console.print(f"and {failed - len(failures):,} more")
+
+
+@jobs_app.command("retry")
+def retry_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Embed what failed of a finished job once more, and put it into its output."""
+    from embedfarm.cli.embed import retry_output
+
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
+        status = handle.status()
+        command = handle.noted("command")
+    if status.state != "finished":
+        again = f"; to go on with it: {command}" if status.state == "failed" and command else ""
+        fail(f"job {handle.id} is {status.state}: there is nothing to retry{again}")
+    retry_output(Path(status.out), read_settings(redis), as_json=as_json)
+
+
+@jobs_app.command("watch")
+def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """See how a job goes until it ends; --json: a line for each change; status 1: not finished."""
+    stop = stop_on_signals()
+    last = JobStatus()
+    with (
+        on_farm(redis) as farm,
+        View(Console(), lines=as_json or not sys.stdout.isatty()) as view,
+    ):
+        handle = find_job(farm, job)
+        for status in _follow(handle, stop):
+            if not as_json:
+                view.show(status, farm.workers())
+            elif status != last:
+                typer.echo(json.dumps({"job": handle.id, **asdict(status)}))
+            last = status
+    if stop.is_set():
+        raise typer.Exit(INTERRUPTED)
+    if last.state == "cancelled":
+        fail(f"job {handle.id} is cancelled")
+    if last.state == "failed":
+        fail(f"job {handle.id} has failed: {last.reason}")
+    if not last.ended:  # it was deleted
+        fail(f"job {handle.id} has left the farm; when last seen, {describe_progress(last)}")
+    if not as_json:
+        typer.echo(f"{handle.id} is finished: {describe_progress(last)}")
+
+
+def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
+    """Yield the job's status now and then, until it has ended or is gone, or `stop` is set."""
+    seconds_max = read_settings().reconnect_seconds_max
+    while not stop.is_set():
+        try:
+            status = persist(job.status, stop, seconds_max)
+        except JobGone:
+            return
+        yield status
+        if status.ended or status.state == "cancelled":
+            return
+        stop.wait(WATCH_SECONDS)
+
+
+@contextmanager
+def on_farm(redis: str) -> Iterator[Farm]:
+    """Open the farm on the server that is meant; errors become a sentence and an exit status."""
+    url = need_server(read_settings(redis))
+    with plain_errors(), closing_client(url) as client:
+        yield Farm(client)
+
+
+def find_job(farm: Farm, name: str) -> Job:
+    """Return the job of that id, or the only one whose id begins so.
+
+    Raises:
+        JobGone: There is no such job.
+    """
+    known = [*farm.job_ids(), *farm.ended_ids(ENDED_MAX)]
+    found = [job for job in known if job.startswith(name)]
+    if name in found or not found:
+        found = [name]
+    if len(found) > 1:
+        fail(f"{name} is the beginning of {len(found)} jobs", USAGE)
+    if not farm.exists(found[0]):
+        raise JobGone(found[0])
+    return farm.job(found[0])
+
+
+def _change(job: str, redis: str, change: Callable[[Job], object], *, as_json: bool) -> None:
+    """Change a job, and say how it is now."""
+    with on_farm(redis) as farm:
+        handle = find_job(farm, job)
+        change(handle)
+        status = handle.status()
+    if as_json:
+        names = ("state", "priority", "tenant", "weight", "deadline_ms")
+        print_json({"job": handle.id} | {name: getattr(status, name) for name in names})
+    else:
+        typer.echo(", ".join([f"{handle.id} is {status.state}", *_describe_terms(status)]))
+
+
+def _describe_terms(status: JobStatus) -> Iterator[str]:
+    """Yield words for each term that is not the usual one."""
+    if status.priority != USUAL.priority:
+        yield f"priority {priority_name(status.priority)}"
+    if status.tenant:
+        yield f"tenant {status.tenant}"
+    if status.weight != USUAL.weight:
+        yield f"weight {status.weight}"
+    if status.deadline_ms:
+        yield f"deadline {describe_deadline(status.deadline_ms)}"
+
+
+def _describe_job(facts: JobFacts) -> dict[str, Any]:
+    """Return the facts of a job by name, beginning with what people look for."""
+    return {
+        "job": facts.job,
+        "name": facts.name,
+        "model": facts.model,
+        "age": format_seconds(max(0.0, time.time() - facts.created_ms / 1000)),
+        **asdict(facts),
+    }
+
+
+def _job_table(jobs: Sequence[JobFacts]) -> Table:
+    """Return a table of jobs without empty columns; terms take the place of the model."""
+    ids = [each.job for each in jobs]
+    rows = [_describe_row(job, ids) for job in jobs]
+    empty = {name for name in COLUMNS_OPTIONAL if not any(row[name] for row in rows)}
+    hidden = empty if empty >= COLUMNS_OF_TERMS else empty | {"model"}
+    table = Table(box=None, pad_edge=False)
+    for name in (name for name in COLUMNS if name not in hidden):
+        free = name in COLUMNS_FREE
+        right = name in COLUMNS_OF_NUMBERS
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=not free, overflow="ellipsis"
+        )
+    for row in rows:
+        cells = {name: Text(row[name]) for name in COLUMNS if name not in hidden}
+        if row["deadline"].endswith((PASSED, TOO_LITTLE)):
+            cells["deadline"].stylize("red")
+        table.add_row(*cells.values())
+    return table
+
+
+def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
+    """Return the cells of a job's line, by column."""
+    priority = facts.priority
+    return {
+        "job": _shorten(facts.job, ids),
+        "name": facts.name,
+        "model": facts.model.rpartition("/")[2],
+        "state": facts.state,
+        "chunks": f"{facts.chunks_in:,}",
+        "done": f"{facts.chunks_done:,}",
+        "failed": f"{facts.chunks_failed:,}" if facts.chunks_failed else "",
+        "priority": "" if priority == USUAL.priority else priority_name(priority),
+        "tenant": facts.tenant,
+        "deadline": (
+            "" if facts.embedded else describe_left(facts.deadline_ms, facts.late_seconds)
+        ),
+    }
+
+
+def _shorten(job: str, ids: Sequence[str]) -> str:
+    """Return the shortest beginning of an id that no other id has."""
+    sizes = range(SHORT_CHARACTERS, len(job))
+    return next((job[:n] for n in sizes if sum(each.startswith(job[:n]) for each in ids) == 1), job)

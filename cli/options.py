@@ -1,0 +1,136 @@
+"""Options that several verbs share, and how every verb ends."""
+
+import json
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import redis
+import typer
+from pydantic import ValidationError
+
+from embedfarm.contract import tracing
+from embedfarm.contract.broker import ServerError
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.processes import ChildError, set_by_signal
+from embedfarm.contract.redaction import hide_in_word, hide_secrets
+from embedfarm.contract.server_url import UrlError, make_pool
+from embedfarm.contract.settings import Settings, UntrustedFile
+
+FAILED, USAGE, FAILED_CHUNKS, FULL, INTERRUPTED = 1, 2, 3, 75, 130
+
+RedisUrl = Annotated[
+    str, typer.Option("--redis", help="Server URL; default EMBEDFARM_REDIS_URL.", metavar="URL")
+]
+Devices = Annotated[
+    str, typer.Option(help="all, cpu, or GPU indices and UUIDs with commas between.")
+]
+CpuWorkers = Annotated[
+    int, typer.Option("--workers", min=0, help="CPU workers; 0: two, or one per four cores.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def read_settings(redis_url: str = "") -> Settings:
+    """Read the settings, with the server's URL of the flag if given; wrong ones end the program."""
+    try:
+        settings = Settings()
+    except (ValidationError, UntrustedFile) as error:
+        fail(f"settings: {error}", USAGE)
+    if settings.traces and not tracing.is_installed():
+        fail("settings: traces need the packages of embedfarm[traces], which are missing", USAGE)
+    if url := redis_url or settings.redis_url:
+        try:
+            make_pool(url)
+        except UrlError as error:
+            fail(f"the server's URL: {error}", USAGE)
+    return settings.model_copy(update={"redis_url": url})
+
+
+def need_server(settings: Settings) -> str:
+    """Return the URL of the server; end the program where none was given."""
+    if not settings.redis_url:
+        fail("which server? give --redis URL or set EMBEDFARM_REDIS_URL", USAGE)
+    return settings.redis_url
+
+
+def fail(message: str, status: int = FAILED) -> NoReturn:
+    """End the program with a sentence on standard error; secrets of URLs are not in it."""
+    typer.echo(f"embedfarm: {hide_secrets(message)}", err=True)
+    raise typer.Exit(status)
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401 -- anything that JSON can say
+    """Print one JSON object."""
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn what can go wrong outside the program into a sentence and a status."""
+    from embedfarm.collector.collect import JobEnded
+    from embedfarm.collector.manifest import OutputError
+    from embedfarm.contract.farm import FarmFull, ModelRefused
+    from embedfarm.contract.jobs import ChangeRefused, JobTaken
+    from embedfarm.contract.records import RecordError
+    from embedfarm.contract.status import JobGone
+    from embedfarm.producer.readers import CorpusError
+    from embedfarm.producer.submit import JobRefused, Rewind
+    from embedfarm.watch.forecast import ForecastError
+    from embedfarm.workers.devices import DeviceError
+
+    try:
+        yield
+    except (
+        CorpusError,
+        OutputError,
+        DeviceError,
+        ForecastError,
+        JobTaken,
+        ModelError,
+        ModelRefused,
+        RecordError,
+    ) as error:
+        fail(str(error), USAGE)
+    except JobGone as error:
+        fail(f"no such job: {error}", USAGE)
+    except FarmFull as error:
+        fail(str(error), FULL)
+    except (ServerError, ChildError, ChangeRefused, JobRefused, JobEnded, Rewind, OSError) as error:
+        fail(str(error))
+    except redis.AuthenticationError as error:
+        fail(f"the server refused the password: {error}", USAGE)
+    except redis.RedisError as error:
+        fail(f"the server: {error}")
+
+
+def command_line() -> str:
+    """Return how this program was called, without its server and the secrets of other URLs."""
+    words = ["embedfarm", *map(hide_in_word, sys.argv[1:])]
+    if "--redis" in words:
+        place = words.index("--redis")
+        del words[place : place + 2]
+    words = [word for word in words if not word.startswith("--redis=")]
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"
+
+
+def stop_on_signals() -> threading.Event:
+    """Return an event that SIGINT and SIGTERM set; a second signal ends the program at once."""
+    stop = threading.Event()
+    asked = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal asked
+        if asked:
+            sys.exit(128 + number)
+        asked = True
+        set_by_signal(stop)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return stop

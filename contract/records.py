@@ -1,0 +1,624 @@
+"""The records that cross a process boundary, and their bytes.
+
+Every record is one byte, the version of its layout, and a msgpack array of its fields in the order
+below. A reader that meets another version refuses it by name, without guessing: `ForeignVersion`.
+A field may be added at the end of a record, with a default, without a new version; but a new field
+of a `JobSpec` or a `TokenRecipe`, which decide the vectors, is refused by older readers.
+"""
+
+import zlib
+from collections.abc import Sequence
+from itertools import chain, pairwise, repeat
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
+
+VERSION: Final = 1
+SPEC_WORDS: Final = {
+    "dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
+    "vector_dtype": ("float32", "float16", "int8", "ubinary", "lsh"),
+    "engine": ("auto", "torch", "openvino"),
+    "long": ("truncate", "windows", "error"),
+    "task": ("", "query", "document"),
+}
+"""What each of these fields of a `JobSpec` may say."""
+
+
+VERSIONS_MAX: Final = 31
+"""A first byte beyond it is no version: it would be text."""
+
+COUNT_MAX: Final = 1 << 53
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+"""A number that every language, and the server's scripts, keep exactly."""
+
+Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""A number of seconds, tokens or the like that one may reckon with: neither infinite nor NaN."""
+
+Speed: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
+"""Something in a second that one may divide by."""
+
+Fact: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+"""Any finite number: of what is only shown."""
+
+
+EntryId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,17}-[0-9]{1,17}\Z")]
+"""ID of a stream entry, which the server would not take otherwise."""
+
+Some: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+"""A number of things to ask for."""
+
+
+class RecordError(ValueError):
+    """Raised when bytes off the wire are not a record of a version that this program reads."""
+
+
+class ForeignVersion(RecordError):
+    """Raised when a record has another version: undamaged, it seems, but not for this program."""
+
+
+class Rows(NamedTuple):
+    """Consecutive chunks as columns, since a record per chunk would cost more than the chunk."""
+
+    texts: list[str]
+    ids: list[str] | None
+
+
+class Record(msgspec.Struct, array_like=True, kw_only=True, gc=False):
+    """Base of all records on the wire."""
+
+
+class TokenRecipe(Record, forbid_unknown_fields=True):
+    """Recipe by which texts become token ids (`embedfarm.contract.token_ids`).
+
+    Attributes:
+        tokenizer: SHA-256 of tokenizer.json.
+        prompt: Prompt put before every text.
+        tokens_max: Tokens kept of a text, special tokens included.
+    """
+
+    tokenizer: str
+    prompt: str
+    tokens_max: Count
+
+
+class TokenIds(Record):
+    """Chunks as a model's token ids, end to end.
+
+    Attributes:
+        recipe: Recipe by which the ids were made.
+        ids: Ids of all chunks, little-endian, of `width` bytes each.
+        width: Bytes of an id, 2 or 4.
+        lengths: Tokens of each chunk, little-endian uint32.
+        checksums: `text_checksums` of the texts that the ids were made of.
+    """
+
+    recipe: TokenRecipe
+    ids: bytes
+    width: Count
+    lengths: bytes
+    checksums: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit together, also in a record off the wire."""
+        if self.width not in {2, 4} or len(self.lengths) % 4:
+            raise ValueError("token ids of 2 or 4 bytes and lengths of 4 are needed")
+        if len(self.ids) != self.width * self.ends()[-1]:
+            raise ValueError("the lengths are not those of the token ids")
+        if len(self.checksums) != len(self.lengths):
+            raise ValueError("a checksum for each chunk is needed")
+
+    def ends(self) -> NDArray[np.int64]:
+        """Return where each chunk ends among the ids, after a zero where the first one begins."""
+        lengths = np.frombuffer(self.lengths, dtype="<u4")
+        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+    def arrays(self) -> list[NDArray[np.int64]]:
+        """Return the ids of each chunk."""
+        ids = np.frombuffer(self.ids, dtype=f"<u{self.width}").astype(np.int64)
+        return np.split(ids, self.ends()[1:-1])
+
+    def piece(self, first: int, end: int) -> "TokenIds":
+        """Return the token ids of chunks `first` to `end - 1`, counted from 0."""
+        begins, ends = (self.width * int(self.ends()[chunk]) for chunk in (first, end))
+        return TokenIds(
+            recipe=self.recipe,
+            ids=self.ids[begins:ends],
+            width=self.width,
+            lengths=self.lengths[4 * first : 4 * end],
+            checksums=self.checksums[4 * first : 4 * end],
+        )
+
+
+class Block(Record):
+    """Consecutive chunks in one stream entry, as texts or as token ids.
+
+    Attributes:
+        start: Index of the first chunk in the job.
+        texts: One text per chunk; none when there are `tokens`.
+        ids: The caller's identifiers, one per chunk, or None.
+        token_count: Tokens of all texts after truncation, estimated while they are texts; the unit
+            of every plan.
+        tokens: The chunks' token ids, None when there are `texts`.
+    """
+
+    start: Count
+    texts: list[str]
+    ids: list[str] | None = None
+    token_count: Count = 0
+    tokens: TokenIds | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of chunks in the block."""
+        return len(self.texts) if self.tokens is None else len(self.tokens.lengths) // 4
+
+    @property
+    def end(self) -> int:
+        """Index of the first chunk after the block."""
+        return self.start + self.count
+
+    def chunks(self) -> Sequence[str | NDArray[np.int64]]:
+        """Return the block's chunks, each a text or token ids."""
+        return self.texts if self.tokens is None else self.tokens.arrays()
+
+    def identities(self) -> Sequence[str | bytes]:
+        """Return each chunk's text, or the bytes of its token ids: equal for equal chunks."""
+        if self.tokens is None:
+            return self.texts
+        ends = (self.tokens.width * self.tokens.ends()).tolist()
+        return [self.tokens.ids[first:end] for first, end in pairwise(ends)]
+
+    def checksums(self) -> bytes:
+        """Return `text_checksums` of the block's texts, 4 bytes per chunk."""
+        return text_checksums(self.texts) if self.tokens is None else self.tokens.checksums
+
+    def piece(self, first: int, end: int) -> "Block":
+        """Return a block of this block's chunks `first` to `end - 1`, counted from 0.
+
+        The token count is shared out evenly; the pieces of a block add up to the block's count.
+        """
+        before, upto = (self.token_count * chunk // self.count for chunk in (first, end))
+        return Block(
+            start=self.start + first,
+            texts=self.texts[first:end],
+            ids=None if self.ids is None else self.ids[first:end],
+            token_count=upto - before,
+            tokens=None if self.tokens is None else self.tokens.piece(first, end),
+        )
+
+
+class ChunkError(Record):
+    """One chunk that was given up on.
+
+    Attributes:
+        index: Index of the chunk in the job.
+        reason: Why the chunk failed, for people.
+        attempts: How often the chunk was tried, by itself and among others.
+    """
+
+    index: Count
+    reason: str
+    attempts: Count = 1
+
+
+class Result(Record):
+    """The vectors of one block, keyed by its start index.
+
+    Attributes:
+        start: Index of the first chunk in the job.
+        count: Chunks in the block; rows in `vectors`.
+        dimensions: Components per vector, or bytes of a vector of sign bits.
+        dtype: numpy name of the components, little-endian: "<f4", "<f2", "|i1" or "|u1".
+        vectors: `count * dimensions` components, row-major; the row of a failed chunk is zero.
+        checksums: `text_checksums` of the texts that were embedded, 4 bytes per chunk.
+        ids: The caller's identifiers, one per chunk, or None.
+        errors: The chunks that failed.
+        token_count: Tokens of the texts, as the model counts; a text that repeats counts each time.
+        worker: Name of the worker that embedded the block.
+        seconds: The block's share of the device's time.
+    """
+
+    start: Count
+    count: Count
+    dimensions: Count
+    dtype: str
+    vectors: bytes
+    checksums: bytes
+    ids: list[str] | None = None
+    errors: list[ChunkError] = msgspec.field(default_factory=list)
+    token_count: Count = 0
+    worker: str = ""
+    seconds: Amount = 0.0
+
+    def matrix(self) -> NDArray[Any]:
+        """Return the vectors as an array of shape (count, dimensions), without a copy."""
+        return np.frombuffer(self.vectors, dtype=self.dtype).reshape(self.count, self.dimensions)
+
+    def rest(self, start: int) -> "Result":
+        """Return the part of this result from chunk `start` on, with all of its tokens and time."""
+        skip = start - self.start
+        return Result(
+            start=start,
+            count=self.count - skip,
+            dimensions=self.dimensions,
+            dtype=self.dtype,
+            vectors=self.matrix()[skip:].tobytes(),
+            checksums=self.checksums[4 * skip :],
+            ids=None if self.ids is None else self.ids[skip:],
+            errors=[error for error in self.errors if error.index >= start],
+            token_count=self.token_count,
+            worker=self.worker,
+            seconds=self.seconds,
+        )
+
+
+class Completion(Record):
+    """A worker's account of one micro-batch; statistics only, losing some is harmless.
+
+    Attributes:
+        worker: Name of the worker.
+        model: Key of the model, dtype and engine the rate belongs to.
+        job: The job the blocks came from.
+        chunks: Chunks in the micro-batch.
+        tokens: Tokens as the producer counted them, the unit of plans.
+        padded_tokens: Tokens the device went through, padding included.
+        real_tokens: Tokens the device went through, padding not included.
+        seconds: Time that the micro-batch took, with the overhead that the pipeline could not hide.
+        overhead_seconds: The part of `seconds` that is not the device's work.
+        pairs: Sum of the squared lengths of its chunks, in the model's tokens.
+    """
+
+    worker: str
+    model: str
+    job: str
+    chunks: Count
+    tokens: Count
+    padded_tokens: Count
+    real_tokens: Count
+    seconds: Amount
+    overhead_seconds: Amount
+    pairs: Count = 0
+
+
+class Heartbeat(Record):
+    """State that a worker reports about itself, about once a second.
+
+    Attributes:
+        worker: Name of the worker, stable over restarts of the same device on the same host.
+        incarnation: Id of this start of the worker; the newest one owns the name.
+        host: Host name.
+        pid: Process id on that host.
+        device: Name of the device, such as "cpu-0" or "cuda-GPU-6f8e…".
+        state: State of the worker: "loading", "idle", "busy" or "draining".
+        model: Key of the loaded model, "" when none is.
+        job: The job of the current micro-batch, "" when idle.
+        held_tokens: Tokens leased and not yet committed.
+        held_seconds: Time since the current micro-batch began on the device.
+        tokens_per_second: The worker's own recent rate, 0 when unknown.
+        tokens_done: Real tokens since the start.
+        chunks_done: Chunks since the start.
+        load_seconds: Time the model took to load.
+        device_facts: Memory, temperature and the like, by metric name.
+        where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
+        lane: Work for interactive requests since the start: "rounds" (runs that several requests
+            may share), "pieces" of requests, "texts", "tokens", and the device's "seconds".
+        refused: Jobs that the worker could not embed a moment ago.
+        model_bytes: Device memory that the loaded model took, 0 when that is not known.
+    """
+
+    worker: str
+    incarnation: str
+    host: str
+    pid: Count
+    device: str
+    state: str
+    model: str = ""
+    job: str = ""
+    held_tokens: Count = 0
+    held_seconds: Amount = 0.0
+    tokens_per_second: Amount = 0.0
+    tokens_done: Count = 0
+    chunks_done: Count = 0
+    load_seconds: Amount = 0.0
+    device_facts: dict[str, Fact] = msgspec.field(default_factory=dict)
+    where: dict[str, Fact] = msgspec.field(default_factory=dict)
+    lane: dict[str, Fact] = msgspec.field(default_factory=dict)
+    refused: list[str] = msgspec.field(default_factory=list)
+    model_bytes: Count = 0
+
+
+class JobShare(Record):
+    """How much of one job a worker may lease at a time.
+
+    Attributes:
+        job: The job.
+        tokens: Size of the next micro-batch in tokens.
+        blocks: Size of the next micro-batch in stream entries, at least 1.
+        copies: IDs of stream entries that other workers hold, and of which this worker should embed
+            speculative copies at the job's tail.
+        open: Whether the producer adds more blocks, which are worth waiting for.
+    """
+
+    job: str
+    tokens: Count
+    blocks: Some
+    copies: list[EntryId] = msgspec.field(default_factory=list)
+    open: bool = False
+
+
+class Plan(Record):
+    """Plan of the scheduler for one worker: which jobs, in which order, how much at a time."""
+
+    worker: str
+    fence: Count
+    shares: list[JobShare]
+
+
+class Policy(Record):
+    """The scheduler's passes, by name and in order."""
+
+    passes: list[str]
+
+
+class Decision(Record):
+    """Decision of the scheduler and its reasons, for people.
+
+    Attributes:
+        time: Unix time of the decision in seconds.
+        seconds: Seconds that the decision took, without the time to explain it.
+        passes: Names of the passes, in their order.
+        notes: What each pass did, as pairs of its name and a text, which calls workers and jobs by
+            their names and ids.
+        workers: The worker that each note is about, "" for none in particular; unknown for notes
+            beyond the end of this list.
+        left_out: Number of notes that were too many to be kept, by pass.
+    """
+
+    time: Fact
+    seconds: Fact
+    passes: list[str]
+    notes: list[tuple[str, str]]
+    workers: list[str] = []
+    left_out: dict[str, Count] = {}
+
+    def about(self, worker: str) -> "Decision":
+        """Return the decision with the notes about a worker or none in particular; "" for all."""
+        rows = zip(self.notes, chain(self.workers, repeat("")), strict=False)
+        kept = [row for row in rows if not worker or row[1] in {"", worker}]
+        return msgspec.structs.replace(
+            self, notes=[note for note, _ in kept], workers=[about for _, about in kept]
+        )
+
+
+class SchedulerStats(Record):
+    """Figures of the active scheduler; "recent" is the last minute.
+
+    Attributes:
+        passes: Names of the active passes, in their order.
+        dropped: Errors of passes that raised one and are left out since, by pass.
+        decisions: Number of decisions since the scheduler became active.
+        decision_seconds_mean: Mean time of recent decisions.
+        decision_seconds_p99: 99th percentile of the time of recent decisions.
+        micro_batches: Number of micro-batches since the scheduler became active.
+        tokens: Tokens of the micro-batches since the scheduler became active.
+        micro_batch_seconds_mean: Mean time of recent micro-batches.
+        micro_batch_seconds_p99: 99th percentile of the time of recent micro-batches.
+        tokens_per_second: Recent tokens per second of all workers.
+        prediction_error: Median of |took / predicted - 1| of recent micro-batches.
+        padding: Recent padded tokens over real ones, less 1.
+        efficiency: Recent tokens as a share of those that all workers, by their rates, could have
+            done of these jobs while there was work.
+        late: Seconds by which jobs miss their deadlines as things are, by job.
+    """
+
+    passes: list[str]
+    dropped: dict[str, str]
+    decisions: Count
+    decision_seconds_mean: Fact
+    decision_seconds_p99: Fact
+    micro_batches: Count
+    tokens: Count
+    micro_batch_seconds_mean: Fact
+    micro_batch_seconds_p99: Fact
+    tokens_per_second: Fact
+    prediction_error: Fact
+    padding: Fact
+    efficiency: Fact
+    late: dict[str, Fact] = {}
+
+
+class Sample(Record):
+    """Sample of what the farm did in some seconds, for curves.
+
+    Attributes:
+        seconds: Length of the time that it covers, which ends at the time in its entry's ID.
+        workers: Real tokens and chunks done, by worker; workers that did none are left out.
+        jobs: Real tokens and chunks done, by job; jobs that got none are left out.
+        backlog_tokens: Tokens that were sent and are not done, of all jobs.
+        workers_alive: Number of live workers.
+    """
+
+    seconds: Amount
+    workers: dict[str, tuple[Count, Count]]
+    jobs: dict[str, tuple[Count, Count]]
+    backlog_tokens: Count
+    workers_alive: Count
+
+
+class Rate(Record):
+    """Throughput history of one worker, model and length class.
+
+    Attributes:
+        tokens_per_second: Exponential average, in the tokens of plans.
+        overhead_seconds: Exponential average of the fixed time per micro-batch.
+        updated: Unix time of the last completion that was taken in.
+        samples: Number of completions that were taken in.
+    """
+
+    tokens_per_second: Speed
+    overhead_seconds: Amount
+    updated: Amount
+    samples: Count
+
+
+class JobSpec(Record, forbid_unknown_fields=True):
+    """Specification of a job; nothing in it changes once the job exists.
+
+    Attributes:
+        model: Name or path of the model, as the user wrote it.
+        dtype: Type that the model computes in: "auto", "float32", "bfloat16", "float16" or "int8".
+        vector_dtype: Type that is stored: "float32", "float16", "int8", "ubinary" (sign bits) or
+            "lsh" (bits of random hyperplanes).
+        prompt: Text put before every chunk; "" for one of the model's own, if it has any.
+        max_length: Tokens kept of a chunk, 0 for the model's own limit.
+        normalize: Whether vectors are scaled to length 1 even if the model does not.
+        dimensions: Leading components kept (Matryoshka), 0 for all.
+        name: Name of the job, for people.
+        ranges: Least and greatest of each component for "int8", little-endian float32 of shape
+            (2, dimensions).
+        engine: Engine that runs the model: "auto", "torch" or "openvino".
+        long: What becomes of a text longer than the model's limit: "truncate", "windows" (their
+            mean, weighted by tokens) or "error".
+        long_overlap: About how many tokens a window repeats of the one before.
+        lsh_bits: Number of hyperplanes of "lsh", a multiple of 8.
+        task: "query", "document" or "": the vectors are those of sentence-transformers'
+            `encode_query`, `encode_document` or `encode`, which differ where a model has prompts or
+            modules for each.
+        prompt_name: Which of the model's prompts is put before every chunk, in place of the task's.
+
+    Raises:
+        ValueError: A field asks for what no worker could do.
+    """
+
+    model: str
+    dtype: str = "auto"
+    vector_dtype: str = "float32"
+    prompt: str = ""
+    max_length: int = 0
+    normalize: bool = False
+    dimensions: int = 0
+    name: str = ""
+    ranges: bytes = b""
+    engine: str = "auto"
+    long: str = "truncate"
+    long_overlap: int = 32
+    lsh_bits: int = 2048
+    task: str = ""
+    prompt_name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a specification that no worker could serve, also off the wire."""
+        for name, words in SPEC_WORDS.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(words)}")
+        numbers = self.max_length, self.dimensions, self.long_overlap
+        if not 0 <= min(numbers) <= max(numbers) <= COUNT_MAX:
+            raise ValueError("max_length, dimensions and long_overlap are 0 to 2 to the 53rd")
+        if self.lsh_bits % 8 or not BITS_MIN <= self.lsh_bits <= BITS_MAX:
+            raise ValueError(f"lsh_bits is a multiple of 8 from {BITS_MIN} to {BITS_MAX}")
+        if self.prompt and self.prompt_name:
+            raise ValueError("prompt and prompt_name are two ways to say the same")
+
+
+class LanePiece(Record):
+    """Piece of an interactive request: one device may take this piece, another the next.
+
+    Attributes:
+        id: Id of the request, which names the key of the answers.
+        spec: Specification as of a job; its fields about storing vectors are ignored.
+        place: Index in the request of the piece's first text.
+        texts: Texts of the piece, at least one.
+        timeout_seconds: Time after the piece's arrival on the server for which the asker waits.
+    """
+
+    id: str
+    spec: JobSpec
+    place: Count
+    texts: list[str]
+    timeout_seconds: Amount
+
+
+class LaneAnswer(Record):
+    """Answer to a piece, and then to the whole request: vectors, or why there are none.
+
+    Attributes:
+        place: Index in the request of the first text.
+        dimensions: Components of a vector.
+        vectors: Little-endian float32, a row for each text; the row of a failed text is zero.
+        errors: The texts that failed, by their index among the texts of this answer.
+        reason: Why the whole request failed, "" where it did not.
+        late: Whether it failed because a worker came to it after its time.
+        worker: Name of the worker, or of several with commas between them.
+        token_count: Tokens of the texts, as the model counts and cuts them.
+        seconds: The piece's share of the time from when a worker took it, with what else was
+            waiting, until the answers; for a request the sum over its pieces.
+        waited_seconds: Time from the piece's arrival on the server until a worker took it; for a
+            request the least of its pieces.
+        fingerprint: Fingerprint of the model by component, as for a job.
+        unserved: Whether the reason is that no worker has such a model, whatever the texts are.
+    """
+
+    place: Count = 0
+    dimensions: Count = 0
+    vectors: bytes = b""
+    errors: list[ChunkError] = msgspec.field(default_factory=list)
+    reason: str = ""
+    late: bool = False
+    worker: str = ""
+    token_count: Count = 0
+    seconds: Fact = 0.0
+    waited_seconds: Fact = 0.0
+    fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
+    unserved: bool = False
+
+    def matrix(self) -> NDArray[np.float32]:
+        """Return the vectors as an array of shape (texts, dimensions), without a copy."""
+        return np.frombuffer(self.vectors, dtype="<f4").reshape(-1, self.dimensions)
+
+
+R = TypeVar("R", bound=Record)
+
+_VERSION_BYTE: Final = bytes([VERSION])
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """Return the bytes of a record."""
+    return _VERSION_BYTE + _encoder.encode(record)
+
+
+def decode(kind: type[R], data: bytes) -> R:
+    """Return the record in `data`.
+
+    Raises:
+        ForeignVersion: The record has a version that is not read here.
+        RecordError: The bytes are damaged, or of another kind.
+    """
+    if data[:1] != _VERSION_BYTE:
+        raise _no_version(kind, data)
+    try:
+        return msgspec.msgpack.decode(memoryview(data)[1:], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"not a {kind.__name__} record: {error}") from error
+
+
+def _no_version(kind: type[Record], data: bytes) -> RecordError:
+    """Return an error that says why bytes do not begin with our version, and what to do."""
+    if not data or data[0] > VERSIONS_MAX:
+        begins = f"begins with byte {data[:1].hex()}" if data else "is empty"
+        return RecordError(f"not a {kind.__name__} record: it {begins}, not with its version")
+    older = "this program" if data[0] > VERSION else "the program that wrote it"
+    return ForeignVersion(
+        f"{kind.__name__} record of version {data[0]}, but this program reads version {VERSION}: "
+        f"update {older}"
+    )
+
+
+def text_checksums(texts: Sequence[str]) -> bytes:
+    """Return the CRC-32 of each text's UTF-8 as little-endian uint32: ties vectors to texts."""
+    checksums = map(zlib.crc32, map(str.encode, texts))
+    return np.fromiter(checksums, dtype="<u4", count=len(texts)).tobytes()

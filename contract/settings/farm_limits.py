@@ -1,0 +1,217 @@
+"""Limits of the farm itself: what is leased, kept and waited for, and for how long."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+from embedfarm.contract.scheduling_terms import WEIGHT_MAX
+from embedfarm.contract.settings.profiles import MEBIBYTE
+
+
+class FarmSettings(BaseModel):
+    """Limits of servers, leases, jobs, blocks, plans, device batches and the interactive lane."""
+
+    profile: Annotated[
+        Literal["", "high-throughput", "low-latency", "memory-constrained"],
+        Field(
+            description="Other defaults for some limits below; what is set by name still counts."
+        ),
+    ] = ""
+    redis_url: Annotated[
+        str,
+        Field(
+            description="Server to use: redis://, rediss://, unix:// or redis+sentinel:// "
+            "(docs/security.md); empty: a private one."
+        ),
+    ] = ""
+    state_directory: Annotated[
+        Path, Field(description="Logs of `work`; logs and the private server of `up`.")
+    ] = Path("~/.local/state/embedfarm")
+    model_cache: Annotated[
+        Path | None, Field(description="Where hub models are kept; empty: the hub's own cache.")
+    ] = None
+
+    engine_cache: Annotated[Path, Field(description="Where converted models are kept.")] = Path(
+        "~/.cache/embedfarm"
+    )
+
+    lease_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A lease not renewed for this long goes to another worker."),
+    ] = 12.0
+    heartbeat_seconds: Annotated[PositiveFloat, Field(description="Time between heartbeats.")] = 1.0
+    heartbeat_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A worker silent for this long is counted as dead.")
+    ] = 6.0
+    plan_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A plan older than this is not followed any more.")
+    ] = 5.0
+    scheduler_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A standby takes over when the lock is this old.")
+    ] = 5.0
+    hang_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A device batch that takes no longer than this is never given up."),
+    ] = 30.0
+    hang_factor: Annotated[
+        PositiveInt,
+        Field(description="Times its predicted time, after which it is taken for a hang."),
+    ] = 10
+    load_seconds_max: Annotated[
+        PositiveFloat,
+        Field(description="Longest that a model may take to load, a download included."),
+    ] = 3600.0
+    drain_seconds: Annotated[
+        PositiveFloat, Field(description="Time between SIGTERM and SIGKILL.")
+    ] = 30.0
+    reconnect_seconds_max: Annotated[
+        PositiveFloat, Field(description="How long a command waits for a server that is away.")
+    ] = 120.0
+    reconcile_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Waiting for one result, after which lost chunks are looked for."),
+    ] = 10.0
+    full_disk_seconds: Annotated[
+        PositiveFloat, Field(description="Time between looks at an output's disk that is full.")
+    ] = 5.0
+
+    jobs_max: Annotated[
+        PositiveInt, Field(description="Unfinished jobs on the farm; one more is refused.")
+    ] = 1000
+    ended_jobs_max: Annotated[
+        PositiveInt, Field(description="Jobs that have ended, of which a record is kept.")
+    ] = 10_000
+    ended_seconds_max: Annotated[
+        PositiveInt, Field(description="How long such a record is kept.")
+    ] = 7 * 86400
+    job_chunks_max: Annotated[
+        NonNegativeInt | None,
+        Field(
+            description="Most chunks of a job; 0: any number. By default any number for `embed`, "
+            "and 1,000,000,000 for a job by RQ or HTTP."
+        ),
+    ] = None
+    job_output_bytes_max: Annotated[
+        NonNegativeInt | None,
+        Field(
+            description="Size at which an output may not grow on; 0: none. By default none for "
+            "`embed`, and 1 TiB for a job by RQ or HTTP."
+        ),
+    ] = None
+    corpus_bytes_max: Annotated[
+        NonNegativeInt | None,
+        Field(
+            description="Most that a compressed file of a corpus unpacks to, and text in a corpus; "
+            "0: any. By default any, but `http_upload_bytes_max` for an upload, and "
+            "`fetch_bytes_max` for what is fetched."
+        ),
+    ] = None
+    deliveries_max: Annotated[
+        PositiveInt, Field(description="Deliveries of a block before it is split.")
+    ] = 3
+    block_seconds: Annotated[
+        PositiveFloat, Field(description="Size of a block, in work of the slowest live worker.")
+    ] = 0.1
+    block_chunks_min: Annotated[PositiveInt, Field(description="Least chunks in a block.")] = 8
+    block_chunks_max: Annotated[PositiveInt, Field(description="Most chunks in a block.")] = 8192
+    block_bytes_max: Annotated[PositiveInt, Field(description="Most text in a block.")] = MEBIBYTE
+    window_bytes_max: Annotated[
+        PositiveInt,
+        Field(
+            description="Text and vectors of a job that Redis holds at most; the producer waits."
+        ),
+    ] = 80 * MEBIBYTE
+    farm_window_bytes_max: Annotated[
+        NonNegativeInt,
+        Field(
+            description="The same of all jobs together; 0: half of the server's `maxmemory`, or of "
+            "`redis_bytes_max` if it has none."
+        ),
+    ] = 0
+    results_bytes_max: Annotated[
+        PositiveInt, Field(description="Uncollected results at which no more work is planned.")
+    ] = 128 * MEBIBYTE
+    part_bytes_max: Annotated[
+        PositiveInt, Field(description="Vectors in one part file of the output.")
+    ] = 24 * MEBIBYTE
+    micro_batch_seconds_max: Annotated[
+        PositiveFloat, Field(description="Most work that a worker leases at a time.")
+    ] = 4.0
+    ageing_seconds: Annotated[
+        PositiveFloat, Field(description="A job that got nothing for this long rises one priority.")
+    ] = 60.0
+    tenant_weights: Annotated[
+        dict[str, Annotated[int, Field(ge=1, le=WEIGHT_MAX)]],
+        Field(description='Shares of tenants, such as {"search": 3}; one that is not named has 1.'),
+    ] = {}
+    affinity_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Service that a job may be ahead because workers have its model loaded."),
+    ] = 30.0
+    micro_batch_bytes_max: Annotated[
+        PositiveInt, Field(description="Most text that a worker leases at a time.")
+    ] = 4 * MEBIBYTE
+    probe_seconds: Annotated[
+        PositiveFloat, Field(description="Size of the first micro-batch of an unknown worker.")
+    ] = 0.3
+    rate_half_life_seconds: Annotated[
+        PositiveFloat, Field(description="Age at which a measured rate counts half.")
+    ] = 4.0
+    batch_tokens_max: Annotated[
+        NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
+    ] = 0
+    batch_bytes_max: Annotated[
+        NonNegativeInt,
+        Field(description="Device memory for device batches beside the model; 0: all there is."),
+    ] = 0
+    redis_bytes_max: Annotated[
+        PositiveInt, Field(description="`maxmemory` of the private server.")
+    ] = 1024 * MEBIBYTE
+    events_max: Annotated[PositiveInt, Field(description="Completions kept for statistics.")] = 4096
+
+    lane_wait_seconds: Annotated[
+        NonNegativeFloat,
+        Field(description="`max_wait`: how long an idle device waits for requests to share a run."),
+    ] = 0.005
+    lane_batch_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Work on the device ahead of a request, while requests are coming."),
+    ] = 0.1
+    lane_quiet_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Time without a request after which device batches are full size again."),
+    ] = 5.0
+    lane_lease_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A request whose worker is silent for this long goes to another one."),
+    ] = 3.0
+    lane_seconds_max: Annotated[
+        PositiveFloat, Field(description="Most that a request may wait for its answer.")
+    ] = 120.0
+    lane_pieces_max: Annotated[
+        PositiveInt,
+        Field(description="Pieces of requests for one model that wait or are being answered."),
+    ] = 1024
+    lane_texts_max: Annotated[PositiveInt, Field(description="Most texts in a request.")] = 2048
+    lane_bytes_max: Annotated[PositiveInt, Field(description="Most text in a request.")] = MEBIBYTE
+    lanes_bytes_max: Annotated[
+        PositiveInt, Field(description="Text of all requests that Redis holds at most.")
+    ] = 64 * MEBIBYTE
+    lanes_max: Annotated[
+        PositiveInt, Field(description="Models that interactive requests ask for at a time.")
+    ] = 64
+    traces: Annotated[
+        str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")
+    ] = ""
+    slowdown: Annotated[
+        dict[str, float],
+        Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
+    ] = {}

@@ -1,0 +1,135 @@
+"""Status of a job: its state, and what the server has counted of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from embedfarm.contract.records import COUNT_MAX
+from embedfarm.contract.scheduling_terms import USUAL
+
+TEXT_FIELDS: Final = frozenset(
+    {"state", "tenant", "out", "reason"}
+)  # of a status; the others are integers
+
+ENDED_STATES: Final = frozenset({"finished", "failed"})
+
+
+class JobGone(LookupError):
+    """Raised when a job was deleted, or never was."""
+
+
+class JobUnreadable(JobGone):
+    """Raised when no program of ours wrote what is there under a job's name."""
+
+
+def is_gone(error: Exception) -> bool:
+    """Tell whether an error says that the job was deleted in the meantime.
+
+    redis-py puts words of its own before an error that comes out of a pipeline.
+    """
+    message = str(error)
+    return isinstance(error, JobGone) or "NOGROUP" in message or "no such key" in message
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job's state and counters, as the server has them.
+
+    `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), unless
+    somebody makes it "paused" or "cancelled"; at last it is "finished" or "failed". It was begun at
+    `first_chunk` (an earlier run did those before), has got the chunks below `pushed_upto`, and has
+    those below `drained_upto` on disk; below `refilled_upto` some were lost and sent again.
+    `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
+    `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
+    `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`. `out` is the directory
+    that it fills, on its collector's host, and `reason` says why it failed, or what it waits for.
+    """
+
+    state: str = ""
+    created_ms: int = 0
+    first_chunk: int = 0
+    pushed_upto: int = 0
+    chunk_count: int = -1
+    blocks_in: int = 0
+    chunks_in: int = 0
+    tokens_in: int = 0
+    bytes_in: int = 0
+    blocks_done: int = 0
+    chunks_done: int = 0
+    chunks_failed: int = 0
+    tokens_done: int = 0
+    bytes_done: int = 0
+    real_tokens_done: int = 0
+    result_bytes: int = 0
+    vector_bytes: int = 0
+    drained_upto: int = 0
+    refilled_upto: int = 0
+    first_read_ms: int = 0
+    last_commit_ms: int = 0
+    ended_ms: int = 0
+    priority: int = USUAL.priority
+    tenant: str = USUAL.tenant
+    weight: int = USUAL.weight
+    deadline_ms: int = USUAL.deadline_ms
+    out: str = ""
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, so that only a record of it is left."""
+        return self.state in ENDED_STATES
+
+    @property
+    def embedded(self) -> bool:
+        """Whether all chunks are in, and every block has its result."""
+        return self.chunk_count >= 0 and self.blocks_done >= self.blocks_in
+
+    @property
+    def removable(self) -> bool:
+        """Whether the job may be removed: it was cancelled, has ended, or is all on disk."""
+        return self.ended or self.state == "cancelled" or 0 <= self.chunk_count <= self.drained_upto
+
+    @property
+    def block_tokens_mean(self) -> float:
+        """Tokens of an average block that is not done."""
+        blocks = self.blocks_in - self.blocks_done
+        return max(1.0, (self.tokens_in - self.tokens_done) / blocks) if blocks > 0 else 1.0
+
+    @property
+    def block_bytes_mean(self) -> float:
+        """Bytes of an average block."""
+        return self.bytes_in / self.blocks_in if self.blocks_in else 1.0
+
+    @property
+    def chunk_tokens_mean(self) -> float:
+        """Tokens of an average chunk."""
+        return self.tokens_in / self.chunks_in if self.chunks_in else 1.0
+
+
+def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobStatus:
+    """Make a status out of hash fields.
+
+    Raises:
+        JobGone: The hash has no state.
+        JobUnreadable: The hash has values that no program of ours wrote.
+    """
+    known = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
+    if "state" not in known:
+        raise JobGone("the job is not on the server")
+    try:
+        converted: dict[str, Any] = {
+            name: value.decode(errors="replace") if name in TEXT_FIELDS else _number(name, value)
+            for name, value in known.items()
+        }
+        converted["weight"] = max(1, converted.get("weight", USUAL.weight))  # it divides
+    except ValueError as error:
+        raise JobUnreadable(f"the job cannot be read: {error}") from error
+    return JobStatus(**converted)
+
+
+def _number(name: str, value: bytes) -> int:
+    """Return a counter; refuse one that a float could not hold exactly."""
+    number = int(value)
+    if abs(number) > COUNT_MAX:
+        raise ValueError(f"{name} is beyond all counting")
+    return number

@@ -1,0 +1,1 @@
+"""Jobs that others enqueue through RQ: tasks, recurring jobs, downloads, webhooks, limits."""

@@ -1,0 +1,162 @@
+"""Corpora that are fetched: a file per URL, beside the vectors that are made of it.
+
+The file stays as long as the output does, so that a run that comes again finds its corpus under the
+same name. It asks the server whether there is another one by now.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urljoin
+
+import httpcore2
+import msgspec
+
+from embedfarm.contract.private import make_private
+from embedfarm.contract.redaction import name_source
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.allow_list import allow_url
+from embedfarm.ingest.outbound import RequestFailed, Url, header, send
+
+DIRECTORY: Final = ".corpus"  # in an output directory
+FACTS_FILE, LOCK_FILE = ".facts.json", ".lock"
+REDIRECTS_MAX: Final = 5
+MOVED: Final = frozenset({301, 302, 303, 307, 308})
+OK, UNCHANGED = 200, 304
+NAME_CHARACTERS_MAX: Final = 100
+
+_ODD: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What tells one state of a resource from another; "" and -1 where the server does not say."""
+
+    etag: str = ""
+    last_modified: str = ""
+    size: int = -1
+
+
+UNKNOWN: Final = Facts()
+
+
+def place_of(url: Url, out: Path) -> Path:
+    """Return the path of an output's corpus; its name ends as the URL's path does.
+
+    Another signature of the same URL gives the same path.
+    """
+    name = _ODD.sub("_", url.path.rpartition("/")[2]).lstrip(".")[-NAME_CHARACTERS_MAX:]
+    key = hashlib.sha256(name_source(str(url)).encode()).hexdigest()[:16]
+    return out / DIRECTORY / key / (name or "corpus")
+
+
+def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
+    """Fetch to `path` what the URL has now, unless it is there already.
+
+    Args:
+        url: URL below one of `ingest_urls`.
+        path: Path of the file; what its directory has beside it belongs to this function.
+        settings: Limits, and the URLs that redirects may lead to.
+        watch: Called with the number of bytes that have come, after each piece.
+
+    Raises:
+        UrlRefused: The address is not public, or a redirect leads to where nothing is allowed.
+        RequestFailed: The file cannot be had now, is too large, takes too long, or is being
+            fetched already.
+    """
+    make_private(path.parent)
+    with (path.parent / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestFailed(f"{url.place} is being fetched for {path} already") from error
+        _fetch(url, path, settings, watch)
+
+
+def _fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
+    note = path.parent / FACTS_FILE
+    known = _read_facts(note) if path.exists() else UNKNOWN
+    with _follow(url, _conditions(known), settings) as response:
+        found = Facts(
+            header(response, "etag"),
+            header(response, "last-modified"),
+            _read_size(header(response, "content-length")),
+        )
+        if known != UNKNOWN and (response.status == UNCHANGED or found == known):
+            return
+        _check(url, response, found.size, settings)
+        note.unlink(missing_ok=True)
+        size = _save(response, path, settings.fetch_bytes_max, watch)
+    note.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, size=size)))
+
+
+def _read_facts(note: Path) -> Facts:
+    """Return the facts of the file that is there; none of one not fetched to its end."""
+    try:
+        return msgspec.json.decode(note.read_bytes(), type=Facts)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return UNKNOWN
+
+
+def _conditions(known: Facts) -> dict[str, str]:
+    """Return headers that ask for a body only if it is another than the known one."""
+    asked = {"if-none-match": known.etag, "if-modified-since": known.last_modified}
+    return {name: value for name, value in asked.items() if value}
+
+
+@contextmanager
+def _follow(
+    url: Url, headers: Mapping[str, str], settings: Settings
+) -> Iterator[httpcore2.Response]:
+    """Yield the answer at the end of all redirects, each of which must be allowed."""
+    deadline = time.monotonic() + settings.fetch_seconds_max
+    for _ in range(REDIRECTS_MAX + 1):
+        with send(url, headers, hosts=settings.outbound_hosts, deadline=deadline) as response:
+            if response.status not in MOVED:
+                yield response
+                return
+            target = urljoin(str(url), header(response, "location"))
+        url = allow_url(target, settings.ingest_urls)
+    raise RequestFailed(f"{url.place}: more than {REDIRECTS_MAX} redirects")
+
+
+def _read_size(value: str) -> int:
+    return int(value) if value.isdecimal() else -1
+
+
+def _check(url: Url, response: httpcore2.Response, size: int, settings: Settings) -> None:
+    """Refuse an answer that is no file, that is packed, or that says that it is too large."""
+    if response.status != OK:
+        raise RequestFailed(f"{url.place}: the server answers {response.status}")
+    packed = header(response, "content-encoding")
+    if packed not in {"", "identity"}:
+        raise RequestFailed(f"{url.place}: the server packs it ({packed!r}) without being asked")
+    if size > settings.fetch_bytes_max:
+        raise RequestFailed(f"{url.place}: {size:,} bytes, more than fetch_bytes_max")
+
+
+def _save(
+    response: httpcore2.Response, path: Path, size_max: int, watch: Callable[[int], object]
+) -> int:
+    """Write the body to its place once it is whole and on the disk; return its size in bytes."""
+    partial = path.with_name(".partial")
+    size = 0
+    try:
+        with partial.open("wb") as file:
+            for piece in response.iter_stream():
+                size += len(piece)
+                if size > size_max:
+                    raise RequestFailed(f"{path.name}: more bytes than fetch_bytes_max")
+                file.write(piece)
+                watch(size)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return size

@@ -1,0 +1,155 @@
+"""The RQ jobs behind jobs by HTTP: each job has one at a time, which is named after it."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import redis
+from rq import Queue
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.utils import get_call_string
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
+
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.redaction import hide_urls
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
+from embedfarm.contract.unreadable import name_once
+from embedfarm.ingest.job_directories import (
+    OUTPUT,
+    Call,
+    directory_of,
+    is_submitted,
+    remove_directory,
+)
+from embedfarm.ingest.rq_keys import ReadableJob
+from embedfarm.ingest.task_job import FAILURE_SECONDS
+from embedfarm.ingest.task_worker import OVER, RESULT_SECONDS
+from embedfarm.ingest.tasks import QUEUE
+
+PREFIX: Final = "http-"
+DESCRIBED_CHARACTERS: Final = 75  # of an argument, as RQ describes a job that says nothing
+
+
+@dataclass(frozen=True)
+class Submissions:
+    """Requests of the HTTP server to `embedfarm ingest`."""
+
+    client: redis.Redis
+    settings: Settings
+
+    @property
+    def _queue(self) -> Queue:
+        return Queue(QUEUE, self.client, serializer="json")
+
+    def embed(self, job: str, call: Call, task: str = "embed_corpus") -> None:
+        """Enqueue a task of `producer.tasks` for a job.
+
+        Raises:
+            rq.exceptions.DuplicateJobError: Another task for the job is not done yet.
+        """
+        self._enqueue(task, job, (call.corpus, call.out), call.options)
+
+    def answer(self, batch: str, model: str) -> None:
+        """Enqueue the task that answers the requests of a batch.
+
+        Raises:
+            rq.exceptions.DuplicateJobError: Another task for the batch is not done yet.
+        """
+        self._enqueue("embed_batch", batch, (), {"job_id": batch, "model": model})
+
+    def _enqueue(
+        self, task: str, job: str, words: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        before = self._request(job)
+        if before is not None and not self.pending(job):
+            before.forget()
+        name = f"producer.tasks.{task}"
+        said = get_call_string(name, words, options, DESCRIBED_CHARACTERS) or ""
+        self._queue.enqueue_call(
+            name,
+            args=words,
+            kwargs=options,
+            result_ttl=RESULT_SECONDS,
+            failure_ttl=FAILURE_SECONDS,
+            description=hide_urls(said),
+            job_id=PREFIX + job,
+            unique=True,
+        )
+
+    def cancel(self, job: str) -> None:
+        """Cancel what is to be done for a job; what runs is stopped within seconds."""
+        request = self._request(job)
+        if request is not None and self.pending(job):
+            request.cancel()
+
+    def remove(self, job: str) -> None:
+        """Forget what was to be done for a job, and remove its directory."""
+        request = self._request(job)
+        if request is not None:
+            request.forget()
+        directory = directory_of(self.settings, job)
+        if directory is not None:
+            remove_directory(directory)
+
+    def was_made(self, job: str) -> bool:
+        """Tell whether a job is there, in whatever state, so that nothing of it is made again.
+
+        Raises:
+            JobGone: The job was there, and is there no more.
+        """
+        if Farm(self.client).exists(job):
+            return True
+        output = self.settings.jobs_path / job / OUTPUT
+        if output.exists() or self._request(job) is not None:
+            raise JobGone(job)
+        return False
+
+    def is_forgotten(self, job: str) -> bool:
+        """Tell whether a job that is there goes on while nobody was asked to do anything for it."""
+        status = Farm(self.client).job(job).status()
+        over = status.ended or status.state == "cancelled"
+        return not over and self._request(job) is None
+
+    def pending(self, job: str) -> bool:
+        """Tell whether something is yet to be done for a job."""
+        request = self._request(job)
+        with contextlib.suppress(ValueError, InvalidJobOperation):  # a state that is none, or gone
+            return request is not None and request.get_status() not in OVER
+        return False
+
+    def running(self, job: str) -> bool:
+        """Tell whether an ingest worker is at work on a job."""
+        all_of = partial(self.client.zrange, start=0, end=-1)
+        started = _members(all_of, self._queue.started_job_registry.key)
+        return (PREFIX + job).encode() in {each.partition(b":")[0] for each in started}
+
+    def _request(self, job: str) -> ReadableJob | None:
+        if not is_submitted(job):
+            return None
+        try:
+            return ReadableJob.fetch(PREFIX + job, self.client, serializer="json")
+        except NoSuchJobError:
+            return None
+
+
+def has_worker(client: redis.Redis) -> bool:
+    """Tell whether an ingest worker is alive."""
+    keys = _members(client.smembers, WORKERS_BY_QUEUE_KEY % QUEUE)
+    return bool(keys) and bool(client.exists(*keys))
+
+
+def _members(read: Callable[[str], Any], key: str) -> list[bytes]:
+    """Return the members of a set of RQ's; none where somebody has put something else there.
+
+    They stay bytes: who may write there may write what is no text, over which RQ would end.
+    """
+    try:
+        return list(read(key))
+    except redis.ResponseError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        name_once(key, str(error))
+        return []

@@ -1,0 +1,24 @@
+"""The process of one RQ worker: `python -m embedfarm.ingest.main`, on `EMBEDFARM_REDIS_URL`."""
+
+import logging
+import os
+import signal
+import sys
+
+from embedfarm.contract.processes import watch_lifeline
+from embedfarm.contract.redaction import start_logging
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.task_worker import TaskWorker
+
+
+def main() -> int:
+    """Run jobs until SIGTERM, SIGINT or the end of the parent; any other end is an error."""
+    start_logging(logging.INFO)
+    worker = TaskWorker(Settings())
+    watch_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    worker.work()
+    return 0 if worker.asked else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""What an RQ job says of itself while it runs, and the farm's jobs behind it."""
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from rq import get_current_job
+from rq.command import send_command
+from rq.exceptions import DeserializationError, InvalidJobOperation
+from rq.job import Job, JobStatus
+
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.redaction import hide_urls
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
+from embedfarm.ingest.allow_list import PathRefused, allow
+from embedfarm.ingest.child_command import LOOK_SECONDS, check_stop
+from embedfarm.ingest.webhooks import tell
+from embedfarm.runs.own_job import JOB_ID_FILE
+
+PROGRESS: Final = ("done", "fetched_bytes")  # what tells that a job comes further
+NO_TIME: Final = -1  # as RQ says that a job may take as long as it likes
+SECONDS_MAX: Final = 10 * 365 * 86_400  # for whatever time is named
+DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
+DIED_AT: Final = "died_at"  # what was done when the last of them ended
+
+log = logging.getLogger(__name__)
+
+
+def begin(description: str, out: Path | None = None) -> None:
+    """Say in words what the current job does, unless it was enqueued with words of its own."""
+    job = get_current_job()
+    if job is None:
+        return
+    if job.description == hide_urls(job.get_call_string() or ""):
+        job.description = description
+        job.connection.hset(job.key, "description", description)
+    note(state="running", **({} if out is None else {"out": str(out)}))
+
+
+def note(**facts: Any) -> None:  # noqa: ANN401 -- anything that JSON can say
+    """Keep facts in the current job's `meta`, if they are news; progress gives it more time."""
+    job = get_current_job()
+    if job is None or job.meta | facts == job.meta:
+        return
+    if any(name in facts and facts[name] != job.meta.get(name) for name in PROGRESS):
+        expect_progress(job)
+    job.meta |= facts
+    job.save_meta()
+
+
+def expect_progress(job: Job) -> None:
+    """Have RQ end a job that names no time itself, unless it comes further in time.
+
+    Only while RQ waits for that signal: to anybody else it means the end of the process.
+    """
+    if job.timeout == NO_TIME and callable(signal.getsignal(signal.SIGALRM)):
+        signal.alarm(min(Settings().ingest_seconds_max, SECONDS_MAX))
+
+
+def count_death(job: Job) -> int:
+    """Count a run that died; return how many did so in a row since the job last came further."""
+    meta = job.get_meta()
+    done, before = number_in(meta, "done"), number_in(meta, DIED_AT)
+    deaths = 1 if done > before else 1 + number_in(meta, DEATHS)
+    job.meta |= {DEATHS: deaths, DIED_AT: max(done, before)}
+    job.save_meta()
+    return deaths
+
+
+def number_in(meta: Mapping[str, Any], name: str) -> int:
+    """Return a count in a job's `meta`; 0 where there is none, whatever stands there."""
+    value = meta.get(name)
+    return max(0, value) if isinstance(value, int) else 0
+
+
+def look(farm: Farm, out: Path) -> None:
+    """Note how far the farm is with the current job, and end that job if nobody wants it now."""
+    try:
+        for job in farm_jobs(out):
+            with contextlib.suppress(JobGone):
+                status = farm.job(job).status()
+                note(
+                    job=job,
+                    state=status.state,
+                    done=status.first_chunk + status.chunks_done,
+                    of=status.chunk_count,
+                    failed=status.chunks_failed,
+                )
+        _end_unwanted(farm, out)
+    except UNAVAILABLE as error:
+        log.warning("the server does not say how far the job is: %s", error)
+
+
+class Watch:
+    """Notes how much of a corpus was fetched, and ends the fetching as a command would be ended.
+
+    Args:
+        look: Called about once a second.
+
+    Raises:
+        Interrupted: A call came after this process was asked to stop.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self._next = 0.0
+
+    def __call__(self, size: int) -> None:
+        """Note that `size` bytes are there, unless this process was asked to stop."""
+        check_stop()
+        if time.monotonic() >= self._next:
+            note(state="fetching", fetched_bytes=size)
+            self._look()
+            self._next = time.monotonic() + LOOK_SECONDS
+
+
+def _end_unwanted(farm: Farm, out: Path) -> None:
+    """Ask the worker to stop the current job if that was cancelled or deleted while it runs."""
+    job = get_current_job()
+    if job is None:
+        return
+    try:
+        wanted = job.get_status() != JobStatus.CANCELED
+    except InvalidJobOperation:
+        cancel_farm_jobs(farm, out)  # the worker does not do it for a job that it cannot read
+        wanted = False
+    if not wanted and job.worker_name:
+        send_command(job.connection, job.worker_name, "stop-job", job_id=job.id)
+
+
+def farm_jobs(out: Path) -> Iterator[str]:
+    """Yield the farm's jobs for an unfinished output: its own, and those that retry failures."""
+    for path in (out / JOB_ID_FILE, *out.glob(f".embedfarm/retry-*/{JOB_ID_FILE}")):
+        with contextlib.suppress(FileNotFoundError):
+            yield from path.read_text(encoding="utf-8", errors="replace").split()[:1]
+
+
+def cancel_farm_jobs(farm: Farm, out: Path) -> None:
+    """Cancel the farm's jobs for an output, but for those that are gone already."""
+    for job in farm_jobs(out):
+        with contextlib.suppress(JobGone):
+            farm.job(job).cancel()
+
+
+def cancel_request(job: Job, connection: redis.Redis) -> None:
+    """Cancel, once, what the farm does for a stopped or cancelled RQ job, and send the notice."""
+    meta = job.get_meta()
+    if meta.get("state") != "cancelled":
+        if "out" in meta:
+            with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written it
+                out = allow(str(meta["out"]), Settings().task_roots)
+                cancel_farm_jobs(Farm(connection), out)
+        job.meta["state"] = "cancelled"
+        job.save_meta()
+    tell(job, "cancelled")
+
+
+def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
+    """Note that the farm's job of an RQ job failed, if it was given one and that still goes on.
+
+    Args:
+        job: RQ job, which names its job on the farm by the option `job_id`.
+        reason: Why it failed.
+        settings: Settings that say how long the record is kept.
+    """
+    try:
+        name = job.kwargs["job_id"]
+    except (DeserializationError, LookupError, TypeError):  # nobody has looked at them before
+        return
+    if not isinstance(name, str):
+        return
+    farm = Farm(job.connection)
+    with contextlib.suppress(JobGone):
+        status = farm.job(name).status()
+        if not status.ended and status.state != "cancelled":
+            farm.end(name, "failed", reason, settings)

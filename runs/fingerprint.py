@@ -1,0 +1,73 @@
+"""The model that an output is made with: kept with it, and known to every server it meets."""
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from embedfarm.collector.durable_files import replacing
+from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.status import JobGone
+from embedfarm.runs.own_job import OwnJob
+
+FINGERPRINT_FILE: Final = "fingerprint.json"
+
+
+@dataclass
+class Fingerprint:
+    """Fingerprint of the model that one output is made with.
+
+    Attributes:
+        out: The output directory.
+        known: The fingerprint by component; empty while the workers have not agreed.
+    """
+
+    out: Path
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def _path(self) -> Path:
+        return self.out / STATE_DIRECTORY / FINGERPRINT_FILE
+
+    def recall(self, farm: Farm, job: OwnJob, make_again: Callable[[], object]) -> None:
+        """Hold the workers to the model that earlier runs of this output used.
+
+        Args:
+            farm: Farm of the workers.
+            job: The job that they work on.
+            make_again: Makes the job once more, if the server has lost it since it was made.
+
+        Raises:
+            ModelRefused: The workers use another model.
+        """
+        if not self._path.exists():
+            return
+        self.known = json.loads(self._path.read_text(encoding="utf-8"))
+        while True:
+            try:
+                farm.agree(job.name, self.known, job.owner)
+            except JobGone:
+                make_again()
+            else:
+                return
+
+    def learn(self, farm: Farm, job: OwnJob) -> None:
+        """See which model the workers agreed on; remind a server that has lost it.
+
+        Raises:
+            ModelRefused: The server has lost the model, and heard of another one since.
+        """
+        if self.known:
+            with contextlib.suppress(JobGone):
+                farm.agree(job.name, self.known, job.owner)
+        else:
+            self.known = farm.fingerprint(job.name, job.owner)
+
+    def keep(self) -> None:
+        """Write the fingerprint to the disk, once, for runs that find another server."""
+        if self.known and not self._path.exists():
+            with replacing(self._path) as file:
+                file.write(json.dumps(dict(self.known)).encode())

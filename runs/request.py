@@ -1,0 +1,186 @@
+"""What is asked of `embedfarm embed`, and how its corpus is found and read again later."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedfarm.collector.manifest import Manifest, OutputError, Part, read_manifest
+from embedfarm.collector.output import State, compare_requests, read_state
+from embedfarm.collector.source import PrefixCheck, SourceChanged
+from embedfarm.contract import model_files
+from embedfarm.contract.records import JobSpec, Rows, text_checksums
+from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
+from embedfarm.contract.settings import Settings
+from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to embed and how; each output directory belongs to one request.
+
+    Attributes:
+        sources: Files, directories, URLs, or "-".
+        options: How the sources are read.
+        skip_bad_rows: Whether a bad row is listed and left out, instead of ending the run.
+        spec: What the job asks for.
+        sink: "parquet", "npy" or "jsonl".
+    """
+
+    sources: tuple[str, ...]
+    options: CorpusOptions
+    skip_bad_rows: bool
+    spec: JobSpec
+    sink: str
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides about the output, for comparison with another run.
+
+        This is kept, and has no secrets: a URL that has some cannot be read by it.
+        """
+        spec = self.spec
+        later = {"task": spec.task, "prompt_name": spec.prompt_name}  # the first outputs have none
+        return {name: value for name, value in later.items() if value} | {
+            "sources": [_absolute(source) for source in self.sources],
+            **{f"read_{name}": value for name, value in self._reading().items()},
+            "skip_bad_rows": self.skip_bad_rows,
+            "model": spec.model,
+            "dtype": spec.dtype,
+            "vector_dtype": spec.vector_dtype,
+            "prompt": spec.prompt,
+            "max_length": spec.max_length,
+            "normalize": spec.normalize,
+            "dimensions": spec.dimensions,
+            "long": spec.long,
+            "long_overlap": spec.long_overlap,
+            "ranges": np.frombuffer(spec.ranges, "<f4").reshape(2, -1).tolist(),
+            "lsh_bits": spec.lsh_bits if spec.vector_dtype == "lsh" else 0,
+            "format": self.sink,
+        }
+
+    def _reading(self) -> dict[str, Any]:
+        """Return the options that decide what is read; the tokenizer follows from the model."""
+        return {k: v for k, v in asdict(self.options).items() if k != "tokenizer_file"}
+
+
+def read_again(
+    identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
+) -> Iterator[Rows]:
+    """Read the rows of a corpus as for the output that has this `Request.identity`."""
+    options = _options_of(identity, sources, settings)
+    return read_corpus(
+        sources, options, (lambda _: None) if identity["skip_bad_rows"] else fail_on_bad_row
+    )
+
+
+def request_of(manifest: Manifest, settings: Settings) -> Request:
+    """Return the request that a finished output was made for, to be done by the fastest engine.
+
+    Raises:
+        ModelError: The model has no tokenizer, by which its sources must be cut.
+    """
+    said = manifest.settings
+    same = {name: said[name] for name in JobSpec.__struct_fields__ if name in said}
+    same |= {"ranges": np.asarray(said["ranges"], "<f4").tobytes()}
+    if not said["lsh_bits"]:
+        del same["lsh_bits"]
+    options = _options_of(said, said["sources"], settings)
+    spec = JobSpec(**same)
+    return Request(tuple(said["sources"]), options, said["skip_bad_rows"], spec, said["format"])
+
+
+def _options_of(
+    identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
+) -> CorpusOptions:
+    """Return how the sources of an output are read.
+
+    Raises:
+        OutputError: A source was a URL with secrets, which are not kept.
+    """
+    for source in filter(is_hidden, sources):
+        raise OutputError(
+            f"{source} cannot be read again, since {HIDDEN} stands for what is not kept: "
+            "give the command that made the output the whole URL"
+        )
+    reading = {
+        name.removeprefix("read_"): value
+        for name, value in identity.items()
+        if name.startswith("read_")
+    }
+    tokenizer = tokenizer_file(sources, identity["model"], settings)
+    return CorpusOptions(**reading, tokenizer_file=tokenizer)
+
+
+def same_rows(rows: Iterable[Rows], parts: Iterable[Part]) -> Iterator[Rows]:
+    """Yield the rows of a source from its first one on, as long as the parts were made of them.
+
+    Raises:
+        SourceChanged: A part was made from other texts.
+    """
+    check = PrefixCheck(parts)
+    for each in rows:
+        check.feed(text_checksums(each.texts), each.ids)
+        yield each
+
+
+def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -> dict[int, str]:
+    """Return the texts of some chunks by index; none where the corpus is not where it was."""
+    sources = manifest.settings["sources"]
+    if not all(Path(source).exists() for source in sources):
+        return {}
+    texts: dict[int, str] = {}
+    first = 0
+    for rows in read_again(manifest.settings, sources, settings):
+        end = first + len(rows.texts)
+        texts |= {index: rows.texts[index - first] for index in indices if first <= index < end}
+        first = end
+        if first > max(indices, default=-1):
+            break
+    return texts
+
+
+def tokenizer_file(sources: Sequence[str], model: str, settings: Settings) -> str | None:
+    """Return the path of the model's tokenizer.json if a source is a directory, to cut files by.
+
+    Raises:
+        ModelError: The model has no tokenizer.json.
+    """
+    if not any(Path(source).is_dir() for source in sources):
+        return None
+    if model_files.is_null(model):
+        raise model_files.ModelError("a null model has no tokenizer to cut a directory's files by")
+    path = model_files.resolve(model, settings.model_cache) / "tokenizer.json"
+    if not path.exists():
+        raise model_files.ModelError(f"{path}, by which a directory's files are cut, is missing")
+    return str(path)
+
+
+def check_finished(request: Request, out: Path) -> Manifest | None:
+    """Return the manifest of an output that is finished already; None when there is work to do.
+
+    Raises:
+        OutputError: The output is of another request, or its source has changed since.
+    """
+    if read_state(out) is not State.FINISHED:
+        return None
+    manifest = read_manifest(out)
+    compare_requests(out, manifest.settings, request.identity())
+    if manifest.source["files"] != file_facts(request.sources) or not manifest.source["files"]:
+        check = PrefixCheck(manifest.parts)
+        for rows in read_corpus(request.sources, request.options, lambda _: None):
+            check.feed(text_checksums(rows.texts), rows.ids)
+        if check.finish() != manifest.count:
+            raise SourceChanged(f"the source has more rows now than {out} was made from")
+    return manifest
+
+
+def _absolute(source: str) -> str:
+    return str(Path(source).resolve()) if Path(source).exists() else name_source(source)
+
+
+def file_facts(sources: Sequence[str]) -> dict[str, list[int]]:
+    """Return size in bytes and time of change in ns of the sources that are local files."""
+    files = [Path(source) for source in sources if Path(source).is_file()]
+    return {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}

@@ -1,0 +1,97 @@
+"""A retry of the failed chunks of a finished output: they are embedded again, and it is patched."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from embedfarm.collector.durable_files import replacing
+from embedfarm.collector.manifest import (
+    STATE_DIRECTORY,
+    Failure,
+    Manifest,
+    OutputError,
+    read_failures,
+    read_manifest,
+)
+from embedfarm.collector.output import State, locked, read_state
+from embedfarm.collector.patch import patch
+from embedfarm.collector.source import PrefixCheck
+from embedfarm.contract.broker import closing_client
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.private import make_private
+from embedfarm.contract.records import text_checksums
+from embedfarm.producer.readers import CorpusOptions, read_corpus
+from embedfarm.runs.request import Request
+from embedfarm.runs.run import Place
+
+Embed = Callable[[Request, Place], Manifest]
+
+
+def retry_failed(request: Request, place: Place, embed: Embed) -> Manifest:
+    """Embed the failed chunks of a finished output again, patch it, and return its manifest.
+
+    These chunks are a corpus and an output of their own inside the output's state directory, where
+    an interrupted retry goes on. The workers are held to the model that the output was made with.
+
+    Args:
+        request: Request that the output belongs to.
+        place: Place of the finished output.
+        embed: Function that embeds a request at a place, to its end.
+
+    Raises:
+        OutputError: The source has changed, or cannot be read again; another process retries.
+        ModelRefused: The model's files are others now.
+    """
+    if "-" in request.sources:
+        raise OutputError("standard input cannot be read again for the chunks that failed")
+    state = place.out / STATE_DIRECTORY
+    make_private(state)  # there are texts in it
+    with locked(state):
+        manifest = read_manifest(place.out)
+        # A retry that was done when a crash came belongs to the error list of its time alone.
+        inner = state / f"retry-{manifest.errors_sha256[:16]}"
+        if read_state(inner) is not State.FINISHED:
+            (inner / STATE_DIRECTORY).mkdir(parents=True, exist_ok=True)
+            fingerprint = inner / STATE_DIRECTORY / "fingerprint.json"
+            fingerprint.write_text(json.dumps(manifest.fingerprint), encoding="utf-8")
+            corpus = state / f"{inner.name}.jsonl"
+            _write_corpus(corpus, request, manifest, read_failures(place.out))
+            embed(_request_for(corpus, request), replace(place, out=inner, job_id=""))
+        manifest = patch(place.out, inner)
+        shutil.rmtree(state)
+    if place.settings.redis_url:
+        with closing_client(place.settings.redis_url) as client:
+            Farm(client).job(manifest.job).retried(manifest.failed)
+    return manifest
+
+
+def _request_for(corpus: Path, request: Request) -> Request:
+    """Return a request for another corpus, with the spec of the first one."""
+    options = CorpusOptions(format="jsonl")
+    return Request((str(corpus),), options, skip_bad_rows=False, spec=request.spec, sink="parquet")
+
+
+def _write_corpus(
+    path: Path, request: Request, manifest: Manifest, failures: Iterator[Failure]
+) -> None:
+    """Put the texts that failed, in their order, into a file.
+
+    Raises:
+        SourceChanged: The source has other texts than the output was made from.
+    """
+    check = PrefixCheck(manifest.parts)
+    first = 0
+    wanted = next(failures, None)
+    with replacing(path) as file:
+        for rows in read_corpus(request.sources, request.options, lambda _: None):
+            check.feed(text_checksums(rows.texts), rows.ids)
+            while wanted is not None and wanted.index < first + len(rows.texts):
+                row = {"text": rows.texts[wanted.index - first]}
+                file.write(msgspec.json.encode(row) + b"\n")
+                wanted = next(failures, None)
+            first += len(rows.texts)
+    check.finish()

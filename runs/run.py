@@ -1,0 +1,362 @@
+"""`embedfarm embed`: a corpus in, vectors in order out.
+
+The output directory holds all that a resume needs. Whatever is in it, or comes into it, is compared
+with the corpus as this run reads it: from its start, or from a mark of an earlier run if the corpus
+is seen not to have changed since.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from embedfarm.collector.collect import NO_ROOM, Collector
+from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, OutputError
+from embedfarm.collector.output import Output
+from embedfarm.contract import model_files, tracing
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
+from embedfarm.contract.farm import Farm, FarmFull, ModelRefused
+from embedfarm.contract.jobs import JobTaken
+from embedfarm.contract.private import make_private
+from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.redaction import hide_secrets, name_source
+from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone, JobStatus
+from embedfarm.contract.usage import describe
+from embedfarm.producer.readers import CorpusError
+from embedfarm.producer.submit import Submitter
+from embedfarm.runs.ending import discard_output, end_job, remove_state
+from embedfarm.runs.fingerprint import Fingerprint
+from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
+from embedfarm.runs.private_farm import LocalFarm, run_local_farm
+from embedfarm.runs.reconciler import Reconciler
+from embedfarm.runs.request import Request
+from embedfarm.runs.sending import Sending
+from embedfarm.runs.size_limits import check_output, corpus_limits
+from embedfarm.workers.devices import DeviceError
+
+STOP_SECONDS_MAX: Final = 10.0
+VIEW_SECONDS: Final = 0.5
+REFUSAL_SECONDS: Final = 2.0
+T = TypeVar("T")
+
+# The same command would fail again.
+FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused, JobTaken)
+
+log = logging.getLogger(__name__)
+
+
+class Interrupted(RuntimeError):
+    """Raised when somebody stopped the command; the output can be resumed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and by whom the work is done.
+
+    Attributes:
+        out: The output directory.
+        settings: The farm's limits; an empty `redis_url` means a private farm.
+        devices: Devices of a private farm, as the flag `--devices` names them.
+        workers: CPU workers of a private farm, 0 for the default.
+        job_id: Id of the job on the farm; "" for a new one.
+        embed_changed: Whether to drop what is on disk from the first part on of which the corpus
+            has other rows now.
+        command: The command line, for people who want to do the same.
+    """
+
+    out: Path
+    settings: Settings
+    devices: str
+    workers: int
+    job_id: str = ""
+    command: str = ""
+    embed_changed: bool = False
+
+
+@dataclass
+class Run:
+    """One run of a request: a producer thread, a watching thread, and the collector.
+
+    Attributes:
+        request: What is to be embedded, and how.
+        place: Where and by whom the work is done.
+        show: Function that is called about twice a second with the job's status and the workers'
+            heartbeats, in a thread of its own.
+        stop: Event that ends the run, which can be resumed.
+        terms: Terms of the job, if it is made here.
+    """
+
+    request: Request
+    place: Place
+    show: Callable[[JobStatus, Sequence[Heartbeat]], object]
+    stop: threading.Event
+    terms: Terms = USUAL
+    _trace: str = ""
+    _part_began: float = 0.0
+    _sending: Sending = field(init=False)
+    _ended: bool = False
+    _outage: threading.Event = field(default_factory=threading.Event)
+    _fingerprint: Fingerprint = field(init=False)
+    _failure: BaseException | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._fingerprint = Fingerprint(self.place.out)
+        limits = corpus_limits(self.place.settings)
+        self._sending = Sending(self.request, self.place.out, self.stop, limits)
+
+    def embed(self) -> Manifest:
+        """Embed what is not embedded yet, and write the manifest.
+
+        Raises:
+            Interrupted: `stop` was set; the output can be resumed.
+            OutputError: The directory belongs to another request.
+            SourceChanged: The corpus has changed since its rows were embedded.
+            CorpusError: The corpus cannot be read.
+            ModelRefused: No worker can embed the job.
+            FarmFull: The farm takes no new job now.
+        """
+        place = self.place
+        with self._output() as output:
+            try:
+                if place.embed_changed:
+                    self._sending.drop_changed(output)
+                with self._farm() as (url, local), tracing.span("embed") as self._trace:
+                    manifest = self._drive(output, url, local)
+            except (*FOR_GOOD, FarmFull):
+                # Nothing is lost, and a corrected command must not be taken for another request.
+                if not output.parts:
+                    discard_output(place.out)
+                raise
+        if self._ended:
+            remove_state(place.out)
+        return manifest
+
+    def _output(self) -> Output:
+        place = self.place
+        return self._with_room(
+            lambda: Output(
+                place.out,
+                self.request.identity(),
+                sink=self.request.sink,
+                part_bytes_max=place.settings.part_bytes_max,
+                mark_before=self._sending.source.mark_before,
+            )
+        )
+
+    def _with_room(self, begin: Callable[[], T]) -> T:
+        """Return the answer of `begin`, which is repeated until the disk has room for it."""
+        place, said = self.place, False
+        while True:
+            try:
+                return begin()
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if not said:
+                    log.warning("waits for room below %s: %s", place.out, error.strerror)
+                    said = True
+                if self.stop.wait(place.settings.full_disk_seconds):
+                    raise Interrupted from error
+
+    @contextlib.contextmanager
+    def _farm(self) -> Iterator[tuple[str, LocalFarm | None]]:
+        """Yield the URL of the farm that is given, or a private one that runs next to the output.
+
+        Raises:
+            ServerError: The server that is given evicts keys.
+        """
+        place = self.place
+        if place.settings.redis_url:
+            with closing_client(place.settings.redis_url) as client:
+                self._persist(partial(refuse_eviction, client))
+            yield place.settings.redis_url, None
+            return
+        make_private(directory := place.out / STATE_DIRECTORY)
+        with run_local_farm(directory, place.settings, place.devices, place.workers) as local:
+            yield local.url, local
+
+    def _drive(self, output: Output, url: str, local: LocalFarm | None) -> Manifest:
+        """Run producer, watcher and collector until the output is complete."""
+        own = self._with_room(lambda: make_own_job(self.place.out, self.place.job_id))
+        job, farm = own.name, Farm(connect(url))
+        if local is None:
+            self._persist(lambda: refuse_copy(farm, own, self.place.out))
+        submitter = self._submitter(Farm(connect(url)), own, output)
+        if self._trace:  # that of the run that made the job, if it was traced
+            self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
+        self._persist(lambda: self._fingerprint.recall(farm, own, submitter.attach))
+        self._start("producer", lambda: self._sending.send(submitter, output, self._trace))
+        readable = self.request.identity() | {"sources": list(self.request.sources)}
+        reconciler = Reconciler(
+            Farm(connect(url)).job(job, own.owner), output, readable,
+            self.place.settings, self.stop, self._outage,
+        )  # fmt: skip
+        self._start("reconciler", reconciler.watch)
+        self._start("watcher", lambda: self._watch(Farm(connect(url)), own, local))
+        manifest = None
+        try:
+            manifest = self._collect(Farm(connect(url)), own, output)
+        except BaseException as error:  # noqa: BLE001 # raised below, unless a thread failed first
+            self._failure = self._failure or error
+        self.stop.set()
+        for thread in self._threads:
+            thread.join(STOP_SECONDS_MAX)  # a producer may hang in its source, such as a pipe
+        if self._failure is not None:
+            if isinstance(self._failure, (*FOR_GOOD, OutputError)):
+                self._fail(Farm(connect(url)), own, output, hide_secrets(str(self._failure)))
+            raise self._failure
+        if manifest is None:
+            raise Interrupted
+        # Not sooner: until it has stopped, the producer makes a job again that is not there.
+        self._ended = end_job(Farm(connect(url)), manifest, own.owner, self.place.settings)
+        return manifest
+
+    def _fail(self, farm: Farm, own: OwnJob, output: Output, reason: str) -> None:
+        """End the job; what has come of it stays, for a run that goes on."""
+        with contextlib.suppress(OSError):
+            output.flush()
+        with contextlib.suppress(JobGone, *UNAVAILABLE):
+            farm.end(own.name, "failed", reason, self.place.settings, owner=own.owner)
+
+    def _submitter(self, farm: Farm, own: OwnJob, output: Output) -> Submitter:
+        place, spec, start = self.place, self.request.spec, output.next_index
+        files = model_files.find_local(spec.model, place.settings.model_cache)
+        notes = {"out": str(place.out.resolve()), "command": place.command}
+        if self._trace:
+            notes[tracing.NOTE] = self._trace
+        submitter = Submitter(
+            farm, own.name, spec, start, place.settings, self.stop, files, self.terms, notes,
+            own.owner, lambda: output.next_index,
+        )  # fmt: skip
+        if submitter.drained_upto > start:  # the server believes that more is on disk than is
+            submitter.start_over(start)
+        return submitter
+
+    def _collect(self, farm: Farm, own: OwnJob, output: Output) -> Manifest | None:
+        """Collect all results and write the manifest; None when `stop` came first."""
+
+        def on_part() -> None:
+            self._persist(lambda: self._note(farm, own))
+            self._trace_part(output)
+            check_output(output.parts, self.place.settings)
+
+        check_output(output.parts, self.place.settings)
+        self._part_began = time.monotonic()
+        collector = Collector(
+            farm.job(own.name, own.owner), output, self.place.settings, self.stop, on_part,
+            self._sending.source,
+        )  # fmt: skip
+        count = collector.collect()
+        return None if count is None else self._finish(collector, farm, own, count)
+
+    def _trace_part(self, output: Output) -> None:
+        """Trace a part that is on the disk, with the time since the one before."""
+        if tracing.enabled():
+            now = time.monotonic()
+            tracing.record(
+                "collect part", self._trace, self._part_began, now, upto=output.next_index
+            )
+            self._part_began = now
+
+    def _persist(self, attempt: Callable[[], T]) -> T:
+        """Return the answer of `attempt`, which is repeated over outages of the server."""
+        return persist(attempt, self.stop, self.place.settings.reconnect_seconds_max)
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        """Start a thread whose failure stops the run."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 # `_drive` raises it
+                if not (self.stop.is_set() and isinstance(error, UNAVAILABLE)):
+                    self._failure = self._failure or error
+                self.stop.set()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    # The watcher.
+
+    def _watch(self, farm: Farm, own: OwnJob, local: LocalFarm | None) -> None:
+        """Show how the job goes, and stop the run when it cannot go on."""
+        handle = farm.job(*own)
+        look_at = 0.0
+        while not self.stop.wait(VIEW_SECONDS):
+            if local is not None and local.failed is not None:
+                raise local.failed
+            try:
+                workers = farm.workers()
+                status = handle.status()
+                self.show(status, workers)
+                if time.monotonic() >= look_at:
+                    if not status.ended:
+                        handle.list_again()
+                    self._fingerprint.learn(farm, own)
+                    _check_refusals(farm.refusals(*own), [beat.worker for beat in workers])
+                    look_at = time.monotonic() + REFUSAL_SECONDS
+            except (*UNAVAILABLE, JobGone):
+                self._outage.set()
+                continue  # the producer and the collector wait for the server, and give up in time
+
+    # The end, and what the next run must know.
+
+    def _note(self, farm: Farm, own: OwnJob) -> None:
+        """Keep the model's fingerprint with the first part."""
+        if not self._fingerprint.known:
+            self._persist(lambda: self._fingerprint.learn(farm, own))
+        self._fingerprint.keep()
+
+    def _finish(self, collector: Collector, farm: Farm, own: OwnJob, count: int) -> Manifest | None:
+        """Write the manifest; None when `stop` came first."""
+        self._persist(lambda: self._fingerprint.learn(farm, own))
+        status = self._last_status(farm, own)
+        accounts = self._persist(lambda: farm.accounts(*own))
+        workers = self._persist(farm.workers)
+        about = About(
+            job=own.name,
+            model=self.request.spec.model,
+            fingerprint=dict(self._fingerprint.known),
+            source={
+                "sources": list(map(name_source, self.request.sources)),
+                "files": dict(self._sending.files),
+                "compared": {"by": "embed", "at": time.time(), "rows": count},
+            },
+            skipped=self._sending.skipped,
+            settings=self.request.identity(),
+            load_seconds=max((beat.load_seconds for beat in workers), default=0.0),
+            embed_seconds=_embed_seconds(status),
+            embedded=status.last_commit_ms / 1000,
+            accounts={name: describe(each) for name, each in accounts.items()},
+        )
+        manifest = collector.finish(count, about)
+        self._trace_part(collector.output)
+        return manifest
+
+    def _last_status(self, farm: Farm, own: OwnJob) -> JobStatus:
+        """Return what the server counted; nothing, if it has lost the job now that all is here."""
+        try:
+            return self._persist(farm.job(*own).status)
+        except JobGone:
+            return JobStatus()
+
+
+def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:
+    """Give up when every live worker has refused the job."""
+    if workers and set(workers) <= set(refusals):
+        reasons = "; ".join(sorted({refusals[name] for name in workers}))
+        raise ModelRefused(reasons)
+
+
+def _embed_seconds(status: JobStatus) -> float:
+    """Return the seconds from the first block read to the last commit."""
+    return max(0, status.last_commit_ms - status.first_read_ms) / 1000

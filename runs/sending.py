@@ -1,0 +1,141 @@
+"""The corpus of a run: read, compared with what earlier runs have made of it, and sent."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from embedfarm.collector.output import Output
+from embedfarm.collector.source import Mark, PrefixCheck, SourceChanged, SourceCheck
+from embedfarm.contract import tracing
+from embedfarm.contract.records import Rows, text_checksums
+from embedfarm.producer.readers import Cursor, Facts, fail_on_bad_row, look_at, read_corpus
+from embedfarm.producer.readers.limits import Limits
+from embedfarm.producer.submit import Rewind, Stale, Submitter
+from embedfarm.runs.request import Request, file_facts
+from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Sending:
+    """Reads and sends the corpus of one run.
+
+    Attributes:
+        request: Says where the corpus is, and how it is read.
+        out: The output directory.
+        stop: Event that ends the sending.
+        limits: What the corpus may hold.
+        source: Check that is told what was read; the collector compares results with it.
+        skipped: Number of rows that became no chunk, so far.
+        files: Size and time of change of the local files, as they were when the reading began.
+    """
+
+    request: Request
+    out: Path
+    stop: threading.Event
+    limits: Limits
+    source: SourceCheck = field(default_factory=SourceCheck)
+    skipped: int = 0
+    files: Mapping[str, list[int]] = field(default_factory=dict)
+
+    def drop_changed(self, output: Output) -> None:
+        """Drop the parts from the first one on that was made from other rows than there are now."""
+        request, check = self.request, PrefixCheck(output.parts)
+        try:
+            for rows in read_corpus(request.sources, request.options, lambda _: None):
+                check.feed(text_checksums(rows.texts), rows.ids)
+            check.finish()
+        except SourceChanged as error:
+            if error.part is not None:
+                log.warning("embeds again from row %d on", error.part.start)
+                output.keep(output.parts.index(error.part))
+
+    def send(self, submitter: Submitter, output: Output, trace: str) -> None:
+        """Send the corpus; again from where the server has lost it, or has other rows of it.
+
+        Args:
+            submitter: Submitter of the job that fills the output.
+            output: The output, which says what is done, and where the last run was.
+            trace: Trace that the sending is a part of.
+
+        Raises:
+            SourceChanged: What is on disk was made of other rows, or the corpus was changed while
+                it was read.
+            CorpusError: The corpus cannot be read.
+            JobRefused: Somebody cancelled or deleted the job.
+            Rewind: The server has lost rows, and standard input cannot be read again.
+            redis.ConnectionError: The server stayed away, or `stop` was set while it was.
+        """
+        while not self.stop.is_set():
+            try:
+                submitter.watch(self._send(submitter, output, trace))
+            except Rewind:
+                if "-" in self.request.sources:
+                    raise
+                submitter.attach()
+            except Stale as error:
+                if "-" in self.request.sources:
+                    raise SourceChanged(f"{error}, of other rows than come now") from error
+                log.warning("%s: embeds again from row %d on", error, output.next_index)
+                submitter.start_over(output.next_index)
+
+    def _send(self, submitter: Submitter, output: Output, trace: str) -> int:
+        """Read the corpus, compare the part of it that is done, and send the rest."""
+        request = self.request
+        files = file_facts(request.sources)
+        facts = look_at(request.sources, request.options)
+        mark = output.mark
+        # A server that has lost its log's end may want rows again that come before the mark.
+        if mark is not None and (mark.facts != facts.digest or mark.row > submitter.start):
+            mark = None
+        self.source.begin(output.parts, mark.row if mark else 0)
+        with contextlib.closing(SkippedFile(self.out / SKIPPED_FILE)) as record:
+            rows = self._rest(self._rows(record, mark, facts), submitter.start, mark)
+            with tracing.span("submit", trace, first_chunk=submitter.start):
+                count = submitter.submit(rows)
+            if not self.stop.is_set():
+                if look_at(request.sources, request.options).digest != facts.digest:
+                    raise SourceChanged("the source was changed while it was read; run this again")
+                self.files = files
+                self.source.end()
+            return count
+
+    def _rest(self, source: Iterator[Rows], start: int, mark: Mark | None) -> Iterator[Rows]:
+        """Yield the rows from `start` on.
+
+        Raises:
+            Stale: The source has fewer rows than `start`.
+        """
+        index = mark.row if mark else 0
+        for rows in source:
+            if self.stop.is_set():
+                return
+            skip = max(0, start - index)
+            index += len(rows.texts)
+            if skip < len(rows.texts):
+                yield Rows(rows.texts[skip:], None if rows.ids is None else rows.ids[skip:])
+        if index < start and not self.stop.is_set():
+            self.source.check_end()
+            raise Stale(f"the source has {index} rows now; an earlier run had sent {start}")
+
+    def _rows(self, record: SkippedFile, mark: Mark | None, facts: Facts) -> Iterator[Rows]:
+        """Yield the rows of the corpus from a mark on, all of which go through the comparison."""
+        request = self.request
+        on_bad_row = record.add if request.skip_bad_rows else fail_on_bad_row
+        cursor = Cursor(mark.location, mark.offset, mark.line) if mark else Cursor()
+        index = mark.row if mark else 0
+        limits = replace(self.limits, chunks_before=index)
+        for rows in read_corpus(
+            request.sources, request.options, on_bad_row, cursor=cursor, limits=limits
+        ):
+            self.skipped = record.count
+            index += len(rows.texts)
+            marked = facts.settled and not record.count  # skipped rows are listed from the start
+            here = Mark(index, cursor.location, cursor.offset, cursor.line, facts.digest)
+            self.source.feed(rows, here if marked else None)
+            yield rows
+        self.skipped = record.count

@@ -1,0 +1,222 @@
+"""Jobs as people look at them: the same facts under the same names, wherever they look."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
+
+import redis
+
+from embedfarm.contract import wire
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import JobSpec, RecordError, decode
+from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, JobUnreadable, status_from
+from embedfarm.contract.unreadable import names_of
+
+STEP: Final = 1000  # jobs looked at in one round trip
+LOOKED_MAX: Final = 10_000  # for one page
+NOTES_MAX: Final = 10_000  # of a job, looked through for refusals
+
+_FIELDS: Final = tuple(JobStatus.__dataclass_fields__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts(JobStatus):
+    """A job: its name and model, its status, and what is wrong with it.
+
+    `late_seconds` is by how much it misses its deadline, as things are. `refused` has the reasons
+    of workers that cannot embed it, by worker.
+    """
+
+    job: str
+    name: str
+    model: str
+    late_seconds: float
+    refused: dict[str, str]
+
+
+class Page(NamedTuple):
+    """A page of jobs, and the cursor of the next page, None after the last one."""
+
+    jobs: list[JobFacts]
+    next: str | None
+
+
+def read_job(farm: Farm, job: str) -> JobFacts:
+    """Return the facts of one job.
+
+    Raises:
+        JobGone: There is no such job.
+    """
+    found = read_jobs(farm, [job])
+    if not found:
+        raise JobGone(job)
+    return found[0]
+
+
+def read_jobs(farm: Farm, jobs: Sequence[str]) -> list[JobFacts]:
+    """Return the facts of those of the jobs that exist, in one round trip for each thousand."""
+    stats = farm.scheduler_stats()
+    late = {} if stats is None else stats.late
+    found = []
+    for place in range(0, len(jobs), STEP):
+        found += _read(farm, jobs[place : place + STEP], late)
+    return found
+
+
+def _read(farm: Farm, jobs: Sequence[str], late: Mapping[str, float]) -> list[JobFacts]:
+    pipe = farm.client.pipeline(transaction=False)
+    for job in jobs:
+        meta = wire.JobKeys(job).meta
+        pipe.hmget(meta, ["spec", *_FIELDS])
+        pipe.hscan(meta, match="refused:*", count=NOTES_MAX)  # accounts stay where they are
+    answers = pipe.execute(raise_on_error=False)
+    found = []
+    for job, values, notes in zip(jobs, answers[::2], answers[1::2], strict=True):
+        for answer in (values, notes):
+            if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+                raise answer
+        try:
+            facts = _describe(farm, job, values, notes, late.get(job, 0.0))
+        except JobUnreadable as error:
+            farm.on_unreadable(f"job {job}", str(error))
+        except JobGone:
+            continue
+        else:
+            if farm.sees(facts.tenant):
+                found.append(facts)
+    return found
+
+
+def _describe(
+    farm: Farm,
+    job: str,
+    values: Any,  # noqa: ANN401 # the server's reply, or what went wrong
+    notes: Any,  # noqa: ANN401 # the server's reply, or what went wrong
+    late_seconds: float,
+) -> JobFacts:
+    """Make the facts of a job out of the server's replies.
+
+    Raises:
+        JobGone: There is no such job.
+        JobUnreadable: The job's key holds what no program of ours wrote.
+    """
+    if isinstance(values, redis.ResponseError):
+        raise JobUnreadable(str(values))
+    spec, *fields = values
+    if spec is None:
+        raise JobGone(job)
+    refused: Mapping[bytes, bytes] = notes[1]
+    try:
+        asked = decode(JobSpec, spec)
+    except RecordError as error:  # another program's; it must not hide the others
+        farm.on_unreadable(f"job {job}", str(error))
+        asked, refused = JobSpec(model=""), {b"refused:every worker": str(error).encode()}
+    return JobFacts(
+        job=job,
+        name=asked.name,
+        model=asked.model,
+        late_seconds=late_seconds,
+        refused={
+            worker.decode(errors="replace").removeprefix("refused:"): reason.decode(
+                errors="replace"
+            )
+            for worker, reason in sorted(refused.items())
+        },
+        **vars(status_from(_FIELDS, fields)),
+    )
+
+
+def read_page(
+    farm: Farm, after: str, count: int, state: str | None = None, tenant: str | None = None
+) -> Page:
+    """Return a page of up to `count` jobs, of a state and a tenant if these are given.
+
+    Unfinished jobs come first, oldest first, then those that have ended, newest first. Unless the
+    farm is seen by one tenant, a page looks at about 10,000 jobs at most, so that it may have fewer
+    than `count` and not be the last one.
+
+    Args:
+        farm: Farm that has the jobs.
+        after: `next` of the page before; "" for the first page.
+        count: Most jobs in the page.
+        state: State of the jobs, as in `JobStatus`; None for any.
+        tenant: Tenant of the jobs, "" for jobs without one; None for any.
+
+    Raises:
+        redis.ResponseError: `after` is no cursor.
+    """
+    if farm.tenant is not None and tenant is not None and not farm.sees(tenant):
+        return Page([], None)
+    tenant = tenant if farm.tenant is None else farm.tenant
+    chosen: list[str] = []
+    looked = 0
+    step = count + 1 if state is None and tenant is None else STEP
+    # A tenant's page never ends at another one's job, since `next` names the last one looked at.
+    while looked < LOOKED_MAX or farm.tenant is not None:
+        rows = _rows_after(farm.client, after, step, state)
+        looked += len(rows)
+        for job, wanted in zip(
+            rows, _match(farm.client, [each.job for each in rows], state, tenant), strict=True
+        ):
+            if len(chosen) == count:
+                return Page(read_jobs(farm, chosen), after)
+            after = job.cursor
+            if wanted:
+                chosen.append(job.job)
+        if len(rows) < step:
+            return Page(read_jobs(farm, chosen), None)
+    return Page(read_jobs(farm, chosen), after)
+
+
+class _Row(NamedTuple):
+    """A job on the farm's list, and the cursor with which the list goes on after it."""
+
+    job: str
+    cursor: str
+
+
+def _rows_after(client: redis.Redis, after: str, count: int, state: str | None) -> list[_Row]:
+    """Return jobs of the farm's two lists; cursors of the second one begin with a minus sign."""
+    rows: list[_Row] = []
+    if not after.startswith("-") and state not in ENDED_STATES:
+        rows = _rows(client, wire.JOBS, after, count, newest_first=False)
+        after = ""
+    if len(rows) < count and state in {None, *ENDED_STATES}:
+        place = after.removeprefix("-")
+        rows += _rows(client, wire.ENDED, place, count - len(rows), newest_first=True)
+    return rows
+
+
+def _rows(
+    client: redis.Redis, key: str, after: str, count: int, *, newest_first: bool
+) -> list[_Row]:
+    """Return jobs of a list in the order of their times, and by name where times are equal."""
+    first, last = ("+inf", "-inf") if newest_first else ("-inf", "+inf")
+    skipped = 0
+    if after:
+        first, _, name = after.partition(":")
+        same = cast("list[bytes]", client.zrangebyscore(key, first, first))
+        reached = name.encode()
+        skipped = sum(each >= reached if newest_first else each <= reached for each in same)
+    rows: Any = client.zrange(
+        key, first, last,
+        desc=newest_first, byscore=True, offset=skipped, num=count, withscores=True,
+    )  # fmt: skip
+    sign = "-" if newest_first else ""
+    names = names_of(name for name, _ in rows)
+    return [_Row(name, f"{sign}{at!r}:{name}") for name, (_, at) in zip(names, rows, strict=True)]
+
+
+def _match(
+    client: redis.Redis, jobs: Sequence[str], state: str | None, tenant: str | None
+) -> list[bool]:
+    """Tell for each of the jobs whether it exists, in the given state and of the given tenant."""
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        pipe.hmget(wire.JobKeys(job).meta, ["state", "tenant"])
+    return [
+        has is not None
+        and state in {None, has.decode(errors="replace")}
+        and tenant in {None, (whose or b"").decode(errors="replace")}
+        for has, whose in pipe.execute()
+    ]

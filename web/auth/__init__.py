@@ -1,0 +1,1 @@
+"""Authorisation by HTTP: keys, sessions and rate limits."""

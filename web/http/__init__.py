@@ -1,0 +1,1 @@
+"""Bodies, answers, errors and events, as all routes have them."""

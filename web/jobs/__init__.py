@@ -1,0 +1,1 @@
+"""Jobs by HTTP: submitted, steered, fed, read and tried again."""

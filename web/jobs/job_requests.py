@@ -1,0 +1,292 @@
+"""Bodies of `POST /v1/jobs` in their three forms: texts, a file, or the path or URL of a corpus."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final, Literal, Self
+
+import msgspec
+from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from starlette.concurrency import run_in_threadpool
+
+from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.scheduling_terms import (
+    DEADLINE_MS_MAX,
+    TENANT_CHARACTERS_MAX,
+    WEIGHT_MAX,
+    Terms,
+)
+from embedfarm.producer.readers.corpus import FORMATS, SUFFIXES
+from embedfarm.producer.readers.source import COMPRESSIONS, split_compression
+from embedfarm.web.http.bodies import read_json
+from embedfarm.web.http.schemas import WHOLE, Many
+from embedfarm.web.jobs.uploads import Upload, receive_file, receive_form, receiving
+from embedfarm.web.services import Services
+
+DIMENSIONS_MAX: Final = 1 << 16
+TOKENS_MAX: Final = 1 << 20
+CHARACTERS_MAX: Final = 4096
+JSON: Final = "application/json"
+FORM: Final = "multipart/form-data"
+FILE_TYPES: Final = {
+    "application/octet-stream": "",
+    "application/jsonl": "jsonl",
+    "application/x-ndjson": "jsonl",
+    "text/csv": "csv",
+    "text/tab-separated-values": "tsv",
+    "text/plain": "txt",
+    "application/vnd.apache.parquet": "parquet",
+}
+"""Media types of a body that is a corpus, and the format that each of them means."""
+
+_ENCODINGS: Final = {"": "", "identity": ""} | {name: end for end, name in COMPRESSIONS.items()}
+
+Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, StringConstraints(max_length=200)]
+Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
+
+
+class TermsGiven(BaseModel):
+    """Terms on which a job shares the farm with others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: Annotated[
+        int, Field(ge=0, le=2, description="0 normal, 1 high, 2 urgent."), WHOLE
+    ] = 0
+    tenant: Tenant = Field(default="", description="For whom it is done.")
+    weight: Annotated[
+        int, Field(ge=1, le=WEIGHT_MAX, description="Beside the tenant's others."), WHOLE
+    ] = 1
+    deadline_ms: Annotated[
+        int, Field(ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."), WHOLE
+    ] = 0
+
+    @model_validator(mode="after")
+    def _check_terms(self) -> Self:
+        """Refuse terms that no scheduler could use."""
+        self.terms()
+        return self
+
+    def terms(self) -> Terms:
+        """Convert them to the farm's `Terms`."""
+        return Terms(self.priority, self.tenant, self.weight, self.deadline_ms)
+
+
+class Embedding(TermsGiven):
+    """Options that say which vectors are wanted."""
+
+    model: Words = Field(default="", description="One that is served; by default the first one.")
+    name: Name = Field(default="", description="For people.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    vector_dtype: Literal["float32", "float16", "ubinary", "lsh"] = "float32"
+    lsh_bits: Annotated[int, Field(ge=BITS_MIN, le=BITS_MAX, multiple_of=8), WHOLE] = 2048
+    task: Literal["", "query", "document"] = Field(
+        default="", description="As `encode_query` or `encode_document` of sentence-transformers."
+    )
+    prompt: Words = Field(default="", description="Put before every text.")
+    prompt_name: Words = Field(default="", description="One of the model's prompts instead.")
+    max_length: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 0
+    long: Literal["truncate", "windows", "error"] = "truncate"
+    long_overlap: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 32
+    dimensions: Annotated[int, Field(ge=0, le=DIMENSIONS_MAX, description="0: all."), WHOLE] = 0
+    normalize: bool = False
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        """Refuse two prompts."""
+        if self.prompt and self.prompt_name:
+            raise ValueError("prompt and prompt_name are two ways to say the same")
+        return self
+
+    def spec(self, model: str) -> JobSpec:
+        """Convert the options to the `JobSpec` of a farm's job."""
+        known = {each.name for each in msgspec.structs.fields(JobSpec)} - {"model"}
+        return JobSpec(model=model, **self.model_dump(include=known))
+
+
+class Options(Embedding):
+    """Options by which a corpus is read, embedded and stored, as `embedfarm embed` has them."""
+
+    format: Literal["parquet", "npy", "jsonl"] = Field(
+        default="parquet", description="Of the output."
+    )
+    input_format: Literal["", "jsonl", "csv", "tsv", "parquet", "txt"] = Field(
+        default="", description="By default as the name or the type of the file says."
+    )
+    text_field: Words = "text"
+    id_field: Words = ""
+    on_bad_row: Literal["fail", "skip"] = "fail"
+    webhook: Words = Field(default="", description="URL that is told how the job ended.")
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        """Refuse one field as both text and id."""
+        if self.text_field == self.id_field:
+            raise ValueError(f"field {self.text_field!r} cannot be text and id at once")
+        return self
+
+    def merge(self, others: Mapping[str, Any]) -> "Options":
+        """Return these options, overruled by others.
+
+        Raises:
+            RequestValidationError: The others are no valid options.
+        """
+        try:
+            return Options.model_validate(self.model_dump(exclude_unset=True) | dict(others))
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+
+    def for_task(self) -> dict[str, Any]:
+        """Return the options for `producer.tasks.embed_corpus`, without those left at defaults."""
+        others = {*TermsGiven.model_fields, "name", "model"}
+        return self.model_dump(exclude=others, exclude_defaults=True)
+
+
+class TextWithId(BaseModel):
+    """A text, and an id to keep with its vector."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str
+    id: str
+
+
+Texts = Annotated[Many[str], Field(min_length=1)]
+TextsWithIds = Annotated[Many[TextWithId], Field(min_length=1)]
+
+
+class Submission(Options):
+    """A corpus in JSON: texts, or the path or URL of a corpus that the farm may read."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["source"]}]},
+    )
+
+    texts: Texts | TextsWithIds = []
+    source: Annotated[
+        Words, Field(min_length=1, description="Below `ingest_roots`, or one of `ingest_urls`.")
+    ] = ""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        """Refuse both texts and a source, and neither."""
+        if ("texts" in self.model_fields_set) == ("source" in self.model_fields_set):
+            raise ValueError("give texts or a source, and not both")
+        return self
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the texts as JSON Lines."""
+        for each in self.texts:
+            row = {"text": each} if isinstance(each, str) else {"text": each.text, "id": each.id}
+            yield msgspec.json.encode(row) + b"\n"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job that is asked for, whatever form the request came in.
+
+    Attributes:
+        options: All options that were given.
+        corpus: Path on the farm or URL of the corpus, or the name that an upload is to have.
+        upload: The corpus that came with the request; None where `corpus` was there before.
+    """
+
+    options: Options
+    corpus: str
+    upload: Upload | None
+
+    def identity(self) -> list[Any]:
+        """Return all in which one order differs from another: options, corpus and content."""
+        content = "" if self.upload is None else self.upload.sha256
+        return [self.options.model_dump(), self.corpus, content]
+
+
+@asynccontextmanager
+async def reading(request: Request, services: Services, options: Options) -> AsyncIterator[Order]:
+    """Give the order that a request makes; an upload that is not moved away in it is removed.
+
+    Raises:
+        HTTPException, RequestValidationError: The request makes no valid order.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media not in {JSON, FORM, *FILE_TYPES}:
+        raise HTTPException(415, f"send {JSON}, {FORM}, or a file as {', '.join(FILE_TYPES)}")
+    async with receiving(request, services) as upload:
+        if media == JSON:
+            yield await _read_json(request, upload, options)
+        elif media == FORM:
+            options = options.merge(await receive_form(request, upload))
+            corpus = name_corpus(upload.filename, options.input_format)
+            yield Order(options, corpus, upload)
+        else:
+            corpus = _name_body(request, options.input_format or FILE_TYPES[media])
+            await receive_file(request, upload)
+            yield Order(options, corpus, upload)
+
+
+async def _read_json(request: Request, upload: Upload, options: Options) -> Order:
+    asked = await read_json(request, _check)
+    given = asked.model_dump(exclude_unset=True, exclude={"texts", "source"})
+    options = options.merge(given)
+    if asked.source:
+        return Order(options, asked.source, None)
+    ids = {"id_field": "id"} if isinstance(asked.texts[0], TextWithId) else {"id_field": ""}
+    await run_in_threadpool(_write, asked, upload)
+    return Order(options.merge({"text_field": "text", **ids}), "input.jsonl", upload)
+
+
+def _check(value: object) -> tuple[Submission | None, list[Any]]:
+    try:
+        return Submission.model_validate(value, strict=True), []
+    except ValidationError as error:
+        return None, error.errors()
+
+
+def _write(asked: Submission, upload: Upload) -> None:
+    for line in asked.lines():
+        upload.write(line)
+    upload.close()
+
+
+def _name_body(request: Request, chosen: str) -> str:
+    """Name a body that is a file by its format and its Content-Encoding."""
+    encoding = request.headers.get("content-encoding", "").lower()
+    if encoding not in _ENCODINGS:
+        raise HTTPException(
+            415, f"content-encoding is one of {', '.join(filter(None, _ENCODINGS))}"
+        )
+    return name_corpus(f"input{_ENCODINGS[encoding]}", chosen)
+
+
+def name_corpus(name: str, chosen: str) -> str:
+    """Name an upload so that readers know its format; nothing of the sender's name stays in it.
+
+    Args:
+        name: Name that the sender gave it.
+        chosen: Format of the upload, "" to go by the name; without an ending it is JSON Lines.
+
+    Raises:
+        HTTPException: The ending of the name is not read, or it is Parquet that was compressed.
+    """
+    stem, compression = split_compression(name.lower())
+    suffix = PurePosixPath(stem).suffix
+    kind = chosen or SUFFIXES.get(suffix, "" if suffix else "jsonl")
+    if not kind:
+        raise HTTPException(415, f"{suffix} is not read, but {', '.join(FORMATS)}")
+    if kind == "parquet" and compression:
+        raise HTTPException(415, "Parquet is read as it is, not compressed once more")
+    ends = {name: end for end, name in COMPRESSIONS.items()}
+    return f"input.{kind}{ends.get(compression or '', '')}"

@@ -1,0 +1,111 @@
+"""Retries of jobs: of those that failed, and of the failed chunks of those that finished."""
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, HTTPException
+from rq.exceptions import DuplicateJobError
+
+from embedfarm.collector.manifest import Manifest, OutputError, read_manifest
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.allow_list import PathRefused, allow, allow_source
+from embedfarm.ingest.job_directories import Call, directory_of, read_call
+from embedfarm.watch.overview import JobFacts, read_job
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.problems import problems
+from embedfarm.web.jobs.routes import JobId
+from embedfarm.web.services import Caller, Service, Services, need
+
+LOGGER: Final = logging.getLogger(__name__)
+SAME: Final = (
+    "model", "dtype", "vector_dtype", "task", "prompt", "prompt_name", "max_length",
+    "normalize", "dimensions", "long", "long_overlap", "lsh_bits", "format",
+)  # fmt: skip
+READING: Final = {
+    "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",
+    "chunk_tokens": "chunk_tokens", "chunk_overlap": "chunk_overlap",
+}  # fmt: skip
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post(
+    "/{job}/retry",
+    status_code=202,
+    responses=problems(404, 409),
+    dependencies=need(Scope.SUBMIT),
+)
+def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
+    """Embed a failed job's corpus again, or the chunks of a finished job that failed."""
+    facts = read_job(services.farm, job)
+    if services.submissions.pending(job):
+        raise HTTPException(409, f"something is yet to be done for job {job}")
+    try:
+        if facts.state == "failed":
+            _begin_anew(services, facts)
+        elif facts.state == "finished":
+            call = _call_for(Path(facts.out), services.settings)
+            services.submissions.embed(job, call, "retry_failed")
+        else:
+            raise HTTPException(409, f"job {job} is {facts.state}: there is nothing to retry yet")
+    except (DuplicateJobError, OSError, OutputError, PathRefused, ValueError) as error:
+        raise HTTPException(409, f"job {job} cannot be tried again: {error}") from error
+    LOGGER.info("%s retries job %r", who.name, job)
+    return read_job(services.farm, job)
+
+
+def _begin_anew(services: Services, facts: JobFacts) -> None:
+    """Do what a failed job was to do, from where it had stopped.
+
+    Raises:
+        HTTPException: The job did not come by HTTP, so that its task is not known here, or its
+            task cannot be read.
+    """
+    directory = directory_of(services.settings, facts.job)
+    if directory is None:
+        raise HTTPException(409, f"job {facts.job} was not submitted by HTTP: run it again")
+    call, handle = read_call(directory), services.farm.job(facts.job)
+    if call is None:
+        raise HTTPException(409, f"what job {facts.job} was to do cannot be read: submit it again")
+    notes = {"out": facts.out, "command": handle.noted("command")}
+    terms = Terms(facts.priority, facts.tenant, facts.weight, facts.deadline_ms)
+    services.farm.admit(facts.job, services.settings.jobs_max)
+    handle.create(handle.spec(), 0, terms, notes)
+    with contextlib.suppress(DuplicateJobError):  # who asked at the same time has it done
+        services.submissions.embed(facts.job, call)
+
+
+def _call_for(out: Path, settings: Settings) -> Call:
+    """Make the call that embeds again the chunks that failed of a finished output.
+
+    Raises:
+        HTTPException: No chunk failed, or the options cannot be given again.
+        OutputError, OSError: There is no finished output.
+        PathRefused: The output or its corpus lies below no allowed directory.
+    """
+    manifest = read_manifest(allow(str(out), settings.task_roots))
+    if not manifest.failed:
+        raise HTTPException(409, "no chunk of it failed")
+    sources = [
+        str(allow_source(each, settings.task_roots)) for each in manifest.settings["sources"]
+    ]
+    return Call(sources, str(out), options_of(manifest))
+
+
+def options_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the options of `embedfarm embed` that made an output.
+
+    Raises:
+        HTTPException: The output has int8 vectors, whose ranges came from elsewhere.
+    """
+    said = manifest.settings
+    if said["vector_dtype"] == "int8":
+        raise HTTPException(409, "an output of int8 is retried where its ranges are")
+    options = {name: said[name] for name in SAME if said.get(name)}
+    options |= {name: said[f"read_{key}"] for key, name in READING.items() if said[f"read_{key}"]}
+    if said["skip_bad_rows"]:
+        options["on_bad_row"] = "skip"
+    return options

@@ -1,0 +1,115 @@
+"""Routes of jobs: list, show, pause, resume, cancel, change and delete them."""
+
+import logging
+from dataclasses import asdict
+from typing import Annotated, Final, Literal, Self
+
+from fastapi import APIRouter, HTTPException, Path, Query
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from embedfarm.watch.overview import JobFacts, read_job, read_page
+from embedfarm.web.auth.keys import Key, Scope
+from embedfarm.web.http.bodies import BoundedRoute
+from embedfarm.web.http.problems import problems
+from embedfarm.web.jobs.job_requests import Tenant, TermsGiven
+from embedfarm.web.services import Caller, Service, need
+
+LOGGER: Final = logging.getLogger(__name__)
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BoundedRoute)
+JobId = Annotated[str, Path(max_length=256, pattern=r"^[^{}]+$", description="As in the list.")]
+State = Literal["open", "closed", "paused", "cancelled", "finished", "failed"]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Most in the answer.")]
+After = Annotated[str, Query(max_length=300, description="`next` of the answer before.")]
+
+
+class JobPage(BaseModel):
+    """Jobs; with `next`, more may follow, even if fewer than asked for are here."""
+
+    jobs: list[JobFacts]
+    next: str | None
+
+
+class TermsChange(TermsGiven):
+    """New terms of a job; those that are left out stay."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse a change without any terms."""
+        if not self.model_fields_set:
+            raise ValueError("give priority, tenant, weight or deadline_ms")
+        return self
+
+
+@router.get("", responses=problems(), dependencies=need(Scope.READ))
+def list_jobs(
+    services: Service,
+    state: State | None = None,
+    tenant: Annotated[Tenant | None, Query()] = None,
+    limit: Limit = 100,
+    after: Annotated[After, Query(pattern=r"^(-?\d+(\.\d+)?:.+)?$")] = "",
+) -> JobPage:
+    """List jobs, those of a state and a tenant if these are given.
+
+    Unfinished ones come first, oldest first, then those that have ended, newest first.
+    """
+    page = read_page(services.farm, after, limit, state, tenant)
+    return JobPage(jobs=page.jobs, next=page.next)
+
+
+@router.get("/{job}", responses=problems(404), dependencies=need(Scope.READ))
+def show_job(services: Service, job: JobId) -> JobFacts:
+    """Show a job: what it asks for, how far it is, and who refused it."""
+    return read_job(services.farm, job)
+
+
+@router.post("/{job}/pause", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
+def pause_job(services: Service, key: Caller, job: JobId) -> JobFacts:
+    """Lease no more blocks of a job until it is resumed; what is leased is still embedded."""
+    services.farm.job(job).pause()
+    return _log("pauses", services, key, job)
+
+
+@router.post("/{job}/resume", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
+def resume_job(services: Service, key: Caller, job: JobId) -> JobFacts:
+    """Go on with a paused job."""
+    services.farm.job(job).resume()
+    return _log("resumes", services, key, job)
+
+
+@router.post("/{job}/cancel", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
+def cancel_job(services: Service, key: Caller, job: JobId) -> JobFacts:
+    """Stop a job for good; what is embedded already stays with its collector."""
+    services.farm.job(job).cancel()
+    services.submissions.cancel(job)
+    return _log("cancels", services, key, job)
+
+
+@router.patch("/{job}", responses=problems(404), dependencies=need(Scope.SUBMIT))
+def set_terms(services: Service, key: Caller, job: JobId, change: TermsChange) -> JobFacts:
+    """Change terms of a job; the next plan follows them."""
+    granted = asdict(services.grant(change.terms()))
+    services.farm.job(job).set_terms(**{name: granted[name] for name in change.model_fields_set})
+    return _log("changes the terms of", services, key, job)
+
+
+@router.delete(
+    "/{job}", status_code=204, responses=problems(404, 409), dependencies=need(Scope.SUBMIT)
+)
+def delete_job(services: Service, key: Caller, job: JobId) -> None:
+    """Remove a job that was cancelled, or of which everything is on disk."""
+    handle = services.farm.job(job)
+    status = handle.status()
+    if not status.removable:
+        raise HTTPException(409, f"job {job} is {status.state} and not finished: cancel it first")
+    LOGGER.info("%s deletes job %r", key.name, job)
+    services.submissions.remove(job)
+    handle.delete()
+
+
+def _log(verb: str, services: Service, key: Key, job: str) -> JobFacts:
+    """Log who did what to a job, and return the job as it is now."""
+    LOGGER.info("%s %s job %r", key.name, verb, job)
+    return read_job(services.farm, job)

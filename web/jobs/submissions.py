@@ -1,0 +1,190 @@
+"""Submission of jobs by HTTP.
+
+Such a job has a directory (`ingest.job_directories`), and an RQ job that `embedfarm ingest` runs.
+It is on the farm from the moment that it is accepted, so that it can be steered before it runs.
+"""
+
+import contextlib
+import logging
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+from rq.exceptions import DuplicateJobError
+from starlette.concurrency import run_in_threadpool
+
+from embedfarm.contract.private import make_private
+from embedfarm.contract.redaction import hide_in_word
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.allow_list import PathRefused, allow_source, allow_url, is_url
+from embedfarm.ingest.job_directories import OUTPUT, Call, read_call, remove_directory, write_call
+from embedfarm.ingest.outbound import UrlRefused
+from embedfarm.ingest.tasks import option_words
+from embedfarm.ingest.webhooks import check_webhook
+from embedfarm.watch.overview import JobFacts, read_job
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.problems import problems
+from embedfarm.web.jobs.idempotency import IdempotencyKey, answer_once
+from embedfarm.web.jobs.job_requests import (
+    FILE_TYPES,
+    FORM,
+    JSON,
+    Options,
+    Order,
+    Submission,
+    reading,
+)
+from embedfarm.web.services import Caller, Service, Services, need
+
+LOGGER: Final = logging.getLogger(__name__)
+LOCATION: Final = {"headers": {"Location": {"schema": {"type": "string"}}}}
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_FACTS: Final = TypeAdapter(JobFacts)
+
+
+class UploadedCorpus(Options):
+    """Form with a corpus as a file, whose name says its format, and options in other fields."""
+
+    file: bytes
+
+
+_BODIES: Final = {
+    media: {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+    for media, model in ((JSON, Submission), (FORM, UploadedCorpus))
+} | {media: {"schema": {"type": "string", "format": "binary"}} for media in FILE_TYPES}
+
+SCHEMAS: Final[dict[str, Any]] = models_json_schema(
+    [(Submission, "validation"), (UploadedCorpus, "validation")],
+    ref_template="#/components/schemas/{model}",
+)[1]["$defs"]
+"""Of the bodies that the routes here read by themselves."""
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=JobFacts,
+    responses={201: LOCATION, **problems(404, 409, 415, 507)},
+    dependencies=need(Scope.SUBMIT),
+    openapi_extra={"requestBody": {"required": True, "content": _BODIES}},
+)
+async def submit_job(
+    services: Service,
+    who: Caller,
+    request: Request,
+    options: Annotated[Options, Query()],
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Embed a corpus: texts in JSON, a file that is the body or in a form, or a path of the farm.
+
+    Options are in the query, the JSON object or the form; what the body says counts.
+    """
+    async with reading(request, services, options) as order:
+        job, facts = await run_in_threadpool(_answer, services, who, idempotency_key, order)
+    headers = {"location": f"{router.prefix}/{job}"}
+    return Response(facts, 201, headers, "application/json")
+
+
+def _answer(services: Services, who: Caller, key: str | None, order: Order) -> tuple[str, str]:
+    """Make the job of an order, unless it was made before; return its id and its facts in JSON.
+
+    The order is checked only when its job is made: a repeat is answered though its corpus is gone.
+    """
+
+    def submit(job: str) -> str:
+        _submit(services, job, order)
+        LOGGER.info("%s submits job %r", who.name, job)
+        return _FACTS.dump_json(read_job(services.farm, job)).decode()
+
+    return answer_once(services, who, key, order.identity(), submit)
+
+
+def _find_source(source: str, settings: Settings) -> str:
+    """Return where a corpus is, if the farm may read it and it is not among the jobs by HTTP.
+
+    Raises:
+        PathRefused: The farm may not read it.
+    """
+    try:
+        if is_url(source):
+            allow_url(source, settings.ingest_urls)
+            return source
+        return str(allow_source(source, settings.ingest_roots, settings.jobs_path))
+    except UrlRefused as error:
+        raise PathRefused(str(error)) from error
+    except OSError as error:
+        raise PathRefused(f"{hide_in_word(source)!r}: {error.strerror}") from error
+
+
+def _check_webhook(url: str, settings: Settings) -> None:
+    try:
+        check_webhook(url, settings)
+    except ValueError as error:
+        raise HTTPException(422, f"webhook: {error}") from error
+
+
+def _submit(services: Services, job: str, order: Order) -> None:
+    """Make a job and have it done, or go on where an earlier try to do so has ended.
+
+    Raises:
+        JobGone: The job was made before, and the farm knows nothing of it any more.
+    """
+    directory = services.settings.jobs_path / job
+    there = services.submissions.was_made(job)
+    try:
+        if not there:
+            _make(services, job, order, directory)
+        call = read_call(directory)
+        if call is not None and services.submissions.is_forgotten(job):
+            with contextlib.suppress(DuplicateJobError):
+                services.submissions.embed(job, call)
+    except BaseException:
+        if not there:
+            remove_directory(directory)
+            services.farm.job(job).delete()
+        raise
+
+
+def _make(services: Services, job: str, order: Order, directory: Path) -> None:
+    """Put a job into its directory and on the farm."""
+    model, corpus = _check(services, order)
+    terms = services.grant(order.options.terms())
+    services.farm.admit(job, services.settings.jobs_max)
+    make_private(directory)
+    options = {"model": model, **order.options.for_task(), "job_id": job}
+    call = _put(directory, replace(order, corpus=corpus), options, terms.tenant)
+    notes = {"out": call.out, "command": _command(call, services.settings)}
+    services.farm.job(job).create(order.options.spec(model), 0, terms, notes)
+
+
+def _check(services: Services, order: Order) -> tuple[str, str]:
+    """Return the model and the corpus of an order, if all that it names may be asked for."""
+    model = services.find_model(order.options.model)
+    if order.options.webhook:
+        _check_webhook(order.options.webhook, services.settings)
+    if order.upload is not None:
+        return model, order.corpus
+    return model, _find_source(order.corpus, services.settings)
+
+
+def _command(call: Call, settings: Settings) -> str:
+    """Return the command that somebody on the farm's host could run instead."""
+    options = {name: value for name, value in call.options.items() if name != "webhook"}
+    words = ["embedfarm", "embed", *option_words(options, settings), f"--out={call.out}"]
+    return shlex.join(map(hide_in_word, [*words, "--", *call.corpus]))
+
+
+def _put(directory: Path, order: Order, options: dict[str, Any], tenant: str) -> Call:
+    """Put the upload of an order into its directory, with a record of what is to be done."""
+    corpus = order.corpus
+    if order.upload is not None:
+        corpus = str(directory / order.corpus)
+        order.upload.path.replace(corpus)
+    call = Call([corpus], str(directory / OUTPUT), options, tenant)
+    write_call(directory, call)
+    return call

@@ -1,0 +1,1 @@
+"""The protocol of OpenAI's API: embeddings, files and batches."""

@@ -1,0 +1,386 @@
+"""OpenAI's batches: a file of requests, answered as one job of the farm.
+
+What a batch has come to is told by what lies in its directory, and by its job.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi import Path as InPath
+from pydantic import BaseModel, Field, StringConstraints
+from rq.exceptions import DuplicateJobError
+
+from embedfarm.contract.batch_requests import ENDPOINT
+from embedfarm.contract.jobs import ChangeRefused
+from embedfarm.contract.private import make_private
+from embedfarm.contract.records import JobSpec
+from embedfarm.contract.scheduling_terms import USUAL
+from embedfarm.contract.status import JobGone, JobStatus
+from embedfarm.ingest.job_directories import OUTPUT, put, read_kept, remove_directory
+from embedfarm.ingest.openai_batches import Counts, find_model
+from embedfarm.ingest.openai_files import ASKED, BATCH_INPUT, COMPLETED
+from embedfarm.producer.readers import CorpusError
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.bodies import BoundedRoute
+from embedfarm.web.http.problems import openai_problems
+from embedfarm.web.jobs.idempotency import IdempotencyKey, answer_once
+from embedfarm.web.services import Caller, Service, Services, need
+
+LOGGER: Final = logging.getLogger(__name__)
+WINDOW_SECONDS: Final = 86_400
+SECONDS_MAX: Final = 2**40  # a Unix time that every client can read
+PREFIX: Final = "batch_"
+STOPPED: Final = "stopped.json"
+
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=SECONDS_MAX)]
+router: Final = APIRouter(prefix="/v1/batches", tags=["OpenAI"], route_class=BoundedRoute)
+BatchId = Annotated[str, InPath(max_length=64)]
+Metadata = dict[
+    Annotated[str, StringConstraints(max_length=64)],
+    Annotated[str, StringConstraints(max_length=512)],
+]
+State = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
+    "cancelled",
+]  # fmt: skip
+
+
+class BatchRequest(BaseModel):
+    """A request for a batch: the file of requests, the endpoint and the window."""
+
+    input_file_id: Annotated[str, StringConstraints(max_length=64)]
+    endpoint: Literal["/v1/embeddings"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[Metadata, Field(max_length=16)] | None = None
+
+
+class Asked(msgspec.Struct):
+    """Record of what a batch was asked for, and on whose behalf."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None
+    model: str
+    created_at: Seconds
+    tenant: str = ""
+
+
+class Stopped(msgspec.Struct):
+    """Record of a batch that was cancelled or has expired, and when."""
+
+    state: Literal["cancelled", "expired"]
+    at: Seconds
+
+
+class Completed(msgspec.Struct):
+    """Record of what a completed batch came to: counts, tokens and its files."""
+
+    total: int
+    completed: int
+    failed: int
+    tokens: int
+    output_file_id: str | None
+    error_file_id: str | None
+
+
+class Fault(BaseModel):
+    """A reason why a batch failed."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class Faults(BaseModel):
+    """All reasons why a batch failed."""
+
+    object: Literal["list"] = "list"
+    data: list[Fault]
+
+
+class RequestCounts(BaseModel):
+    """Counts of a batch's requests: all, those with an answer, and those that failed."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchUsage(BaseModel):
+    """Tokens of the requests that have an answer."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int] = {"cached_tokens": 0}
+    output_tokens: int = 0
+    output_tokens_details: dict[str, int] = {"reasoning_tokens": 0}
+    total_tokens: int
+
+
+class Batch(BaseModel):
+    """A batch; times are Unix seconds."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str = ENDPOINT
+    model: str
+    input_file_id: str
+    completion_window: str = "24h"
+    created_at: int
+    expires_at: int
+    metadata: dict[str, str] | None = None
+    status: State
+    errors: Faults | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage | None = None
+
+
+class Batches(BaseModel):
+    """A page of batches, newest first; more follow the last of them if `has_more`."""
+
+    object: Literal["list"] = "list"
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@router.post(
+    "",
+    response_model=Batch,
+    responses=openai_problems(404, 409),
+    dependencies=need(Scope.SUBMIT),
+)
+def create_batch(
+    services: Service,
+    who: Caller,
+    asked: BatchRequest,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Answer the requests of a file, by the model of the first one that names a served one."""
+
+    def create(name: str) -> str:
+        _create(services, PREFIX + name, asked)
+        LOGGER.info("%s submits %s%s", who.name, PREFIX, name)
+        return read_batch(services, PREFIX + name).model_dump_json()
+
+    _, answer = answer_once(services, who, idempotency_key, asked.model_dump(), create)
+    return Response(answer, media_type="application/json")
+
+
+@router.get("", responses=openai_problems(), dependencies=need(Scope.READ))
+def list_batches(
+    services: Service,
+    after: Annotated[str, Query(max_length=64)] = "",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Batches:
+    """List batches, newest first."""
+    found = (path.parent.name for path in services.settings.jobs_path.glob(f"{PREFIX}*/{ASKED}"))
+    names = sorted((name for name in found if not after or name < after), reverse=True)
+    batches = list(islice(_readable(services, names), limit + 1))
+    page = batches[:limit]
+    return Batches(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=len(batches) > limit,
+    )
+
+
+def _readable(services: Services, names: Iterable[str]) -> Iterator[Batch]:
+    """Yield the batches that the caller may see, without deleted and damaged ones."""
+    for name in names:
+        with contextlib.suppress(HTTPException):
+            yield read_batch(services, name)
+
+
+@router.get("/{batch}", responses=openai_problems(404), dependencies=need(Scope.READ))
+def show_batch(services: Service, batch: BatchId) -> Batch:
+    """Show a batch."""
+    return read_batch(services, batch)
+
+
+@router.post(
+    "/{batch}/cancel", responses=openai_problems(404, 409), dependencies=need(Scope.SUBMIT)
+)
+def cancel_batch(services: Service, who: Caller, batch: BatchId) -> Batch:
+    """Answer no more of a batch; what was embedded of it has no file."""
+    if read_batch(services, batch).status in {"completed", "failed", "expired"}:
+        raise HTTPException(409, f"{batch} has ended: there is nothing to cancel")
+    _cancel(services, batch)
+    LOGGER.info("%s cancels %s", who.name, batch)
+    return read_batch(services, batch)
+
+
+def _create(services: Services, batch: str, asked: BatchRequest) -> None:
+    """Make a batch and have it done, or go on where an earlier try to do so has ended.
+
+    Raises:
+        HTTPException: There is no such file, or it is no file of requests.
+        JobGone: The batch was made before, and the farm knows nothing of it any more.
+    """
+    directory = services.settings.jobs_path / batch
+    if (directory / ASKED).exists():
+        return
+    there = services.submissions.was_made(batch)
+    try:
+        if not there:
+            _make(services, batch, asked, directory)
+        handle = services.farm.job(batch)
+        model, status = handle.spec().model, handle.status()
+        if services.submissions.is_forgotten(batch):
+            with contextlib.suppress(DuplicateJobError):
+                services.submissions.answer(batch, model)
+        created_at = status.created_ms // 1000
+        facts = {"model": model, "created_at": created_at, "tenant": status.tenant}
+        kept = msgspec.json.encode(asked.model_dump() | facts)
+        put(directory / ASKED, kept)  # last: nobody sees half a batch
+    except BaseException:
+        if not there:
+            remove_directory(directory)
+            services.farm.job(batch).delete()
+            services.submissions.remove(batch)
+        raise
+
+
+def _make(services: Services, batch: str, asked: BatchRequest, directory: Path) -> None:
+    """Put a batch into its directory and on the farm."""
+    settings, source = services.settings, services.find_file(asked.input_file_id)
+    try:
+        model = find_model(source, settings.models, settings.batch_requests_max)
+    except CorpusError as error:
+        raise HTTPException(422, str(error)) from error
+    terms = services.grant(USUAL)
+    services.find_room(1)
+    services.farm.admit(batch, settings.jobs_max)
+    make_private(directory)
+    with contextlib.suppress(FileExistsError):
+        os.link(source, directory / BATCH_INPUT)  # it stays when the file is deleted
+    notes = {"out": str(directory / OUTPUT / "vectors")}
+    services.farm.job(batch).create(JobSpec(model=model, name=batch), 0, terms, notes)
+
+
+def read_batch(services: Services, batch: str) -> Batch:
+    """Return a batch as it is now; this changes nothing.
+
+    Raises:
+        HTTPException: There is no such batch, or it cannot be read.
+    """
+    directory = services.find_batch(batch)
+    if not (directory / ASKED).exists():
+        raise HTTPException(404, f"no such batch: {batch}")
+    asked = read_kept(directory / ASKED, Asked)
+    if asked is None:
+        raise HTTPException(404, f"what is kept of {batch} cannot be read")
+    facts = {
+        "id": batch,
+        "expires_at": asked.created_at + WINDOW_SECONDS,
+        **msgspec.structs.asdict(asked),
+        **_progress(directory),
+    }
+    return Batch(**facts | _end(services, batch, directory, asked.created_at))
+
+
+def _progress(directory: Path) -> dict[str, Any]:
+    """Tell from the files of a batch how far it is, or was when it ended."""
+    out = directory / OUTPUT
+    facts: dict[str, Any] = {"status": "validating"}
+    planned = _changed(out / "plan.json")
+    if planned is not None:
+        facts["status"], facts["in_progress_at"] = "in_progress", planned
+        plan = read_kept(out / "plan.json", Counts)
+        if plan is not None:
+            facts["request_counts"] = {"total": plan.total, "failed": plan.bad}
+    written = _changed(out / "vectors" / "manifest.json")
+    if written is not None:
+        facts["status"], facts["finalizing_at"] = "finalizing", written
+    return facts
+
+
+def _end(services: Services, batch: str, directory: Path, created_at: int) -> dict[str, Any]:
+    """Return the facts of a batch that has ended or was stopped; nothing while it goes on."""
+    completed_at = _changed(directory / COMPLETED)
+    if completed_at is not None:
+        return _completed(directory, completed_at)
+    stopped_at = _changed(directory / STOPPED)
+    if stopped_at is not None:
+        stopped = read_kept(directory / STOPPED, Stopped) or Stopped("cancelled", stopped_at)
+        return _stopped(services, batch, stopped)
+    try:
+        status = services.farm.job(batch).status()
+    except JobGone:
+        status = JobStatus(state="failed", reason="its job is gone", ended_ms=created_at * 1000)
+    if status.state == "cancelled":
+        return _stopped(services, batch, Stopped("cancelled", created_at))
+    if status.state == "failed" or not services.submissions.pending(batch):
+        if (directory / COMPLETED).exists():  # since it was looked for
+            return _end(services, batch, directory, created_at)
+        return _failed(status.reason or "it was given up", status.ended_ms // 1000 or created_at)
+    return {}
+
+
+def _completed(directory: Path, at: int) -> dict[str, Any]:
+    report = read_kept(directory / COMPLETED, Completed)
+    if report is None:
+        return _failed("what it came to cannot be read", at)
+    return {
+        "status": "completed",
+        "completed_at": at,
+        "output_file_id": report.output_file_id,
+        "error_file_id": report.error_file_id,
+        "request_counts": {
+            "total": report.total,
+            "completed": report.completed,
+            "failed": report.failed,
+        },
+        "usage": {"input_tokens": report.tokens, "total_tokens": report.tokens},
+    }
+
+
+def _failed(reason: str, at: int) -> dict[str, Any]:
+    fault = {"code": "failed", "message": reason}
+    return {"status": "failed", "errors": {"data": [fault]}, "failed_at": at}
+
+
+def _stopped(services: Services, batch: str, stopped: Stopped) -> dict[str, Any]:
+    if stopped.state == "expired":
+        return {"status": stopped.state, "expired_at": stopped.at}
+    if services.submissions.running(batch):
+        return {"status": "cancelling", "cancelling_at": stopped.at}
+    return {"status": "cancelled", "cancelling_at": stopped.at, "cancelled_at": stopped.at}
+
+
+def _cancel(services: Services, batch: str) -> None:
+    """Let nothing more be done for a batch; the time of the first cancel stays."""
+    path = services.settings.jobs_path / batch / STOPPED
+    if not path.exists():
+        put(path, msgspec.json.encode(Stopped("cancelled", int(time.time()))))
+    with contextlib.suppress(JobGone, ChangeRefused):
+        services.farm.job(batch).cancel()
+    services.submissions.cancel(batch)
+
+
+def _changed(path: Path) -> int | None:
+    """Return when a file was last written, in Unix seconds; None where there is no file."""
+    try:
+        return int(path.stat().st_mtime)
+    except OSError:
+        return None

@@ -1,0 +1,142 @@
+"""OpenAI's protocol: embeddings and models, for clients that know nothing of the farm."""
+
+import base64
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import Annotated, Final, Literal, cast
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.answers import list_of, respond
+from embedfarm.web.http.bodies import BoundedRoute
+from embedfarm.web.http.problems import openai_problems
+from embedfarm.web.http.schemas import WHOLE, Body, Many
+from embedfarm.web.interactive import AtDesk, Desk, shape
+from embedfarm.web.services import Service, Services, need
+from embedfarm.web.tei.tokenizers import check_count, decode_ids, tokenizer_of
+
+OWNER: Final = "embedfarm"
+DIMENSIONS_MAX: Final = 1 << 16
+TOKENS_MAX: Final = 1 << 15  # of one text: no model reads more at once
+
+router: Final = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BoundedRoute)
+TokenId = Annotated[int, Field(ge=0, lt=2**32), WHOLE]
+Row = Annotated[Many[TokenId], Field(min_length=1, max_length=TOKENS_MAX)]
+Texts = Annotated[Many[str], Field(min_length=1)]
+Rows = Annotated[Many[Row], Field(min_length=1)]
+
+
+class EmbeddingsRequest(Body):
+    """Texts to embed, or token ids of the model's own tokenizer."""
+
+    input: str | Texts | Row | Rows
+    model: str
+    dimensions: Annotated[int, Field(ge=1, le=DIMENSIONS_MAX), WHOLE] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
+class Embedding(BaseModel):
+    """A vector of length 1: numbers, or the bytes of little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens of the input, as the model counts and truncates them."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(BaseModel):
+    """Vectors in the order of the input."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Model(BaseModel):
+    """A model that may be asked for."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = OWNER
+
+
+class Models(BaseModel):
+    """All models that may be asked for."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@router.post(
+    "/embeddings",
+    response_model=Embeddings,
+    responses=openai_problems(404),
+    dependencies=need(Scope.SUBMIT),
+)
+async def embeddings(services: Service, desk: AtDesk, request: EmbeddingsRequest) -> Response:
+    """Embed texts, on the worker that is free first."""
+    services.find_model(request.model)
+    return await desk.run(partial(_answer, services, desk, request))
+
+
+@router.get("/models", responses=openai_problems(), dependencies=need(Scope.READ))
+async def list_models(services: Service) -> Models:
+    """List the models that may be asked for."""
+    return Models(data=[Model(id=name) for name in services.settings.models])
+
+
+@router.get("/models/{model:path}", responses=openai_problems(404), dependencies=need(Scope.READ))
+async def show_model(services: Service, model: str) -> Model:
+    """Show a model that may be asked for."""
+    services.find_model(model)
+    return Model(id=model)
+
+
+def _answer(services: Services, desk: Desk, request: EmbeddingsRequest) -> Response:
+    """Embed the input and respond; only some rows are held as text at a time."""
+    answer = desk.embed(request.model, _texts(services, request))
+    vectors = shape(answer.matrix(), request.dimensions).astype("<f4", copy=False)
+    print_row = _in_base64 if request.encoding_format == "base64" else _as_numbers
+    rows = (
+        {"object": "embedding", "index": index, "embedding": print_row(row)}
+        for index, row in enumerate(vectors)
+    )
+    usage = {"prompt_tokens": answer.token_count, "total_tokens": answer.token_count}
+    rest = msgspec.json.encode({"model": request.model, "usage": usage})
+    return respond(chain([b'{"object":"list","data":'], list_of(rows), [b"," + rest[1:]]))
+
+
+def _in_base64(row: NDArray[np.float32]) -> str:
+    return base64.b64encode(row.tobytes()).decode()
+
+
+def _as_numbers(row: NDArray[np.float32]) -> list[float]:
+    return cast("list[float]", row.astype(np.float64).tolist())
+
+
+def _texts(services: Services, request: EmbeddingsRequest) -> Sequence[str]:
+    """Return the texts that are asked for; token ids are decoded to texts."""
+    given = request.input
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], str):
+        return given
+    rows = [given] if isinstance(given[0], int) else given
+    check_count(rows, services.settings)
+    tokenizer = tokenizer_of(request.model, services.settings)
+    return decode_ids(tokenizer, rows)

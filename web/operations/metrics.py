@@ -1,0 +1,291 @@
+"""`/metrics` for Prometheus: the farm as its server has it, and the requests of this program.
+
+No label has more values than there are workers, routes and states; jobs are none.
+"""
+
+import threading
+import time
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Final, cast
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
+from embedfarm.contract.status import JobStatus
+from embedfarm.web.auth.keys import Scope as KeyScope
+from embedfarm.web.http.problems import problems
+from embedfarm.web.services import Caller, Service, need
+
+PREFIX: Final = "farm_"
+METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+TOKENS: Final = (100, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000)
+CHUNKS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+EVENTS_SECONDS: Final = 0.001  # the shortest time that a read of events can wait
+
+router: Final = APIRouter(tags=["operations"])
+
+
+@dataclass(eq=False)
+class Figures(Collector):
+    """All metrics that `/metrics` shows to the operator.
+
+    Attributes:
+        farm: The farm that is measured.
+        registry: Prometheus registry with this collector, and with what this program counts.
+    """
+
+    farm: Farm
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    _after: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.requests = Counter(
+            f"{PREFIX}requests",
+            "HTTP requests.",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self.latency = Histogram(
+            f"{PREFIX}request_latency_seconds",
+            "Time until the end of a response.",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.running = Gauge(
+            f"{PREFIX}requests_running", "HTTP requests in work.", registry=self.registry
+        )
+        self.waiting = Gauge(
+            f"{PREFIX}requests_waiting", "Requests that wait for vectors.", registry=self.registry
+        )
+        self._durations = Histogram(
+            f"{PREFIX}batch_duration_seconds",
+            "Micro-batches, on the device.",
+            ["worker"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._tokens = Histogram(
+            f"{PREFIX}batch_tokens",
+            "Tokens of micro-batches.",
+            buckets=TOKENS,
+            registry=self.registry,
+        )
+        self._chunks = Histogram(
+            f"{PREFIX}batch_chunks",
+            "Chunks of micro-batches.",
+            buckets=CHUNKS,
+            registry=self.registry,
+        )
+        self.registry.register(self)
+
+    def render(self) -> bytes:
+        """Return the text for a scrape; micro-batches since the last scrape are counted first."""
+        with self._lock:
+            try:
+                self._follow()
+            except UNAVAILABLE:
+                self._after = ""  # `server_up` says so
+            return generate_latest(self.registry)
+
+    def _follow(self) -> None:
+        if not self._after:
+            seconds, microseconds = self.farm.client.time()
+            self._after = f"{seconds * 1000 + microseconds // 1000}-0"
+        before = ""
+        while before != self._after:
+            before = self._after
+            self._after, done = self.farm.events(before, EVENTS_SECONDS)
+            self._count(done)
+
+    def _count(self, done: Iterable[Completion]) -> None:
+        for each in done:
+            self._durations.labels(each.worker).observe(each.seconds)
+            self._tokens.observe(each.tokens)
+            self._chunks.observe(each.chunks)
+
+    def describe(self) -> Iterable[Metric]:
+        """Describe no metric, so that registering does not ask the farm."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the farm's metrics now; without its server only that it is away."""
+        yield _gauge("build_info", "The program.", {(version("embedfarm"),): 1.0}, "version")
+        try:
+            found = list(self._look())
+        except UNAVAILABLE:
+            found = []
+        yield _gauge("server_up", "Whether the server answers.", {(): float(bool(found))})
+        yield from found
+
+    def _look(self) -> Iterator[Metric]:
+        active = self.farm.has_scheduler()
+        yield _gauge("scheduler_active", "Whether there is one.", {(): float(active)})
+        workers = self.farm.workers()
+        yield from job_metrics(self.farm.statuses(), workers, time.time())
+        yield from worker_metrics(workers)
+        yield from scheduler_metrics(self.farm.scheduler_stats())
+
+
+def job_metrics(
+    statuses: Mapping[str, JobStatus], workers: Iterable[Heartbeat], now: float
+) -> Iterator[Metric]:
+    """Yield the metrics of all jobs: states, backlog, bytes of results and failed chunks."""
+    states = Tally(status.state for status in statuses.values())
+    yield _gauge("jobs", "Jobs.", {(name,): float(n) for name, n in states.items()}, "state")
+    wanted = [status for status in statuses.values() if status.state != "cancelled"]
+    waiting = [status for status in wanted if status.blocks_in > status.blocks_done]
+    tokens = sum(status.tokens_in - status.tokens_done for status in waiting)
+    speed = sum(beat.tokens_per_second for beat in workers)
+    figures = {
+        "backlog_chunks": sum(status.chunks_in - status.chunks_done for status in waiting),
+        "backlog_tokens": tokens,
+        "backlog_age_seconds": max((now - s.created_ms / 1000 for s in waiting), default=0),
+        "results_bytes": sum(status.result_bytes for status in statuses.values()),
+        "failed_chunks": sum(status.chunks_failed for status in statuses.values()),
+    }
+    if speed:
+        figures["backlog_seconds"] = tokens / speed
+    for name, value in figures.items():
+        yield _gauge(name, "Of all jobs on the farm.", {(): float(value)})
+
+
+def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
+    """Yield each worker's speed, leases and time by activity; counters begin at its start."""
+    beats = list(workers)
+    yield _count_workers(beats)
+    for name, attribute in (
+        ("worker_rate_tokens_per_second", "tokens_per_second"),
+        ("lease_size_tokens", "held_tokens"),
+        ("lease_age_seconds", "held_seconds"),
+    ):
+        values = {(beat.worker,): float(getattr(beat, attribute)) for beat in beats}
+        yield _gauge(name, "Of a worker, now.", values, "worker")
+    for name, attribute in (("chunks", "chunks_done"), ("tokens", "tokens_done")):
+        values = {(beat.worker,): float(getattr(beat, attribute)) for beat in beats}
+        yield _counter(name, "Embedded.", values, "worker")
+    spent = {(b.worker, activity): s for b in beats for activity, s in b.where.items()}
+    yield _counter("worker_seconds", "Time by activity.", spent, "worker", "activity")
+    for name in sorted({name for beat in beats for name in beat.lane}):
+        values = {(beat.worker,): beat.lane[name] for beat in beats if name in beat.lane}
+        yield _counter(f"lane_{name}", "Done for interactive requests.", values, "worker")
+    yield from _device_metrics(beats)
+
+
+def _count_workers(beats: Iterable[Heartbeat]) -> Metric:
+    states = Tally(beat.state for beat in beats)
+    values = {(name,): float(count) for name, count in states.items()}
+    return _gauge("workers", "Live workers.", values, "state")
+
+
+def _device_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
+    facts: dict[str, dict[tuple[str, ...], float]] = {}
+    for beat in beats:
+        kind = "gpu" if beat.device.startswith("cuda") else "cpu"
+        for name, value in beat.device_facts.items():
+            facts.setdefault(f"{kind}_{name}", {})[beat.worker, beat.device] = value
+    for name, values in sorted(facts.items()):
+        yield _gauge(name, "Of a worker's device.", values, "worker", "device")
+
+
+def scheduler_metrics(stats: SchedulerStats | None) -> Iterator[Metric]:
+    """Yield the scheduler's metrics of the last minute; none if none was active lately."""
+    if stats is None:
+        return
+    for name, value in (
+        ("efficiency_ratio", stats.efficiency),
+        ("padding_ratio", stats.padding),
+        ("prediction_error_ratio", stats.prediction_error),
+        ("decision_mean_seconds", stats.decision_seconds_mean),
+        ("decision_p99_seconds", stats.decision_seconds_p99),
+        ("batch_p99_seconds", stats.micro_batch_seconds_p99),
+    ):
+        yield _gauge(f"scheduler_{name}", "Over the last minute.", {(): value})
+    yield _counter("scheduler_decisions", "Decisions.", {(): float(stats.decisions)})
+
+
+def _gauge(name: str, words: str, values: Mapping[Any, float], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(PREFIX + name, words, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _counter(
+    name: str, words: str, values: Mapping[Any, float], *labels: str
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, words, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+class Meter:
+    """ASGI middleware that counts requests, the refused ones included."""
+
+    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+        self._app = app
+        self._figures = figures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through and note how it went."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 500
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        with self._figures.running.track_inprogress():
+            try:
+                await self._app(scope, receive, sending)
+            finally:
+                route = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if scope["method"] in METHODS else "other"
+                self._figures.requests.labels(route, method, str(status)).inc()
+                self._figures.latency.labels(route).observe(time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class TenantFigures(Collector):
+    """The metrics that `/metrics` shows to a tenant: its own jobs, and the live workers."""
+
+    farm: Farm
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the tenant's jobs and of the workers now."""
+        workers = self.farm.workers()
+        yield from job_metrics(self.farm.statuses(), workers, time.time())
+        yield _count_workers(workers)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses=problems()
+    | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "OK"}},
+    dependencies=need(KeyScope.READ),
+)
+def show_metrics(services: Service, who: Caller, request: Request) -> Response:
+    """Show the farm's figures for Prometheus; a tenant's key sees those of its own jobs."""
+    if who.tenant is None:
+        text = cast("Figures", request.app.state.figures).render()
+    else:
+        text = generate_latest(cast("CollectorRegistry", TenantFigures(services.farm)))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

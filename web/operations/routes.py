@@ -1,0 +1,167 @@
+"""Routes for operators: health, workers, and how the scheduler decides."""
+
+import logging
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.farm import DECISIONS_MAX, Farm
+from embedfarm.contract.records import Decision, Heartbeat, SchedulerStats
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.window import FarmWindow
+from embedfarm.ingest.job_queue import has_worker
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.bodies import BoundedRoute
+from embedfarm.web.http.problems import problems
+from embedfarm.web.http.schemas import Body, Many, many, schema_of
+from embedfarm.web.services import Caller, Service, need
+
+LOGGER: Final = logging.getLogger(__name__)
+SERVER_AWAY: Final = "the server is not to be reached"
+NO_SCHEDULER: Final = "no scheduler is active"
+NO_WORKER: Final = "no worker is alive"
+NO_ROOM: Final = "the farm's window is used up: producers wait until results are collected"
+PASSES_MAX: Final = 1000
+OLD_KEYS: Final = "the file of keys cannot be read: the keys of before go on counting"
+NO_INGEST: Final = "no ingest worker is alive: jobs by HTTP and RQ wait"
+
+router: Final = APIRouter(tags=["operations"], route_class=BoundedRoute)
+Worker = schema_of(Heartbeat)
+Stats = schema_of(SchedulerStats)
+Explained = schema_of(Decision)
+
+
+class Alive(BaseModel):
+    """Sign that the program answers."""
+
+    alive: bool
+
+
+class Ready(BaseModel):
+    """Whether the farm answers requests, and all that it lacks.
+
+    Without a scheduler workers go on, without ingest workers only jobs wait, and where the farm's
+    window is used up requests are answered, but texts of jobs and feeds wait.
+    """
+
+    ready: bool
+    reasons: list[str]
+
+
+class PassesChange(Body):
+    """The scheduler's passes as they are to be, in their order."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    active: Annotated[Many[str], Field(max_length=PASSES_MAX)]
+
+
+class PassesInUse(BaseModel):
+    """The scheduler's passes in their order, and the others that there are."""
+
+    active: list[str]
+    others: list[str]
+
+
+@router.get("/livez")
+async def live() -> Alive:
+    """Tell whether the program answers; this says nothing about the farm."""
+    return Alive(alive=True)
+
+
+@router.get("/health", responses={503: {"model": Ready}}, operation_id="health")
+@router.get("/readyz", responses={503: {"model": Ready}}, operation_id="ready")
+def ready(services: Service, request: Request, response: Response) -> Ready:
+    """Tell whether the farm answers requests, with 503 if not; `reasons` has all that it lacks."""
+    reasons = missing(services.farm, services.settings)
+    reasons += [OLD_KEYS] * bool(request.app.state.keyring.problem)
+    is_ready = not {SERVER_AWAY, NO_WORKER} & set(reasons)
+    if not is_ready:
+        response.status_code = 503
+    return Ready(ready=is_ready, reasons=reasons)
+
+
+def missing(farm: Farm, settings: Settings) -> list[str]:
+    """Return the reasons why a farm is not whole: no server, scheduler, worker, ingest or room."""
+    try:
+        found = {
+            NO_SCHEDULER: farm.has_scheduler(),
+            NO_WORKER: bool(farm.workers()),
+            NO_INGEST: has_worker(farm.client),
+            NO_ROOM: not FarmWindow(farm.client, settings).seen().short,
+        }
+    except UNAVAILABLE:
+        return [SERVER_AWAY]
+    return [reason for reason, well in found.items() if not well]
+
+
+@router.get(
+    "/v1/workers",
+    response_model=many(Worker),
+    responses=problems(),
+    dependencies=need(Scope.READ),
+)
+def list_workers(services: Service) -> list[dict[str, Any]]:
+    """List the live workers; a tenant's key does not see jobs and models of others."""
+    return [msgspec.structs.asdict(beat) for beat in services.farm.workers()]
+
+
+@router.get(
+    "/v1/scheduler/stats",
+    response_model=Stats,
+    responses=problems(404),
+    dependencies=need(Scope.READ, whole_farm=True),
+)
+def show_stats(services: Service) -> dict[str, Any]:
+    """Show the active scheduler's figures of the last minute."""
+    stats = services.farm.scheduler_stats()
+    if stats is None:
+        raise HTTPException(404, NO_SCHEDULER)
+    return msgspec.structs.asdict(stats)
+
+
+@router.get(
+    "/v1/scheduler/explain",
+    response_model=many(Explained),
+    responses=problems(),
+    dependencies=need(Scope.READ, whole_farm=True),
+)
+def explain(
+    services: Service,
+    worker: Annotated[str, Query(description="Only what concerns this one, or all.")] = "",
+    last: Annotated[int, Query(ge=1, le=DECISIONS_MAX, description="Decisions.")] = 1,
+) -> list[dict[str, Any]]:
+    """Show what each pass did in the last decisions, newest first; one in a second is kept."""
+    decisions = services.farm.decisions(last)
+    return [msgspec.structs.asdict(each.about(worker)) for each in decisions]
+
+
+@router.get(
+    "/v1/scheduler/passes", responses=problems(), dependencies=need(Scope.READ, whole_farm=True)
+)
+def list_passes(services: Service) -> PassesInUse:
+    """List the passes of a decision in their order, and the others that there are."""
+    return _in_use(services, services.farm.policy() or services.passes.default)
+
+
+@router.put(
+    "/v1/scheduler/passes", responses=problems(409), dependencies=need(Scope.ADMIN, whole_farm=True)
+)
+def choose_passes(services: Service, key: Caller, change: PassesChange) -> PassesInUse:
+    """Choose the passes from the next decision on; 409 for a list that no farm could work by."""
+    try:
+        services.passes.check(change.active)
+    except ValueError as error:
+        raise HTTPException(409, str(error)) from error
+    LOGGER.info("%s chooses passes %r", key.name, change.active)
+    services.farm.set_policy(change.active)
+    return _in_use(services, change.active)
+
+
+def _in_use(services: Service, active: Sequence[str]) -> PassesInUse:
+    others = [name for name in services.passes.names if name not in active]
+    return PassesInUse(active=list(active), others=others)

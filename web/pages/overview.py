@@ -1,0 +1,90 @@
+"""The overview page: is the farm moving, when is it done, what is wrong."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Final, NamedTuple
+
+from fastapi import APIRouter, Query, Request, Response
+
+from embedfarm.watch.overview import read_page
+from embedfarm.watch.view import FarmReader, FarmView, Point
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.view_cache import Reader
+from embedfarm.web.services import Service, Services, need
+
+JOBS_MAX: Final = 50  # jobs in work that are shown
+ENDED_MAX: Final = 20  # ended jobs on a page
+NEWEST: Final = "-inf:"  # where the list of ended jobs begins
+ROWS_MAX: Final = 12  # of the table beside the chart
+MOVING: Final = frozenset({"open", "closed"})
+
+router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
+Ended = Annotated[str, Query(max_length=300, pattern=r"^(-(\d+(\.\d+)?|inf):.*)?$")]
+
+
+class Headline(NamedTuple):
+    """State of the farm in a word, and in a sentence.
+
+    Attributes:
+        kind: "moving", "held", "stopped" or "idle".
+        words: Sentence for people.
+    """
+
+    kind: str
+    words: str
+
+
+@router.get("/")
+def overview(request: Request, services: Service, reader: Reader, ended: Ended = "") -> Response:
+    """Show the farm, its jobs and its workers."""
+    return answer_live(request, "overview.html", partial(_read, services, reader, ended))
+
+
+def _read(services: Services, reader: FarmReader, ended: str) -> dict[str, Any]:
+    view = reader.read()
+    page = read_page(services.farm, ended or NEWEST, ENDED_MAX)
+    # Jobs that fail or are late come first where not all are shown; else the oldest do.
+    jobs = sorted(view.jobs, key=lambda job: -job.late_seconds)
+    return {
+        "view": view,
+        "jobs": jobs[:JOBS_MAX],
+        "jobs_more": view.jobs_total - min(JOBS_MAX, len(jobs)),
+        "headline": headline(view),
+        "names": {job.job: job.name or job.job for job in view.jobs},
+        "failing": [job for job in view.jobs if job.chunks_failed],
+        "ended": page.jobs,
+        "ended_next": page.next,
+        "ended_first": not ended,
+        "rows": thin(view.rates, ROWS_MAX),
+        "peak": max((each.tokens_per_second for each in view.rates), default=0.0),
+        "chart_at": int(time.time() // 10),
+    }
+
+
+def headline(view: FarmView) -> Headline:
+    """Say what a person wants to know first: whether the farm moves, waits or has nothing to do."""
+    wanted = [job for job in view.jobs if job.state in MOVING and not job.embedded]
+    errors = [each for each in view.bottlenecks if each.severity == "error"]
+    if not wanted:
+        paused = sum(job.state == "paused" for job in view.jobs)
+        if paused:
+            return Headline("held", f"{_count(paused, 'job')} paused, nothing else to do")
+        return Headline("idle", "Nothing to do")
+    if view.tokens_per_second:
+        kind = "held" if errors else "moving"
+        return Headline(kind, f"Moving: {_count(len(wanted), 'job')} in work")
+    if errors or not view.workers:
+        return Headline("stopped", f"Standing still: {_count(len(wanted), 'job')} waiting")
+    return Headline("held", f"About to move: {_count(len(wanted), 'job')} waiting")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def thin(points: Sequence[Point], most: int) -> list[Point]:
+    """Take at most `most` of the points, evenly spaced, newest first; the newest is among them."""
+    step = max(1, -(-len(points) // most))
+    return list(points[::-1][::step])

@@ -1,0 +1,1 @@
+"""The protocol of Text Embeddings Inference."""

@@ -1,0 +1,75 @@
+"""A micro-batch's vectors cut into the results of its blocks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.contract.records import ChunkError, JobSpec, Result
+from embedfarm.workers.leases import Lease, MicroBatch
+from embedfarm.workers.quantisation import DTYPES, stored_width
+
+
+def results_of(
+    batch: MicroBatch, vectors: NDArray[Any], worker: str
+) -> Iterator[tuple[Lease, Result]]:
+    """Yield the results of the leases still ours, one at a time: each is a copy of its rows.
+
+    Args:
+        batch: An embedded micro-batch.
+        vectors: Vectors of its texts as they are stored, shape (n, width); a failed row is zero.
+        worker: Name that the results carry.
+    """
+    lengths = batch.tokenised.text_lengths
+    seconds_per_token = batch.forward_seconds / max(1, int(lengths.sum()))
+    failed = sorted(batch.reasons)
+    for lease, rows in batch.rows():
+        if lease.lost:
+            continue
+        tokens = int(lengths[rows].sum())
+        first, end = np.searchsorted(failed, (rows.start, rows.stop))
+        errors = [
+            ChunkError(
+                index=lease.block.start + row - rows.start,
+                reason=batch.reasons[row],
+                attempts=lease.attempts,
+            )
+            for row in failed[first:end]
+        ]
+        result = Result(
+            start=lease.block.start,
+            count=lease.block.count,
+            dimensions=vectors.shape[1],
+            dtype=vectors.dtype.str,
+            vectors=vectors[rows].tobytes(),
+            checksums=lease.block.checksums(),
+            ids=lease.block.ids,
+            errors=errors,
+            token_count=tokens,
+            worker=worker,
+            seconds=seconds_per_token * tokens,
+        )
+        yield lease, result
+
+
+def failure(lease: Lease, spec: JobSpec, dimensions: int, worker: str, reason: str) -> Result:
+    """Make the result of a block whose every chunk is given up on."""
+    block = lease.block
+    count = block.count
+    width = stored_width(spec, dimensions)
+    dtype = DTYPES[spec.vector_dtype]
+    return Result(
+        start=block.start,
+        count=count,
+        dimensions=width,
+        dtype=dtype,
+        vectors=bytes(count * width * np.dtype(dtype).itemsize),
+        checksums=block.checksums(),
+        ids=block.ids,
+        errors=[
+            ChunkError(index=block.start + row, reason=reason, attempts=lease.attempts)
+            for row in range(count)
+        ],
+        worker=worker,
+    )

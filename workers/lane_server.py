@@ -1,0 +1,392 @@
+"""The interactive lane of a worker: requests that its device looks at between device batches.
+
+Beside the device are two threads. One is told by the server when somebody asks, so that a look
+costs nothing while nobody does. The other sends answers, and keeps the requests in hand leased.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import redis
+from numpy.typing import NDArray
+
+from embedfarm.contract import wire
+from embedfarm.contract.broker import FIRST_PAUSE_SECONDS, PAUSE_SECONDS_MAX, UNAVAILABLE
+from embedfarm.contract.entries import Entry
+from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.lane import Lane, Taken
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import (
+    Block,
+    ChunkError,
+    JobSpec,
+    LaneAnswer,
+    LanePiece,
+    RecordError,
+    decode,
+)
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import is_gone
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.leases import Holdings, Lease, MicroBatch
+from embedfarm.workers.models import REFUSAL_SECONDS, Models
+from embedfarm.workers.texts import tokenise
+
+LISTEN_SECONDS: Final = 0.5  # a stop, or a request that a dead worker left, waits at most so long
+ROUNDS_MAX: Final = 4  # answered and not sent yet
+BYTES_PER_TOKEN: Final = 4  # of text; only decides how many pieces share a run
+# Before a model is given up for a request that a worker which has it may be about to take.
+SWAP_SECONDS: Final = 0.5
+ALL_BYTES: Final = 1 << 40
+
+log = logging.getLogger(__name__)
+
+
+class Reply(NamedTuple):
+    """What becomes of one piece: its answer, and the rows of vectors that belong into it."""
+
+    taken: Taken
+    answer: LaneAnswer
+    vectors: NDArray[Any] | None = None
+
+    def complete(self) -> LaneAnswer:
+        """Return the whole answer, with the bytes of its vectors."""
+        if self.vectors is None:
+            return self.answer
+        data = self.vectors.astype("<f4", copy=False).tobytes()
+        return msgspec.structs.replace(self.answer, vectors=data)
+
+
+class Round(NamedTuple):
+    """Requests that were answered together: their engine's key, and leases.
+
+    It does not refer to the engine: while answers are on their way, a model may have to go.
+    """
+
+    engine: str
+    leases: Sequence[Lease]
+    replies: Sequence[Reply]
+
+
+@dataclass
+class LaneServer:
+    """Takes requests for one device, and answers them.
+
+    Attributes:
+        wake: Tells a device that has nothing else to do to look.
+        tokens_within: Tokens that an engine does in some seconds, given the key of its model.
+        done: Rounds to be sent; None ends the sending.
+        tally: What was done since the start: "rounds", "pieces", "texts" and "tokens".
+    """
+
+    farm: Farm
+    worker: str
+    models: Models
+    settings: Settings
+    stop: threading.Event
+    wake: Callable[[], None]
+    tokens_within: Callable[[float, str, Engine], int]
+    done: "queue.Queue[Round | None]" = field(
+        default_factory=lambda: queue.Queue(maxsize=ROUNDS_MAX)
+    )
+    tally: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("rounds", "pieces", "texts", "tokens"), 0.0)
+    )
+    lane: Lane = field(init=False)
+    _rung: dict[str, None] = field(default_factory=dict)  # engines to look for, in turn
+    _ringing: threading.Lock = field(default_factory=threading.Lock)
+    _rang_at: float = 0.0
+    _heard_at: float = -float("inf")
+    _held: Holdings = field(default_factory=Holdings)
+    _round: list[tuple[Taken, LanePiece]] = field(default_factory=list)
+    _began: float = 0.0
+    _refused_until: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lane = Lane(self.farm.client, self.settings)
+
+    # The device's side: all of this is called by the thread that drives it.
+
+    def take(self) -> MicroBatch | None:
+        """Take requests that the loaded weights serve; ask the server only if there may be some."""
+        try:
+            while not self.stop.is_set() and (key := self._next_rung()) is not None:
+                batch = self._take(key) if self.models.may_serve(key) else None
+                if batch is not None:
+                    return batch
+        except UNAVAILABLE as error:
+            log.warning("requests not looked at, server away: %s", error)
+        return None
+
+    def _take(self, key: str) -> MicroBatch | None:
+        """Take requests of one engine, None if there are none to embed.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        self._began = time.monotonic()
+        engine = self.models.known(key) or self._find(key)
+        if engine is None:
+            return None
+        # No more at a time than a short device batch: other devices may take the rest.
+        seconds = self.settings.lane_batch_seconds
+        enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
+        taken = self.lane.take(key, self.worker, enough)
+        if sum(len(each.data) for each in taken) >= enough or _is_retry(taken):
+            self._note(key)  # that was not all
+        refused: list[Reply] = []
+        self._round = [(each, piece) for each in taken if (piece := self._open(key, each, refused))]
+        if refused:
+            self._put(Round(key, [], refused))
+        if not self._round:
+            return None
+        leases = [_lease(key, each, piece) for each, piece in self._round]
+        self._held.add(leases)
+        texts = list(chain.from_iterable(piece.texts for _, piece in self._round))
+        watchdog = self.models.watchdog
+        with watchdog.watch("the tokenizer", lambda: watchdog.bound(0.0)):
+            tokenised, reasons = tokenise(engine, texts)
+        plain = self._round[0][1].spec
+        spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
+        return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
+
+    def _next_rung(self) -> str | None:
+        """Take an engine that was asked for off the list; a request after that rings again."""
+        with self._ringing:
+            key = next(iter(self._rung), None)
+            if key is not None:
+                del self._rung[key]
+        return key
+
+    def _find(self, key: str) -> Engine | None:
+        """Find the engine of a key that is new here; None where it needs other weights.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        oldest = self.lane.oldest(key)
+        if oldest is None:
+            return None
+        try:
+            spec = decode(LanePiece, oldest.data).spec
+            return self.models.variant(spec) if engine_key(spec) == key else None
+        except RecordError:
+            pass  # who is to load for it refuses it
+        except ModelError as error:
+            self._refuse_waiting(key, str(error))
+        return None
+
+    def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
+        """Have the answers of a round sent, without waiting for it."""
+        lengths = batch.tokenised.text_lengths
+        self.tally["rounds"] += 1
+        self.tally["pieces"] += len(batch.leases)
+        self.tally["texts"] += len(lengths)
+        self.tally["tokens"] += int(lengths.sum())
+        seconds_per_token = (time.monotonic() - self._began) / max(1, int(lengths.sum()))
+        replies = []
+        for (taken, piece), (_, rows) in zip(self._round, batch.rows(), strict=True):
+            answer = LaneAnswer(
+                place=piece.place,
+                dimensions=vectors.shape[1],
+                errors=[
+                    ChunkError(index=row - rows.start, reason=reason, attempts=taken.deliveries)
+                    for row, reason in sorted(batch.reasons.items())
+                    if rows.start <= row < rows.stop
+                ],
+                worker=self.worker,
+                token_count=int(lengths[rows].sum()),
+                seconds=seconds_per_token * int(lengths[rows].sum()),
+                waited_seconds=taken.waited_seconds,
+                fingerprint=batch.engine.fingerprint,
+            )
+            replies.append(Reply(taken, answer, vectors[rows]))
+        self._put(Round(batch.leases[0].job, batch.leases, replies))
+
+    def batch_seconds(self) -> float:
+        """Return the most seconds of a device batch while requests are coming, else 0: no limit."""
+        quiet = time.monotonic() - self._heard_at > self.settings.lane_quiet_seconds
+        return 0.0 if quiet else self.settings.lane_batch_seconds
+
+    def gather(self) -> None:
+        """Let the first request on an idle device wait a moment for others to share its run."""
+        self.stop.wait(max(0.0, self._rang_at + self.settings.lane_wait_seconds - time.monotonic()))
+
+    def _open(self, key: str, taken: Taken, refused: list[Reply]) -> LanePiece | None:
+        """Decode a piece; None for one that was added to `refused`: late, damaged or dangerous."""
+        reason, late, piece = "", False, None
+        try:
+            piece = decode(LanePiece, taken.data)
+        except RecordError as error:
+            reason = str(error)
+        else:
+            late = taken.waited_seconds > piece.timeout_seconds
+            if late:
+                reason = f"no worker was free within {piece.timeout_seconds:g} s"
+            elif engine_key(piece.spec) != key:
+                reason = "its model is not the one of its lane"
+            elif taken.deliveries > self.settings.deliveries_max:
+                tries = taken.deliveries - 1
+                reason = f"the worker died or hung {tries} times while embedding it"
+        if reason:
+            refused.append(Reply(taken, LaneAnswer(reason=reason, late=late, worker=self.worker)))
+            return None
+        return piece
+
+    def _put(self, item: Round) -> None:
+        """Hand a round to the thread that sends; after a stop nobody may be there any more."""
+        while True:
+            try:
+                self.done.put(item, timeout=LISTEN_SECONDS)
+            except queue.Full:
+                if not self.stop.is_set():
+                    continue
+            return
+
+    # Beside the device.
+
+    def listen(self) -> None:
+        """Ring when somebody asks for what we serve, and when a request was left behind."""
+        after, look_at, pause = "", 0.0, FIRST_PAUSE_SECONDS
+        while not self.stop.is_set():
+            try:
+                after = after or self.lane.now()
+                after, engines = self.lane.bells(after, LISTEN_SECONDS)
+                pause = FIRST_PAUSE_SECONDS
+                if not engines and time.monotonic() >= look_at:
+                    look_at = time.monotonic() + LISTEN_SECONDS
+                    asked = filter(self.models.may_serve, self.lane.asked())
+                    engines = set(filter(self.lane.waiting, asked))
+                for key in filter(self.models.may_serve, engines):
+                    self._heard_at = time.monotonic()
+                    self.ring(key)
+            except UNAVAILABLE as error:
+                log.warning("not listening for requests, server away: %s", error)
+                self.stop.wait(pause)
+                pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    def ring(self, key: str) -> None:
+        """Have the device look for requests of an engine, at once if it is idle."""
+        self._note(key)
+        self.wake()
+
+    def _note(self, key: str) -> None:
+        """Have the device look for requests of an engine when it looks next."""
+        with self._ringing:
+            if not self._rung:
+                self._rang_at = time.monotonic()
+            self._rung[key] = None
+
+    def send(self) -> None:
+        """Send answers until there is a None; one that the server does not get, others will make.
+
+        A request in hand is kept leased as long as this worker lives.
+        """
+        while True:
+            try:
+                item = self.done.get(timeout=self.settings.lane_lease_seconds / 3)
+            except queue.Empty:
+                self._renew()
+                continue
+            if item is None:
+                return
+            try:
+                answers = [
+                    (each.taken.entry, each.taken.id, each.complete()) for each in item.replies
+                ]
+                self.lane.answer(item.engine, answers)
+            except UNAVAILABLE as error:
+                log.warning("requests not answered, server away: %s", error)
+            self._held.remove(item.leases)
+            del item, answers  # while we wait, their memory may be wanted
+
+    def _renew(self) -> None:
+        """Renew the leases of the requests in hand."""
+        try:
+            for (key, _), leases in self._held.by_stream().items():
+                self.lane.renew(key, self.worker, [lease.entry.id for lease in leases])
+        except UNAVAILABLE as error:
+            log.warning("requests not renewed, server away: %s", error)
+        except redis.ResponseError as error:
+            if not is_gone(error):
+                raise
+
+    # Which model: called by the thread that loads them, while nothing else is to be done.
+
+    def load_wanted(self) -> bool:
+        """Load the engine that requests wait for in vain; tell whether a loading was tried.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        for key in self.lane.asked():
+            oldest = None if self.models.known(key) else self.lane.oldest(key)
+            if oldest is not None and self._consider(key, oldest):
+                return True
+        return False
+
+    def _consider(self, key: str, oldest: Taken) -> bool:
+        """Load an engine for a request, or refuse it; return False if no loading was tried."""
+        if time.monotonic() < self._refused_until.get(key, 0.0):
+            self._refuse_together(key)
+            return False
+        try:
+            request = decode(LanePiece, oldest.data)
+        except RecordError as error:
+            self._refuse_waiting(key, str(error))
+            return False
+        patience = SWAP_SECONDS if self.models.loaded else 0.0
+        if not patience <= oldest.waited_seconds <= request.timeout_seconds:
+            return False
+        if self.stop.is_set() or not self.lane.claim_loading(key, self.worker):
+            return False
+        try:
+            self._load(key, request.spec)
+        finally:
+            self.lane.end_loading(key)
+        return True
+
+    def _load(self, key: str, spec: JobSpec) -> None:
+        """Load an engine; requests that nobody can serve are told so."""
+        try:
+            self.models.load(spec)
+        except ModelError as error:
+            log.warning("requests refused: %s", error)
+            self._refused_until[key] = time.monotonic() + REFUSAL_SECONDS
+            self.lane.refuse(key, self.worker, str(error))
+            self._refuse_together(key)
+        else:
+            self._heard_at = time.monotonic()
+            self.ring(key)
+
+    def _refuse_together(self, key: str) -> None:
+        """Refuse what waits for an engine that no worker of the farm could load."""
+        reasons = self.lane.unloaded(key)
+        if {beat.worker for beat in self.farm.workers()} <= reasons.keys():
+            said = dict.fromkeys(reasons.values())  # most say the same
+            self._refuse_waiting(key, f"no worker can load the model: {'; '.join(said)}")
+
+    def _refuse_waiting(self, key: str, reason: str) -> None:
+        """Refuse all that waits in a lane."""
+        answer = LaneAnswer(reason=reason, worker=self.worker, unserved=True)
+        while taken := self.lane.take(key, self.worker, ALL_BYTES):
+            self.lane.answer(key, [(each.entry, each.id, answer) for each in taken])
+
+
+def _is_retry(taken: Sequence[Taken]) -> bool:
+    """Tell whether what was taken is one request that a dead worker left."""
+    return any(each.deliveries > 1 for each in taken)
+
+
+def _lease(key: str, taken: Taken, piece: LanePiece) -> Lease:
+    """Make a lease of a piece, since that is how the device takes blocks."""
+    count = len(piece.texts)
+    entry = Entry(wire.lane_key(key), taken.entry, b"", count, count)
+    return Lease(key, entry, Block(start=0, texts=piece.texts), taken.deliveries)
