@@ -235,7 +235,7 @@ class Watch:
             self._commits.append((time.monotonic(), tokens))
 
     def _account(self) -> tuple[int, float]:
-        accounts = self._farm.accounts(self._job).values()
+        accounts = self._farm.reports.accounts(self._job).values()
         forward = sum(each.seconds.get("forward", 0.0) for each in accounts)
         return sum(each.batches for each in accounts), forward
 

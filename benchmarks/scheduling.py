@@ -80,7 +80,7 @@ def run_policies(
         farm = Farm(client)
         runs: list[Run] = []
         for policy in ["fair", *(each for _ in range(rounds) for each in policies)]:
-            farm.set_policy(POLICIES[policy])
+            farm.plans.set_policy(POLICIES[policy])
             runs.append(_run(client, corpus, directory / f"out-{len(runs)}", local.url, policy))
         return runs[1:]
 

@@ -237,8 +237,8 @@ class Driver:
     def refused(self, name: str) -> None:
         """Do a job of a model that no worker can load."""
         self._submit(name, JobSpec(model="null:nothing"))
-        _wait(lambda: self.farm.refusals(name), f"{name} is refused")
-        (reason,) = set(self.farm.refusals(name).values())
+        _wait(lambda: self.farm.reports.refusals(name), f"{name} is refused")
+        (reason,) = set(self.farm.reports.refusals(name).values())
         self.farm.end(name, "failed", reason, self.settings)
 
     def cancelled(self, name: str) -> None:

@@ -153,7 +153,7 @@ def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator
     from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
 
     with closing_client(settings.redis_url) as client:
-        recipe = Farm(client).recipe(manifest.job)
+        recipe = Farm(client).reports.recipe(manifest.job)
     directory = find_local(manifest.model, settings.model_cache)
     encoder = TokenEncoder.open(directory, recipe) if directory and recipe else None
     for rows in read_corpus([str(corpus)], CorpusOptions(), fail_on_bad_row):

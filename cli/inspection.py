@@ -24,7 +24,8 @@ from embedfarm.cli.options import (
 from embedfarm.cli.progress import worker_table
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import KEEPS_KEYS, ServerError, closing_client, find_server
-from embedfarm.contract.farm import DECISIONS_MAX, Farm
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.redaction import hide_password
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.watch.overview import read_jobs
@@ -134,13 +135,13 @@ def examine_records(farm: Farm) -> dict[str, str]:
     unreadable: dict[str, str] = {}
     reader = replace(farm, on_unreadable=unreadable.__setitem__)
     for beat in reader.workers():
-        reader.plan(beat.worker)
-    reader.policy()
-    reader.scheduler_stats()
-    reader.decisions(DECISIONS_MAX)
-    reader.history()
-    reader.recent_batches(HOUR_SECONDS)
-    reader.samples(HOUR_SECONDS)
+        reader.plans.plan(beat.worker)
+    reader.plans.policy()
+    reader.plans.scheduler_stats()
+    reader.plans.decisions(DECISIONS_MAX)
+    reader.statistics.history()
+    reader.statistics.recent_batches(HOUR_SECONDS)
+    reader.statistics.samples(HOUR_SECONDS)
     read_jobs(reader, [*reader.job_ids(), *reader.ended_ids(JOBS_MAX)])
     return unreadable
 

@@ -75,7 +75,8 @@ def plain_errors() -> Iterator[None]:
     """Turn what can go wrong outside the program into a sentence and a status."""
     from embedfarm.collector.collect import JobEnded
     from embedfarm.collector.manifest import OutputError
-    from embedfarm.contract.farm import FarmFull, ModelRefused
+    from embedfarm.contract.farm import FarmFull
+    from embedfarm.contract.job_reports import ModelRefused
     from embedfarm.contract.jobs import ChangeRefused, JobTaken
     from embedfarm.contract.records import RecordError
     from embedfarm.contract.status import JobGone

@@ -68,7 +68,7 @@ def _is_up(local: "LocalFarm", farm: Farm, port: int) -> bool:
     """Tell whether all processes of a farm on this machine have begun to work."""
     pids = local.stations.pids
     workers = [pid for name, pid in pids.items() if name.startswith("worker-")]
-    return farm.has_scheduler() and all_beat(farm, workers) and (not port or _listens(port))
+    return farm.plans.has_scheduler() and all_beat(farm, workers) and (not port or _listens(port))
 
 
 def _listens(port: int) -> bool:

@@ -100,7 +100,7 @@ def explain(
     """Show what each pass did in the last decisions, of which one in a second is kept."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        decisions = [each.about(worker) for each in Farm(client).decisions(last)]
+        decisions = [each.about(worker) for each in Farm(client).plans.decisions(last)]
     if not decisions:
         fail("no scheduler has decided anything yet")
     if as_json:
@@ -124,7 +124,7 @@ def show_stats(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: 
     """Show figures of the active scheduler, over the last minute."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        stats = Farm(client).scheduler_stats()
+        stats = Farm(client).plans.scheduler_stats()
     if stats is None:
         fail("no scheduler is active")
     if as_json:
@@ -151,7 +151,7 @@ def _active(farm: Farm) -> list[str]:
     """Return the passes that are chosen, else those of the default policy."""
     from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES
 
-    return farm.policy() or list(POLICIES[DEFAULT_POLICY])
+    return farm.plans.policy() or list(POLICIES[DEFAULT_POLICY])
 
 
 def _use(farm: Farm, names: "Sequence[str]") -> None:
@@ -162,5 +162,5 @@ def _use(farm: Farm, names: "Sequence[str]") -> None:
         check_policy(names, read_settings())
     except PolicyRefused as error:
         fail(str(error), USAGE)
-    farm.set_policy(names)
+    farm.plans.set_policy(names)
     Console(highlight=False, soft_wrap=True).print(" → ".join(names))

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, cast
 
 import msgspec
 
 from embedfarm.contract import wire
 from embedfarm.contract.farm import PLACE_SECONDS, RETRY_SECONDS_MAX, Farm, FarmFull
+from embedfarm.contract.farm_statistics import FarmStatistics
 from embedfarm.contract.pace import Batch
 from embedfarm.contract.records import Heartbeat, Sample
 from embedfarm.contract.status import ENDED_STATES, JobStatus
@@ -22,6 +24,22 @@ class TenantFull(FarmFull):
     def __init__(self, message: str, retry_after_seconds: int) -> None:
         RuntimeError.__init__(self, f"{message}, try again in {retry_after_seconds:,} s")
         self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass
+class TenantStatistics(FarmStatistics):
+    """Statistics of a farm as one tenant sees them."""
+
+    def recent_batches(self, seconds: float) -> dict[str, list[Batch]]:
+        """Return micro-batches of the tenant's jobs, by worker; workers without are left out."""
+        batches = super().recent_batches(seconds)
+        own = set(self.own({bar.job for bars in batches.values() for bar in bars}))
+        found = {name: [bar for bar in bars if bar.job in own] for name, bars in batches.items()}
+        return {name: bars for name, bars in found.items() if bars}
+
+    def samples(self, seconds: float) -> list[tuple[float, Sample]]:
+        """Return the samples of the last `seconds`, with the tenant's jobs only, oldest first."""
+        return self.own_samples(super().samples(seconds))
 
 
 @dataclass
@@ -52,16 +70,10 @@ class TenantFarm(Farm):
         own = set(self.own(jobs))
         return [conceal(beat, own) for beat in beats], lost_seconds
 
-    def recent_batches(self, seconds: float) -> dict[str, list[Batch]]:
-        """Return micro-batches of the tenant's jobs, by worker; workers without are left out."""
-        batches = super().recent_batches(seconds)
-        own = set(self.own({bar.job for bars in batches.values() for bar in bars}))
-        found = {name: [bar for bar in bars if bar.job in own] for name, bars in batches.items()}
-        return {name: bars for name, bars in found.items() if bars}
-
-    def samples(self, seconds: float) -> list[tuple[float, Sample]]:
-        """Return the samples of the last `seconds`, with the tenant's jobs only, oldest first."""
-        return self.own_samples(super().samples(seconds))
+    @cached_property
+    def statistics(self) -> FarmStatistics:
+        """What the farm remembers about the speed of the tenant's jobs."""
+        return TenantStatistics(self.client, self.on_unreadable, tenant=self.tenant)
 
     def admit(self, job: str, jobs_max: int) -> None:
         """Give a job its place among the tenant's and among the farm's.

@@ -401,7 +401,7 @@ class Submitter:
     def _learn_recipe(self, directory: Path) -> None:
         """Make token ids from now on, if the workers have said how and the tokenizer is theirs."""
         try:
-            recipe = self.farm.recipe(self.job)
+            recipe = self.farm.reports.recipe(self.job)
             if recipe is not None:
                 self._encoder = TokenEncoder.open(directory, recipe)
         except (OSError, ValueError) as error:
@@ -414,7 +414,7 @@ class Submitter:
         speeds = [beat.tokens_per_second for beat in workers if beat.tokens_per_second]
         if speeds or not workers:
             return min(speeds, default=0.0)
-        history = self.farm.history()
+        history = self.farm.statistics.history()
         prefixes = tuple(f"{beat.worker}|{model_key(self.spec)}|" for beat in workers)
         known = [rate.tokens_per_second for k, rate in history.items() if k.startswith(prefixes)]
         return min(known, default=0.0)

@@ -48,7 +48,7 @@ class Fingerprint:
         self.known = json.loads(self._path.read_text(encoding="utf-8"))
         while True:
             try:
-                farm.agree(job.name, self.known, job.owner)
+                farm.reports.agree(job.name, self.known, job.owner)
             except JobGone:
                 make_again()
             else:
@@ -62,9 +62,9 @@ class Fingerprint:
         """
         if self.known:
             with contextlib.suppress(JobGone):
-                farm.agree(job.name, self.known, job.owner)
+                farm.reports.agree(job.name, self.known, job.owner)
         else:
-            self.known = farm.fingerprint(job.name, job.owner)
+            self.known = farm.reports.fingerprint(job.name, job.owner)
 
     def keep(self) -> None:
         """Write the fingerprint to the disk, once, for runs that find another server."""

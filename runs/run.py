@@ -20,7 +20,8 @@ from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, Outpu
 from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
-from embedfarm.contract.farm import Farm, FarmFull, ModelRefused
+from embedfarm.contract.farm import Farm, FarmFull
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.private import make_private
 from embedfarm.contract.records import Heartbeat
@@ -302,7 +303,7 @@ class Run:
                     if not status.ended:
                         handle.list_again()
                     self._fingerprint.learn(farm, own)
-                    _check_refusals(farm.refusals(*own), [beat.worker for beat in workers])
+                    _check_refusals(farm.reports.refusals(*own), [beat.worker for beat in workers])
                     look_at = time.monotonic() + REFUSAL_SECONDS
             except (*UNAVAILABLE, JobGone):
                 self._outage.set()
@@ -320,7 +321,7 @@ class Run:
         """Write the manifest; None when `stop` came first."""
         self._persist(lambda: self._fingerprint.learn(farm, own))
         status = self._last_status(farm, own)
-        accounts = self._persist(lambda: farm.accounts(*own))
+        accounts = self._persist(lambda: farm.reports.accounts(*own))
         workers = self._persist(farm.workers)
         about = About(
             job=own.name,

@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 
 from embedfarm.contract.costs import Cost, Costs
-from embedfarm.contract.farm import HISTORY_SECONDS, length_class
+from embedfarm.contract.farm import length_class
+from embedfarm.contract.farm_statistics import HISTORY_SECONDS
 from embedfarm.contract.records import Completion, Rate
 
 COSTS_MEMORY: Final = 60  # micro-batches

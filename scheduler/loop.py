@@ -90,14 +90,14 @@ class Scheduler:
     def _step(self) -> None:
         """Make one decision, if the lock is ours; then wait for something to happen."""
         held = self.fence
-        self.fence = self.farm.elect(self.token, self.settings.scheduler_ttl_seconds)
+        self.fence = self.farm.plans.elect(self.token, self.settings.scheduler_ttl_seconds)
         if not self.fence:
             gc.collect(generation=1)
             self.stop.wait(self.settings.scheduler_ttl_seconds / 5)
             return
         if self.fence != held:
             self._take_over()
-        self._choose(self.farm.policy())
+        self._choose(self.farm.plans.policy())
         if self._decide():
             self._listen()
 
@@ -105,7 +105,7 @@ class Scheduler:
         """Go on from what the last holder of the lock stored, and from the events from now on."""
         log.info("active, fence %d", self.fence)
         self._observer = self._new_observer()
-        self._observer.history.recall(self.farm.history())
+        self._observer.history.recall(self.farm.statistics.history())
         self._statistics = Statistics()
         self._sampler = Sampler(time.monotonic())
         self._chosen = None
@@ -117,10 +117,10 @@ class Scheduler:
         """Store what was learned, and let a standby go on at once."""
         if self.fence:
             self._remember()
-            self.farm.abdicate(self.fence)
+            self.farm.plans.abdicate(self.fence)
 
     def _remember(self) -> None:
-        self.farm.remember(*self._observer.history.take_changes(time.time()))
+        self.farm.statistics.remember(*self._observer.history.take_changes(time.time()))
 
     # Deciding.
 
@@ -147,7 +147,7 @@ class Scheduler:
         self._statistics.decided(state, seconds, now)
         plans = plans_of(self._to_publish(draft, now), self.fence)
         wake = self._idle_with_news(draft)
-        if not self.farm.publish(plans, self.fence, self.settings.plan_ttl_seconds, wake):
+        if not self.farm.plans.publish(plans, self.fence, self.settings.plan_ttl_seconds, wake):
             log.warning("fenced: another scheduler is active")
             self.fence = 0
             return False
@@ -157,7 +157,7 @@ class Scheduler:
             self._tell(state, seconds, now)
         sample = self._sampler.take(state, now)
         if sample is not None:
-            self.farm.sample(sample)
+            self.farm.statistics.sample(sample)
         return True
 
     def _draft(self, state: FarmState, *, explain: bool = False) -> Draft:
@@ -200,7 +200,9 @@ class Scheduler:
             workers=[note.worker for note in kept],
             left_out=dict(Counter(note.name for note in draft.notes[NOTES_MAX:])),
         )
-        self.farm.tell(decision, self._statistics.figures(names, self._dropped, draft.late, now))
+        self.farm.plans.tell(
+            decision, self._statistics.figures(names, self._dropped, draft.late, now)
+        )
         for job in draft.late.keys() - self._late:
             log.warning("job %s will miss its deadline by %.0f s", job, draft.late[job])
         self._late = draft.late.keys()
@@ -213,7 +215,7 @@ class Scheduler:
         gc.collect(generation=1)
         self.stop.wait(DECISION_SECONDS_MIN)
         wait = min(DECISION_SECONDS_MAX, self.settings.plan_ttl_seconds / 4)
-        self._seen, completions = self.farm.events(self._seen, wait)
+        self._seen, completions = self.farm.statistics.events(self._seen, wait)
         predicted = [self._observer.predict(done) for done in completions]
         now = time.monotonic()
         self._statistics.completed(zip(completions, predicted, strict=True), now)

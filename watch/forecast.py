@@ -148,7 +148,7 @@ def remembered_speeds(
     """
     with closing_client(settings.redis_url) as client:
         farm, history = Farm(client), History(settings.rate_half_life_seconds)
-        history.recall(farm.history())
+        history.recall(farm.statistics.history())
         alive = {beat.worker for beat in farm.workers() if beat.state != "draining"}
     rates = history.rates(model_key(spec), length_class(chunk_tokens))
     found = [rate.tokens_per_second for name, rate in rates.items() if not alive or name in alive]
@@ -211,7 +211,7 @@ def _await_workers(farm: LocalFarm, workers: int) -> None:
     deadline = time.monotonic() + START_SECONDS_MAX
     with closing_client(farm.url) as client:
         here = Farm(client)
-        while (there := len(here.workers())) < workers or here.scheduler_stats() is None:
+        while (there := len(here.workers())) < workers or here.plans.scheduler_stats() is None:
             if farm.failed:
                 raise farm.failed
             if time.monotonic() > deadline:

@@ -55,7 +55,7 @@ def read_job(farm: Farm, job: str) -> JobFacts:
 
 def read_jobs(farm: Farm, jobs: Sequence[str]) -> list[JobFacts]:
     """Return the facts of those of the jobs that exist, in one round trip for each thousand."""
-    stats = farm.scheduler_stats()
+    stats = farm.plans.scheduler_stats()
     late = {} if stats is None else stats.late
     found = []
     for place in range(0, len(jobs), STEP):

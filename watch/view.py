@@ -322,7 +322,7 @@ class FarmReader:
         in_work = [each.job for each in jobs if each.blocks_in > each.blocks_done]
         backlogs = read_backlogs(farm.client, in_work, farm.on_unreadable) if in_work else []
         workers, lost_seconds = farm.call_roll()
-        batches = farm.recent_batches(NOW_SECONDS)
+        batches = farm.statistics.recent_batches(NOW_SECONDS)
         situation = Situation(
             jobs=jobs,
             jobs_total=jobs_total - len(newest) + len(jobs),

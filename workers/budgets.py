@@ -45,7 +45,7 @@ class Budgets:
         if self.farm is None:
             return
         try:
-            self.farm.learn_budget(self.device, model, self._known[model])
+            self.farm.statistics.learn_budget(self.device, model, self._known[model])
         except UNAVAILABLE as error:
             log.warning("budget kept here only, server away: %s", error)
 
@@ -54,7 +54,7 @@ class Budgets:
         if self.farm is None:
             return 0
         try:
-            return self.farm.budget(self.device, model)
+            return self.farm.statistics.budget(self.device, model)
         except UNAVAILABLE as error:
             log.warning("budget not asked for, server away: %s", error)
             return 0

@@ -96,7 +96,9 @@ class Committer:
         batch.account.peak_flops_per_second = batch.engine.peak_flops_per_second
         account.add(batch.account)
         self.total.add(batch.account)
-        self._persist(lambda: self.farm.account(batch.job, self.worker, self.incarnation, account))
+        self._persist(
+            lambda: self.farm.reports.account(batch.job, self.worker, self.incarnation, account)
+        )
         return account
 
     def _send(self, job: str, group: Sequence[tuple[Lease, Result]]) -> int:
@@ -144,7 +146,7 @@ class Committer:
             pairs=int(part * (lengths @ lengths)),
         )
         try:
-            self.farm.report(completion, self.settings.events_max)
+            self.farm.statistics.report(completion, self.settings.events_max)
         except UNAVAILABLE as error:  # statistics are not waited for: the next results go on
             log.warning("micro-batch not reported, server away: %s", error)
 

@@ -140,7 +140,7 @@ class Fetcher:
 
     def _shares(self) -> Sequence[JobShare]:
         """Return the plan's shares; without a plan half of what is there, at our own last rate."""
-        plan = self.farm.plan(self.worker)
+        plan = self.farm.plans.plan(self.worker)
         return plan.shares if plan is not None else list(self._own_shares())
 
     def _own_shares(self) -> Iterator[JobShare]:
@@ -195,7 +195,7 @@ class Fetcher:
             self.farm.job(growing).wait_for_block(IDLE_SECONDS)
         else:
             seconds = IDLE_SECONDS if shares else BLOCK_SECONDS_MAX / 2
-            self.farm.wait_for_plan(self.worker, seconds)
+            self.farm.plans.wait_for_plan(self.worker, seconds)
 
     # Leasing.
 

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 
 import redis
 
-from embedfarm.contract.farm import Farm, ModelRefused, engine_key, model_key
+from embedfarm.contract.farm import Farm, engine_key, model_key
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.model_files import ModelError, is_null, resolve
 from embedfarm.contract.records import JobSpec, RecordError
 from embedfarm.contract.settings import Settings
@@ -155,8 +156,8 @@ class Models:
             engine = self._open(self.spec(job))
             check_ranges(self.spec(job), engine.dimensions)
             generation = self._identity(job)[1]
-            self.farm.agree(job, engine.fingerprint, generation)
-            self.farm.agree_on_tokens(job, engine.recipe, generation)
+            self.farm.reports.agree(job, engine.fingerprint, generation)
+            self.farm.reports.agree_on_tokens(job, engine.recipe, generation)
         except (ModelError, ModelRefused, RecordError) as error:
             self.refuse(job, str(error))
             return None
@@ -170,7 +171,7 @@ class Models:
         _, generation = self._identities.pop(job, None) or (None, self._generation(job))
         self._refusals[job] = Refusal(time.monotonic() + REFUSAL_SECONDS, generation)
         self._remember(job)
-        self.farm.refuse(job, self.worker, reason, generation)
+        self.farm.reports.refuse(job, self.worker, reason, generation)
 
     def _remember(self, job: str) -> None:
         """Know something about a job, at the cost of what is known about the oldest one."""

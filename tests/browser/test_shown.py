@@ -127,7 +127,9 @@ def add_workers(farm: Farm) -> None:
         rate = Rate(
             tokens_per_second=speed, overhead_seconds=0.02, updated=time.time(), samples=140
         )
-        farm.remember({f"{name}|{MODEL}|auto|0|auto|{size}": rate for size in (5, 6)}, [])
+        farm.statistics.remember(
+            {f"{name}|{MODEL}|auto|0|auto|{size}": rate for size in (5, 6)}, []
+        )
     farm.client.zadd(wire.WORKERS, {"gpu:cuda-2": time.time() - 75})
 
 
@@ -156,7 +158,7 @@ def add_jobs(client: redis.Redis) -> None:
             real_tokens=500_000, padded_tokens=520_000, flops=3e15, peak_flops_per_second=6e14,
             seconds={"forward": 12.0, "queue": 0.4},
         )  # fmt: skip
-        farm.account(name, "gpu:cuda-0", "1", account)
+        farm.reports.account(name, "gpu:cuda-0", "1", account)
     Job(client, "tickets").pause()
     for place in range(25):
         job = Job(client, f"old-{place}")
@@ -166,9 +168,9 @@ def add_jobs(client: redis.Redis) -> None:
         )
         counts = {"chunk_count": 40_000, "chunks_done": 40_000, "drained_upto": 40_000}
         farm.end(job.id, state, reason, Settings(), **counts)  # type: ignore[arg-type] # one of two words
-    fence = farm.elect("scheduler", 600)
+    fence = farm.plans.elect("scheduler", 600)
     assert fence
-    farm.tell(
+    farm.plans.tell(
         Decision(
             time=time.time(), seconds=0.0004, passes=["defer", "size"],
             notes=[
@@ -254,13 +256,13 @@ def test_nothing_that_others_wrote_comes_alive(
     entry, result = embed(job.read(ODD, 1)[0], 0)
     result.errors[0].reason = ODD
     job.commit([(entry, result)])
-    farm.refuse("odd", ODD, ODD)
+    farm.reports.refuse("odd", ODD, ODD)
     farm.beat(heartbeat(ODD), 600)
     client.zadd(wire.WORKERS, {f"lost {ODD}": time.time() - 60})
     ended = Job(client, "ended")
     ended.create(JobSpec(model="null:2", name=ODD), 0, notes=notes)
     farm.end("ended", "failed", ODD, Settings())
-    farm.report(Completion(
+    farm.statistics.report(Completion(
         worker=ODD, model=ODD, job="odd", chunks=1, tokens=9, padded_tokens=9, real_tokens=9,
         seconds=1.0, overhead_seconds=0.0,
     ), 100)  # fmt: skip

@@ -64,13 +64,13 @@ def test_what_is_handed_back_must_be_taken(witness: Witness, client: redis.Redis
 def test_a_scheduler_has_decided(witness: Witness, client: redis.Redis) -> None:
     """A scheduler is at work once it has the lock and has decided after the fault."""
     farm, proof = Farm(client), witness.proof("scheduler")
-    farm.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
+    farm.plans.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
     since = time.monotonic()
-    assert farm.elect("token", 60)
+    assert farm.plans.elect("token", 60)
     assert not proof(since)
-    farm.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
+    farm.plans.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
     assert proof(since)
-    farm.abdicate(1)
+    farm.plans.abdicate(1)
     assert not proof(since)
 
 

@@ -66,7 +66,9 @@ class Witness:
         at = time.time() - (time.monotonic() - since)
         with closing_client(self.url) as client:
             farm = Farm(client)
-            return farm.has_scheduler() and any(each.time > at for each in farm.decisions(1))
+            return farm.plans.has_scheduler() and any(
+                each.time > at for each in farm.plans.decisions(1)
+            )
 
     def _has_begun(self, probes: list[str], pid: Callable[[], int], since: float) -> bool:
         """Tell whether an RQ job has begun; enqueue one if there is none to begin.

@@ -8,7 +8,8 @@ import redis
 
 from embedfarm.contract import broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client
-from embedfarm.contract.farm import Farm, FarmFull, ModelRefused, length_class, model_key
+from embedfarm.contract.farm import Farm, FarmFull, length_class, model_key
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
 from embedfarm.contract.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
@@ -62,54 +63,54 @@ def test_names_are_forgotten_after_an_hour(client: redis.Redis) -> None:
 def test_one_scheduler_is_active(client: redis.Redis) -> None:
     """The holder keeps the lock and its fence; another one stands by."""
     farm = Farm(client)
-    fence = farm.elect("one", 60)
+    fence = farm.plans.elect("one", 60)
     assert fence
-    assert farm.elect("two", 60) == 0
-    assert farm.elect("one", 60) == fence
+    assert farm.plans.elect("two", 60) == 0
+    assert farm.plans.elect("one", 60) == fence
 
 
 def test_standby_takes_over_with_a_higher_fence(client: redis.Redis) -> None:
     """A standby takes over from a silent holder, whose plans are refused from then on."""
     farm = Farm(client)
-    old = farm.elect("one", 60)
-    assert farm.publish([plan("w", old), plan("x", old)], old, 60)
-    assert farm.elect("one", 0.2) == old
-    wait_until(lambda: farm.elect("two", 60))
-    new = farm.elect("two", 60)
+    old = farm.plans.elect("one", 60)
+    assert farm.plans.publish([plan("w", old), plan("x", old)], old, 60)
+    assert farm.plans.elect("one", 0.2) == old
+    wait_until(lambda: farm.plans.elect("two", 60))
+    new = farm.plans.elect("two", 60)
     assert new > old
-    assert not farm.publish([plan("w", old)], old, 60)
-    assert farm.elect("one", 60) == 0
-    assert farm.publish([plan("w", new)], new, 60)
-    assert (farm.plan("w"), farm.plan("x")) == (plan("w", new), plan("x", old))
+    assert not farm.plans.publish([plan("w", old)], old, 60)
+    assert farm.plans.elect("one", 60) == 0
+    assert farm.plans.publish([plan("w", new)], new, 60)
+    assert (farm.plans.plan("w"), farm.plans.plan("x")) == (plan("w", new), plan("x", old))
 
 
 def test_renewal_keeps_the_lock(client: redis.Redis) -> None:
     """An election that is won again starts the time of the lock anew."""
     farm = Farm(client)
-    farm.elect("one", 5)
-    farm.elect("one", 60)
+    farm.plans.elect("one", 5)
+    farm.plans.elect("one", 60)
     assert client.pttl(wire.SCHEDULER) > 5000
 
 
 def test_abdication(client: redis.Redis) -> None:
     """A scheduler that stops frees the lock at once, but not somebody else's."""
     farm = Farm(client)
-    fence = farm.elect("one", 60)
-    farm.abdicate(fence - 1)
-    farm.abdicate(0)
-    assert farm.elect("two", 60) == 0
-    farm.abdicate(fence)
-    assert not farm.publish([], fence, 60)
-    assert farm.elect("two", 60) > fence
+    fence = farm.plans.elect("one", 60)
+    farm.plans.abdicate(fence - 1)
+    farm.plans.abdicate(0)
+    assert farm.plans.elect("two", 60) == 0
+    farm.plans.abdicate(fence)
+    assert not farm.plans.publish([], fence, 60)
+    assert farm.plans.elect("two", 60) > fence
 
 
 def test_plan_expires(client: redis.Redis) -> None:
     """A plan that nobody renews is not followed for ever."""
     farm = Farm(client)
-    assert farm.plan("w") is None
-    fence = farm.elect("one", 60)
-    assert farm.publish([plan("w", fence)], fence, 0.2)
-    wait_until(lambda: farm.plan("w") is None)
+    assert farm.plans.plan("w") is None
+    fence = farm.plans.elect("one", 60)
+    assert farm.plans.publish([plan("w", fence)], fence, 0.2)
+    wait_until(lambda: farm.plans.plan("w") is None)
 
 
 # Statistics.
@@ -118,13 +119,13 @@ def test_plan_expires(client: redis.Redis) -> None:
 def test_events_go_on_where_they_ended(client: redis.Redis) -> None:
     """Every completion is read once; other events only end the waiting."""
     farm = Farm(client)
-    farm.report(COMPLETION, 100)
+    farm.statistics.report(COMPLETION, 100)
     make_job(client, 0)
-    last, completions = farm.events("0", 0)
+    last, completions = farm.statistics.events("0", 0)
     assert completions == [COMPLETION]
-    assert farm.events(last, 0) == (last, [])
-    farm.report(COMPLETION, 100)
-    assert farm.events(last, 0)[1] == [COMPLETION]
+    assert farm.statistics.events(last, 0) == (last, [])
+    farm.statistics.report(COMPLETION, 100)
+    assert farm.statistics.events(last, 0)[1] == [COMPLETION]
 
 
 def test_events_wait_for_the_next(
@@ -134,7 +135,9 @@ def test_events_wait_for_the_next(
     monkeypatch.setattr(broker, "BLOCK_SECONDS_MAX", SOCKET_SECONDS / 2)
     seen: list[str] = []
     with closing_client(server.url) as other:
-        waiting = threading.Thread(target=lambda: seen.append(Farm(other).events("$", 99)[0]))
+        waiting = threading.Thread(
+            target=lambda: seen.append(Farm(other).statistics.events("$", 99)[0])
+        )
         waiting.start()
         wait_until(lambda: client.info("clients")["blocked_clients"])
         make_job(client, 0)
@@ -146,7 +149,7 @@ def test_events_are_capped(client: redis.Redis) -> None:
     """The stream of statistics stays about as long as it may be."""
     farm = Farm(client)
     for _ in range(300):
-        farm.report(COMPLETION, 10)
+        farm.statistics.report(COMPLETION, 10)
     assert client.xlen(wire.EVENTS) < 200
 
 
@@ -159,11 +162,11 @@ def test_history(client: redis.Redis) -> None:
         )
         for number in range(3)
     }
-    farm.remember(rates, [])
-    farm.remember({}, [])
-    assert farm.history() == rates
-    farm.remember({}, ["w0|m|3", "never|known|3"])
-    assert farm.history() == {name: rates[name] for name in ("w1|m|3", "w2|m|3")}
+    farm.statistics.remember(rates, [])
+    farm.statistics.remember({}, [])
+    assert farm.statistics.history() == rates
+    farm.statistics.remember({}, ["w0|m|3", "never|known|3"])
+    assert farm.statistics.history() == {name: rates[name] for name in ("w1|m|3", "w2|m|3")}
 
 
 def test_length_classes() -> None:
@@ -204,12 +207,12 @@ def test_workers_agree_on_a_model(client: redis.Redis) -> None:
     """The first fingerprint counts; another one is refused by name of what differs."""
     farm = Farm(client)
     make_job(client, 0)
-    assert farm.fingerprint("little") == {}
-    farm.agree("little", {"weights": "1", "dtype": "f"})
-    farm.agree("little", {"dtype": "f", "weights": "1"})
+    assert farm.reports.fingerprint("little") == {}
+    farm.reports.agree("little", {"weights": "1", "dtype": "f"})
+    farm.reports.agree("little", {"dtype": "f", "weights": "1"})
     with pytest.raises(ModelRefused, match="model than the job's: dtype, pooling, weights differ"):
-        farm.agree("little", {"weights": "2", "pooling": "mean"})
-    assert farm.fingerprint("little") == {"weights": "1", "dtype": "f"}
+        farm.reports.agree("little", {"weights": "2", "pooling": "mean"})
+    assert farm.reports.fingerprint("little") == {"weights": "1", "dtype": "f"}
     assert differences({"a": "1"}, {"a": "1"}) == []
 
 
@@ -218,8 +221,8 @@ def test_refusals(client: redis.Redis) -> None:
     farm = Farm(client)
     make_job(client, 0)
     for worker, reason in (("h:cpu-0", "old"), ("h:cpu-0", "no memory"), ("g:cpu-1", "no files")):
-        farm.refuse("little", worker, reason)
-    assert farm.refusals("little") == {"h:cpu-0": "no memory", "g:cpu-1": "no files"}
+        farm.reports.refuse("little", worker, reason)
+    assert farm.reports.refusals("little") == {"h:cpu-0": "no memory", "g:cpu-1": "no files"}
 
 
 def test_jobs_are_listed_oldest_first(client: redis.Redis) -> None:
@@ -234,23 +237,23 @@ def test_workers_agree_on_token_ids(client: redis.Redis) -> None:
     """The first recipe is the job's; whoever has another one, or none, is refused."""
     job, farm = make_job(client, 0), Farm(client)
     one = TokenRecipe(tokenizer="1", prompt="", tokens_max=9)
-    assert farm.recipe(job.id) is None
-    farm.agree_on_tokens(job.id, one)
-    farm.agree_on_tokens(job.id, one)
-    assert farm.recipe(job.id) == one
+    assert farm.reports.recipe(job.id) is None
+    farm.reports.agree_on_tokens(job.id, one)
+    farm.reports.agree_on_tokens(job.id, one)
+    assert farm.reports.recipe(job.id) == one
     for other in (None, TokenRecipe(tokenizer="1", prompt="", tokens_max=8)):
         with pytest.raises(ModelRefused, match="token ids"):
-            farm.agree_on_tokens(job.id, other)
+            farm.reports.agree_on_tokens(job.id, other)
     with pytest.raises(JobGone):
-        farm.agree_on_tokens("another", one)
+        farm.reports.agree_on_tokens("another", one)
 
 
 def test_a_job_of_texts_is_for_all(client: redis.Redis) -> None:
     """Others may have a recipe where the first worker needs texts; nobody will use it."""
     job, farm = make_job(client, 0), Farm(client)
-    farm.agree_on_tokens(job.id, None)
-    farm.agree_on_tokens(job.id, TokenRecipe(tokenizer="1", prompt="", tokens_max=9))
-    assert farm.recipe(job.id) is None
+    farm.reports.agree_on_tokens(job.id, None)
+    farm.reports.agree_on_tokens(job.id, TokenRecipe(tokenizer="1", prompt="", tokens_max=9))
+    assert farm.reports.recipe(job.id) is None
 
 
 def full(farm: Farm, jobs: int) -> list[Job]:

@@ -157,10 +157,10 @@ def test_changes_of_state_are_news(client: redis.Redis) -> None:
     """A wait for events learns that a job was paused, resumed, cancelled or has other terms."""
     job = make_job(client, 1)
     farm = Farm(client)
-    last = farm.events("0", 0)[0]
+    last = farm.statistics.events("0", 0)[0]
     for change in (job.pause, job.resume, lambda: job.set_terms(weight=2), job.cancel):
         change()
-        before, (last, _) = last, farm.events(last, 0)
+        before, (last, _) = last, farm.statistics.events(last, 0)
         assert last != before
 
 
@@ -184,7 +184,7 @@ def test_what_has_ended_is_not_paused(client: redis.Redis) -> None:
 def test_create_ends_the_wait_for_work(client: redis.Redis) -> None:
     """A worker without jobs, which waits for events, learns of a new one."""
     make_job(client, 0)
-    last, completions = Farm(client).events("0", 0)
+    last, completions = Farm(client).statistics.events("0", 0)
     assert (last == "0", completions) == (False, [])
 
 
@@ -570,7 +570,7 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
         job.cancel,
         job.set_terms,
         lambda: job.set_terms(weight=2),
-        lambda: Farm(client).agree(job.id, {"weights": "1"}),
+        lambda: Farm(client).reports.agree(job.id, {"weights": "1"}),
     ]
     for command in told:
         with pytest.raises(JobGone):
@@ -588,8 +588,8 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
     assert job.close(2) == "gone"
     job.begin()
     job.drain(2, [0])
-    Farm(client).refuse(job.id, "one", "no memory")
-    assert Farm(client).fingerprint(job.id) == Farm(client).refusals(job.id) == {}
+    Farm(client).reports.refuse(job.id, "one", "no memory")
+    assert Farm(client).reports.fingerprint(job.id) == Farm(client).reports.refusals(job.id) == {}
     assert set(client.scan_iter()) == {wire.EVENTS.encode()}
 
 

@@ -25,7 +25,7 @@ def beat(farm: Farm, name: str, **facts: Any) -> None:  # noqa: ANN401 -- fields
 
 def report(farm: Farm, **facts: Any) -> None:  # noqa: ANN401 -- fields of any type
     """Report a completed micro-batch."""
-    farm.report(msgspec.structs.replace(COMPLETION, **facts), 100)
+    farm.statistics.report(msgspec.structs.replace(COMPLETION, **facts), 100)
 
 
 def embed_two(farm: Farm) -> None:
@@ -39,7 +39,7 @@ def embed_two(farm: Farm) -> None:
 def test_figures_of_a_busy_farm(client: redis.Redis) -> None:
     """Each figure is what jobs, workers and micro-batches amount to, and goes into JSON."""
     farm = Farm(client)
-    farm.elect("scheduler", 60)
+    farm.plans.elect("scheduler", 60)
     embed_two(farm)
     gpu = {"memory_used_bytes": 3.0, "memory_total_bytes": 8.0, "temperature_celsius": 61.0}
     beat(farm, "one", state="busy", job="little", model="null:2", device_facts=gpu)
@@ -79,9 +79,11 @@ def test_a_reader_adds_what_is_new_to_its_curves(client: redis.Redis) -> None:
     reader = FarmReader(farm)
     beat(farm, "one")
     beat(farm, "two")
-    farm.sample(SAMPLE)
+    farm.statistics.sample(SAMPLE)
     assert [each.tokens_per_second for each in reader.read().rates] == [1.8]
-    farm.sample(msgspec.structs.replace(SAMPLE, workers={"two": (54, 6)}, jobs={"other": (54, 6)}))
+    farm.statistics.sample(
+        msgspec.structs.replace(SAMPLE, workers={"two": (54, 6)}, jobs={"other": (54, 6)})
+    )
     view = reader.read()
     assert [each.chunks_per_second for each in view.rates] == pytest.approx([0.2, 0.6])
     assert [each.share for each in view.workers] == [0.25, 0.75]
@@ -93,7 +95,7 @@ def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
     farm = Farm(client)
     embed_two(farm)
     beat(farm, "one", state="busy")
-    farm.sample(SAMPLE)
+    farm.statistics.sample(SAMPLE)
     report(farm)
     (job,) = FarmReader(farm).read().jobs
     assert job.seconds_left == pytest.approx((6 / 4, 6 / 0.2))
@@ -178,14 +180,14 @@ def test_a_look_takes_few_round_trips(client: redis.Redis, monkeypatch: pytest.M
 def test_what_others_wrote_is_skipped(client: redis.Redis) -> None:
     """Samples and completions of another version, or none at all, hide no others."""
     farm = Farm(client)
-    farm.sample(SAMPLE)
+    farm.statistics.sample(SAMPLE)
     client.xadd(wire.SAMPLES, {"sample": b"\x02" + encode(SAMPLE)[1:]})
     client.xadd(wire.SAMPLES, {"other": b""})
     report(farm)
     client.xadd(wire.EVENTS, {"done": b"\x02"})
     client.xadd(wire.EVENTS, {"job": "little"})
-    assert [sample for _, sample in farm.samples(60)] == [SAMPLE]
-    assert [len(bars) for bars in farm.recent_batches(60).values()] == [1]
+    assert [sample for _, sample in farm.statistics.samples(60)] == [SAMPLE]
+    assert [len(bars) for bars in farm.statistics.recent_batches(60).values()] == [1]
     assert len(FarmReader(farm).read().rates) == 1
 
 
@@ -196,13 +198,13 @@ def test_samples_end_when_they_were_noted(client: redis.Redis) -> None:
     report(farm, worker="two", chunks=7)
     report(farm, worker="two", chunks=8)
     report(farm)
-    farm.sample(SAMPLE)
+    farm.statistics.sample(SAMPLE)
     seconds, microseconds = client.time()
     now = seconds + microseconds / 1e6
-    ((end, sample),) = farm.samples(60)
+    ((end, sample),) = farm.statistics.samples(60)
     assert 0 <= now - end < 30
     assert sample == SAMPLE
-    bars = farm.recent_batches(60)
+    bars = farm.statistics.recent_batches(60)
     assert [bar.chunks for bar in bars["two"]] == [7, 8]
     (bar,) = bars["one"]
     assert bar == Batch(bar.end, 0.5, "little", 2, 18)
@@ -213,7 +215,7 @@ def test_an_hour_of_samples_is_kept(client: redis.Redis) -> None:
     """The stream does not grow with the farm's age."""
     farm = Farm(client)
     for _ in range(365):
-        farm.sample(SAMPLE)
+        farm.statistics.sample(SAMPLE)
     assert client.xlen(wire.SAMPLES) == 360
 
 
@@ -223,6 +225,6 @@ def test_idle_times_slow_the_farm_down(client: redis.Redis) -> None:
     embed_two(farm)
     idle = msgspec.structs.replace(SAMPLE, workers={}, jobs={})
     for sample in (idle, SAMPLE, idle):
-        farm.sample(sample)
+        farm.statistics.sample(sample)
     tokens = 6 * 9  # as the model counts
     assert FarmReader(farm).read().backlog_seconds == pytest.approx([tokens / 0.9] * 2)

@@ -6,7 +6,8 @@ import pytest
 import redis
 
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.contract.farm import Farm, ModelRefused
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import JobSpec
 from embedfarm.contract.status import JobGone
@@ -38,11 +39,11 @@ def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
     fingerprint.learn(farm, OWN)
     fingerprint.keep()
     assert not (out / STATE_DIRECTORY / FINGERPRINT_FILE).exists()
-    farm.agree("j", OURS)
+    farm.reports.agree("j", OURS)
     fingerprint.learn(farm, OWN)
     job.client.hdel(job.keys.meta, "fingerprint")
     fingerprint.learn(farm, OWN)
-    assert farm.fingerprint("j") == fingerprint.known == OURS
+    assert farm.reports.fingerprint("j") == fingerprint.known == OURS
     job.delete()
     fingerprint.learn(farm, OWN)
     assert fingerprint.known == OURS
@@ -51,14 +52,14 @@ def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
 def test_another_server_learns_it(job: Job, out: Path) -> None:
     """A fingerprint that was kept with the output is set on the server of a later run."""
     farm, first = Farm(job.client), Fingerprint(out)
-    farm.agree("j", OURS)
+    farm.reports.agree("j", OURS)
     first.learn(farm, OWN)
     first.keep()
     job.client.hdel(job.keys.meta, "fingerprint")
     Fingerprint(out).recall(farm, OWN, lambda: pytest.fail("the job is there"))
-    assert farm.fingerprint("j") == OURS
+    assert farm.reports.fingerprint("j") == OURS
     with pytest.raises(ModelRefused, match="weights"):
-        farm.agree("j", OURS | {"weights": "2"})
+        farm.reports.agree("j", OURS | {"weights": "2"})
 
 
 def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None:
@@ -67,13 +68,13 @@ def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None
     first.keep()
     job.delete()
     Fingerprint(out).recall(farm, OWN, lambda: job.create(JobSpec(model="m"), 0))
-    assert farm.fingerprint("j") == OURS
+    assert farm.reports.fingerprint("j") == OURS
 
 
 def test_another_model_is_refused_while_the_job_runs(job: Job, out: Path) -> None:
     """Workers with another model on a server that lost the job end the run."""
     farm, fingerprint = Farm(job.client), Fingerprint(out, OURS)
-    farm.agree("j", OURS | {"weights": "2"})
+    farm.reports.agree("j", OURS | {"weights": "2"})
     with pytest.raises(ModelRefused, match="weights"):
         fingerprint.learn(farm, OWN)
 
@@ -82,16 +83,16 @@ def test_an_earlier_job_of_the_name_teaches_nothing(job: Job, out: Path) -> None
     """What workers said about a job that another output had is neither believed nor changed."""
     farm, own = Farm(job.client), OwnJob("j", "mine")
     job.note("owner", "theirs")
-    farm.agree("j", OURS | {"weights": "2"})
-    farm.refuse("j", "one", "no such model")
+    farm.reports.agree("j", OURS | {"weights": "2"})
+    farm.reports.refuse("j", "one", "no such model")
     fingerprint = Fingerprint(out)
     fingerprint.learn(farm, own)
-    assert fingerprint.known == farm.refusals(*own) == {}
-    assert farm.accounts(*own) == {}
+    assert fingerprint.known == farm.reports.refusals(*own) == {}
+    assert farm.reports.accounts(*own) == {}
     fingerprint = Fingerprint(out, OURS)
     fingerprint.learn(farm, own)
     with pytest.raises(JobGone):
-        farm.agree("j", OURS, "mine")
+        farm.reports.agree("j", OURS, "mine")
     assert farm.job(*own).note("reason", "mine") is None
-    assert (farm.fingerprint("j")["weights"], job.status().reason) == ("2", "")
-    assert farm.refusals("j") == {"one": "no such model"}
+    assert (farm.reports.fingerprint("j")["weights"], job.status().reason) == ("2", "")
+    assert farm.reports.refusals("j") == {"one": "no such model"}

@@ -260,7 +260,7 @@ def put_policy(stations: Stations, data: bytes) -> None:
     """Write the policy; reject one that only gives nobody anything to do."""
     stations.client.set(wire.POLICY, data)
     try:
-        check_policy(stations.farm.policy() or POLICIES[DEFAULT_POLICY], SETTINGS)
+        check_policy(stations.farm.plans.policy() or POLICIES[DEFAULT_POLICY], SETTINGS)
     except UnknownPass:
         return  # it is not followed
     except PolicyRefused:
@@ -347,7 +347,7 @@ def go_on(stations: Stations) -> None:
     assert stations.ask(SPEC, "fresh")
     FarmReader(stations.farm).read()
     read_page(stations.farm, "", 50)
-    stations.farm.accounts("little")
+    stations.farm.reports.accounts("little")
     figures = Figures(stations.farm)
     figures._after = "0"
     assert b"server_up 1.0" in figures.render()

@@ -98,7 +98,7 @@ def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_
             [*COMMAND, "work", "--devices", "cpu", "--workers", "2"],
             lambda: {"cpu-0", "cpu-1"} <= {beat.device for beat in farm.workers()},
         ),
-        "schedule": ([*COMMAND, "schedule"], farm.has_scheduler),
+        "schedule": ([*COMMAND, "schedule"], farm.plans.has_scheduler),
         "serve": ([*COMMAND, "serve", "--port", str(port)], lambda: listens(port)),
         "ingest": ([*COMMAND, "ingest"], lambda: Worker.all(connection=client)),
         "up": (

@@ -116,8 +116,8 @@ def test_a_job_that_no_worker_takes_says_why(farm: Farm) -> None:
     for job in (wrong, right):
         assert job.push([(block, encode(block))]) == ["added"]
         job.close(1)
-    wait_until(lambda: farm.refusals("wrong"))
-    assert "vector_dtype 'float64'" in next(iter(farm.refusals("wrong").values()))
+    wait_until(lambda: farm.reports.refusals("wrong"))
+    assert "vector_dtype 'float64'" in next(iter(farm.reports.refusals("wrong").values()))
     wait_until(lambda: right.status().embedded)
     assert not wrong.status().blocks_done
 

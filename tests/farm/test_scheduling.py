@@ -166,12 +166,12 @@ def take_over(kill: Callable[[], int], client: redis.Redis) -> tuple[float, floa
     wait_until(lambda: time.monotonic() - began > 6 or bulk.status().embedded, 30)
     before = (bulk.status().tokens_done - tokens) / (time.monotonic() - began)
     name = Farm(client).workers()[0].worker
-    plan = Farm(client).plan(name)
+    plan = Farm(client).plans.plan(name)
     assert plan is not None
     began, tokens = time.monotonic(), bulk.status().tokens_done
     kill()
     wait_until(
-        lambda: (made := Farm(client).plan(name)) is not None and made.fence > plan.fence, 20
+        lambda: (made := Farm(client).plans.plan(name)) is not None and made.fence > plan.fence, 20
     )
     seconds = time.monotonic() - began
     meanwhile = (bulk.status().tokens_done - tokens) / seconds

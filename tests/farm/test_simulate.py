@@ -95,7 +95,7 @@ def test_all_workers_are_waited_for(
     farm, spec, settings = Farm(client), JobSpec(model="null:4"), Settings(redis_url=server.url)
 
     def remember(worker: str, speed: float) -> None:
-        farm.remember({f"{worker}|{model_key(spec)}|5": Rate(speed, 0.0, 1.0, 1)}, [])
+        farm.statistics.remember({f"{worker}|{model_key(spec)}|5": Rate(speed, 0.0, 1.0, 1)}, [])
 
     def looks() -> int:
         return int(client.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"])
@@ -120,10 +120,10 @@ def test_a_scheduler_explains_itself(
     assert run("scheduler", "stats", *url).returncode == 1
     with role(server, tmp_path, "schedule"):
         farm = Farm(client)
-        wait_until(lambda: farm.scheduler_stats() is not None, 30)
+        wait_until(lambda: farm.plans.scheduler_stats() is not None, 30)
         assert "tail" in json.loads(run("scheduler", "passes", *url, "--json").stdout)["active"]
         assert run("scheduler", "add-pass", "sjf", "--before", "fair", *url).returncode == 0
-        wait_until(lambda: "sjf" in farm.decisions(1)[0].passes, 10)
+        wait_until(lambda: "sjf" in farm.plans.decisions(1)[0].passes, 10)
         assert run("scheduler", "remove-pass", "sjf", *url).returncode == 0
         for words in (["add-pass", "luck"], ["remove-pass", "size"], ["use", "luck"]):
             done = run("scheduler", *words, *url)

@@ -40,7 +40,7 @@ def make_farm(client: redis.Redis, jobs: int = 1, workers: int = 1) -> Farm:
         busy = {"state": "busy", "job": "job-0", "model": "null:2", "device_facts": facts}
         farm.beat(msgspec.structs.replace(beat, **(busy if number == 0 else {})), 60)
     done = msgspec.structs.replace(COMPLETION, worker="worker-0", job="job-0", real_tokens=6172)
-    farm.report(done, 100)
+    farm.statistics.report(done, 100)
     return farm
 
 

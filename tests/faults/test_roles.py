@@ -199,7 +199,7 @@ def test_a_scheduler(server: LiveServer, client: redis.Redis, tmp_path: Path, pr
         embed(server, tmp_path)
         for command in aims:
             proxy.wait_hit(command)
-        wait_until(lambda: Farm(client).has_scheduler(), 20)
+        wait_until(Farm(client).plans.has_scheduler, 20)
         proxy.aim("abdicate", LOST)
     check_ended(client)
 

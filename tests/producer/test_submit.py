@@ -120,7 +120,7 @@ def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Pat
 
     def source() -> Iterator[Rows]:
         yield from corpus(0, 100)
-        Farm(job.client).agree_on_tokens("j", encoder.recipe)
+        Farm(job.client).reports.agree_on_tokens("j", encoder.recipe)
         submitter._look_at = 0.0
         yield from corpus(100, 300)
 
@@ -140,7 +140,7 @@ def test_texts_are_sent_with_another_tokenizer(opened: Open, job: Job, tmp_path:
     """Texts are sent where the producer's tokenizer is not the workers'."""
     submitter = opened(tokenizer=write_tokenizer(tmp_path))
     recipe = TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9)
-    Farm(job.client).agree_on_tokens("j", recipe)
+    Farm(job.client).reports.agree_on_tokens("j", recipe)
     assert submitter.submit(corpus(0, 300)) == 300
     assert tiling(job) == 300
 
@@ -168,7 +168,9 @@ def test_blocks_follow_history(opened: Open, job: Job, bench: Bench) -> None:
     HashWorker(bench.client(), "j", SMALL).beat()
     rate = Rate(tokens_per_second=6_000, overhead_seconds=0, updated=0, samples=1)
     fast = Rate(tokens_per_second=1, overhead_seconds=0, updated=0, samples=1)
-    Farm(job.client).remember({f"hash|{model_key(SPEC)}|3": rate, "hash|other|3": fast}, [])
+    Farm(job.client).statistics.remember(
+        {f"hash|{model_key(SPEC)}|3": rate, "hash|other|3": fast}, []
+    )
     opened(settings=Settings(block_chunks_min=1, block_seconds=0.01)).submit(corpus(0, 500))
     assert all(60 <= block.token_count < 70 for block in blocks_of(job)[:-1])
 

@@ -89,7 +89,7 @@ def completion(worker: str, tokens: int, seconds: float) -> Completion:
 
 def report(farm: Farm, worker: str, tokens: int, seconds: float) -> None:
     """Report a completed micro-batch to the farm."""
-    farm.report(completion(worker, tokens, seconds), SETTINGS.events_max)
+    farm.statistics.report(completion(worker, tokens, seconds), SETTINGS.events_max)
 
 
 def remember(farm: Farm, worker: str, speed: float, model: str = SPEC.model) -> None:
@@ -97,7 +97,7 @@ def remember(farm: Farm, worker: str, speed: float, model: str = SPEC.model) -> 
     kind = model_key(JobSpec(model=model)), length_class(BLOCK_TOKENS / CHUNKS)
     key = rate_key(worker, *kind)
     rate = Rate(tokens_per_second=speed, overhead_seconds=0, updated=2e9, samples=1)
-    farm.remember({key: rate}, [])
+    farm.statistics.remember({key: rate}, [])
 
 
 def at(farm: Farm) -> dict[str, str]:
@@ -108,7 +108,7 @@ def at(farm: Farm) -> dict[str, str]:
 
 def share(farm: Farm, worker: str, job: str = "job") -> JobShare | None:
     """Return a job's share in a worker's plan now; None without a plan or a share."""
-    plan = farm.plan(worker)
+    plan = farm.plans.plan(worker)
     return next((each for each in plan.shares if each.job == job), None) if plan else None
 
 

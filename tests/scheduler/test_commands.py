@@ -96,7 +96,7 @@ def test_a_job_is_forecast_by_chunks_of_its_length(farm: Farm, corpus: list[str]
     remember(farm, "worker", 1000, "null:4")
     key = rate_key("worker", model_key(JobSpec(model="null:4")), length_class(4000))
     long = Rate(tokens_per_second=50, overhead_seconds=0, updated=3e9, samples=1)
-    farm.remember({key: long}, [])
+    farm.statistics.remember({key: long}, [])
     assert plan(farm, corpus).tokens_per_second == 1000
     settings = Settings(redis_url=at(farm)["EMBEDFARM_REDIS_URL"])
     spec = JobSpec(model="null:4")
@@ -135,7 +135,7 @@ def test_a_decision_is_explained_for_one_worker(farm: Farm, start: Start) -> Non
         beat(farm, worker)
         remember(farm, worker, 1000)
     start()
-    wait_until(lambda: farm.decisions(1))
+    wait_until(lambda: farm.plans.decisions(1))
     (decision,) = json.loads(explain(farm, "--worker", "one", "--json"))
     assert ["defer", "paused deferred: paused"] in decision["notes"]
     assert ["priority", "wanted is urgent"] in decision["notes"]
@@ -154,11 +154,11 @@ def test_a_decision_is_explained_for_one_worker(farm: Farm, start: Start) -> Non
 def test_notes_that_are_not_kept_are_counted(farm: Farm, start: Start, install: Install) -> None:
     """A pass whose notes were all over the limit is shown with their number."""
     install("talking", TALKING)
-    farm.set_policy(["talking", "size"])
+    farm.plans.set_policy(["talking", "size"])
     fill(farm, 8)
     beat(farm, "one")
     start()
-    wait_until(lambda: (found := farm.decisions(1)) and found[0].left_out.get("size"))
+    wait_until(lambda: (found := farm.plans.decisions(1)) and found[0].left_out.get("size"))
     for words in ([], ["--worker", "one"]):
         said = explain(farm, *words).splitlines()
         assert said[-2].strip() == f"notes not kept: {5000 - NOTES_MAX:,}"

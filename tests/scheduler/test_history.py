@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.contract.farm import HISTORY_SECONDS
+from embedfarm.contract.farm_statistics import HISTORY_SECONDS
 from embedfarm.contract.records import Completion, Rate
 from embedfarm.scheduler.history import COSTS_MIN, PRIOR_SECONDS, History, rate_key
 

@@ -10,6 +10,7 @@ import pytest
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Plan
 from embedfarm.scheduler.loop import Scheduler
 from embedfarm.scheduler.state import Draft
@@ -47,9 +48,9 @@ def test_a_worker_without_work_is_told_so(farm: Farm, start: Start) -> None:
     beat(farm, "worker")
     beat(farm, "leaving", "draining")
     start()
-    wait_until(lambda: farm.plan("worker"))
-    assert farm.plan("worker") == Plan(worker="worker", fence=1, shares=[])
-    assert farm.plan("leaving") is None
+    wait_until(lambda: farm.plans.plan("worker"))
+    assert farm.plans.plan("worker") == Plan(worker="worker", fence=1, shares=[])
+    assert farm.plans.plan("leaving") is None
 
 
 def test_what_was_sent_again_is_planned(farm: Farm, start: Start) -> None:
@@ -58,7 +59,7 @@ def test_what_was_sent_again_is_planned(farm: Farm, start: Start) -> None:
     farm.client.hset(job.keys.meta, "result_bytes", SETTINGS.results_bytes_max)
     beat(farm, "worker")
     start()
-    wait_until(lambda: (plan := farm.plan("worker")) is not None and not plan.shares)
+    wait_until(lambda: (plan := farm.plans.plan("worker")) is not None and not plan.shares)
     farm.client.hset(job.keys.meta, "refilled_upto", CHUNKS)
     wait_until(lambda: share(farm, "worker"), SETTINGS.plan_ttl_seconds)
 
@@ -68,13 +69,13 @@ def test_plans_that_say_the_same_are_written_now_and_then(
 ) -> None:
     """A plan is written when it is new, and again before it lapses, not at each decision."""
     decisions: list[int] = []
-    publish = Farm.publish
+    publish = Plans.publish
 
-    def counted(self: Farm, plans: Sequence[Plan], *others: Any) -> bool:  # noqa: ANN401 # as of it
+    def counted(self: Plans, plans: Sequence[Plan], *others: Any) -> bool:  # noqa: ANN401 # as of it
         decisions.append(len(plans))
         return publish(self, plans, *others)
 
-    monkeypatch.setattr(Farm, "publish", counted)
+    monkeypatch.setattr(Plans, "publish", counted)
     fill(farm, 64)
     beat(farm, "worker")
     start()
@@ -82,7 +83,7 @@ def test_plans_that_say_the_same_are_written_now_and_then(
     assert decisions[0] == 1
     assert set(decisions) == {0, 1}
     beat(farm, "other")
-    wait_until(lambda: farm.plan("other"))
+    wait_until(lambda: farm.plans.plan("other"))
 
 
 def test_jobs_come_and_go(farm: Farm, start: Start) -> None:
@@ -145,11 +146,11 @@ def test_one_of_two_is_active(server: LiveServer, farm: Farm, start: Start) -> N
     """While one scheduler holds the lock, the other one stands by and publishes nothing."""
     beat(farm, "worker")
     start()
-    wait_until(lambda: farm.plan("worker"))
+    wait_until(lambda: farm.plans.plan("worker"))
     second = Scheduler(server.url, SETTINGS, threading.Event())
     second._step()
     assert not second.fence
-    assert (plan := farm.plan("worker")) is not None
+    assert (plan := farm.plans.plan("worker")) is not None
     assert plan.fence == 1
     second.farm.client.close()
 
@@ -163,16 +164,16 @@ def test_a_standby_goes_on_when_the_active_one_stops(farm: Farm, start: Start) -
     first.stop()
     wait_until(lambda: second.scheduler.fence)
     assert second.scheduler.fence > 1
-    wait_until(lambda: (plan := farm.plan("worker")) is not None and plan.fence > 1)
+    wait_until(lambda: (plan := farm.plans.plan("worker")) is not None and plan.fence > 1)
 
 
 def test_a_standby_takes_over_from_the_dead(farm: Farm, start: Start) -> None:
     """A holder that is gone without a word loses the lock when it is old."""
-    assert farm.elect("dead", SETTINGS.scheduler_ttl_seconds) == 1
+    assert farm.plans.elect("dead", SETTINGS.scheduler_ttl_seconds) == 1
     beat(farm, "worker")
     second = start()
     wait_until(lambda: second.scheduler.fence == 2)
-    wait_until(lambda: (plan := farm.plan("worker")) is not None and plan.fence == 2)
+    wait_until(lambda: (plan := farm.plans.plan("worker")) is not None and plan.fence == 2)
 
 
 def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) -> None:
@@ -184,8 +185,8 @@ def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) ->
 
         def __call__(self, draft: Draft) -> Draft:
             farm.client.delete(wire.SCHEDULER)
-            fence = farm.elect("new", 60)
-            assert farm.publish([Plan(worker="worker", fence=fence, shares=[])], fence, 60)
+            fence = farm.plans.elect("new", 60)
+            assert farm.plans.publish([Plan(worker="worker", fence=fence, shares=[])], fence, 60)
             return draft
 
     beat(farm, "worker")
@@ -195,7 +196,7 @@ def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) ->
     old.passes = (*old.passes, ThinkTooLong())
     old._step()
     assert old.fence == 0
-    assert (plan := farm.plan("worker")) is not None
+    assert (plan := farm.plans.plan("worker")) is not None
     assert plan.fence == 2
     old.farm.client.close()
 
@@ -205,7 +206,7 @@ def test_who_lost_the_lock_reads_the_history_again(server: LiveServer, farm: Far
     scheduler = Scheduler(server.url, SETTINGS, threading.Event())
     scheduler._step()
     farm.client.delete(wire.SCHEDULER)
-    assert farm.elect("other", 60) == 2
+    assert farm.plans.elect("other", 60) == 2
     remember(farm, "worker", 5000)
     farm.client.delete(wire.SCHEDULER)
     scheduler._step()
@@ -233,7 +234,7 @@ def test_an_outage_is_waited_out(server: LiveServer, farm: Farm, start: Start) -
     """The server is killed and comes back: the same scheduler plans again, for what is there."""
     beat(farm, "worker")
     running = start()
-    wait_until(lambda: farm.plan("worker"))
+    wait_until(lambda: farm.plans.plan("worker"))
     server.kill()
     wait_until(lambda: not running.scheduler.fence)
     server.start()
@@ -241,7 +242,7 @@ def test_an_outage_is_waited_out(server: LiveServer, farm: Farm, start: Start) -
         again = Farm(client)
         again.client.delete(wire.plan_key("worker"))
         beat(again, "worker")
-        wait_until(lambda: again.plan("worker"), 20)
+        wait_until(lambda: again.plans.plan("worker"), 20)
         fill(again, 4)
         wait_until(lambda: share(again, "worker"))
 
@@ -255,7 +256,7 @@ def test_a_clean_stop_leaves_everything_to_the_next(server: LiveServer, farm: Fa
     scheduler._observer.history.learn([completion("worker", 90_000, 1.0)], {}, 2e9)
     scheduler.stop.set()
     scheduler.run()
-    (rate,) = farm.history().values()
+    (rate,) = farm.statistics.history().values()
     assert rate.tokens_per_second > 60_000
     assert not farm.client.exists(wire.SCHEDULER)
     scheduler.farm.client.close()

@@ -46,17 +46,19 @@ def test_a_standby_goes_on(farm: Farm, start: Start, monkeypatch: pytest.MonkeyP
     beat(farm, "worker")
 
     def chunks() -> int:
-        return sum(sample.workers.get("worker", (0, 0))[1] for _, sample in farm.samples(60))
+        return sum(
+            sample.workers.get("worker", (0, 0))[1] for _, sample in farm.statistics.samples(60)
+        )
 
     first = start()
-    wait_until(lambda: farm.samples(60))
+    wait_until(lambda: farm.statistics.samples(60))
     report(farm, "worker", 600, 1.0)
     wait_until(lambda: chunks() == 6)
     second = start()
     first.stop()
     wait_until(lambda: second.scheduler.fence)
-    taken = len(farm.samples(60))
-    wait_until(lambda: len(farm.samples(60)) > taken)
+    taken = len(farm.statistics.samples(60))
+    wait_until(lambda: len(farm.statistics.samples(60)) > taken)
     report(farm, "worker", 300, 1.0)
     wait_until(lambda: chunks() == 9)
-    assert {sample.workers_alive for _, sample in farm.samples(60)} == {1}
+    assert {sample.workers_alive for _, sample in farm.statistics.samples(60)} == {1}

@@ -9,7 +9,8 @@ import pytest
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import DECISIONS_MAX, STATS_SECONDS, Farm
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.plans import DECISIONS_MAX, STATS_SECONDS
 from embedfarm.contract.records import Decision, SchedulerStats
 from embedfarm.scheduler.loop import NOTES_MAX, TELL_SECONDS
 from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES
@@ -49,15 +50,15 @@ class Own:
 
 def stats(farm: Farm) -> SchedulerStats:
     """Wait for the figures of the active scheduler, and return them."""
-    wait_until(farm.scheduler_stats)
-    found = farm.scheduler_stats()
+    wait_until(farm.plans.scheduler_stats)
+    found = farm.plans.scheduler_stats()
     assert found is not None
     return found
 
 
 def follows(farm: Farm, passes: list[str]) -> bool:
     """Tell whether the active scheduler says that it follows these passes."""
-    found = farm.scheduler_stats()
+    found = farm.plans.scheduler_stats()
     return found is not None and found.passes == passes
 
 
@@ -67,10 +68,10 @@ def test_a_policy_is_followed_at_the_next_decision(farm: Farm, start: Start) -> 
     beat(farm, "new")
     start()
     wait_until(planned(farm, "new", 1))
-    farm.set_policy(POLICIES["fixed"])
+    farm.plans.set_policy(POLICIES["fixed"])
     wait_until(planned(farm, "new", FIXED_BLOCKS))
     wait_until(lambda: follows(farm, list(POLICIES["fixed"])))
-    farm.set_policy([])
+    farm.plans.set_policy([])
     wait_until(planned(farm, "new", 1))
     wait_until(lambda: follows(farm, list(POLICIES[DEFAULT_POLICY])))
 
@@ -100,7 +101,7 @@ def test_a_deadline_that_will_be_missed_is_told_once(
 
 def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
     """A scheduler follows the policy that was chosen before it started."""
-    farm.set_policy(POLICIES["fixed"])
+    farm.plans.set_policy(POLICIES["fixed"])
     fill(farm, 64)
     beat(farm, "new")
     start()
@@ -109,25 +110,25 @@ def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
 
 def test_a_policy_that_cannot_be_had_is_not_followed(farm: Farm, start: Start) -> None:
     """A policy with an unknown pass is not followed, and the figures say what was wrong."""
-    farm.set_policy(POLICIES["fixed"])
+    farm.plans.set_policy(POLICIES["fixed"])
     fill(farm, 64)
     beat(farm, "new")
     start()
     wait_until(planned(farm, "new", FIXED_BLOCKS))
-    farm.set_policy(["defer", "nonsense"])
+    farm.plans.set_policy(["defer", "nonsense"])
     wait_until(lambda: "defer, nonsense" in stats(farm).dropped)
     assert "no pass is called 'nonsense'" in stats(farm).dropped["defer, nonsense"]
     assert stats(farm).passes == list(POLICIES["fixed"])
     farm.client.delete(wire.plan_key("new"))
     wait_until(planned(farm, "new", FIXED_BLOCKS))
-    farm.set_policy([])
+    farm.plans.set_policy([])
     wait_until(lambda: follows(farm, list(POLICIES[DEFAULT_POLICY])))
     assert stats(farm).dropped == {}
 
 
 def test_the_first_policy_that_cannot_be_had_leaves_the_default(farm: Farm, start: Start) -> None:
     """A scheduler that starts with a policy that it cannot follow follows the default."""
-    farm.set_policy(["nonsense"])
+    farm.plans.set_policy(["nonsense"])
     fill(farm, 64)
     beat(farm, "new")
     start()
@@ -138,7 +139,7 @@ def test_the_first_policy_that_cannot_be_had_leaves_the_default(farm: Farm, star
 def test_a_pass_that_raises_is_left_out(farm: Farm, start: Start, install: Install) -> None:
     """A pass that raises is left out from that decision on, and the figures say what was wrong."""
     install("own", RAISING)
-    farm.set_policy(["defer", "own", "fcfs", "fixed"])
+    farm.plans.set_policy(["defer", "own", "fcfs", "fixed"])
     beat(farm, "new")
     running = start()
     wait_until(lambda: follows(farm, ["defer", "broken", "fcfs", "fixed"]))
@@ -154,7 +155,7 @@ def test_a_last_pass_that_gives_nothing_is_left_out(
 ) -> None:
     """A last pass that returns no draft is left out, and the scheduler goes on."""
     install("own", SILENT)
-    farm.set_policy(["defer", "fixed", "own"])
+    farm.plans.set_policy(["defer", "fixed", "own"])
     fill(farm, 64)
     beat(farm, "new")
     running = start()
@@ -169,13 +170,13 @@ def test_a_pass_that_was_left_out_is_tried_again_when_chosen(
 ) -> None:
     """A new choice of passes forgets the failures of the last one."""
     install("own", RAISING)
-    farm.set_policy(["own", "fixed"])
+    farm.plans.set_policy(["own", "fixed"])
     fill(farm, 64)
     beat(farm, "new")
     start()
     wait_until(planned(farm, "new", FIXED_BLOCKS))
     wait_until(lambda: stats(farm).dropped)
-    farm.set_policy(["defer", "size"])
+    farm.plans.set_policy(["defer", "size"])
     wait_until(planned(farm, "new", 1))
     wait_until(lambda: follows(farm, ["defer", "size"]))
     assert stats(farm).dropped == {}
@@ -191,8 +192,8 @@ def test_decisions_are_kept_with_their_reasons(farm: Farm, start: Start) -> None
     beat(farm, "new")
     began = time.time()
     start()
-    wait_until(lambda: len(farm.decisions(9)) >= 3)
-    newest, *older = farm.decisions(9)
+    wait_until(lambda: len(farm.plans.decisions(9)) >= 3)
+    newest, *older = farm.plans.decisions(9)
     assert newest.passes == list(POLICIES[DEFAULT_POLICY])
     assert ("defer", "paused deferred: paused") in newest.notes
     assert any(name == "size" and "new may lease" in words for name, words in newest.notes)
@@ -205,20 +206,20 @@ def test_kept_decisions_are_bounded(farm: Farm) -> None:
     """Only the newest hundred decisions are kept, however long the farm runs."""
     figures = SchedulerStats([], {}, 0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     for number in range(DECISIONS_MAX + 5):
-        farm.tell(Decision(time=number, seconds=0.0, passes=[], notes=[]), figures)
-    kept = farm.decisions(10 * DECISIONS_MAX)
+        farm.plans.tell(Decision(time=number, seconds=0.0, passes=[], notes=[]), figures)
+    kept = farm.plans.decisions(10 * DECISIONS_MAX)
     assert [each.time for each in kept] == list(range(DECISIONS_MAX + 4, 4, -1))
-    assert [each.time for each in farm.decisions(2)] == [DECISIONS_MAX + 4, DECISIONS_MAX + 3]
+    assert [each.time for each in farm.plans.decisions(2)] == [DECISIONS_MAX + 4, DECISIONS_MAX + 3]
     assert 0 < int(str(farm.client.ttl(wire.STATS))) <= STATS_SECONDS
 
 
 def test_notes_are_bounded(farm: Farm, start: Start, install: Install) -> None:
     """A decision keeps a limited number of notes, however much a pass talks."""
     install("talking", TALKING)
-    farm.set_policy(["talking"])
+    farm.plans.set_policy(["talking"])
     start()
-    wait_until(lambda: farm.decisions(1))
-    assert len(farm.decisions(1)[0].notes) == NOTES_MAX
+    wait_until(lambda: farm.plans.decisions(1))
+    assert len(farm.plans.decisions(1)[0].notes) == NOTES_MAX
 
 
 def test_figures_follow_the_completions(farm: Farm, start: Start) -> None:
@@ -244,8 +245,8 @@ def test_figures_follow_the_completions(farm: Farm, start: Start) -> None:
 
 def test_nobody_schedules_nobody_says_so(farm: Farm) -> None:
     """There are no figures without an active scheduler."""
-    assert farm.scheduler_stats() is None
-    assert farm.decisions(5) == []
+    assert farm.plans.scheduler_stats() is None
+    assert farm.plans.decisions(5) == []
 
 
 # Waking.
@@ -257,7 +258,7 @@ def wait_in_thread(server: LiveServer, worker: str) -> threading.Thread:
     def wait() -> None:
         with closing_client(server.url) as client:
             farm, until = Farm(client), time.monotonic() + 60
-            while not farm.wait_for_plan(worker, 60) and time.monotonic() < until:
+            while not farm.plans.wait_for_plan(worker, 60) and time.monotonic() < until:
                 pass
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -271,7 +272,7 @@ def test_an_idle_worker_wakes_when_its_plan_changes(
     """A worker that waits without work is woken as soon as its plan has a new job."""
     beat(farm, "idle")
     start()
-    wait_until(lambda: farm.plan("idle"))
+    wait_until(lambda: farm.plans.plan("idle"))
     waiting = wait_in_thread(server, "idle")
     fill(farm, 4)
     waiting.join(30)

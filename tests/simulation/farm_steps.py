@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import Farm, FarmFull, ModelRefused, engine_key
+from embedfarm.contract.farm import Farm, FarmFull, engine_key
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
 from embedfarm.contract.lane import Lane, LaneError, Taken
 from embedfarm.contract.records import (
@@ -197,16 +198,16 @@ class JobSteps(Steps):
         """Write and read what workers note about a job: accounts, refusals, fingerprint."""
         recipe = TokenRecipe(tokenizer=worker, prompt="", tokens_max=8)
         with self.refused():
-            self.farm.account(name, worker, "1", Account(chunks=1))
+            self.farm.reports.account(name, worker, "1", Account(chunks=1))
         with self.refused():
-            self.farm.refuse(name, worker, "no")
+            self.farm.reports.refuse(name, worker, "no")
         with self.refused():
-            self.farm.agree(name, {"weights": worker})
+            self.farm.reports.agree(name, {"weights": worker})
         with self.refused():
-            self.farm.agree_on_tokens(name, recipe)
-        self.farm.accounts(name)
-        self.farm.refusals(name)
-        self.farm.fingerprint(name)
+            self.farm.reports.agree_on_tokens(name, recipe)
+        self.farm.reports.accounts(name)
+        self.farm.reports.refusals(name)
+        self.farm.reports.fingerprint(name)
 
     # The collector.
 
@@ -266,38 +267,38 @@ class FarmSteps(Steps):
     def schedule(self, token: str, fence: int, seconds: float) -> None:
         """Take the scheduler's lock and publish a plan, or be refused as too late."""
         with self.refused():
-            fence = self.farm.elect(token, seconds) or fence
+            fence = self.farm.plans.elect(token, seconds) or fence
             plan = Plan(worker="one", fence=fence, shares=[])
-            self.farm.publish([plan], fence, seconds, ["one"])
-        self.farm.plan("one")
-        self.farm.has_scheduler()
-        self.farm.wait_for_plan("one", MOMENT)
+            self.farm.plans.publish([plan], fence, seconds, ["one"])
+        self.farm.plans.plan("one")
+        self.farm.plans.has_scheduler()
+        self.farm.plans.wait_for_plan("one", MOMENT)
 
     @rule(fence=SEVERAL)
     def abdicate(self, fence: int) -> None:
         """Give the scheduler's lock up, which works for the active scheduler only."""
-        self.farm.abdicate(fence)
+        self.farm.plans.abdicate(fence)
 
     @rule(passes=st.lists(st.just("size"), max_size=1), budget=SEVERAL)
     def remember(self, passes: list[str], budget: int) -> None:
         """Write and read the farm's records: rates, samples, policy, decisions, budgets, events."""
         rate = Rate(tokens_per_second=1.0, overhead_seconds=0.1, updated=1.0, samples=budget)
         with self.refused():
-            self.farm.report(COMPLETION, 1000)
-            self.farm.sample(SAMPLE)
-            self.farm.set_policy(passes)
-            self.farm.tell(DECISION, STATS)
-            self.farm.remember({f"one|{budget}": rate}, ["one|2"])
-            self.farm.learn_budget("cpu", "m", budget)
-        self.farm.policy()
-        self.farm.decisions(2)
-        self.farm.scheduler_stats()
-        self.farm.history()
-        self.farm.budget("cpu", "m")
-        self.farm.samples(10)
-        self.farm.recent_batches(10)
-        self.farm.events("$", MOMENT)
-        self.farm.events("0", MOMENT)
+            self.farm.statistics.report(COMPLETION, 1000)
+            self.farm.statistics.sample(SAMPLE)
+            self.farm.plans.set_policy(passes)
+            self.farm.plans.tell(DECISION, STATS)
+            self.farm.statistics.remember({f"one|{budget}": rate}, ["one|2"])
+            self.farm.statistics.learn_budget("cpu", "m", budget)
+        self.farm.plans.policy()
+        self.farm.plans.decisions(2)
+        self.farm.plans.scheduler_stats()
+        self.farm.statistics.history()
+        self.farm.statistics.budget("cpu", "m")
+        self.farm.statistics.samples(10)
+        self.farm.statistics.recent_batches(10)
+        self.farm.statistics.events("$", MOMENT)
+        self.farm.statistics.events("0", MOMENT)
 
     # Interactive requests.
 

@@ -15,7 +15,8 @@ from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
 from embedfarm.collector.source import SourceChanged
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import Farm, ModelRefused
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.records import JobSpec
 from embedfarm.contract.scheduling_terms import USUAL, Terms

@@ -49,7 +49,7 @@ def test_names_are_those_of_the_command_line(
     web: TestClient, server: LiveServer, client: redis.Redis
 ) -> None:
     """A job by HTTP has every field that `jobs show --json` has, and their values."""
-    Farm(client).refuse(make_job(client, 2).id, "one", "no memory")
+    Farm(client).reports.refuse(make_job(client, 2).id, "one", "no memory")
     shown = json.loads(run("jobs", "show", "little", "--redis", server.url, "--json").stdout)
     assert shown.pop("age")
     assert web.get("/v1/jobs/little").json() == shown

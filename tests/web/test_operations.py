@@ -40,7 +40,7 @@ def make_ready(client: redis.Redis, server: LiveServer) -> Farm:
     ingest = TaskWorker(Settings(redis_url=server.url))
     ingest.register_birth()
     ingest.connection.close()
-    farm.elect("scheduler", 60)
+    farm.plans.elect("scheduler", 60)
     farm.beat(heartbeat("one"), 60)
     return farm
 
@@ -83,13 +83,13 @@ def test_the_scheduler_explains_itself(web: TestClient, client: redis.Redis) -> 
     """The scheduler's figures and decisions are shown, filtered by worker; 404 without one."""
     assert web.get("/v1/scheduler/stats").status_code == 404
     assert web.get("/v1/scheduler/explain").json() == []
-    Farm(client).tell(DECISION, STATS)
+    Farm(client).plans.tell(DECISION, STATS)
     assert web.get("/v1/scheduler/stats").json() == msgspec.structs.asdict(STATS)
     told = web.get("/v1/scheduler/explain").json()
     assert told[0]["notes"] == [["size", "nothing"]]
     notes = [("size", "x gets much"), ("size", "y gets little"), ("defer", "job is paused")]
     decision = msgspec.structs.replace(DECISION, notes=notes, workers=["x", "y", ""])
-    Farm(client).tell(decision, STATS)
+    Farm(client).plans.tell(decision, STATS)
     told = web.get("/v1/scheduler/explain", params={"worker": "x"}).json()
     assert told[0]["notes"] == [["size", "x gets much"], ["defer", "job is paused"]]
     assert told[0]["workers"] == ["x", ""]
@@ -102,11 +102,11 @@ def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
     assert sorted(before["active"] + before["others"]) == pass_names()
     chosen = list(POLICIES["sjf"])
     assert web.put("/v1/scheduler/passes", json={"active": chosen}).json()["active"] == chosen
-    assert Farm(client).policy() == chosen
+    assert Farm(client).plans.policy() == chosen
     for wrong in ([], ["defer"], ["none"]):
         answer = web.put("/v1/scheduler/passes", json={"active": wrong})
         assert answer.status_code == 409, wrong
-    assert Farm(client).policy() == chosen
+    assert Farm(client).plans.policy() == chosen
 
 
 def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: LiveServer) -> None:
@@ -123,7 +123,7 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
         lane={"texts": 4.0},
     )
     farm.beat(beat, 60)
-    farm.tell(DECISION, STATS)
+    farm.plans.tell(DECISION, STATS)
     found = figures(web)
     assert found["farm_server_up", ()] == 1
     assert found["farm_scheduler_active", ()] == 1
@@ -146,9 +146,9 @@ def test_metrics_count_micro_batches_and_requests(web: TestClient, client: redis
     """Metrics count each micro-batch once between scrapes, and requests by their route."""
     farm = Farm(client)
     web.get("/metrics")
-    farm.report(COMPLETION, 100)
+    farm.statistics.report(COMPLETION, 100)
     assert figures(web)["farm_batch_tokens_sum", ()] == COMPLETION.tokens
-    farm.report(COMPLETION, 100)
+    farm.statistics.report(COMPLETION, 100)
     web.get("/v1/jobs/none")
     web.request("STRANGE", "/nowhere")
     found = figures(web)

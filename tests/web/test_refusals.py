@@ -199,7 +199,7 @@ def test_markup_is_inert(address: Address, client: redis.Redis) -> None:
     job = Job(client, XSS)
     job.create(JobSpec(model="null:2", name=XSS), 0)
     job.set_terms(tenant=XSS)
-    Farm(client).refuse(XSS, XSS, XSS)
+    Farm(client).reports.refuse(XSS, XSS, XSS)
     push(job, 0)
     [entry] = job.read("one", 1)
     _, result = embed(entry, 0)

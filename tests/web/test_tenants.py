@@ -170,15 +170,15 @@ def work_for(client: redis.Redis, job: str) -> None:
         heartbeat("one"), state="busy", job=job, model=f"{CANARY}|auto|0|", refused=[job]
     )
     assert farm.beat(beat, 600)
-    fence = farm.elect("scheduler", 600)
+    fence = farm.plans.elect("scheduler", 600)
     share = JobShare(job=job, tokens=10, blocks=1)
-    assert farm.publish([Plan(worker="one", fence=fence, shares=[share])], fence, 600)
+    assert farm.plans.publish([Plan(worker="one", fence=fence, shares=[share])], fence, 600)
     notes = [("size", f"{job} first")]
     stats = msgspec.structs.replace(STATS, late={job: 9.0}, dropped={"size": job})
-    farm.tell(msgspec.structs.replace(DECISION, notes=notes), stats)
-    farm.report(msgspec.structs.replace(COMPLETION, job=job, model=CANARY), 100)
-    farm.sample(msgspec.structs.replace(SAMPLE, jobs={job: (43_210, 43_210)}))
-    farm.refuse(job, "one", CANARY)
+    farm.plans.tell(msgspec.structs.replace(DECISION, notes=notes), stats)
+    farm.statistics.report(msgspec.structs.replace(COMPLETION, job=job, model=CANARY), 100)
+    farm.statistics.sample(msgspec.structs.replace(SAMPLE, jobs={job: (43_210, 43_210)}))
+    farm.reports.refuse(job, "one", CANARY)
 
 
 @pytest.fixture

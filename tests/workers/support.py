@@ -68,9 +68,9 @@ def create_job(
 
 def plan_blocks(farm: Farm, worker: str, blocks: int, job: str = "j") -> None:
     """A plan that allows so many blocks at a time."""
-    fence = farm.elect("test", 60)
+    fence = farm.plans.elect("test", 60)
     share = JobShare(job=job, tokens=blocks, blocks=blocks)
-    assert farm.publish([Plan(worker=worker, fence=fence, shares=[share])], fence, 60)
+    assert farm.plans.publish([Plan(worker=worker, fence=fence, shares=[share])], fence, 60)
 
 
 def results(job: Job) -> list[Result]:

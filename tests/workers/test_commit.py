@@ -86,7 +86,7 @@ def test_accounts_are_noted_with_the_job(farm: Farm) -> None:
         batch.account.parity = Parity(texts=3)
         committer.commit(batch, vectors)
         seen.append(batch.account.real_tokens)
-        account = farm.accounts("j")["w"]
+        account = farm.reports.accounts("j")["w"]
         assert account.real_tokens == sum(seen)
         assert (account.engine, account.device) == ("null float32", "a kind")
         assert account.parity == Parity(texts=3)
@@ -183,7 +183,7 @@ def test_rate_counts_the_whole_pipeline(farm: Farm) -> None:
     batch.account.spend("check", 4.0)
     batch.fetch_began = 600.0
     committer._report(batch, 3, 600, 610.0)
-    _, completions = farm.events("0", 0.01)
+    _, completions = farm.statistics.events("0", 0.01)
     assert completions.pop().seconds == 6.0, "nor does the parity check"
     assert [c.seconds for c in completions] == [2.0, 10.0, 10.0]
     assert [c.tokens for c in completions] == [200, 2000, 0]

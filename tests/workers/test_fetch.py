@@ -56,8 +56,8 @@ def farm(client: redis.Redis) -> Farm:
 
 def give_plan(farm: Farm, *shares: JobShare, worker: str = "w") -> None:
     """Publish a plan for a worker, valid for a minute."""
-    fence = farm.elect("test", 60)
-    assert farm.publish([Plan(worker=worker, fence=fence, shares=list(shares))], fence, 60)
+    fence = farm.plans.elect("test", 60)
+    assert farm.plans.publish([Plan(worker=worker, fence=fence, shares=list(shares))], fence, 60)
 
 
 def share(blocks: int, job: str = "j", copies: Sequence[str] = ()) -> JobShare:
@@ -475,10 +475,10 @@ def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
     create_job(farm, [block_of(0, 3)], "b-right")
     fetcher = fetcher_on(farm)
     assert fetch(fetcher).job == "b-right"
-    (reason,) = farm.refusals("a-wrong").values()
+    (reason,) = farm.reports.refusals("a-wrong").values()
     assert "null:nonsense" in reason
     assert farm.job("a-wrong").backlog() == (1, 0)
-    assert farm.refusals("b-right") == {}
+    assert farm.reports.refusals("b-right") == {}
 
 
 def test_refused_job_that_is_made_anew_is_looked_at_afresh(farm: Farm) -> None:
@@ -502,10 +502,14 @@ def test_what_a_late_worker_says_is_not_of_a_job_made_anew(farm: Farm) -> None:
     create_job(farm, [block_of(0, 3)], model="null:8")
     late.models.refuse("j", "no memory")
     with pytest.raises(JobGone):
-        farm.agree("j", {"weights": "null:4"}, before)
+        farm.reports.agree("j", {"weights": "null:4"}, before)
     with pytest.raises(JobGone):
-        farm.agree_on_tokens("j", None, before)
-    assert (farm.refusals("j"), farm.fingerprint("j"), late.models.refusals()) == ({}, {}, [])
+        farm.reports.agree_on_tokens("j", None, before)
+    assert (
+        farm.reports.refusals("j"),
+        farm.reports.fingerprint("j"),
+        late.models.refusals(),
+    ) == ({}, {}, [])
     assert fetch(late).engine.dimensions == 8
 
 
@@ -525,7 +529,7 @@ def test_spec_that_cannot_be_read_is_refused(farm: Farm) -> None:
     farm.client.hset(job.keys.meta, "spec", b"\x07what")
     fetcher = fetcher_on(farm)
     assert fetcher.fetch() is None
-    assert "version 7, but this program reads version 1" in farm.refusals("j")["w"]
+    assert "version 7, but this program reads version 1" in farm.reports.refusals("j")["w"]
 
 
 FOREIGN: list[tuple[str, dict[str, Any]]] = [
@@ -587,7 +591,7 @@ def test_a_block_of_another_version_waits_for_who_reads_it(farm: Farm) -> None:
     fetcher = fetcher_on(farm)
     batch = fetch(fetcher)
     assert batch.job == "other"
-    assert farm.refusals("j")["w"] == (
+    assert farm.reports.refusals("j")["w"] == (
         "Block record of version 2, but this program reads version 1: update this program"
     )
     assert fetcher.models.refusals() == ["j"]
@@ -638,17 +642,17 @@ def test_foreign_token_ids_fail_by_name(farm: Farm) -> None:
 def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: Farm) -> None:
     """A worker without the job's token recipe leaves the job to workers that have it."""
     create_job(farm, [block_of(0, 3)])
-    farm.agree_on_tokens("j", TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9))
+    farm.reports.agree_on_tokens("j", TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9))
     assert fetcher_on(farm).fetch() is None
-    assert "token ids" in farm.refusals("j")["w"]
+    assert "token ids" in farm.reports.refusals("j")["w"]
 
 
 def test_other_files_than_the_jobs_are_refused(farm: Farm) -> None:
     """A worker whose model files are not those that the job began with says what differs."""
     create_job(farm, [block_of(0, 3)])
-    farm.agree("j", {"weights": "others"})
+    farm.reports.agree("j", {"weights": "others"})
     assert fetcher_on(farm).fetch() is None
-    assert "weights" in farm.refusals("j")["w"]
+    assert "weights" in farm.reports.refusals("j")["w"]
 
 
 def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: Farm) -> None:

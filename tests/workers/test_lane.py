@@ -155,7 +155,7 @@ def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) ->
         wait_until(lambda: done(job))
         wait_until(lambda: [beat.lane["pieces"] for beat in farm.workers()] == [3])
     assert np.array_equal(embedded(job), null_vectors(texts))
-    account = farm.accounts("j")[worker.name]
+    account = farm.reports.accounts("j")[worker.name]
     assert account.seconds["lane"] == pytest.approx(worker.embedder.lane_seconds)
 
 
@@ -264,7 +264,7 @@ def test_jobs_with_other_prompts_share_a_model(
     with working(worker_on(server)):
         wait_until(lambda: all(map(done, jobs)))
     assert len(opened) == 1
-    assert [farm.fingerprint(job.id)["prompt"] for job in jobs] == prompts
+    assert [farm.reports.fingerprint(job.id)["prompt"] for job in jobs] == prompts
 
 
 def test_a_model_is_gone_before_the_next_one_is_loaded(

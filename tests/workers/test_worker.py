@@ -148,8 +148,8 @@ def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
     right = create_job(farm, blocks_of(3), "b-right")
     with working(worker_on(server)) as worker:
         wait_until(lambda: done(right))
-        wait_until(lambda: farm.refusals("a-wrong"))
-        assert "nonsense" in farm.refusals("a-wrong")[worker.name]
+        wait_until(lambda: farm.reports.refusals("a-wrong"))
+        assert "nonsense" in farm.reports.refusals("a-wrong")[worker.name]
         wait_until(lambda: [beat.refused for beat in farm.workers()] == [["a-wrong"]])
     assert farm.job("a-wrong").backlog() == (1, 0)
 

@@ -107,7 +107,7 @@ class Figures(Collector):
         before = ""
         while before != self._after:
             before = self._after
-            self._after, done = self.farm.events(before, EVENTS_SECONDS)
+            self._after, done = self.farm.statistics.events(before, EVENTS_SECONDS)
             self._count(done)
 
     def _count(self, done: Iterable[Completion]) -> None:
@@ -131,12 +131,12 @@ class Figures(Collector):
         yield from found
 
     def _look(self) -> Iterator[Metric]:
-        active = self.farm.has_scheduler()
+        active = self.farm.plans.has_scheduler()
         yield _gauge("scheduler_active", "Whether there is one.", {(): float(active)})
         workers = self.farm.workers()
         yield from job_metrics(self.farm.statuses(), workers, time.time())
         yield from worker_metrics(workers)
-        yield from scheduler_metrics(self.farm.scheduler_stats())
+        yield from scheduler_metrics(self.farm.plans.scheduler_stats())
 
 
 def job_metrics(

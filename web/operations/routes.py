@@ -9,7 +9,8 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import DECISIONS_MAX, Farm
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.records import Decision, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.window import FarmWindow
@@ -89,7 +90,7 @@ def missing(farm: Farm, settings: Settings) -> list[str]:
     """Return the reasons why a farm is not whole: no server, scheduler, worker, ingest or room."""
     try:
         found = {
-            NO_SCHEDULER: farm.has_scheduler(),
+            NO_SCHEDULER: farm.plans.has_scheduler(),
             NO_WORKER: bool(farm.workers()),
             NO_INGEST: has_worker(farm.client),
             NO_ROOM: not FarmWindow(farm.client, settings).seen().short,
@@ -118,7 +119,7 @@ def list_workers(services: Service) -> list[dict[str, Any]]:
 )
 def show_stats(services: Service) -> dict[str, Any]:
     """Show the active scheduler's figures of the last minute."""
-    stats = services.farm.scheduler_stats()
+    stats = services.farm.plans.scheduler_stats()
     if stats is None:
         raise HTTPException(404, NO_SCHEDULER)
     return msgspec.structs.asdict(stats)
@@ -136,7 +137,7 @@ def explain(
     last: Annotated[int, Query(ge=1, le=DECISIONS_MAX, description="Decisions.")] = 1,
 ) -> list[dict[str, Any]]:
     """Show what each pass did in the last decisions, newest first; one in a second is kept."""
-    decisions = services.farm.decisions(last)
+    decisions = services.farm.plans.decisions(last)
     return [msgspec.structs.asdict(each.about(worker)) for each in decisions]
 
 
@@ -145,7 +146,7 @@ def explain(
 )
 def list_passes(services: Service) -> PassesInUse:
     """List the passes of a decision in their order, and the others that there are."""
-    return _in_use(services, services.farm.policy() or services.passes.default)
+    return _in_use(services, services.farm.plans.policy() or services.passes.default)
 
 
 @router.put(
@@ -158,7 +159,7 @@ def choose_passes(services: Service, key: Caller, change: PassesChange) -> Passe
     except ValueError as error:
         raise HTTPException(409, str(error)) from error
     LOGGER.info("%s chooses passes %r", key.name, change.active)
-    services.farm.set_policy(change.active)
+    services.farm.plans.set_policy(change.active)
     return _in_use(services, change.active)
 
 

@@ -77,7 +77,7 @@ def lanes_chart(
 
     def draw() -> bytes:
         seconds, _ = services.client.time()
-        batches = services.farm.recent_batches(LANE_SECONDS)
+        batches = services.farm.statistics.recent_batches(LANE_SECONDS)
         colours = COLOURS[look.theme]
         bars = [
             Bar(

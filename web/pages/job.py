@@ -87,8 +87,10 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
         "failures_first": not after,
         "rows": course[::-1][:: max(1, -(-len(course) // ROWS_MAX))],
         "peak": max((each.tokens_per_second for each in course), default=0.0),
-        "lanes": lanes_of(farm.recent_batches(LANE_SECONDS), name),
-        "accounts": {worker: describe(account) for worker, account in farm.accounts(name).items()},
+        "lanes": lanes_of(farm.statistics.recent_batches(LANE_SECONDS), name),
+        "accounts": {
+            worker: describe(account) for worker, account in farm.reports.accounts(name).items()
+        },
         "actions": actions_for(facts),
         "retryable": bool(facts.chunks_failed) and facts.state == "finished",
         "no_results": why_not(services.settings, facts),
@@ -136,7 +138,7 @@ def read_course(farm: Farm, job: str) -> list[Moment]:
         Moment(
             end, *(amount / max(1e-6, sample.seconds) for amount in sample.jobs.get(job, (0, 0)))
         )
-        for end, sample in farm.samples(HOUR_SECONDS)
+        for end, sample in farm.statistics.samples(HOUR_SECONDS)
     ]
     working = [place for place, each in enumerate(course) if each.chunks_per_second]
     return course[working[0] : working[-1] + 2] if working else []

@@ -35,18 +35,18 @@ def show_scheduler(request: Request, services: Service) -> Response:
 
 def _read(services: Services) -> dict[str, Any]:
     farm = services.farm
-    plans = {beat.worker: farm.plan(beat.worker) for beat in farm.workers()}
+    plans = {beat.worker: farm.plans.plan(beat.worker) for beat in farm.workers()}
     jobs = {share.job for plan in plans.values() if plan for share in plan.shares}
     in_use = operations.list_passes(services)
     return {
-        "stats": farm.scheduler_stats(),
-        "active": farm.has_scheduler(),
+        "stats": farm.plans.scheduler_stats(),
+        "active": farm.plans.has_scheduler(),
         "plans": plans,
         "names": {each.job: each.name or each.job for each in read_jobs(farm, sorted(jobs))},
-        "decisions": farm.decisions(DECISIONS_MAX),
+        "decisions": farm.plans.decisions(DECISIONS_MAX),
         "passes": in_use.active,
         "others": in_use.others,
-        "chosen": bool(farm.policy()),
+        "chosen": bool(farm.plans.policy()),
         "changes": changes(in_use.active, in_use.others),
     }
 

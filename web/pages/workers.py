@@ -87,7 +87,7 @@ def where_time_goes(beat: Heartbeat) -> dict[str, float]:
 def read_learned(farm: Farm) -> dict[str, list[Learned]]:
     """Read the rates that were learned, by worker, the shortest chunks first."""
     found: defaultdict[str, list[Learned]] = defaultdict(list)
-    for name, rate in sorted(farm.history().items()):
+    for name, rate in sorted(farm.statistics.history().items()):
         worker, _, rest = name.partition("|")
         model, _, size = rest.rpartition("|")
         found[worker].append(Learned(model.partition("|")[0], 1 << int(size), rate))
@@ -98,7 +98,7 @@ def read_learned(farm: Farm) -> dict[str, list[Learned]]:
 
 def read_pairs(farm: Farm) -> list[Pair]:
     """Read the last micro-batches with the seconds that today's rates would predict for them."""
-    rates = farm.history()
+    rates = farm.statistics.history()
     rows = cast("list[Any]", farm.client.xrevrange(wire.EVENTS, count=PAIRS_MAX))
     found = []
     for _, done in readable(Completion, b"done", rows, wire.EVENTS):

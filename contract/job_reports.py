@@ -1,0 +1,111 @@
+"""What workers say about jobs: models and tokens that they agree on, refusals, and accounts."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from embedfarm.contract import wire
+from embedfarm.contract.farm_keys import FarmKeys
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.model_files import differences
+from embedfarm.contract.records import (
+    TokenRecipe,
+    decode,
+    encode,
+)
+from embedfarm.contract.status import JobGone
+from embedfarm.contract.unreadable import (
+    read_words,
+)
+from embedfarm.contract.usage import Account
+
+
+class ModelRefused(RuntimeError):
+    """Raised when a worker cannot or must not embed a job; the message says why."""
+
+
+@dataclass
+class JobReports(FarmKeys):
+    """What the workers of a farm have said about its jobs."""
+
+    def agree(self, job: str, fingerprint: Mapping[str, str], of: str = "") -> None:
+        """Make sure that every worker of a job has the same model files.
+
+        The first worker's fingerprint becomes the job's, unless the submitter gave one.
+
+        Args:
+            job: Id of the job.
+            fingerprint: What the caller's model files are, by component.
+            of: Owner or generation of the job that is meant; "" for whichever has the id.
+
+        Raises:
+            ModelRefused: This worker's fingerprint differs; the message names the components.
+            JobGone: There is no such job, or another one has the id.
+        """
+        ours = json.dumps(dict(fingerprint), sort_keys=True)
+        agreed = Job(self.client, job, of).note("fingerprint", ours, first=True)
+        if agreed is None:
+            raise JobGone(job)
+        known = read_words(agreed, f"fingerprint of {job}", self.on_unreadable)
+        differing = differences(known, fingerprint)
+        if differing:
+            raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
+
+    def fingerprint(self, job: str, owner: str = "") -> dict[str, str]:
+        """Return the fingerprint that the job's workers agreed on, empty before the first one."""
+        (data,) = Job(self.client, job, owner).notes("fingerprint").values() or [b"{}"]
+        return read_words(data, f"fingerprint of {job}", self.on_unreadable)
+
+    def agree_on_tokens(self, job: str, recipe: TokenRecipe | None, of: str = "") -> None:
+        """Make sure that every worker of a job can read its token ids.
+
+        The first worker's recipe becomes the job's. Without a recipe, the job's blocks are texts,
+        which all workers can read.
+
+        Args:
+            job: Id of the job.
+            recipe: How the caller makes token ids; None if it reads texts only.
+            of: Owner or generation of the job that is meant; "" for whichever has the id.
+
+        Raises:
+            ModelRefused: This worker's recipe differs.
+            JobGone: There is no such job, or another one has the id.
+        """
+        ours = encode(recipe) if recipe else b""
+        agreed = Job(self.client, job, of).note("recipe", ours, first=True)
+        if agreed is None:
+            raise JobGone(job)
+        if agreed not in {b"", ours}:
+            raise ModelRefused("this worker's tokenizer does not make the job's token ids")
+
+    def recipe(self, job: str) -> TokenRecipe | None:
+        """Return the recipe of a job's token ids; None if no worker gave one, or they need texts.
+
+        Raises:
+            RecordError: The recipe cannot be read, as from another version.
+        """
+        data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "recipe"))
+        return decode(TokenRecipe, data) if data else None
+
+    def account(self, job: str, worker: str, incarnation: str, account: Account) -> None:
+        """Note what a worker has done for a job so far, in place of what it noted before."""
+        Job(self.client, job).note(f"account:{worker}#{incarnation}", encode(account))
+
+    def accounts(self, job: str, owner: str = "") -> dict[str, Account]:
+        """Return a job's accounts by worker, those of a worker's restarts added up."""
+        accounts: defaultdict[str, Account] = defaultdict(Account)
+        for name, data in Job(self.client, job, owner).notes("account:").items():
+            account = self._read(Account, f"{wire.JobKeys(job).meta} account:{name}", data)
+            accounts[name.rpartition("#")[0]].add(account or Account())
+        return dict(accounts)
+
+    def refuse(self, job: str, worker: str, reason: str, of: str = "") -> None:
+        """Note that a worker cannot embed a job, for people and for the submitter."""
+        Job(self.client, job, of).note(f"refused:{worker}", reason)
+
+    def refusals(self, job: str, owner: str = "") -> dict[str, str]:
+        """Return the reasons of workers that cannot embed a job, by worker."""
+        notes = Job(self.client, job, owner).notes("refused:")
+        return {worker: reason.decode(errors="replace") for worker, reason in notes.items()}
