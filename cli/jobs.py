@@ -178,7 +178,7 @@ def show_errors(
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
         failed = handle.status().chunks_failed
-        _, failures = handle.failures(limit)
+        _, failures = handle.results.failures(limit)
     if as_json:
         print_json([msgspec.structs.asdict(failure) for failure in failures])
         return

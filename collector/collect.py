@@ -154,7 +154,7 @@ class Collector:
             OutputError: The result is of another version.
         """
         try:
-            result = self.job.result(start)
+            result = self.job.results.at(start)
             if result is not None:
                 check_place(result, start)
         except ForeignVersion as error:
@@ -183,7 +183,7 @@ class Collector:
         if start == self._lost_at:
             raise OutputError(f"result {start} of job {self.job.id}, once more: {reason}")
         log.error("result %d of job %s is made anew: %s", start, self.job.id, reason)
-        self.job.lose(self.output.next_index)
+        self.job.results.lose(self.output.next_index)
         self._lost_at, self._damaged = start, None
 
     def _take_straddling(self) -> None:
@@ -193,7 +193,7 @@ class Collector:
         another way, and what was collected in other pieces was embedded again.
         """
         upto = self.output.buffered.stop
-        before = max((s for s in self.job.result_starts() if s < upto), default=None)
+        before = max((s for s in self.job.results.starts() if s < upto), default=None)
         result = None if before is None else self._look(before)
         if result is not None and result.start + result.count > upto:
             rest = self._check(result.rest(upto))
@@ -261,10 +261,10 @@ class Collector:
         comes with the next part. What the server takes for drained and is not on disk is lost.
         """
         upto = self.output.next_index
-        begun = sorted(start for start in self.job.result_starts() if start < upto)
-        if self.job.drain(upto, begun[:-1]) == "behind":
+        begun = sorted(start for start in self.job.results.starts() if start < upto)
+        if self.job.results.drain(upto, begun[:-1]) == "behind":
             log.warning("job %s: an earlier try is back, and begins again at %d", self.job.id, upto)
-            self.job.lose(upto)
+            self.job.results.lose(upto)
 
     # The job.
 
@@ -321,7 +321,7 @@ class Collector:
         if not self.output.buffered or not self._window.seen().short:
             return False
         try:
-            return self.job.backlog()[1] == 0
+            return self.job.stream.backlog()[1] == 0
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise

@@ -8,10 +8,10 @@ from embedfarm.contract.records import Result
 
 def acknowledge(job: Job, upto: int) -> None:
     """Forget the results of the chunks below `upto`; one that goes on behind them stays."""
-    begun = sorted(start for start in job.result_starts() if start < upto)
-    if begun and (last := job.result(begun[-1])) is not None and last.start + last.count > upto:
+    begun = sorted(start for start in job.results.starts() if start < upto)
+    if begun and (last := job.results.at(begun[-1])) is not None and last.start + last.count > upto:
         begun.pop()
-    job.drain(upto, begun)
+    job.results.drain(upto, begun)
 
 
 def take(job: Job, start: int, limit: int, bytes_max: int) -> Chunks | None:
@@ -30,7 +30,7 @@ def take(job: Job, start: int, limit: int, bytes_max: int) -> Chunks | None:
     results: list[Result] = []
     upto, size = start, 0
     while upto < start + limit and size < bytes_max:
-        result = job.result(upto) or (None if results else _straddling(job, upto))
+        result = job.results.at(upto) or (None if results else _straddling(job, upto))
         if result is None:
             break
         check_place(result, upto)
@@ -47,8 +47,8 @@ def _straddling(job: Job, upto: int) -> Result | None:
     There is one when a client has taken a part of a result, or when the server came back without
     blocks that were then cut in another way.
     """
-    before = max((start for start in job.result_starts() if start < upto), default=None)
-    result = None if before is None else job.result(before)
+    before = max((start for start in job.results.starts() if start < upto), default=None)
+    result = None if before is None else job.results.at(before)
     if before is None or result is None:
         return None
     check_place(result, before)

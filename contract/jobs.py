@@ -5,18 +5,20 @@ gives the order, and only the collector, which sees that ranges tile [0, N), cal
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 import redis
-from redis.commands.core import Script
 
 from embedfarm.contract import wire
+from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import block_ms, if_room
-from embedfarm.contract.entries import Entry, Pending, read_entries, read_number
-from embedfarm.contract.records import Block, ChunkError, JobSpec, Result, decode, encode
+from embedfarm.contract.job_handle import JobHandle
+from embedfarm.contract.job_results import JobResults
+from embedfarm.contract.records import Block, JobSpec, decode, encode
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import JobGone, JobStatus, status_from
 
@@ -41,26 +43,22 @@ class JobTaken(RuntimeError):
 
 
 @dataclass
-class Job:
-    """A handle on one job, which holds no state of its own.
+class Job(JobHandle):
+    """A job on the server: made, filled, steered and ended.
 
-    Attributes:
-        client: Client of the server.
-        id: Name of the job.
-        owner: Owner of the output that the job fills. A job that another owner has made under the
-            same name since is as if it were gone. "" acts for any owner.
+    Its blocks are leased and committed through `stream`, and its results collected through
+    `results`.
     """
 
-    client: redis.Redis
-    id: str
-    owner: str = ""
-    keys: wire.JobKeys = field(init=False)
+    @cached_property
+    def stream(self) -> BlockStream:
+        """The job's blocks, as workers lease and commit them."""
+        return BlockStream(self.client, self.id, self.owner)
 
-    def __post_init__(self) -> None:
-        self.keys = wire.JobKeys(self.id)
-
-    def _script(self, name: str) -> Script:
-        return self.client.register_script(wire.script(name))
+    @cached_property
+    def results(self) -> JobResults:
+        """The job's results, as a collector takes them, and its failures."""
+        return JobResults(self.client, self.id, self.owner)
 
     def create(
         self,
@@ -151,10 +149,6 @@ class Job:
             raise JobGone(f"job {self.id} is another one now")
         return status_from(fields, rest)
 
-    def _is_ours(self, owner: bytes | None) -> bool:
-        """Tell whether this handle may act for the job that has this owner."""
-        return not self.owner or (owner or b"").decode(errors="replace") == self.owner
-
     def set_state(self, state: str) -> None:
         """Change the state; workers and producers see it at their next step.
 
@@ -225,31 +219,6 @@ class Job:
         else:
             self.announce()
 
-    def failures(self, count: int, after: str = "") -> tuple[str, list[ChunkError]]:
-        """Return chunks that were given up on, in the order of their failures.
-
-        The server keeps the newest 10,000 of a job.
-
-        Args:
-            count: Most chunks to return.
-            after: Position that the last call returned; "" for the first call.
-
-        Returns:
-            The position to go on from, and the chunks.
-        """
-        first = f"({after}" if after else "-"
-        rows = cast("list[Any]", self.client.xrange(self.keys.failed, first, count=count))
-        failures = [
-            ChunkError(
-                index=read_number(fields[b"index"], 0),
-                reason=fields.get(b"reason", b"").decode(errors="replace"),
-                attempts=read_number(fields.get(b"attempts"), 1),
-            )
-            for _, fields in rows
-            if b"index" in fields
-        ]
-        return rows[-1][0].decode() if rows else after, failures
-
     def note(self, name: str, value: str | int | bytes, *, first: bool = False) -> bytes | None:
         """Keep `value` in the job's `meta`; with `first`, only if nothing is there yet.
 
@@ -258,10 +227,6 @@ class Job:
             nothing was kept.
         """
         return self._note("HSETNX" if first else "HSET", name, value)
-
-    def _note(self, command: str, *words: str | int | bytes) -> bytes | None:
-        answer = self._script("note")(keys=[self.keys.meta], args=[command, self.owner, *words])
-        return cast("bytes | None", answer)
 
     def notes(self, prefix: str) -> dict[str, bytes]:
         """Return what was noted under names that begin with `prefix`, by the rest of each name.
@@ -364,193 +329,6 @@ class Job:
         if "gap" in answers:
             raise BlocksLost(f"the server has lost the end of job {self.id}")
         return answers
-
-    # The worker's side.
-
-    def read(self, worker: str, count: int) -> list[Entry]:
-        """Lease up to `count` new entries of each stream; pieces of failed blocks come first.
-
-        When the reply is lost, the entries are leased all the same: look into `pending`.
-        """
-        answer = self.client.xreadgroup(
-            wire.GROUP, worker, {self.keys.retry: ">", self.keys.blocks: ">"}, count=count
-        )
-        streams = cast("Iterable[tuple[bytes, list[Any]]]", answer or [])
-        return [
-            entry for stream, items in streams for entry in read_entries(stream.decode(), items)
-        ]
-
-    def pending(
-        self, stream: str, worker: str | None, count: int, idle_seconds: float = 0.0
-    ) -> list[Pending]:
-        """Return up to `count` leases on `stream`, of one worker or all, that were idle so long."""
-        idle = int(idle_seconds * 1000) or None
-        rows = cast(
-            "list[dict[str, Any]]",
-            self.client.xpending_range(stream, wire.GROUP, "-", "+", count, worker, idle),
-        )
-        return [
-            Pending(
-                stream,
-                row["message_id"].decode(),
-                row["consumer"].decode(),
-                row["time_since_delivered"],
-                row["times_delivered"],
-            )
-            for row in rows
-        ]
-
-    def backlog(self) -> tuple[int, int]:
-        """Return how many blocks nobody has leased, and how many blocks somebody has."""
-        pipe = self.client.pipeline(transaction=False)
-        for stream in (self.keys.blocks, self.keys.retry):
-            pipe.xlen(stream)
-            pipe.xpending(stream, wire.GROUP)
-        blocks, blocks_held, retry, retry_held = pipe.execute()
-        held = blocks_held["pending"] + retry_held["pending"]
-        return max(0, blocks + retry - held), held
-
-    def expired(self, stream: str, idle_seconds: float, count: int) -> list[Pending]:
-        """Return up to `count` leases on `stream` that nobody renewed for `idle_seconds`."""
-        return self.pending(stream, None, count, idle_seconds)
-
-    def wait_for_block(self, seconds: float) -> None:
-        """Wait until a block is pushed, or for `seconds` (as `block_ms`); lease nothing."""
-        self.client.xread(
-            {self.keys.blocks: "$", self.keys.retry: "$"}, count=1, block=block_ms(seconds)
-        )
-
-    def begin(self) -> None:
-        """Note the time of the first block read, once per job."""
-        seconds, microseconds = self.client.time()
-        self.note("first_read_ms", seconds * 1000 + microseconds // 1000, first=True)
-
-    def claim(
-        self, stream: str, worker: str, ids: Sequence[str], idle_seconds: float
-    ) -> list[Entry]:
-        """Take over the worker's own leases, and any that nobody renewed for `idle_seconds`."""
-        if not ids:
-            return []
-        items = self._script("claim")(keys=[stream], args=[worker, int(idle_seconds * 1000), *ids])
-        # A script has no maps: names and values come in turn.
-        return read_entries(
-            stream,
-            [(entry, dict(zip(f[::2], f[1::2], strict=True))) for entry, f in items],
-        )
-
-    def copies(self, ids: Sequence[str]) -> list[Entry]:
-        """Return entries of the main stream, which others hold, for speculative copies."""
-        pipe = self.client.pipeline(transaction=False)
-        for each in ids:
-            pipe.xrange(self.keys.blocks, each, each, count=1)
-        return [
-            entry for items in pipe.execute() for entry in read_entries(self.keys.blocks, items)
-        ]
-
-    def renew(self, stream: str, worker: str, ids: Sequence[str]) -> set[str]:
-        """Renew leases and return the IDs that are no longer this worker's.
-
-        For a cancelled job these are all of them, and the blocks that it held are deleted.
-        """
-        answer = self._script("renew")(keys=[stream, self.keys.meta], args=[worker, *ids])
-        return {each.decode() for each in answer}
-
-    def release(self, stream: str, worker: str, ids: Sequence[str]) -> None:
-        """Hand leases back, for anyone to take at once."""
-        self._script("release")(keys=[stream], args=[worker, *ids])
-
-    def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
-        """Store results and acknowledge their entries, each atomically, in one pipeline.
-
-        Returns:
-            For each result "committed", "duplicate" (somebody was first, or the job was made anew
-            since; nothing changed) or "cancelled".
-        """
-        pipe = self.client.pipeline(transaction=False)
-        commit = self._script("commit")
-        keys = self.keys
-        for entry, result in results:
-            errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
-            commit(
-                keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.bell],
-                args=[
-                    entry.id,
-                    result.start,
-                    encode(result),
-                    result.count,
-                    entry.tokens,
-                    len(entry.data),
-                    result.token_count,
-                    len(result.vectors) // max(1, result.count),
-                    entry.generation,
-                    *errors,
-                ],
-                client=pipe,
-            )
-        return [str(answer, "ascii") for answer in pipe.execute()]
-
-    def split(self, entry: Entry, pieces: Sequence[Block], attempts: int = 0) -> str:
-        """Replace a block by smaller ones on the retry stream, atomically.
-
-        Args:
-            entry: The leased block.
-            pieces: Blocks that the block is split into.
-            attempts: How often the block was tried.
-
-        Returns:
-            "split", or "duplicate" when the block was done already or the job was made anew.
-        """
-        words = [w for b in pieces for w in (encode(b), b.count, b.token_count, b.start)]
-        answer = self._script("split")(
-            keys=[entry.stream, self.keys.retry, self.keys.meta],
-            args=[entry.id, len(entry.data), attempts, entry.generation, *words],
-        )
-        return str(answer, "ascii")
-
-    def discard(self, entry: Entry) -> None:
-        """Remove an entry that is no work of this job from its stream; nothing is counted."""
-        self._script("discard")(keys=[entry.stream], args=[entry.id, entry.generation])
-
-    # The collector's side.
-
-    def result(self, start: int) -> Result | None:
-        """Return the result that begins at chunk `start`, None if it is not there."""
-        pipe = self.client.pipeline(transaction=False)
-        pipe.hget(self.keys.results, str(start))
-        if self.owner:
-            pipe.hget(self.keys.meta, "owner")
-        data, owner = cast("list[bytes | None]", [*pipe.execute(), None][:2])
-        return None if data is None or not self._is_ours(owner) else decode(Result, data)
-
-    def result_starts(self) -> list[int]:
-        """Return the start indices of all uncollected results, unordered."""
-        names = cast("list[bytes]", self.client.hkeys(self.keys.results))
-        return [int(name) for name in names if name.isdigit()]
-
-    def drain(self, upto: int, starts: Sequence[int]) -> str:
-        """Delete collected results; everything below chunk `upto` is on disk.
-
-        Returns:
-            "drained"; "gone" after deletion; "behind", and nothing changes, if more has been
-            drained than is on disk: `lose` the rest.
-        """
-        keys = self.keys
-        answer = self._script("drain")(
-            keys=[keys.results, keys.meta, keys.room], args=[upto, self.owner, *starts]
-        )
-        return str(answer, "ascii")
-
-    def lose(self, upto: int) -> str:
-        """Forget all from chunk `upto` on: its producer finds it lost, and sends it again.
-
-        Returns:
-            The job's state, "gone" after deletion; a job that has ended loses nothing.
-        """
-        keys = self.keys
-        answer = self._script("lose")(
-            keys=[keys.blocks, keys.retry, keys.results, keys.meta], args=[upto, self.owner]
-        )
-        return str(answer, "ascii")
 
     def wait(self, key: str, seconds: float) -> bool:
         """Wait until `key` (bell or room) is rung, or for `seconds`; tell whether it was rung."""

@@ -137,7 +137,9 @@ class Submitter:
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
         self._wanted = upto
-        persist(partial(self._handle.lose, upto), self.stop, self.settings.reconnect_seconds_max)
+        persist(
+            partial(self._handle.results.lose, upto), self.stop, self.settings.reconnect_seconds_max
+        )
         self.attach()
 
     def submit(self, source: Iterable[Rows]) -> int:

@@ -129,7 +129,7 @@ class Observer:
             return ()
         job = self.farm.job(backlog.job)
         try:
-            return tuple(job.pending(job.keys.blocks, None, TAIL_LEASES_MAX))
+            return tuple(job.stream.pending(job.keys.blocks, None, TAIL_LEASES_MAX))
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise

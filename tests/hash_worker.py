@@ -128,18 +128,21 @@ class HashWorker:
         stranded = [
             entry
             for stream in (self.job.keys.retry, self.job.keys.blocks)
-            for entry in self.job.claim(
-                stream, "hash", [row.id for row in self.job.pending(stream, "hash", count)], 0
+            for entry in self.job.stream.claim(
+                stream,
+                "hash",
+                [row.id for row in self.job.stream.pending(stream, "hash", count)],
+                0,
             )
         ]
-        return stranded + self.job.read("hash", count)
+        return stranded + self.job.stream.read("hash", count)
 
     def step(self, count: int = 16) -> int:
         """Embed up to `count` blocks; return the number of them."""
         if not has_room(self.job.status(), self._settings):
             return 0
         entries = self.lease(count)
-        self.job.commit([(entry, result_of(decode(Block, entry.data))) for entry in entries])
+        self.job.stream.commit([(entry, result_of(decode(Block, entry.data))) for entry in entries])
         return len(entries)
 
     def run(self, stop: threading.Event) -> None:

@@ -110,7 +110,7 @@ class Committer:
         handle = self.farm.job(job)
         pairs = [(lease.entry, result) for lease, result in group]
         try:
-            return self._persist(lambda: handle.commit(pairs)).count("duplicate")
+            return self._persist(lambda: handle.stream.commit(pairs)).count("duplicate")
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise

@@ -98,7 +98,7 @@ class Fetcher:
         if not leases:
             return None
         if job.id not in self._begun:
-            job.begin()
+            job.stream.begin()
             if len(self._begun) >= JOBS_MAX:
                 self._begun.clear()  # to begin once more changes nothing
             self._begun.add(job.id)
@@ -128,7 +128,7 @@ class Fetcher:
             chosen = suspects[:1]
         for lease in leases:
             if lease not in chosen:
-                job.release(lease.entry.stream, self.worker, [lease.entry.id])
+                job.stream.release(lease.entry.stream, self.worker, [lease.entry.id])
         return chosen
 
     def _suspect(self, lease: Lease) -> bool:
@@ -168,7 +168,7 @@ class Fetcher:
 
     def _has_work(self, job: Job) -> bool:
         """Tell whether a job has blocks that nobody works on: worth loading its model."""
-        waiting, held = job.backlog()
+        waiting, held = job.stream.backlog()
         return waiting > 0 or (held > 0 and self._has_expired(job))
 
     def _is_stranded(self, name: str) -> bool:
@@ -186,13 +186,13 @@ class Fetcher:
     def _has_expired(self, job: Job) -> bool:
         """Tell whether a job has leases that nobody renews."""
         streams = (job.keys.retry, job.keys.blocks)
-        return any(job.expired(stream, self.settings.lease_seconds, 1) for stream in streams)
+        return any(job.stream.expired(stream, self.settings.lease_seconds, 1) for stream in streams)
 
     def _wait(self, shares: Sequence[JobShare]) -> None:
         """Wait for the next block of a job that grows, else for news from the scheduler."""
         growing = next((share.job for share in shares if share.open), None)
         if growing is not None:
-            self.farm.job(growing).wait_for_block(IDLE_SECONDS)
+            self.farm.job(growing).stream.wait_for_block(IDLE_SECONDS)
         else:
             seconds = IDLE_SECONDS if shares else BLOCK_SECONDS_MAX / 2
             self.farm.plans.wait_for_plan(self.worker, seconds)
@@ -205,7 +205,7 @@ class Fetcher:
         if self._may_rescue(job.id):
             leases = self._rescue(job, share.blocks)
         if not leases:
-            leases = self._open(job.id, job.read(self.worker, share.blocks))
+            leases = self._open(job.id, job.stream.read(self.worker, share.blocks))
         if not leases and self.holdings.wait_empty(0):
             leases = self._rescue(job, share.blocks) or self._copy(job, share.copies)
         return leases
@@ -227,8 +227,8 @@ class Fetcher:
             are not looked for again for a third of a lease.
         """
         for stream in (job.keys.retry, job.keys.blocks):
-            rows = job.pending(stream, self.worker, PENDING_MAX)
-            rows += job.expired(stream, self.settings.lease_seconds, PENDING_MAX)
+            rows = job.stream.pending(stream, self.worker, PENDING_MAX)
+            rows += job.stream.expired(stream, self.settings.lease_seconds, PENDING_MAX)
             found = {row.id: row for row in rows if not self.holdings.holds(stream, row.id)}
             if found:
                 return stream, found
@@ -239,7 +239,7 @@ class Fetcher:
 
     def _claim(self, job: Job, stream: str, found: Mapping[str, Pending]) -> list[Lease]:
         """Lease pending entries by ID, each unless somebody else was quicker."""
-        entries = job.claim(stream, self.worker, list(found), self.settings.lease_seconds)
+        entries = job.stream.claim(stream, self.worker, list(found), self.settings.lease_seconds)
         leases = self._open(job.id, entries, {e.id: found[e.id].deliveries for e in entries})
         if leases:
             log.info("rescued %d blocks of job %s", len(leases), job.id)
@@ -248,7 +248,7 @@ class Fetcher:
     def _copy(self, job: Job, ids: Sequence[str]) -> list[Lease]:
         """Make speculative copies of blocks that others hold."""
         wanted = [each for each in ids if not self.holdings.holds(job.keys.blocks, each)]
-        return self._open(job.id, job.copies(wanted), copied=True) if wanted else []
+        return self._open(job.id, job.stream.copies(wanted), copied=True) if wanted else []
 
     def _open(
         self,
@@ -297,13 +297,13 @@ class Fetcher:
                     entry.id,
                     entry.stream,
                 )
-                self.farm.job(job).discard(entry)
+                self.farm.job(job).stream.discard(entry)
         return current
 
     def _release(self, job: str, entries: Sequence[Entry]) -> None:
         """Hand entries back that were not tried."""
         for entry in entries:
-            self.farm.job(job).release(entry.stream, self.worker, [entry.id])
+            self.farm.job(job).stream.release(entry.stream, self.worker, [entry.id])
 
     def _put_aside(self, job: str, entry: Entry, tries: int, reason: str) -> None:
         """Fail the chunks of an entry that cannot be read; discard an entry that is no block."""
@@ -314,7 +314,7 @@ class Fetcher:
             self._give_up(Lease(job, entry, block, tries), reason)
         else:
             log.error("entry %s of %s is no block of the job: %s", entry.id, entry.stream, reason)
-            handle.discard(entry)
+            handle.stream.discard(entry)
 
     def _may_try(self, lease: Lease) -> bool:
         """Tell whether a block gets another try; if not, split it or fail it."""
@@ -352,7 +352,7 @@ class Fetcher:
         else:
             log.warning("block %d of job %s failed; split", lease.block.start, lease.job)
             parts = pieces(lease.block, PIECES)
-            self.farm.job(lease.job).split(lease.entry, parts, lease.attempts)
+            self.farm.job(lease.job).stream.split(lease.entry, parts, lease.attempts)
 
     def _can_read(self, lease: Lease) -> bool:
         """Tell whether the block has texts, or token ids of this job's recipe."""
@@ -368,7 +368,7 @@ class Fetcher:
         if engine is not None:
             spec = self.models.spec(lease.job)
             result = failure(lease, spec, engine.dimensions, self.worker, reason)
-            self.farm.job(lease.job).commit([(lease.entry, result)])
+            self.farm.job(lease.job).stream.commit([(lease.entry, result)])
 
     def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
         chunks = list(chain.from_iterable(lease.block.chunks() for lease in leases))

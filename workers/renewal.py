@@ -19,7 +19,7 @@ def renew(farm: Farm, worker: str, holdings: Holdings) -> None:
     """Renew our leases; mark those that are lost, so that the device skips them."""
     for (job, stream), leases in holdings.by_stream().items():
         try:
-            lost = farm.job(job).renew(stream, worker, [lease.entry.id for lease in leases])
+            lost = farm.job(job).stream.renew(stream, worker, [lease.entry.id for lease in leases])
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise
@@ -33,7 +33,7 @@ def hand_back(farm: Farm, worker: str, holdings: Holdings) -> None:
     for (job, stream), leases in holdings.by_stream().items():
         ids = [lease.entry.id for lease in leases if not lease.tried]
         try:
-            farm.job(job).release(stream, worker, ids)
+            farm.job(job).stream.release(stream, worker, ids)
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise

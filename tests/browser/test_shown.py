@@ -148,10 +148,10 @@ def add_jobs(client: redis.Redis) -> None:
         job = Job(client, name)
         job.create(JobSpec(model=MODEL, name=f"{name}, autumn edition"), 0, terms, notes)
         push(job, *range(0, 10 * CHUNKS, CHUNKS))
-        entries = job.read("gpu:cuda-0", done) if done else []
+        entries = job.stream.read("gpu:cuda-0", done) if done else []
         failed = {0, 4} if name == "handbook" else set()
         for place, entry in enumerate(entries):
-            job.commit([embed(entry, *({place * CHUNKS} if place in failed else ()))])
+            job.stream.commit([embed(entry, *({place * CHUNKS} if place in failed else ()))])
         job.close(10 * CHUNKS)
         account = Account(
             engine="torch bfloat16", device="NVIDIA H100 80GB HBM3", chunks=4200,
@@ -253,9 +253,9 @@ def test_nothing_that_others_wrote_comes_alive(
         JobSpec(model=f"null:2{ODD}", name=ODD, prompt=ODD), 0, Terms(tenant=ODD[:60]), notes
     )
     push(job, 0)
-    entry, result = embed(job.read(ODD, 1)[0], 0)
+    entry, result = embed(job.stream.read(ODD, 1)[0], 0)
     result.errors[0].reason = ODD
-    job.commit([(entry, result)])
+    job.stream.commit([(entry, result)])
     farm.reports.refuse("odd", ODD, ODD)
     farm.beat(heartbeat(ODD), 600)
     client.zadd(wire.WORKERS, {f"lost {ODD}": time.time() - 60})

@@ -61,7 +61,7 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[st
 
 def fail_one(job: Job) -> int:
     """Commit a block whose first chunk fails; return that chunk's index, -1 without a block."""
-    found = job.read("odd", 1)
+    found = job.stream.read("odd", 1)
     if not found:
         return -1
     block = decode(Block, found[0].data)
@@ -75,7 +75,7 @@ def fail_one(job: Job) -> int:
         errors=[ChunkError(index=block.start, reason="the device was odd", attempts=3)],
         token_count=block.count,
     )
-    assert job.commit([(found[0], result)]) == ["committed"]
+    assert job.stream.commit([(found[0], result)]) == ["committed"]
     return block.start
 
 
@@ -111,7 +111,7 @@ def test_a_job_from_submit_to_download(
         wait_until(lambda: len(Farm(client).workers()) == 2, SECONDS)
         job = Job(client, submit(page, farm, TEXTS))
         wait_until(lambda: (job.status().chunks_in, fail_one(job))[1] >= 0, SECONDS)
-        failed = job.failures(1)[1][0].index
+        failed = job.results.failures(1)[1][0].index
 
         loaded = page.evaluate("performance.timeOrigin")
         wait_until(lambda: shown_done(page) > 0, SECONDS)

@@ -34,17 +34,17 @@ def test_of_a_worker_all_that_it_held_counts(witness: Witness, client: redis.Red
     """A worker is at work once each lease it held is committed, taken, renewed or claimed anew."""
     job = make_job(client, 5)
     stream = job.keys.blocks
-    held = job.read(HIT, 4)
+    held = job.stream.read(HIT, 4)
     proof = witness.proof("worker-cpu-0")
-    job.read(OTHER, 1)
+    job.stream.read(OTHER, 1)
     since = time.monotonic()
     assert not proof(since)
     wait_until(lambda: time.monotonic() > since + 0.2)
-    job.commit([embed(held[0])])
-    job.claim(stream, OTHER, [held[1].id], 0)
-    job.renew(stream, HIT, [held[2].id])
+    job.stream.commit([embed(held[0])])
+    job.stream.claim(stream, OTHER, [held[1].id], 0)
+    job.stream.renew(stream, HIT, [held[2].id])
     assert not proof(since)
-    job.claim(stream, HIT, [held[3].id], 0)
+    job.stream.claim(stream, HIT, [held[3].id], 0)
     assert proof(since)
     assert not proof(time.monotonic())  # nothing has happened since now
 
@@ -52,12 +52,12 @@ def test_of_a_worker_all_that_it_held_counts(witness: Witness, client: redis.Red
 def test_what_is_handed_back_must_be_taken(witness: Witness, client: redis.Redis) -> None:
     """A released lease counts only once somebody has taken it."""
     job = make_job(client, 1)
-    [entry] = job.read(HIT, 1)
+    [entry] = job.stream.read(HIT, 1)
     proof = witness.proof("worker-cpu-0")
     since = time.monotonic()
-    job.release(entry.stream, HIT, [entry.id])
+    job.stream.release(entry.stream, HIT, [entry.id])
     assert not proof(since)
-    job.claim(entry.stream, OTHER, [entry.id], 0)
+    job.stream.claim(entry.stream, OTHER, [entry.id], 0)
     assert proof(since)
 
 
@@ -115,10 +115,10 @@ def test_embed_has_written(witness: Witness, client: redis.Redis) -> None:
     with watch:
         proof, since = witness.proof("embed"), time.monotonic()
         wait_until(lambda: watch._looked_at > since)
-        job.commit([embed(entry) for entry in job.read(HIT, 2)])
+        job.stream.commit([embed(entry) for entry in job.stream.read(HIT, 2)])
         wait_until(lambda: watch.moved_after > since)
         assert not proof(since)
-        job.drain(4, [0, 2])
+        job.results.drain(4, [0, 2])
         wait_until(lambda: proof(since))
 
 
@@ -128,11 +128,11 @@ def test_growth_that_began_before_does_not_count(witness: Witness, client: redis
     watch, farm = witness.watch, Farm(client)
     watch.job = job.id
     watch._look(farm)
-    job.commit([embed(entry) for entry in job.read(HIT, 1)])
+    job.stream.commit([embed(entry) for entry in job.stream.read(HIT, 1)])
     since = time.monotonic()
     watch._look(farm)
     assert watch.chunks_done == 2
     assert watch.moved_after < since
-    job.commit([embed(entry) for entry in job.read(HIT, 1)])
+    job.stream.commit([embed(entry) for entry in job.stream.read(HIT, 1)])
     watch._look(farm)
     assert watch.moved_after > since

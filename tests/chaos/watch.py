@@ -27,7 +27,7 @@ def leases(farm: Farm, worker: str | None = None) -> Iterator[Pending]:
         job = farm.job(name)
         for stream in (job.keys.blocks, job.keys.retry):
             try:
-                yield from job.pending(stream, worker, LEASES_MAX)
+                yield from job.stream.pending(stream, worker, LEASES_MAX)
             except redis.ResponseError as error:
                 if not is_gone(error):
                     raise

@@ -15,6 +15,7 @@ from embedfarm.collector.collect import Collector, JobEnded
 from embedfarm.collector.manifest import About, OutputError
 from embedfarm.collector.output import Output
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobSpec, decode, encode
 from embedfarm.contract.settings import Settings
@@ -198,22 +199,22 @@ def test_crash_of_the_collector(desk: Desk, monkeypatch: pytest.MonkeyPatch, whe
     """A collector that ends between the disk and the server is continued without a trace."""
     desk.push(*range(0, 1_001, 10))
     desk.work()
-    drain = Job.drain
+    drain = JobResults.drain
 
-    def crash_at_third_part(self: Job, upto: int, starts: list[int]) -> str:
+    def crash_at_third_part(self: JobResults, upto: int, starts: list[int]) -> str:
         answer = drain(self, upto, starts) if when == "after drain" else "drained"
         if upto >= 3 * PART_CHUNKS:
             raise Crash
         return answer
 
-    monkeypatch.setattr(Job, "drain", crash_at_third_part)
+    monkeypatch.setattr(JobResults, "drain", crash_at_third_part)
     with pytest.raises(Crash):
         desk.collect()
-    monkeypatch.setattr(Job, "drain", drain)
+    monkeypatch.setattr(JobResults, "drain", drain)
     desk.reopen()
     assert desk.output.next_index == 3 * PART_CHUNKS
     assert desk.collect() == 1_000
-    assert desk.job.result_starts() == [990]
+    assert desk.job.results.starts() == [990]
     desk.check(1_000)
 
 
@@ -227,7 +228,7 @@ def test_drained(desk: Desk) -> None:
     size = desk.job.status().result_bytes
     assert desk.collect() == 250
     assert (desk.output.next_index, desk.output.buffered.stop) == (200, 250)
-    assert sorted(desk.job.result_starts()) == [190, *range(200, 250, 10)]
+    assert sorted(desk.job.results.starts()) == [190, *range(200, 250, 10)]
     assert desk.job.status().drained_upto == 200
     assert 0 < desk.job.status().result_bytes < size / 3
 
@@ -238,7 +239,7 @@ def test_stale_results(desk: Desk) -> None:
     desk.push(*range(0, 151, 10))
     desk.work()
     assert desk.collect() == 150
-    assert min(desk.job.result_starts()) == PART_CHUNKS - 10
+    assert min(desk.job.results.starts()) == PART_CHUNKS - 10
 
 
 def test_stale_results_that_nobody_noticed(desk: Desk) -> None:
@@ -247,11 +248,11 @@ def test_stale_results_that_nobody_noticed(desk: Desk) -> None:
     desk.job.push([(each, encode(each)) for each in blocks])
     done = desk.bench.run(desk.collect)
     desk.work()
-    wait_until(lambda: desk.job.result_starts() == [190])
+    wait_until(lambda: desk.job.results.starts() == [190])
     for start in range(0, 190, 10):  # as the end of a log brings them back
         stale = encode(result_of(block(start, start + 10)))
         desk.job.client.hset(desk.job.keys.results, str(start), stale)
-    wait_until(lambda: desk.job.result_starts() == [190])
+    wait_until(lambda: desk.job.results.starts() == [190])
     desk.push(*range(200, 251, 10))
     desk.work()
     assert done.result() == 250
@@ -264,7 +265,7 @@ def test_disorder(desk: Desk) -> None:
     done = desk.bench.run(desk.collect)
     for entry in reversed(desk.worker.lease(100)):
         wait_until(desk.waits)
-        desk.worker.job.commit([(entry, result_of(decode(Block, entry.data)))])
+        desk.worker.job.stream.commit([(entry, result_of(decode(Block, entry.data)))])
     assert done.result(60) == 300
     desk.check(300)
 
@@ -279,9 +280,9 @@ def test_lost_split(server: LiveServer, desk: Desk, collector: str, pieces: int)
     desk.push(0, 200)
     (entry,) = desk.worker.lease()
     size = log_bytes(server)
-    desk.job.split(entry, [block(first, first + 10) for first in range(0, 200, 10)])
-    desk.worker.job.commit(
-        [(e, result_of(decode(Block, e.data))) for e in desk.job.read("hash", pieces)]
+    desk.job.stream.split(entry, [block(first, first + 10) for first in range(0, 200, 10)])
+    desk.worker.job.stream.commit(
+        [(e, result_of(decode(Block, e.data))) for e in desk.job.stream.read("hash", pieces)]
     )
     done = desk.bench.run(desk.collect)
     wait_until(lambda: desk.output.buffered.stop == 10 * pieces and desk.waits())
@@ -292,7 +293,7 @@ def test_lost_split(server: LiveServer, desk: Desk, collector: str, pieces: int)
         desk.bench.stop.clear()
     crash(server, size)
     wait_until(desk.worker.step)
-    assert desk.job.result_starts() == [0]
+    assert desk.job.results.starts() == [0]
     if collector == "starts anew":
         done = desk.bench.run(desk.collect)
     assert done.result(60) == 200
@@ -307,7 +308,7 @@ def test_cut_in_another_way(desk: Desk) -> None:
     desk.push(0, 70, 140, 210)
     desk.work()
     assert desk.collect() == 210
-    assert sorted(desk.job.result_starts()) == [70, 140]
+    assert sorted(desk.job.results.starts()) == [70, 140]
     desk.check(210)
 
 
@@ -329,8 +330,8 @@ def test_a_damaged_result_is_made_anew(
     """A damaged result is sent and embedded once more."""
     desk.bench.run(desk.worker.run, desk.bench.stop)
     desk.produce(3_000)
-    wait_until(lambda: max(desk.job.result_starts(), default=0) > 150)
-    start = min(each for each in desk.job.result_starts() if each >= 150)
+    wait_until(lambda: max(desk.job.results.starts(), default=0) > 150)
+    start = min(each for each in desk.job.results.starts() if each >= 150)
     desk.job.client.hset(desk.job.keys.results, str(start), data)
     assert desk.collect() == 3_000
     desk.check(3_000)
@@ -343,7 +344,7 @@ def test_a_result_that_stays_damaged_ends_the_run(desk: Desk) -> None:
     desk.push(0, 10)
     desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
     collecting = desk.bench.run(desk.collect)
-    wait_until(lambda: not desk.job.result_starts())
+    wait_until(lambda: not desk.job.results.starts())
     desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
     with pytest.raises(OutputError, match="result 0 of job j, once more: not a Result"):
         collecting.result(60)
@@ -356,7 +357,7 @@ def test_a_result_of_another_version_ends_the_run(desk: Desk) -> None:
     desk.job.client.hset(desk.job.keys.results, "0", newer)
     with pytest.raises(OutputError, match="result 0 of job j: Result record of version 2"):
         desk.collect()
-    assert desk.job.result_starts() == [0]
+    assert desk.job.results.starts() == [0]
 
 
 def test_cancelled(desk: Desk) -> None:

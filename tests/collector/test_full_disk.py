@@ -135,8 +135,8 @@ class Desk:
         ]
         self.job.push([(block, encode(block)) for block in blocks])
         self.job.close(COUNT)
-        entries = self.job.read("w", COUNT)
-        self.job.commit(list(zip(entries, results(), strict=True)))
+        entries = self.job.stream.read("w", COUNT)
+        self.job.stream.commit(list(zip(entries, results(), strict=True)))
         self.bench = bench
         self.collector = Collector(Job(bench.client(), "j"), output, SETTINGS, bench.stop)
 
@@ -164,7 +164,7 @@ def test_job_waits_for_room(disk: Disk, sink: str, bench: Bench, tmp_path: Path)
         wait_until(lambda: "No space left" in desk.status().reason)
         assert desk.status().state == "closed"
         assert not done.done()
-        assert len(desk.job.result_starts()) == COUNT // BLOCK
+        assert len(desk.job.results.starts()) == COUNT // BLOCK
         disk.clear()
         assert done.result(10) == COUNT
         assert not desk.status().reason

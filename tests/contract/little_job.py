@@ -159,7 +159,7 @@ def run_everything(client: redis.Redis) -> Job:
     client.set(wire.in_work_key("a"), 1)
     client.zadd(wire.tenant_key("one"), {"little": 1})
     other = make_job(client, 1, "other")
-    other.commit([embed(other.read("one", 1)[0], 1)])
+    other.stream.commit([embed(other.stream.read("one", 1)[0], 1)])
     farm.end("other", "failed", "no memory", Settings(), chunks_done=1)
     job = make_job(client, 4)
     job.set_terms(priority=1, weight=2)
@@ -170,17 +170,19 @@ def run_everything(client: redis.Redis) -> Job:
     farm.reports.agree_on_tokens(job.id, None)
     farm.reports.refuse(job.id, "two", "no memory")
     farm.reports.account(job.id, "one", "1", Account())
-    job.begin()
-    entries = job.read("one", 4)
+    job.stream.begin()
+    entries = job.stream.read("one", 4)
     stream = job.keys.blocks
-    assert not job.renew(stream, "one", [entry.id for entry in entries])
-    assert job.split(entries[3], [block(6)]) == "split"
-    job.release(stream, "one", [entries[2].id])
-    assert job.commit([embed(entries[0]), embed(entries[1], 3)]) == ["committed"] * 2
-    job.drain(CHUNKS, [0])
+    assert not job.stream.renew(stream, "one", [entry.id for entry in entries])
+    assert job.stream.split(entries[3], [block(6)]) == "split"
+    job.stream.release(stream, "one", [entries[2].id])
+    assert job.stream.commit([embed(entries[0]), embed(entries[1], 3)]) == ["committed"] * 2
+    job.results.drain(CHUNKS, [0])
     assert job.close(4 * CHUNKS) == "closed"
     assert job.wait(job.keys.bell, 0)
-    assert job.commit([embed(job.claim(stream, "two", [entries[2].id], 60)[0])]) == ["committed"]
+    assert job.stream.commit([embed(job.stream.claim(stream, "two", [entries[2].id], 60)[0])]) == [
+        "committed"
+    ]
     assert not reconcile(job, [block(0)]).added
     FarmWindow(client, Settings()).look()
     return job

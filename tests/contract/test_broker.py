@@ -233,12 +233,12 @@ def test_lost_reply_of_a_repeated_step(server: LiveServer) -> None:
         assert persist(lambda: push(job, 2, 4), stop, 10) == ["exists", "exists"]
         lose.append(b"XREADGROUP")
         with pytest.raises(UNAVAILABLE):
-            job.read("one", 2)
-        stranded = [lease.id for lease in job.pending(job.keys.blocks, "one", 10)]
-        entries = job.claim(job.keys.blocks, "one", stranded, 0)
+            job.stream.read("one", 2)
+        stranded = [lease.id for lease in job.stream.pending(job.keys.blocks, "one", 10)]
+        entries = job.stream.claim(job.keys.blocks, "one", stranded, 0)
         results = [embed(entry) for entry in entries]
         lose.append(b"EVALSHA")
-        assert persist(lambda: job.commit(results), stop, 10) == ["duplicate", "duplicate"]
+        assert persist(lambda: job.stream.commit(results), stop, 10) == ["duplicate", "duplicate"]
         status = job.status()
     assert (status.blocks_in, status.chunks_in) == (3, 6)
     assert (status.blocks_done, status.chunks_done) == (2, 4)
@@ -280,8 +280,8 @@ def test_socket_in_a_strangers_directory_is_refused(
 def test_kill_loses_nothing(server: LiveServer, client: redis.Redis) -> None:
     """A server goes on after kill -9 with its data, leases and acknowledgements included."""
     job = make_job(client, 3)
-    entries = job.read("one", 2)
-    job.commit([embed(entries[0])])
+    entries = job.stream.read("one", 2)
+    job.stream.commit([embed(entries[0])])
     before = job.status()
     force_log(client)
     server.kill()
@@ -289,9 +289,9 @@ def test_kill_loses_nothing(server: LiveServer, client: redis.Redis) -> None:
         job.status()
     server.start()
     assert job.status() == before
-    assert job.backlog() == (1, 1)
+    assert job.stream.backlog() == (1, 1)
     assert push(job, 0, 6) == ["exists", "added"]
-    assert job.commit([embed(entry) for entry in entries]) == ["duplicate", "committed"]
+    assert job.stream.commit([embed(entry) for entry in entries]) == ["duplicate", "committed"]
 
 
 def test_persist_outlasts_a_restart(server: LiveServer, client: redis.Redis) -> None:

@@ -36,8 +36,8 @@ def job(client: redis.Redis) -> Job:
     blocks = [make_block(start, start + BLOCK) for start in range(0, COUNT, BLOCK)]
     job.push([(block, encode(block)) for block in blocks])
     job.close(COUNT)
-    entries = job.read("one", 5)
-    job.commit([(entry, result_of(decode(Block, entry.data))) for entry in entries[:3]])
+    entries = job.stream.read("one", 5)
+    job.stream.commit([(entry, result_of(decode(Block, entry.data))) for entry in entries[:3]])
     return job
 
 
@@ -52,15 +52,15 @@ def work(bench: Bench) -> None:
     """Embed all that is left, whoever held it."""
     worker = HashWorker(bench.client(), "j", SETTINGS)
     for stream in (worker.job.keys.retry, worker.job.keys.blocks):
-        ids = [row.id for row in worker.job.pending(stream, None, 100)]
-        worker.job.claim(stream, "hash", ids, 0)
+        ids = [row.id for row in worker.job.stream.pending(stream, None, 100)]
+        worker.job.stream.claim(stream, "hash", ids, 0)
     while worker.step():
         pass
 
 
 def check(job: Job) -> None:
     """Assert that every chunk has one result, and that the counters say that all is done."""
-    results = [job.result(start) for start in sorted(job.result_starts())]
+    results = [job.results.at(start) for start in sorted(job.results.starts())]
     ids = [name for result in results if result for name in result.ids or ()]
     assert ids == [str(index) for index in range(COUNT)]
     status = job.status()
@@ -191,8 +191,8 @@ def test_holes_are_filled(bench: Bench, job: Job, lose: Callable[[Job], None]) -
 
 def test_pieces_of_a_failed_block_are_there(bench: Bench, job: Job) -> None:
     """Pieces of a split block are found, and one that is lost is sent again alone."""
-    (entry,) = job.claim(job.keys.blocks, "one", ["31-10"], 0)
-    job.split(entry, [make_block(first, first + 2) for first in range(30, 40, 2)])
+    (entry,) = job.stream.claim(job.keys.blocks, "one", ["31-10"], 0)
+    job.stream.split(entry, [make_block(first, first + 2) for first in range(30, 40, 2)])
     assert not reconcile(job).missing()
     pieces = cast("list[Any]", job.client.xrange(job.keys.retry))
     job.client.xdel(job.keys.retry, pieces[1][0])
@@ -218,7 +218,7 @@ def test_beside_the_producer(bench: Bench, client: redis.Redis) -> None:
     job.create(JobSpec(model="hash"), 0)
     blocks = [make_block(start, start + BLOCK) for start in range(0, COUNT, BLOCK)]
     job.push([(block, encode(block)) for block in blocks[:6]])
-    job.drain(20, [])
+    job.results.drain(20, [])
     lose_all(job)
     assert reconcile(job).missing() == [range(20, 60)]
     assert reconcile(job).missing(30) == [range(30, 60)]
@@ -251,7 +251,7 @@ def test_results_do_not_block_what_they_wait_for(bench: Bench, job: Job) -> None
     assert not has_room(job.status(), small)
     fill(bench, reconcile(job).missing())
     assert has_room(job.status(), small)
-    job.drain(10, [])
+    job.results.drain(10, [])
     assert not has_room(job.status(), small)
 
 

@@ -328,7 +328,7 @@ def test_when_to_try_again(client: redis.Redis, speed: float, seconds: int) -> N
     """A refused creator is told when the workers will have done all jobs that are not cancelled."""
     farm = Farm(client)
     done, cancelled = full(farm, 3)[:2]
-    done.commit([embed(entry) for entry in done.read("one", 1)])
+    done.stream.commit([embed(entry) for entry in done.stream.read("one", 1)])
     cancelled.cancel()
     for name in ("one", "two"):
         beat = heartbeat(name)

@@ -15,41 +15,41 @@ from tests.contract.little_job import SPEC, block, embed, make_job, push
 def test_a_late_commit_does_not_reach_the_next_generation(client: redis.Redis) -> None:
     """A worker that was stopped while its job failed and was made anew changes nothing there."""
     job = make_job(client, 1)
-    zombie = job.read("one", 1)[0]
+    zombie = job.stream.read("one", 1)[0]
     Farm(client).end(job.id, "failed", "a bad row", Settings())
     make_job(client, 1)
-    anew = job.read("two", 1)[0]
+    anew = job.stream.read("two", 1)[0]
     assert (anew.id, anew.data) == (zombie.id, zombie.data)
     assert anew.generation != zombie.generation
-    assert job.commit([embed(zombie)]) == ["duplicate"]
-    assert job.split(zombie, [block(0)]) == "duplicate"
-    job.discard(zombie)
-    assert job.backlog() == (0, 1)
-    assert job.result(0) is None
-    assert job.commit([embed(anew)]) == ["committed"]
+    assert job.stream.commit([embed(zombie)]) == ["duplicate"]
+    assert job.stream.split(zombie, [block(0)]) == "duplicate"
+    job.stream.discard(zombie)
+    assert job.stream.backlog() == (0, 1)
+    assert job.results.at(0) is None
+    assert job.stream.commit([embed(anew)]) == ["committed"]
 
 
 def test_a_late_commit_does_not_reach_what_was_sent_again(client: redis.Redis) -> None:
     """A lease from before a loss counts no more: the block may come again with other texts."""
     job = make_job(client, 1)
-    zombie = job.read("one", 1)[0]
-    assert job.lose(0) == "open"
+    zombie = job.stream.read("one", 1)[0]
+    assert job.results.lose(0) == "open"
     assert push(job, 0) == ["added"]
-    assert job.read("two", 1)[0].id == zombie.id
-    assert job.commit([embed(zombie)]) == ["duplicate"]
+    assert job.stream.read("two", 1)[0].id == zombie.id
+    assert job.stream.commit([embed(zombie)]) == ["duplicate"]
 
 
 def test_pieces_and_refilled_blocks_are_of_the_generation(client: redis.Redis) -> None:
     """Pieces of a split block and refilled blocks can be committed."""
     job = make_job(client, 2)
-    one, two = job.read("one", 2)
-    job.split(one, [block(0).piece(0, 1), block(0).piece(1, 2)])
+    one, two = job.stream.read("one", 2)
+    job.stream.split(one, [block(0).piece(0, 1), block(0).piece(1, 2)])
     client.xack(two.stream, wire.GROUP, two.id)
     client.xdel(two.stream, two.id)
     reconcile(job, [block(2)])
-    found = job.read("one", 9)
+    found = job.stream.read("one", 9)
     assert [entry.generation for entry in found] == [one.generation] * 3
-    assert job.commit([embed(entry) for entry in found]) == ["committed"] * 3
+    assert job.stream.commit([embed(entry) for entry in found]) == ["committed"] * 3
 
 
 def test_two_outputs_do_not_share_a_job(client: redis.Redis) -> None:
@@ -61,18 +61,18 @@ def test_two_outputs_do_not_share_a_job(client: redis.Redis) -> None:
     with pytest.raises(JobTaken, match="/ours"):
         theirs.create(SPEC, 7, notes={"out": "/theirs"})
     assert push(theirs, 2) == ["gone"]
-    assert theirs.close(2) == theirs.lose(0) == "gone"
-    theirs.drain(2, [0])
+    assert theirs.close(2) == theirs.results.lose(0) == "gone"
+    theirs.results.drain(2, [0])
     with pytest.raises(JobGone):
         theirs.status()
     with pytest.raises(JobGone):
         theirs.end("failed", "", 60)
     assert client.hgetall(ours.keys.meta) == before
     assert ours.create(SPEC, 0, notes={"out": "/ours"}) == "open"
-    entry = ours.read("one", 1)[0]
-    assert ours.commit([embed(entry)]) == ["committed"]
-    assert theirs.result(0) is None
-    assert ours.result(0) is not None
+    entry = ours.stream.read("one", 1)[0]
+    assert ours.stream.commit([embed(entry)]) == ["committed"]
+    assert theirs.results.at(0) is None
+    assert ours.results.at(0) is not None
 
 
 def test_a_job_made_by_a_door_is_taken_by_its_output_alone(client: redis.Redis) -> None:
@@ -88,9 +88,9 @@ def test_a_job_made_by_a_door_is_taken_by_its_output_alone(client: redis.Redis) 
 def test_a_job_without_its_meta_is_made_anew(client: redis.Redis) -> None:
     """A job that has lost its `meta` is made anew, without what is left of it."""
     job = make_job(client, 2)
-    job.commit([embed(job.read("one", 1)[0])])
+    job.stream.commit([embed(job.stream.read("one", 1)[0])])
     client.unlink(job.keys.meta)
     assert job.create(SPEC, 0) == "open"
-    assert job.result_starts() == []
-    assert job.backlog() == (0, 0)
+    assert job.results.starts() == []
+    assert job.stream.backlog() == (0, 0)
     assert push(job, 0) == ["added"]

@@ -41,7 +41,7 @@ SCRIPTS = sorted((Path(wire.__file__).parent / "scripts").glob("*.lua"))
 
 def deliveries(job: Job) -> dict[str, int]:
     """Return the deliveries of each pending block."""
-    return {lease.id: lease.deliveries for lease in job.pending(job.keys.blocks, None, 100)}
+    return {lease.id: lease.deliveries for lease in job.stream.pending(job.keys.blocks, None, 100)}
 
 
 def terms_of(job: Job) -> Terms:
@@ -52,7 +52,7 @@ def terms_of(job: Job) -> Terms:
 
 def owners(job: Job) -> dict[str, str]:
     """Return the holder of each pending block."""
-    return {lease.id: lease.worker for lease in job.pending(job.keys.blocks, None, 100)}
+    return {lease.id: lease.worker for lease in job.stream.pending(job.keys.blocks, None, 100)}
 
 
 def blocked(client: redis.Redis) -> bool:
@@ -167,7 +167,7 @@ def test_changes_of_state_are_news(client: redis.Redis) -> None:
 def test_what_has_ended_is_not_paused(client: redis.Redis) -> None:
     """A cancelled job can be neither paused nor resumed, and a job that is done not be paused."""
     job = make_job(client, 1)
-    job.commit([embed(job.read("one", 1)[0])])
+    job.stream.commit([embed(job.stream.read("one", 1)[0])])
     job.pause()
     job.close(2)
     job.resume()
@@ -201,7 +201,7 @@ def test_create_goes_on_behind_what_is_on_disk(client: redis.Redis) -> None:
 def test_push_gives_explicit_ids(client: redis.Redis) -> None:
     """A block's stream ID is its start plus one and its count; size and tokens are counted."""
     job = make_job(client, 2)
-    entries = job.read("one", 10)
+    entries = job.stream.read("one", 10)
     assert [entry.id for entry in entries] == [wire.entry_id(0, 2), wire.entry_id(2, 2)]
     assert entries[1].id == "3-2"
     assert [decode(Block, entry.data) for entry in entries] == [block(0), block(2)]
@@ -215,7 +215,7 @@ def test_push_gives_explicit_ids(client: redis.Redis) -> None:
 def test_push_again_counts_nothing_twice(client: redis.Redis) -> None:
     """A resent block is answered `exists`, even when it was embedded and is gone."""
     job = make_job(client, 2)
-    job.commit([embed(job.read("one", 1)[0])])
+    job.stream.commit([embed(job.stream.read("one", 1)[0])])
     before = snapshot(client)
     assert push(job, 0, 2) == ["exists", "exists"]
     assert snapshot(client) == before
@@ -280,12 +280,12 @@ def test_close_finds_what_was_lost(client: redis.Redis) -> None:
 def test_commit_stores_and_acknowledges(client: redis.Redis) -> None:
     """A commit stores the result, ends lease and entry, counts, and rings the bell."""
     job = make_job(client, 2)
-    entry = job.read("one", 1)[0]
+    entry = job.stream.read("one", 1)[0]
     result = embed(entry, 1)[1]
-    assert job.commit([(entry, result)]) == ["committed"]
-    assert job.result(0) == result
-    assert job.result_starts() == [0]
-    assert job.backlog() == (1, 0)
+    assert job.stream.commit([(entry, result)]) == ["committed"]
+    assert job.results.at(0) == result
+    assert job.results.starts() == [0]
+    assert job.stream.backlog() == (1, 0)
     assert client.xlen(job.keys.blocks) == 1
     status = job.status()
     assert (status.blocks_done, status.chunks_done, status.chunks_failed) == (1, 2, 1)
@@ -299,31 +299,31 @@ def test_commit_stores_and_acknowledges(client: redis.Redis) -> None:
 def test_second_commit_changes_nothing(client: redis.Redis) -> None:
     """A commit that is repeated after a lost reply, or comes from a copy, is a duplicate."""
     job = make_job(client, 2)
-    entry = job.read("one", 1)[0]
-    job.commit([embed(entry)])
+    entry = job.stream.read("one", 1)[0]
+    job.stream.commit([embed(entry)])
     before = snapshot(client)
-    assert job.commit([embed(entry, 0), embed(entry)]) == ["duplicate", "duplicate"]
+    assert job.stream.commit([embed(entry, 0), embed(entry)]) == ["duplicate", "duplicate"]
     assert snapshot(client) == before
 
 
 def test_commit_of_an_entry_nobody_has_leased(client: redis.Redis) -> None:
     """Committing an entry without a lease, such as a copy, changes nothing."""
     job = make_job(client, 1)
-    entry = job.copies([wire.entry_id(0, 2)])[0]
+    entry = job.stream.copies([wire.entry_id(0, 2)])[0]
     before = snapshot(client)
-    assert job.commit([embed(entry)]) == ["duplicate"]
+    assert job.stream.commit([embed(entry)]) == ["duplicate"]
     assert snapshot(client) == before
 
 
 def test_commit_of_a_rescued_lease(client: redis.Redis) -> None:
     """The first of two workers with the same block counts, whoever holds the lease by then."""
     job = make_job(client, 1)
-    slow = job.read("slow", 1)[0]
-    rescued = job.claim(job.keys.blocks, "quick", [slow.id], 0)[0]
+    slow = job.stream.read("slow", 1)[0]
+    rescued = job.stream.claim(job.keys.blocks, "quick", [slow.id], 0)[0]
     assert rescued == slow
-    assert job.commit([embed(slow)]) == ["committed"]
+    assert job.stream.commit([embed(slow)]) == ["committed"]
     before = snapshot(client)
-    assert job.commit([embed(rescued)]) == ["duplicate"]
+    assert job.stream.commit([embed(rescued)]) == ["duplicate"]
     assert snapshot(client) == before
     assert job.status().chunks_done == CHUNKS
 
@@ -331,56 +331,56 @@ def test_commit_of_a_rescued_lease(client: redis.Redis) -> None:
 def test_commit_of_a_cancelled_job(client: redis.Redis) -> None:
     """A commit to a cancelled job stores and counts nothing, but frees the text and the lease."""
     job = make_job(client, 1)
-    entry = job.read("one", 1)[0]
+    entry = job.stream.read("one", 1)[0]
     job.set_state("cancelled")
     status = job.status()
-    assert job.commit([embed(entry, 0)]) == ["cancelled"]
+    assert job.stream.commit([embed(entry, 0)]) == ["cancelled"]
     assert job.status() == status
-    assert job.backlog() == (0, 0)
+    assert job.stream.backlog() == (0, 0)
     assert not client.exists(job.keys.results, job.keys.failed, job.keys.bell)
 
 
 def test_failed_chunks_are_listed(client: redis.Redis) -> None:
     """Chunks that failed are listed with reason and attempts; only the newest 10,000 are kept."""
     job = make_job(client, 2)
-    one, other = job.read("one", 2)
-    job.commit([embed(one, *range(9_999))])
-    job.commit([embed(other, 20_000, 20_001)])
+    one, other = job.stream.read("one", 2)
+    job.stream.commit([embed(one, *range(9_999))])
+    job.stream.commit([embed(other, 20_000, 20_001)])
     listed = cast("list[Any]", client.xrange(job.keys.failed))
     assert job.status().chunks_failed == 10_001
     assert [int(fields[b"index"]) for _, fields in listed] == [*range(1, 9_999), 20_000, 20_001]
     assert listed[-1][1] == {b"index": b"20001", b"reason": b"bad", b"attempts": b"2"}
     found = [ChunkError(index=index, reason="bad", attempts=2) for index in (1, 2, 3)]
-    place, first = job.failures(2)
-    assert first + job.failures(1, place)[1] == found
-    last, all_of_them = job.failures(20_000)
+    place, first = job.results.failures(2)
+    assert first + job.results.failures(1, place)[1] == found
+    last, all_of_them = job.results.failures(20_000)
     assert len(all_of_them) == 10_000
-    assert job.failures(1, last) == (last, [])
+    assert job.results.failures(1, last) == (last, [])
 
 
 def test_full_server_takes_results_but_no_blocks(client: redis.Redis) -> None:
     """A push fails whole at `maxmemory`; commit and drain, which make room, go on."""
     job = make_job(client, 2)
-    one, other = job.read("one", 2)
+    one, other = job.stream.read("one", 2)
     client.config_set("maxmemory", 1)
     before = snapshot(client)
     with pytest.raises(redis.OutOfMemoryError):
         push(job, 4, 6)
     assert snapshot(client) == before
-    assert job.commit([embed(one), embed(other, 3)]) == ["committed", "committed"]
-    assert job.result(2) is not None
-    job.drain(2, [])
-    job.drain(4, [0, 2])
+    assert job.stream.commit([embed(one), embed(other, 3)]) == ["committed", "committed"]
+    assert job.results.at(2) is not None
+    job.results.drain(2, [])
+    job.results.drain(4, [0, 2])
     assert (job.status().result_bytes, job.status().drained_upto) == (0, 4)
 
 
 def test_renew_keeps_what_is_ours(client: redis.Redis) -> None:
     """A renewal makes a lease young again, and counts no delivery."""
     job = make_job(client, 2)
-    ids = [entry.id for entry in job.read("one", 2)]
-    wait_until(lambda: len(job.expired(job.keys.blocks, 0.3, 10)) == 2)
-    assert job.renew(job.keys.blocks, "one", ids[:1]) == set()
-    first, second = job.pending(job.keys.blocks, "one", 10)
+    ids = [entry.id for entry in job.stream.read("one", 2)]
+    wait_until(lambda: len(job.stream.expired(job.keys.blocks, 0.3, 10)) == 2)
+    assert job.stream.renew(job.keys.blocks, "one", ids[:1]) == set()
+    first, second = job.stream.pending(job.keys.blocks, "one", 10)
     assert first.idle_ms < second.idle_ms >= 300
     assert deliveries(job) == {ids[0]: 1, ids[1]: 1}
 
@@ -388,11 +388,11 @@ def test_renew_keeps_what_is_ours(client: redis.Redis) -> None:
 def test_renew_reports_what_is_lost(client: redis.Redis) -> None:
     """A lease that was rescued is lost, and is not stolen back; nor is a committed one revived."""
     job = make_job(client, 3)
-    kept, rescued, done = job.read("slow", 3)
-    job.claim(job.keys.blocks, "quick", [rescued.id], 0)
-    job.commit([embed(done)])
+    kept, rescued, done = job.stream.read("slow", 3)
+    job.stream.claim(job.keys.blocks, "quick", [rescued.id], 0)
+    job.stream.commit([embed(done)])
     ids = [kept.id, rescued.id, done.id]
-    assert job.renew(job.keys.blocks, "slow", ids) == {rescued.id, done.id}
+    assert job.stream.renew(job.keys.blocks, "slow", ids) == {rescued.id, done.id}
     assert owners(job) == {kept.id: "slow", rescued.id: "quick"}
     assert deliveries(job) == {kept.id: 1, rescued.id: 2}
 
@@ -400,10 +400,10 @@ def test_renew_reports_what_is_lost(client: redis.Redis) -> None:
 def test_renewal_of_a_cancelled_job(client: redis.Redis) -> None:
     """A renewal frees a cancelled job's lease with its text, but no lease of somebody else."""
     job = make_job(client, 3)
-    ours, theirs = (job.read(worker, 1)[0] for worker in ("one", "two"))
+    ours, theirs = (job.stream.read(worker, 1)[0] for worker in ("one", "two"))
     job.cancel()
     stream = job.keys.blocks
-    assert job.renew(stream, "one", [ours.id, theirs.id]) == {ours.id, theirs.id}
+    assert job.stream.renew(stream, "one", [ours.id, theirs.id]) == {ours.id, theirs.id}
     assert owners(job) == {theirs.id: "two"}
     assert client.xlen(stream) == 2
 
@@ -411,12 +411,12 @@ def test_renewal_of_a_cancelled_job(client: redis.Redis) -> None:
 def test_release(client: redis.Redis) -> None:
     """A released lease is claimable at once and was never a delivery; others' leases stay."""
     job = make_job(client, 2)
-    ours, theirs = job.read("one", 2)
-    job.claim(job.keys.blocks, "two", [theirs.id], 0)
-    job.release(job.keys.blocks, "one", [ours.id, theirs.id])
+    ours, theirs = job.stream.read("one", 2)
+    job.stream.claim(job.keys.blocks, "two", [theirs.id], 0)
+    job.stream.release(job.keys.blocks, "one", [ours.id, theirs.id])
     assert deliveries(job) == {ours.id: 0, theirs.id: 2}
-    assert [lease.id for lease in job.expired(job.keys.blocks, 3600, 10)] == [ours.id]
-    claimed = job.claim(job.keys.blocks, "three", [ours.id, theirs.id], 3600)
+    assert [lease.id for lease in job.stream.expired(job.keys.blocks, 3600, 10)] == [ours.id]
+    claimed = job.stream.claim(job.keys.blocks, "three", [ours.id, theirs.id], 3600)
     assert claimed == [ours]
     assert deliveries(job) == {ours.id: 1, theirs.id: 2}
 
@@ -424,21 +424,21 @@ def test_release(client: redis.Redis) -> None:
 def test_split(client: redis.Redis) -> None:
     """A block is replaced by its pieces at once; all its old leases are worth nothing any more."""
     job = make_job(client, 1)
-    whole = job.read("one", 1)[0]
+    whole = job.stream.read("one", 1)[0]
     texts = block(0).texts
     pieces = [Block(start=i, texts=[text], token_count=10) for i, text in enumerate(texts)]
-    assert job.split(whole, pieces) == "split"
+    assert job.stream.split(whole, pieces) == "split"
     before = snapshot(client)
-    assert job.split(whole, pieces) == "duplicate"
-    assert job.commit([embed(whole)]) == ["duplicate"]
+    assert job.stream.split(whole, pieces) == "duplicate"
+    assert job.stream.commit([embed(whole)]) == ["duplicate"]
     assert snapshot(client) == before
     assert client.xlen(job.keys.blocks) == 0
     assert (job.status().blocks_in, job.status().chunks_in) == (2, 2)
-    entries = job.read("two", 10)
+    entries = job.stream.read("two", 10)
     assert {entry.stream for entry in entries} == {job.keys.retry}
     assert [decode(Block, entry.data) for entry in entries] == pieces
     assert [(entry.chunks, entry.tokens) for entry in entries] == [(1, 10), (1, 10)]
-    assert job.commit([embed(entry) for entry in entries]) == ["committed"] * 2
+    assert job.stream.commit([embed(entry) for entry in entries]) == ["committed"] * 2
     status = job.status()
     assert (status.blocks_done, status.bytes_done) == (status.blocks_in, status.bytes_in)
 
@@ -447,18 +447,22 @@ def test_leases(client: redis.Redis) -> None:
     """Pending, expired, claimed and unread blocks are told apart."""
     job = make_job(client, 4)
     stream = job.keys.blocks
-    first, second = job.read("one", 2)
-    third = job.read("two", 1)[0]
-    assert job.backlog() == (1, 3)
-    assert [lease.id for lease in job.pending(stream, "one", 10)] == [first.id, second.id]
-    assert [lease.id for lease in job.pending(stream, None, 10)] == [first.id, second.id, third.id]
-    assert len(job.pending(stream, None, 2)) == 2
-    assert job.expired(stream, 3600, 10) == []
-    assert job.claim(stream, "two", [first.id], 3600) == []
-    assert job.claim(stream, "two", [], 0) == []
-    assert job.claim(stream, "two", [first.id], 0) == [first]
+    first, second = job.stream.read("one", 2)
+    third = job.stream.read("two", 1)[0]
+    assert job.stream.backlog() == (1, 3)
+    assert [lease.id for lease in job.stream.pending(stream, "one", 10)] == [first.id, second.id]
+    assert [lease.id for lease in job.stream.pending(stream, None, 10)] == [
+        first.id,
+        second.id,
+        third.id,
+    ]
+    assert len(job.stream.pending(stream, None, 2)) == 2
+    assert job.stream.expired(stream, 3600, 10) == []
+    assert job.stream.claim(stream, "two", [first.id], 3600) == []
+    assert job.stream.claim(stream, "two", [], 0) == []
+    assert job.stream.claim(stream, "two", [first.id], 0) == [first]
     assert owners(job) == {first.id: "two", second.id: "one", third.id: "two"}
-    assert job.copies([third.id, "99-0"]) == [third]
+    assert job.stream.copies([third.id, "99-0"]) == [third]
     assert deliveries(job) == {first.id: 2, second.id: 1, third.id: 1}
 
 
@@ -466,20 +470,20 @@ def test_claim_of_ones_own(client: redis.Redis) -> None:
     """A worker claims its own lease at once, unless another one has taken it meanwhile."""
     job = make_job(client, 2)
     stream = job.keys.blocks
-    kept, lost = job.read("one", 2)
-    seen = [lease.id for lease in job.pending(stream, "one", 10)]
-    job.claim(stream, "two", [lost.id], 0)
-    assert job.claim(stream, "one", seen, 3600) == [kept]
+    kept, lost = job.stream.read("one", 2)
+    seen = [lease.id for lease in job.stream.pending(stream, "one", 10)]
+    job.stream.claim(stream, "two", [lost.id], 0)
+    assert job.stream.claim(stream, "one", seen, 3600) == [kept]
     assert owners(job) == {kept.id: "one", lost.id: "two"}
 
 
 def test_entry_deleted_under_its_lease(client: redis.Redis) -> None:
     """An entry that is gone is nobody's work, whether it is claimed or copied."""
     job = make_job(client, 1)
-    entry = job.read("one", 1)[0]
+    entry = job.stream.read("one", 1)[0]
     client.xdel(job.keys.blocks, entry.id)
-    assert job.copies([entry.id]) == []
-    assert job.claim(job.keys.blocks, "two", [entry.id], 0) == []
+    assert job.stream.copies([entry.id]) == []
+    assert job.stream.claim(job.keys.blocks, "two", [entry.id], 0) == []
 
 
 # The collector's scripts, and waiting.
@@ -488,15 +492,15 @@ def test_entry_deleted_under_its_lease(client: redis.Redis) -> None:
 def test_drain(client: redis.Redis) -> None:
     """Draining frees results, remembers how far the disk is, and rings for the producer."""
     job = make_job(client, 3)
-    job.commit([embed(entry) for entry in job.read("one", 3)])
-    assert job.drain(4, [0, 2]) == "drained"
-    last = job.result(4)
+    job.stream.commit([embed(entry) for entry in job.stream.read("one", 3)])
+    assert job.results.drain(4, [0, 2]) == "drained"
+    last = job.results.at(4)
     assert last is not None
-    assert job.result_starts() == [4]
+    assert job.results.starts() == [4]
     assert (job.status().result_bytes, job.status().drained_upto) == (len(encode(last)), 4)
     assert job.wait(job.keys.room, 0)
-    job.drain(4, [0, 2])
-    job.drain(4, [])
+    job.results.drain(4, [0, 2])
+    job.results.drain(4, [])
     assert job.status().result_bytes == len(encode(last))
 
 
@@ -506,13 +510,13 @@ def test_drain_of_less_than_before(client: redis.Redis) -> None:
     Once all from there on is lost, so that it is sent again, it can drain.
     """
     job = make_job(client, 3)
-    job.commit([embed(entry) for entry in job.read("one", 3)])
-    job.drain(4, [0, 2])
-    assert job.drain(2, [4]) == "behind"
-    assert (job.result_starts(), job.status().drained_upto) == ([4], 4)
-    job.lose(2)
+    job.stream.commit([embed(entry) for entry in job.stream.read("one", 3)])
+    job.results.drain(4, [0, 2])
+    assert job.results.drain(2, [4]) == "behind"
+    assert (job.results.starts(), job.status().drained_upto) == ([4], 4)
+    job.results.lose(2)
     assert job.status().drained_upto == 2
-    assert job.drain(2, []) == "drained"
+    assert job.results.drain(2, []) == "drained"
     assert client.llen(job.keys.room) == 1
 
 
@@ -522,7 +526,7 @@ def test_wait_returns_on_the_bell(
     """A bell rings once however often it was rung, and a wait for it ends as it rings."""
     monkeypatch.setattr(broker, "BLOCK_SECONDS_MAX", SOCKET_SECONDS / 2)
     job = make_job(client, 3)
-    job.commit([embed(entry) for entry in job.read("one", 2)])
+    job.stream.commit([embed(entry) for entry in job.stream.read("one", 2)])
     assert job.wait(job.keys.bell, 0)
     assert not job.wait(job.keys.bell, 0)
     heard: list[bool] = []
@@ -531,7 +535,7 @@ def test_wait_returns_on_the_bell(
         waiting = threading.Thread(target=lambda: heard.append(collector.wait(job.keys.bell, 99)))
         waiting.start()
         wait_until(lambda: blocked(client))
-        job.commit([embed(entry) for entry in job.read("one", 1)])
+        job.stream.commit([embed(entry) for entry in job.stream.read("one", 1)])
         waiting.join(10)
     assert heard == [True]
 
@@ -543,14 +547,14 @@ def test_wait_for_block_leases_nothing(
     monkeypatch.setattr(broker, "BLOCK_SECONDS_MAX", 9.0)
     job = make_job(client, 0)
     with closing_client(server.url) as other:
-        waiting = threading.Thread(target=lambda: Job(other, job.id).wait_for_block(9))
+        waiting = threading.Thread(target=lambda: Job(other, job.id).stream.wait_for_block(9))
         waiting.start()
         wait_until(lambda: blocked(client))
         push(job, 0)
         waiting.join(5)
         assert not waiting.is_alive()
-    assert job.backlog() == (1, 0)
-    job.wait_for_block(0)
+    assert job.stream.backlog() == (1, 0)
+    job.stream.wait_for_block(0)
 
 
 # A job that is gone, and all its keys.
@@ -559,7 +563,7 @@ def test_wait_for_block_leases_nothing(
 def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
     """A late call to a deleted job is an error or has no effect, and leaves no key behind."""
     job = make_job(client, 1)
-    entry = job.read("one", 1)[0]
+    entry = job.stream.read("one", 1)[0]
     job.delete()
     told: list[Callable[[], object]] = [
         job.spec,
@@ -575,19 +579,19 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
     for command in told:
         with pytest.raises(JobGone):
             command()
-    assert job.commit([embed(entry)]) == ["duplicate"]
-    assert job.split(entry, [block(0)]) == "duplicate"
+    assert job.stream.commit([embed(entry)]) == ["duplicate"]
+    assert job.stream.split(entry, [block(0)]) == "duplicate"
     refused: list[Callable[[], object]] = [
-        lambda: job.renew(entry.stream, "one", [entry.id]),
-        lambda: job.release(entry.stream, "one", [entry.id]),
-        lambda: job.read("one", 1),
+        lambda: job.stream.renew(entry.stream, "one", [entry.id]),
+        lambda: job.stream.release(entry.stream, "one", [entry.id]),
+        lambda: job.stream.read("one", 1),
     ]
     for command in refused:
         with pytest.raises(redis.ResponseError, match="NOGROUP"):
             command()
     assert job.close(2) == "gone"
-    job.begin()
-    job.drain(2, [0])
+    job.stream.begin()
+    job.results.drain(2, [0])
     Farm(client).reports.refuse(job.id, "one", "no memory")
     assert Farm(client).reports.fingerprint(job.id) == Farm(client).reports.refusals(job.id) == {}
     assert set(client.scan_iter()) == {wire.EVENTS.encode()}
@@ -606,15 +610,15 @@ def test_delete_leaves_nothing(client: redis.Redis) -> None:
 def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
     """An ended job leaves a record with its counters and failures, for some time, and no work."""
     farm, job = Farm(client), make_job(client, 2)
-    one, other = job.read("one", 2)
-    job.commit([embed(one, 1)])
+    one, other = job.stream.read("one", 2)
+    job.stream.commit([embed(one, 1)])
     farm.end(job.id, "finished", "", Settings(), chunks_in=4, chunks_done=4)
     status = job.status()
     assert (status.state, status.chunks_done, status.chunks_failed) == ("finished", 4, 1)
     assert status.ended
     assert status.removable
     assert status.ended_ms >= status.created_ms
-    assert [each.index for each in job.failures(9)[1]] == [1]
+    assert [each.index for each in job.results.failures(9)[1]] == [1]
     assert (farm.job_ids(), farm.ended_ids(9)) == ([], [job.id])
     assert set(client.scan_iter()) == {
         each.encode() for each in (job.keys.meta, job.keys.failed, wire.ENDED, wire.EVENTS)
@@ -623,14 +627,14 @@ def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
     with pytest.raises(ChangeRefused, match="finished"):
         job.cancel()
     with pytest.raises(redis.ResponseError, match="NOGROUP"):
-        job.commit([embed(other)])
+        job.stream.commit([embed(other)])
     assert push(job, 4) == ["finished"]
 
 
 def test_a_finished_job_is_done(client: redis.Redis) -> None:
     """A finished job counts as done, even on a replica that has not heard of all results."""
     farm, job = Farm(client), make_job(client, 2)
-    job.commit([embed(job.read("one", 1)[0])])
+    job.stream.commit([embed(job.stream.read("one", 1)[0])])
     bytes_in = job.status().bytes_in
     farm.end(job.id, "finished", "", Settings(), first_chunk=0, chunks_in=6)
     status = job.status()
@@ -641,7 +645,7 @@ def test_a_finished_job_is_done(client: redis.Redis) -> None:
 def test_a_failed_job_is_as_it_was(client: redis.Redis) -> None:
     """The record of a failed job says how far it came."""
     farm, job = Farm(client), make_job(client, 2)
-    job.commit([embed(job.read("one", 1)[0])])
+    job.stream.commit([embed(job.stream.read("one", 1)[0])])
     farm.end(job.id, "failed", "no such file", Settings())
     status = job.status()
     assert (status.blocks_done, status.chunks_done, status.result_bytes) == (1, 2, 0)
@@ -650,12 +654,12 @@ def test_a_failed_job_is_as_it_was(client: redis.Redis) -> None:
 def test_an_ended_job_begins_anew(client: redis.Redis) -> None:
     """A job that has ended can be created again under the same id, without its old record."""
     farm, job = Farm(client), make_job(client, 1)
-    job.commit([embed(job.read("one", 1)[0], 1)])
+    job.stream.commit([embed(job.stream.read("one", 1)[0], 1)])
     farm.end(job.id, "failed", "no such file", Settings())
     assert job.status().reason == "no such file"
     assert job.create(JobSpec(model="null:4"), 0) == "open"
     assert job.status() == JobStatus(state="open", created_ms=job.status().created_ms)
-    assert (job.spec().model, job.failures(9)[1]) == ("null:4", [])
+    assert (job.spec().model, job.results.failures(9)[1]) == ("null:4", [])
     assert (farm.job_ids(), farm.ended_ids(9)) == ([job.id], [])
     assert client.ttl(job.keys.meta) == -1
     assert push(job, 0) == ["added"]
@@ -693,7 +697,7 @@ def test_a_job_that_goes_on_is_no_old_record(client: redis.Redis) -> None:
     make_job(client, 1, "other")
     farm.end("other", "finished", "", none)
     assert (farm.job_ids(), farm.ended_ids(9)) == ([], [])
-    assert (job.status().state, job.backlog()[0]) == ("open", 1)
+    assert (job.status().state, job.stream.backlog()[0]) == ("open", 1)
     job.list_again()
     assert farm.job_ids() == [job.id]
     farm.end(job.id, "finished", "", none)
@@ -711,7 +715,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
         for key, of in rows
     }
     job = run_everything(client)
-    job.commit([embed(entry) for entry in job.read("one", 9)])
+    job.stream.commit([embed(entry) for entry in job.stream.read("one", 9)])
     Farm(client).job("other").delete()
     client.zadd(wire.ENDED, {"other": 1})
     found = {key: client.type(key) for key in cast("Iterator[bytes]", client.scan_iter())}

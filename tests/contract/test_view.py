@@ -32,8 +32,8 @@ def embed_two(farm: Farm) -> None:
     """Make a job of five blocks: two are embedded, one with a failed chunk, and one is leased."""
     job = make_job(farm.client, BLOCKS)
     job.close(BLOCKS * CHUNKS)
-    entries = job.read("one", 3)
-    job.commit([embed(entries[0]), embed(entries[1], 3)])
+    entries = job.stream.read("one", 3)
+    job.stream.commit([embed(entries[0]), embed(entries[1], 3)])
 
 
 def test_figures_of_a_busy_farm(client: redis.Redis) -> None:

@@ -100,8 +100,8 @@ def readers_of(client: redis.Redis) -> Iterator[Reader]:
         yield Reader("status", job.status, (JobGone,))
         # By `Models`, `Observer`, `embedfarm.web.http.problems` and `plain_errors`.
         yield Reader("spec", job.spec, (RecordError,))
-        yield Reader("starts", job.result_starts)
-        yield Reader("failures", partial(job.failures, 99))
+        yield Reader("starts", job.results.starts)
+        yield Reader("failures", partial(job.results.failures, 99))
         yield Reader("accounts", partial(farm.reports.accounts, name))
         yield Reader("refusals", partial(farm.reports.refusals, name))
         # By `Submitter` and `plain_errors`.

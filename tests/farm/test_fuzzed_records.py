@@ -231,7 +231,7 @@ def put_piece(stations: Stations, data: bytes) -> None:
 def put_plan(stations: Stations, data: bytes) -> None:
     """Write the worker's plan, with a job that waits for it and is partly leased to another."""
     job = make_job(stations.client, 1)
-    job.read("another", 1)
+    job.stream.read("another", 1)
     stations.client.set(wire.plan_key(stations.worker.name), data)
 
 

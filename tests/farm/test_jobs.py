@@ -63,9 +63,9 @@ def test_pause_in_mid_job(
         embedding: Future[subprocess.CompletedProcess[str]] = at_once.submit(run, *words)
         job = begun(Farm(client))
         assert jobs(server, "pause", job.id[:8]).returncode == 0
-        wait_until(lambda: not job.backlog()[1] and idle_seconds(job) > QUIET_SECONDS, 30)
+        wait_until(lambda: not job.stream.backlog()[1] and idle_seconds(job) > QUIET_SECONDS, 30)
         status = job.status()
-        assert (status.state, job.backlog()[1]) == ("paused", 0)
+        assert (status.state, job.stream.backlog()[1]) == ("paused", 0)
         assert 0 < status.chunks_done < len(texts)
         assert not embedding.done()
         assert jobs(server, "resume", job.id[:8]).returncode == 0
@@ -172,12 +172,12 @@ def test_failed_chunks_are_shown(server: LiveServer, client: redis.Redis) -> Non
     """`jobs errors` shows the first failed chunks with reason and attempts, and how many more."""
     job = make_job(client, 2)
     assert "no chunk" in jobs(server, "errors", job.id).stdout
-    one, other = job.read("one", 2)
-    job.commit([embed(other, 2, 3), embed(one, 1)])
+    one, other = job.stream.read("one", 2)
+    job.stream.commit([embed(other, 2, 3), embed(one, 1)])
     done = jobs(server, "errors", job.id, "--limit", 2)
     assert "and 1 more" in done.stdout
     found = json.loads(jobs(server, "errors", job.id, "--json").stdout)
-    assert [ChunkError(**each) for each in found] == job.failures(10)[1]
+    assert [ChunkError(**each) for each in found] == job.results.failures(10)[1]
     assert [each["index"] for each in found] == [2, 3, 1]
 
 
@@ -191,7 +191,7 @@ def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> 
     ) as watching:
         assert watching.stdout is not None
         first = json.loads(watching.stdout.readline())
-        job.commit([embed(job.read("one", 1)[0])])
+        job.stream.commit([embed(job.stream.read("one", 1)[0])])
         second = json.loads(watching.stdout.readline())
         Farm(client).end(job.id, "finished", "", Settings())
         assert json.loads(watching.stdout.readline())["state"] == "finished"

@@ -48,15 +48,15 @@ def test_what_a_stopped_worker_holds_goes_on_at_once(
         wait_until(lambda: len(farm.workers()) == 2, 60)
         job = create_job(farm, blocks, model="null:8:60")
         name = next(beat.worker for beat in farm.workers() if beat.pid == first.pid)
-        wait_until(lambda: len(job.pending(job.keys.blocks, name, 9)) > 1, 30)
+        wait_until(lambda: len(job.stream.pending(job.keys.blocks, name, 9)) > 1, 30)
         first.ask_to_stop()
         assert first.wait() == 0
-        left = job.pending(job.keys.blocks, name, 99)
+        left = job.stream.pending(job.keys.blocks, name, 99)
         assert left
         assert {row.deliveries for row in left} == {0}
         wait_until(lambda: job.status().embedded, 30)
     status = job.status()
-    assert (status.chunks_done, status.chunks_failed, job.backlog()) == (240, 0, (0, 0))
+    assert (status.chunks_done, status.chunks_failed, job.stream.backlog()) == (240, 0, (0, 0))
 
 
 class Rolling:

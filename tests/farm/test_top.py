@@ -33,7 +33,7 @@ def make_farm(client: redis.Redis, jobs: int = 1, workers: int = 1) -> Farm:
     for number in range(jobs):
         job = make_job(client, 2, f"job-{number}")
         job.close(2 * CHUNKS)
-        job.commit([embed(job.read("one", 1)[0], *([1] if number == 0 else []))])
+        job.stream.commit([embed(job.stream.read("one", 1)[0], *([1] if number == 0 else []))])
     facts = {"memory_used_bytes": 3.0 * 2**30, "temperature_celsius": 61.0}
     for number in range(workers):
         beat = heartbeat(f"worker-{number}")

@@ -158,7 +158,7 @@ def lose(farm: WholeFarm, server: GuardedServer) -> None:
         wait_until(seen.job_ids, 60)
         job = seen.job(seen.job_ids()[0])
         # Some of it waits, and some is leased.
-        wait_until(lambda: seen.exists(job.id) and all(job.backlog()), 60)
+        wait_until(lambda: seen.exists(job.id) and all(job.stream.backlog()), 60)
         os.kill(seen.workers()[0].pid, signal.SIGKILL)
         [(last, _)] = cast("list[Any]", admin.xrevrange(job.keys.blocks, count=1))
         assert admin.xdel(job.keys.blocks, last) == 1

@@ -74,9 +74,9 @@ class Feed:
 
     def work(self) -> bool:
         """Embed all that waits; return whether there was anything."""
-        entries = self.job.read("one", 100)
+        entries = self.job.stream.read("one", 100)
         for entry in entries:
-            self.job.commit([embed(entry)])
+            self.job.stream.commit([embed(entry)])
         return bool(entries)
 
     def take(self) -> None:

@@ -74,7 +74,7 @@ def push_until(job: Job, texts: Iterator[str], hit: Callable[[], bool]) -> list[
     deadline = time.monotonic() + 180
     while not hit():
         assert time.monotonic() < deadline, "the faults do not happen"
-        wait_until(lambda: job.backlog()[0] < 16)
+        wait_until(lambda: job.stream.backlog()[0] < 16)
         block = Block(start=len(sent), texts=[next(texts) for _ in range(BLOCK)], token_count=400)
         job.push([(block, encode(block))])
         sent += block.texts
@@ -89,7 +89,7 @@ def check_server(job: Job, count: int) -> None:
     assert status.blocks_done == status.blocks_in
     for stream in (job.keys.blocks, job.keys.retry):
         assert job.client.xlen(stream) == 0
-        assert not job.pending(stream, None, 10)
+        assert not job.stream.pending(stream, None, 10)
 
 
 @pytest.mark.alone

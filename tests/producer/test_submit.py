@@ -198,7 +198,7 @@ def test_window(opened: Open, job: Job, worker: HashWorker, bench: Bench) -> Non
         most = max(most, held_bytes(job))
         while worker.step():
             most = max(most, held_bytes(job))
-        job.drain(job.status().pushed_upto, job.result_starts())
+        job.results.drain(job.status().pushed_upto, job.results.starts())
     assert pushed.result() == 20_000
     assert most <= SMALL.window_bytes_max
     assert most > SMALL.window_bytes_max / 4
@@ -219,7 +219,7 @@ def test_paused_collector(
     assert held_bytes(job) <= SMALL.results_bytes_max + 16 * group
     held = job.status().pushed_upto
     assert not pushed.done()
-    job.drain(held, job.result_starts())
+    job.results.drain(held, job.results.starts())
     wait_until(lambda: job.status().pushed_upto > held)
 
 
@@ -252,7 +252,7 @@ def test_kept_is_bounded(
     assert kept <= SMALL.window_bytes_max + group
     assert pushed.result(60) == 600
     wait_until(lambda: job.status().blocks_done == job.status().blocks_in)
-    job.drain(600, job.result_starts())
+    job.results.drain(600, job.results.starts())
     submitter._status()
     assert not submitter._kept
     assert submitter._kept_bytes == 0
@@ -411,7 +411,7 @@ def test_outage_while_waiting(
     bench.run(worker.run, bench.stop)
 
     def drained() -> bool:
-        job.drain(0, job.result_starts())
+        job.results.drain(0, job.results.starts())
         return pushed.done()
 
     wait_until(drained, 60)
@@ -500,7 +500,7 @@ def test_no_rewind_for_what_is_on_disk(opened: Open, job: Job, server: LiveServe
 
     def source() -> Iterator[Rows]:
         yield from corpus(30, 60)
-        job.drain(30, [])
+        job.results.drain(30, [])
         yield from corpus(60, 80)
         crash(server, size)
         yield from corpus(80, 100)
@@ -518,7 +518,7 @@ def test_what_is_on_disk_is_not_the_server_s_to_say(
 
     def source() -> Iterator[Rows]:
         yield from corpus(0, 60)
-        job.drain(30, [])
+        job.results.drain(30, [])
         yield from corpus(60, 80)
         crash(server, size)
         yield from corpus(80, 100)

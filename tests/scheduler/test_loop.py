@@ -117,7 +117,7 @@ def test_the_tail_is_copied_by_an_idle_worker(farm: Farm, start: Start) -> None:
     beat(farm, "idle")
     remember(farm, "slow", 100)
     remember(farm, "idle", 10_000)
-    assert len(job.read("slow", 4)) == 4
+    assert len(job.stream.read("slow", 4)) == 4
     start()
     wait_until(lambda: (now := share(farm, "idle")) is not None and len(now.copies) == 4)
     assert (now := share(farm, "slow")) is not None
@@ -131,7 +131,7 @@ def test_what_is_repeated_is_not_given_to_a_faster_worker(farm: Farm, start: Sta
         remember(farm, worker, speed)
     beat(farm, "slow")
     beat(farm, "idle")
-    assert len(job.read("slow", 4)) == 4
+    assert len(job.stream.read("slow", 4)) == 4
     start()
     wait_until(lambda: (now := share(farm, "idle")) is not None and len(now.copies) == 4)
     beat(farm, "late")

@@ -287,7 +287,7 @@ def test_an_idle_worker_wakes_for_copies(server: LiveServer, farm: Farm, start: 
     beat(farm, "idle")
     remember(farm, "slow", 100_000)
     remember(farm, "idle", 100_000)
-    assert len(job.read("slow", 4)) == 4
+    assert len(job.stream.read("slow", 4)) == 4
     start()
     wait_until(lambda: share(farm, "idle"))
     farm.client.delete(wire.wake_key("idle"))
@@ -303,7 +303,7 @@ def test_a_worker_at_work_is_not_woken(farm: Farm, start: Start) -> None:
     """A busy worker's changed plan does not ring: it would end the next wait for nothing."""
     job = fill(farm, 8)
     beat(farm, "busy")
-    assert len(job.read("busy", 2)) == 2
+    assert len(job.stream.read("busy", 2)) == 2
     start()
     wait_until(lambda: share(farm, "busy"))
     report(farm, "busy", 60_000, 1.0)
@@ -321,6 +321,6 @@ def test_a_paused_job_does_not_keep_stragglers_from_being_repeated(
     beat(farm, "idle")
     remember(farm, "slow", 100)
     remember(farm, "idle", 10_000)
-    assert len(job.read("slow", 4)) == 4
+    assert len(job.stream.read("slow", 4)) == 4
     start()
     wait_until(lambda: (now := share(farm, "idle")) is not None and len(now.copies) == 4)

@@ -139,11 +139,11 @@ class JobSteps(Steps):
         with self.refused():
             job.set_terms(weight=weight)
         with self.refused():
-            job.backlog()
+            job.stream.backlog()
         read_backlogs(self.farm.client, [*self.farm.job_ids(), "nowhere"])
         self.farm.ended(["little", "second"])
         self.farm.ended_ids(5)
-        job.failures(2)
+        job.results.failures(2)
         job.noted("command")
 
     # The worker.
@@ -152,8 +152,8 @@ class JobSteps(Steps):
     def read(self, name: str, worker: str, count: int) -> None:
         """Lease new blocks."""
         with self.refused():
-            self.held += self.job(name).read(worker, count)
-            self.job(name).begin()
+            self.held += self.job(name).stream.read(worker, count)
+            self.job(name).stream.begin()
 
     @rule(name=JOBS, worker=WORKERS, seconds=st.sampled_from([0.0, MOMENT]), count=SEVERAL)
     def rescue(self, name: str, worker: str, seconds: float, count: int) -> None:
@@ -161,8 +161,8 @@ class JobSteps(Steps):
         job = self.job(name)
         for stream in (job.keys.blocks, job.keys.retry):
             with self.refused():
-                found = job.expired(stream, seconds, count)
-                self.held += job.claim(stream, worker, [each.id for each in found], seconds)
+                found = job.stream.expired(stream, seconds, count)
+                self.held += job.stream.claim(stream, worker, [each.id for each in found], seconds)
 
     @rule(picks=PICKS, worker=WORKERS, verb=st.sampled_from(["renew", "release"]))
     def hold(self, picks: list[int], worker: str, verb: str) -> None:
@@ -178,7 +178,7 @@ class JobSteps(Steps):
         if failed:
             rows = [embed(each, result.start) for each, result in rows]
         with self.refused():
-            self.job("little").commit(rows)
+            self.job("little").stream.commit(rows)
 
     @rule(picks=PICKS)
     def split(self, picks: list[int]) -> None:
@@ -186,12 +186,12 @@ class JobSteps(Steps):
         for each in self.entries(picks[:1]):
             pieces = [Block(start=0, texts=["a"]), Block(start=1, texts=["b" * len(picks)])]
             with self.refused():
-                self.job("little").split(each, pieces)
+                self.job("little").stream.split(each, pieces)
 
     @rule(picks=PICKS)
     def copy(self, picks: list[int]) -> None:
         """Read copies of blocks that others may hold."""
-        self.job("little").copies([each.id for each in self.entries(picks)])
+        self.job("little").stream.copies([each.id for each in self.entries(picks)])
 
     @rule(name=JOBS, worker=WORKERS)
     def say(self, name: str, worker: str) -> None:
@@ -215,16 +215,16 @@ class JobSteps(Steps):
     def drain(self, name: str, few: int) -> None:
         """Read some results, and delete them as a collector does."""
         with self.refused():
-            starts = sorted(self.job(name).result_starts())[:few]
+            starts = sorted(self.job(name).results.starts())[:few]
             for start in starts:
-                self.job(name).result(start)
-            self.job(name).drain(2 * few, starts)
+                self.job(name).results.at(start)
+            self.job(name).results.drain(2 * few, starts)
 
     @rule(name=JOBS)
     def wait(self, name: str) -> None:
         """Wait for a block, a result and room."""
         job = self.job(name)
-        job.wait_for_block(MOMENT)
+        job.stream.wait_for_block(MOMENT)
         job.wait(job.keys.bell, MOMENT)
         job.wait(job.keys.room, MOMENT)
 

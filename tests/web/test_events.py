@@ -55,7 +55,7 @@ def test_a_job_is_followed_to_its_end(address: str, client: redis.Redis) -> None
         following = follow(web)
         first = next(following)
         assert (first["event"], first["data"]) == ("job", web.get("/v1/jobs/little").json())
-        job.commit([embed(entry) for entry in job.read("one", 1)])
+        job.stream.commit([embed(entry) for entry in job.stream.read("one", 1)])
         second = next(following)
         assert (second["data"]["chunks_done"], second["id"] != first["id"]) == (CHUNKS, True)
         again = follow(web, second["id"])

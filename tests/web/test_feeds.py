@@ -50,11 +50,11 @@ class Feed:
 
     def work(self, *failed: int) -> list[Block]:
         """Embed all that waits, but for some chunks that fail; return the blocks."""
-        entries = self.job.read("one", 1000)
+        entries = self.job.stream.read("one", 1000)
         blocks = [decode(Block, entry.data) for entry in entries]
         for entry, block in zip(entries, blocks, strict=True):
             chunks = range(block.start, block.end)
-            self.job.commit([embed(entry, *(each for each in failed if each in chunks))])
+            self.job.stream.commit([embed(entry, *(each for each in failed if each in chunks))])
         return blocks
 
 
@@ -163,7 +163,7 @@ def test_results_by_pages(feed: Feed) -> None:
         assert page.headers["x-complete"] == "false"
     assert found == list(range(1, 12))
     assert feed.get(12).status_code == 204
-    assert sorted(feed.job.result_starts()) == [1, 8]
+    assert sorted(feed.job.results.starts()) == [1, 8]
     assert indices(feed.get(5, limit=2)) == [5, 6]
     for _ in range(2):
         assert feed.acknowledge(9).json()["drained_upto"] == 9
@@ -171,7 +171,7 @@ def test_results_by_pages(feed: Feed) -> None:
     assert indices(feed.get(9)) == [9, 10, 11]  # of a result that is acknowledged in part
     assert feed.acknowledge(4).json()["drained_upto"] == 9
     feed.acknowledge(12)
-    assert feed.job.result_starts() == []
+    assert feed.job.results.starts() == []
     assert feed.job.status().drained_upto == 12
 
 
@@ -181,7 +181,7 @@ def test_blocks_cut_anew_after_a_loss(feed: Feed) -> None:
     feed.work()
     assert indices(feed.get(4)) == [4, 5, 6, 7]
     feed.acknowledge(4)
-    assert feed.job.result_starts() == [1]
+    assert feed.job.results.starts() == [1]
 
 
 def test_ids_come_back(feed: Feed) -> None:

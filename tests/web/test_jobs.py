@@ -104,8 +104,8 @@ def test_a_list_of_ten_thousand_is_quick(web: TestClient, client: redis.Redis) -
 def test_failed_chunks_by_pages(web: TestClient, client: redis.Redis) -> None:
     """Every failed chunk comes once, in the order of failing, with its reason."""
     job = make_job(client, 3)
-    for entry in job.read("one", 3):
-        job.commit([embed(entry, int(entry.id.split("-")[0]) - 1)])
+    for entry in job.stream.read("one", 3):
+        job.stream.commit([embed(entry, int(entry.id.split("-")[0]) - 1)])
     first = web.get("/v1/jobs/little/errors", params={"limit": 2}).json()
     assert [each["index"] for each in first["errors"]] == [0, CHUNKS]
     assert first["errors"][0] == {"index": 0, "reason": "bad", "attempts": 2}
@@ -146,9 +146,9 @@ def test_only_what_has_ended_is_deleted(web: TestClient, client: redis.Redis) ->
     job = make_job(client, 1)
     job.close(CHUNKS)
     assert web.delete("/v1/jobs/little").status_code == 409
-    job.commit([embed(entry) for entry in job.read("one", 1)])
+    job.stream.commit([embed(entry) for entry in job.stream.read("one", 1)])
     assert web.delete("/v1/jobs/little").status_code == 409  # its results are nowhere else
-    job.drain(CHUNKS, [0])
+    job.results.drain(CHUNKS, [0])
     assert web.delete("/v1/jobs/little").status_code == 204
     assert web.delete("/v1/jobs/little").status_code == 404
     make_job(client, 1).cancel()

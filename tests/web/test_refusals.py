@@ -201,10 +201,10 @@ def test_markup_is_inert(address: Address, client: redis.Redis) -> None:
     job.set_terms(tenant=XSS)
     Farm(client).reports.refuse(XSS, XSS, XSS)
     push(job, 0)
-    [entry] = job.read("one", 1)
+    [entry] = job.stream.read("one", 1)
     _, result = embed(entry, 0)
     result.errors[0].reason = XSS
-    assert job.commit([(entry, result)]) == ["committed"]
+    assert job.stream.commit([(entry, result)]) == ["committed"]
     repeated = 0
     encoded = quote(XSS)
     for method, path in paths(address):

@@ -177,7 +177,7 @@ def fill_part(output: Output, job: Job) -> None:
     """Add chunks until a part of them is durable."""
     for result in results(size=15):
         if output.add(result) is not None:
-            job.drain(output.next_index, [])
+            job.results.drain(output.next_index, [])
             return
 
 

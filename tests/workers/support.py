@@ -75,7 +75,7 @@ def plan_blocks(farm: Farm, worker: str, blocks: int, job: str = "j") -> None:
 
 def results(job: Job) -> list[Result]:
     """All results of a job by start index."""
-    return [result for start in sorted(job.result_starts()) if (result := job.result(start))]
+    return [result for start in sorted(job.results.starts()) if (result := job.results.at(start))]
 
 
 def embedded(job: Job) -> NDArray[np.float32]:

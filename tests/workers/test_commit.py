@@ -46,7 +46,7 @@ def lease_all(job: Job, blocks: Sequence[Block], model: str = NULL) -> MicroBatc
     """All blocks of a job, leased by worker w."""
     engine = NullEngine.open(JobSpec(model=model))
     batch = micro_batch(blocks, engine, JobSpec(model=model))
-    entries = job.read("w", 1000)
+    entries = job.stream.read("w", 1000)
     batch.leases = [Lease(job.id, e, b) for e, b in zip(entries, blocks, strict=True)]
     return batch
 
@@ -68,7 +68,11 @@ def test_results_are_stored_and_acknowledged(farm: Farm) -> None:
     status = job.status()
     assert (status.chunks_done, status.tokens_done, status.blocks_done) == (8, 32, 2)
     assert status.real_tokens_done == batch.account.real_tokens == committer.total.real_tokens
-    assert (job.backlog(), committer.holdings.tokens, committer.total.chunks) == ((0, 0), 0, 8)
+    assert (job.stream.backlog(), committer.holdings.tokens, committer.total.chunks) == (
+        (0, 0),
+        0,
+        8,
+    )
 
 
 def test_accounts_are_noted_with_the_job(farm: Farm) -> None:
@@ -79,7 +83,7 @@ def test_accounts_are_noted_with_the_job(farm: Farm) -> None:
     for incarnation, block in zip("12", blocks, strict=True):
         committer = committer_on(farm)
         committer.incarnation = incarnation
-        entry = farm.job("j").read("w", 1)[0]
+        entry = farm.job("j").stream.read("w", 1)[0]
         batch = micro_batch([block], NullEngine.open(JobSpec(model=NULL)))
         batch.leases = [Lease("j", entry, block)]
         vectors = Embedder().embed(batch)
@@ -144,7 +148,7 @@ def test_unwanted_results_are_dropped(fate: str, farm: Farm) -> None:
         job.set_state("cancelled")
     committer = committer_on(farm)
     commit(committer, batch)
-    assert job.result_starts() == []
+    assert job.results.starts() == []
     assert committer.holdings.tokens == 0
     assert fate == "cancelled" or not farm.client.exists(*job.keys.all())
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.contract import wire
+from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
@@ -86,7 +87,7 @@ def deliveries(batch: MicroBatch) -> list[int]:
 def commit(fetcher: Fetcher, batch: MicroBatch) -> None:
     """Embed and store a micro-batch."""
     found = results_of(batch, Embedder().embed(batch), fetcher.worker)
-    fetcher.farm.job(batch.job).commit([(lease.entry, result) for lease, result in found])
+    fetcher.farm.job(batch.job).stream.commit([(lease.entry, result) for lease, result in found])
     fetcher.holdings.remove(batch.leases)
 
 
@@ -139,13 +140,13 @@ def test_block_ends_the_waiting(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> 
     job = create_job(farm, [])
     job.set_state("open")
     fetcher = fetcher_on(farm)
-    waiting = threading.Thread(target=job.wait_for_block, args=[8.0])
+    waiting = threading.Thread(target=job.stream.wait_for_block, args=[8.0])
     waiting.start()
     wait_until(lambda: farm.client.info("clients")["blocked_clients"])
     job.push([(block_of(0, 3), encode(block_of(0, 3)))])
     waiting.join(6)
     assert not waiting.is_alive()
-    assert job.backlog() == (1, 0), "waiting leases nothing"
+    assert job.stream.backlog() == (1, 0), "waiting leases nothing"
     assert starts(fetch(fetcher)) == [0]
 
 
@@ -155,7 +156,7 @@ def test_jobs_that_are_not_open_are_left_alone(state: str, farm: Farm) -> None:
     job = create_job(farm, [block_of(0, 3)])
     job.set_state(state)
     assert fetcher_on(farm).fetch() is None
-    assert job.backlog() == (1, 0)
+    assert job.stream.backlog() == (1, 0)
 
 
 def test_stop_leases_nothing_more(farm: Farm) -> None:
@@ -164,7 +165,7 @@ def test_stop_leases_nothing_more(farm: Farm) -> None:
     fetcher = fetcher_on(farm)
     fetcher.stop.set()
     assert fetcher.fetch() is None
-    assert job.backlog() == (1, 0)
+    assert job.stream.backlog() == (1, 0)
 
 
 # Leases that other workers left, and a worker's own that it lost sight of.
@@ -180,7 +181,7 @@ def test_leases_of_a_dead_worker_are_rescued(farm: Farm) -> None:
     found = fetch(fetcher_on(farm, "live", SHORT))
     assert starts(found) == [0, 3]
     assert deliveries(found) == [2, 2]
-    assert [row.worker for row in job.pending(BLOCKS, None, 9)] == ["live", "live"]
+    assert [row.worker for row in job.stream.pending(BLOCKS, None, 9)] == ["live", "live"]
 
 
 def test_a_job_full_of_results_is_rescued_all_the_same(farm: Farm) -> None:
@@ -189,8 +190,8 @@ def test_a_job_full_of_results_is_rescued_all_the_same(farm: Farm) -> None:
     farm.client.hset(job.keys.meta, "result_bytes", SHORT.results_bytes_max)
     fetcher = fetcher_on(farm, "live", SHORT)
     assert fetcher.fetch() is None
-    job.read("dead", 1)
-    wait_until(lambda: job.expired(BLOCKS, SHORT.lease_seconds, 1))
+    job.stream.read("dead", 1)
+    wait_until(lambda: job.stream.expired(BLOCKS, SHORT.lease_seconds, 1))
     assert starts(fetch(fetcher)) == [0]
 
 
@@ -208,8 +209,8 @@ def test_each_job_is_rescued(farm: Farm) -> None:
     """Looking for expired leases of one job does not put off looking for those of the next."""
     for name in ("a", "b"):
         create_job(farm, [block_of(0, 3), block_of(3, 3)], name)
-        farm.job(name).read("dead", 1)
-    wait_until(lambda: farm.job("b").expired("ef:{b}:in", SHORT.lease_seconds, 1))
+        farm.job(name).stream.read("dead", 1)
+    wait_until(lambda: farm.job("b").stream.expired("ef:{b}:in", SHORT.lease_seconds, 1))
     give_plan(farm, share(1, "a"), share(1, "b"))
     fetcher = fetcher_on(farm, settings=SHORT)
     found = [fetch(fetcher) for _ in range(4)]
@@ -221,11 +222,11 @@ def test_what_nobody_works_on_does_not_wait_behind_another_job(farm: Farm) -> No
     """A block that was handed back is leased before what is new of a job that may never end."""
     create_job(farm, [block_of(10 * i, 10) for i in range(20)], "large")
     small = create_job(farm, [block_of(0, 3)], "small")
-    [entry] = small.read("busy", 1)
+    [entry] = small.stream.read("busy", 1)
     give_plan(farm, share(2, "large"), share(1, "small"))
     fetcher = fetcher_on(farm, settings=SHORT)
     assert fetch(fetcher).job == "large"
-    small.release(entry.stream, "busy", [entry.id])
+    small.stream.release(entry.stream, "busy", [entry.id])
     fetcher.recover()  # it looks at once
     assert fetch(fetcher).job == "small"
 
@@ -247,7 +248,7 @@ def test_lost_reply_strands_nothing(farm: Farm) -> None:
     create_job(farm, [block_of(0, 3), block_of(3, 3)])
     fetcher = fetcher_on(farm)
     assert starts(fetcher.fetch()) == [0]
-    farm.job("j").read("w", 1)  # the reply goes to nobody
+    farm.job("j").stream.read("w", 1)  # the reply goes to nobody
     assert fetcher.fetch() is None
     fetcher.recover()
     found = fetch(fetcher)
@@ -260,7 +261,7 @@ def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -
     A lease that was held but not handed on would be renewed for ever, and never embedded.
     """
 
-    class Outage(Job):
+    class Outage(BlockStream):
         def begin(self) -> None:
             force_log(self.client)
             server.kill()
@@ -268,7 +269,9 @@ def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -
 
     class FarmWithOutage(Farm):
         def job(self, job: str, owner: str = "") -> Job:
-            return Outage(self.client, job, owner)
+            found = super().job(job, owner)
+            found.stream = Outage(self.client, job, owner)
+            return found
 
     create_job(farm, [block_of(0, 3)])
     fetcher = fetcher_on(FarmWithOutage(farm.client))
@@ -312,7 +315,7 @@ def test_block_that_failed_before_goes_alone(farm: Farm) -> None:
     found = fetch(fetcher)
     assert (starts(found), deliveries(found)) == ([0], [3])
     assert fetcher.fetch() is None, "nothing is leased beside it"
-    assert [row.deliveries for row in job.pending(BLOCKS, None, 9)] == [3, 2, 2]
+    assert [row.deliveries for row in job.stream.pending(BLOCKS, None, 9)] == [3, 2, 2]
     commit(fetcher, found)
     assert (starts(fetch(fetcher))) == [10]
 
@@ -322,7 +325,7 @@ def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
     job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
     for _ in range(2):
         assert starts(fetch(fetcher_on(farm))) == [0]
-    job.read("w", 1)
+    job.stream.read("w", 1)
     give_plan(farm, share(2))
     fetcher = fetcher_on(farm)
     healthy = fetch(fetcher)
@@ -332,7 +335,7 @@ def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
     suspect = fetch(fetcher)
     assert starts(suspect) == [0]
     assert fetcher.fetch() is None
-    assert job.backlog() == (1, 1)
+    assert job.stream.backlog() == (1, 1)
     commit(fetcher, suspect)
     assert starts(fetch(fetcher)) == [20]
 
@@ -365,7 +368,7 @@ def test_poison_costs_only_its_chunk(farm: Farm) -> None:
     poison = 42
     sizes = []
     fetcher = fetcher_on(farm)
-    while any(job.backlog()):
+    while any(job.stream.backlog()):
         batch = fetcher.fetch()
         if batch is None:
             continue
@@ -383,7 +386,7 @@ def test_poison_costs_only_its_chunk(farm: Farm) -> None:
     expected[poison] = 0
     assert (embedded(job) == expected).all()
     status = job.status()
-    assert (status.chunks_done, status.chunks_failed, job.backlog()) == (100, 1, (0, 0))
+    assert (status.chunks_done, status.chunks_failed, job.stream.backlog()) == (100, 1, (0, 0))
 
 
 @given(st.integers(1, 300), st.integers(1, 20), st.booleans())
@@ -477,7 +480,7 @@ def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
     assert fetch(fetcher).job == "b-right"
     (reason,) = farm.reports.refusals("a-wrong").values()
     assert "null:nonsense" in reason
-    assert farm.job("a-wrong").backlog() == (1, 0)
+    assert farm.job("a-wrong").stream.backlog() == (1, 0)
     assert farm.reports.refusals("b-right") == {}
 
 
@@ -551,27 +554,27 @@ def test_an_entry_that_is_none_of_the_job_s_goes(
     give_plan(farm, share(9))
     farm.client.xadd(stream, cast("Any", fields), id=entry)
     fetcher = fetcher_on(farm)
-    while any(job.backlog()):
+    while any(job.stream.backlog()):
         batch = fetcher.fetch()
         if batch is not None:
             commit(fetcher, batch)
     status = job.status()
     assert "block" not in fields or "is no block" in caplog.text or stream != BLOCKS
-    assert job.result(0) is not None
+    assert job.results.at(0) is not None
     assert (status.blocks_in, status.chunks_failed) == (1, 0)
 
 
 def test_a_damaged_piece_fails_by_what_is_beside_it(farm: Farm) -> None:
     """A damaged piece of a split block fails exactly the chunks that its entry names."""
     job = create_job(farm, [block_of(0, 4)])
-    (entry,) = job.read("w", 1)
-    job.split(entry, [block_of(0, 2), block_of(2, 2)])
+    (entry,) = job.stream.read("w", 1)
+    job.stream.split(entry, [block_of(0, 2), block_of(2, 2)])
     _, (damaged, fields) = cast("Any", farm.client.xrange("ef:{j}:retry"))
     farm.client.xdel("ef:{j}:retry", damaged)
     farm.client.xadd("ef:{j}:retry", fields | {b"block": b"\x01damaged"})
     give_plan(farm, share(9))
     fetcher = fetcher_on(farm)
-    while any(job.backlog()):
+    while any(job.stream.backlog()):
         batch = fetcher.fetch()
         if batch is not None:
             commit(fetcher, batch)
@@ -596,7 +599,9 @@ def test_a_block_of_another_version_waits_for_who_reads_it(farm: Farm) -> None:
     )
     assert fetcher.models.refusals() == ["j"]
     assert job.status().chunks_failed == 0
-    assert {lease.deliveries for lease in job.pending(BLOCKS, None, 9)} == {0}, "nobody tried"
+    assert {lease.deliveries for lease in job.stream.pending(BLOCKS, None, 9)} == {0}, (
+        "nobody tried"
+    )
 
 
 def test_what_is_known_of_jobs_is_bounded(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def check(job: Job, blocks: Sequence[Block]) -> None:
     """Assert that every chunk has the vector of its own text, and that nothing is left over."""
     texts = [text for block in blocks for text in block.texts]
     assert np.array_equal(embedded(job), null_vectors(texts))
-    assert job.backlog() == (0, 0)
+    assert job.stream.backlog() == (0, 0)
     assert job.status().chunks_done == len(texts)
 
 
@@ -114,7 +114,7 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
     with working(worker_on(server)):
 
         def seen() -> bool:
-            leased.append(job.backlog()[1])
+            leased.append(job.stream.backlog()[1])
             return job.status().blocks_done >= 3
 
         wait_until(seen)
@@ -133,7 +133,7 @@ def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None
         wait_until(lambda: job.status().blocks_done >= 2)  # its speed is known from then on
 
         def seen() -> bool:
-            leased.append(job.backlog()[1])
+            leased.append(job.stream.backlog()[1])
             return job.status().blocks_done >= 6
 
         wait_until(seen)
@@ -151,7 +151,7 @@ def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
         wait_until(lambda: farm.reports.refusals("a-wrong"))
         assert "nonsense" in farm.reports.refusals("a-wrong")[worker.name]
         wait_until(lambda: [beat.refused for beat in farm.workers()] == [["a-wrong"]])
-    assert farm.job("a-wrong").backlog() == (1, 0)
+    assert farm.job("a-wrong").stream.backlog() == (1, 0)
 
 
 def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
@@ -173,9 +173,9 @@ def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
         wait_until(lambda: worker._current)
         job.set_state("cancelled")
         wait_until(lambda: worker.holdings.wait_empty(0))
-        assert job.backlog()[1] == 0
-    assert job.backlog()[0] > 40
-    assert job.result_starts() == []
+        assert job.stream.backlog()[1] == 0
+    assert job.stream.backlog()[0] > 40
+    assert job.results.starts() == []
 
 
 @pytest.mark.alone
@@ -196,7 +196,7 @@ def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, fa
 
     worker.embedder.progress = note
     with working(worker):
-        wait_until(lambda: job.backlog()[1] == 2 and worker._current)
+        wait_until(lambda: job.stream.backlog()[1] == 2 and worker._current)
         other = create_job(farm, blocks_of(1), "b")
         plan_blocks(farm, worker.name, 1, "b")  # instead of a third block of the first job
         getattr(job, end)()
@@ -206,7 +206,7 @@ def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, fa
     assert begun[ended:].count("a") <= 3
     assert worker.committer.total.chunks == 10
     if end == "cancel":
-        assert (job.backlog(), job.result_starts()) == ((2, 0), [])
+        assert (job.stream.backlog(), job.results.starts()) == ((2, 0), [])
     else:
         assert not farm.client.exists(*job.keys.all())
 
@@ -234,9 +234,9 @@ def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: Farm) -
     command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
     slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
     with subprocess.Popen(command, env=os.environ | slow, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: job.backlog()[1], 30)
+        wait_until(lambda: job.stream.backlog()[1], 30)
         process.kill()
-    assert job.backlog()[1]
+    assert job.stream.backlog()[1]
     with working(worker_on(server)):
         wait_until(lambda: done(job))
     check(job, blocks)
@@ -248,10 +248,10 @@ def test_lost_leases_are_marked(server: LiveServer, farm: Farm) -> None:
     worker = worker_on(server)
     batch = worker.fetcher.fetch()
     assert batch is not None
-    job.claim(job.keys.blocks, "thief", [batch.leases[0].entry.id], 0)
+    job.stream.claim(job.keys.blocks, "thief", [batch.leases[0].entry.id], 0)
     renew(farm, worker.name, worker.holdings)
     assert batch.leases[0].lost
-    assert job.pending(job.keys.blocks, "thief", 9)
+    assert job.stream.pending(job.keys.blocks, "thief", 9)
     job.delete()
     worker.holdings.add(batch.leases)
     renew(farm, worker.name, worker.holdings)
@@ -282,11 +282,11 @@ def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
     job = create_job(farm, blocks_of(200, 4), model=SLOW)
     plan_blocks(farm, worker_on(server).name, 1)
     running = Running(worker_on(server))
-    wait_until(lambda: job.status().blocks_done >= 1 and job.backlog()[1] == 2)
+    wait_until(lambda: job.status().blocks_done >= 1 and job.stream.backlog()[1] == 2)
     running.stop()
     assert running.error is None
     assert farm.workers() == []
-    held = job.pending(job.keys.blocks, None, 99)
+    held = job.stream.pending(job.keys.blocks, None, 99)
     assert all(row.deliveries == 0 and row.idle_ms > 1000 * 3600 for row in held)
     committed = job.status().blocks_done
     with working(worker_on(server, "cpu-1", lease_seconds=3600.0)) as other:
@@ -365,7 +365,7 @@ def test_failed_stage_ends_the_worker(stage: str, server: LiveServer, farm: Farm
     running.end()
     assert isinstance(running.error, Failure)
     assert calls == 1
-    tried = [row.deliveries for row in job.pending(job.keys.blocks, None, 99)]
+    tried = [row.deliveries for row in job.stream.pending(job.keys.blocks, None, 99)]
     assert set(tried) <= {0, 1}
     assert (1 in tried) or stage in {"fetch", "facts"}
     assert farm.workers() == []
@@ -398,7 +398,7 @@ def test_stop_while_a_model_is_loading(
     for thread in fetching:
         thread.join(10)
         assert not thread.is_alive()
-    assert job.backlog() == (3, 0)
+    assert job.stream.backlog() == (3, 0)
 
 
 @pytest.mark.parametrize("moment", ["loading", "working"])

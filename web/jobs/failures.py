@@ -88,6 +88,6 @@ def _on_disk(
 
 def _on_server(job: Job, limit: int, after: str, start: int) -> tuple[list[ChunkError], str | None]:
     """Read failed chunks from index `start` on that the server knows, and where to go on."""
-    last, failed = job.failures(limit, after)
+    last, failed = job.results.failures(limit, after)
     more = f"{last}@{start}" if len(failed) == limit else None
     return [each for each in failed if each.index >= start], more

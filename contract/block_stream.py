@@ -1,0 +1,164 @@
+"""The blocks of a job in its streams: leased, renewed, committed, split."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from embedfarm.contract import wire
+from embedfarm.contract.broker import block_ms
+from embedfarm.contract.entries import Entry, Pending, read_entries
+from embedfarm.contract.job_handle import JobHandle
+from embedfarm.contract.records import Block, Result, encode
+
+
+@dataclass
+class BlockStream(JobHandle):
+    """The streams of one job: its blocks, and the pieces of blocks that failed.
+
+    They deliver at least once and in no order. The commit script makes it once, the start index
+    gives the order.
+    """
+
+    def read(self, worker: str, count: int) -> list[Entry]:
+        """Lease up to `count` new entries of each stream; pieces of failed blocks come first.
+
+        When the reply is lost, the entries are leased all the same: look into `pending`.
+        """
+        answer = self.client.xreadgroup(
+            wire.GROUP, worker, {self.keys.retry: ">", self.keys.blocks: ">"}, count=count
+        )
+        streams = cast("Iterable[tuple[bytes, list[Any]]]", answer or [])
+        return [
+            entry for stream, items in streams for entry in read_entries(stream.decode(), items)
+        ]
+
+    def pending(
+        self, stream: str, worker: str | None, count: int, idle_seconds: float = 0.0
+    ) -> list[Pending]:
+        """Return up to `count` leases on `stream`, of one worker or all, that were idle so long."""
+        idle = int(idle_seconds * 1000) or None
+        rows = cast(
+            "list[dict[str, Any]]",
+            self.client.xpending_range(stream, wire.GROUP, "-", "+", count, worker, idle),
+        )
+        return [
+            Pending(
+                stream,
+                row["message_id"].decode(),
+                row["consumer"].decode(),
+                row["time_since_delivered"],
+                row["times_delivered"],
+            )
+            for row in rows
+        ]
+
+    def backlog(self) -> tuple[int, int]:
+        """Return how many blocks nobody has leased, and how many blocks somebody has."""
+        pipe = self.client.pipeline(transaction=False)
+        for stream in (self.keys.blocks, self.keys.retry):
+            pipe.xlen(stream)
+            pipe.xpending(stream, wire.GROUP)
+        blocks, blocks_held, retry, retry_held = pipe.execute()
+        held = blocks_held["pending"] + retry_held["pending"]
+        return max(0, blocks + retry - held), held
+
+    def expired(self, stream: str, idle_seconds: float, count: int) -> list[Pending]:
+        """Return up to `count` leases on `stream` that nobody renewed for `idle_seconds`."""
+        return self.pending(stream, None, count, idle_seconds)
+
+    def wait_for_block(self, seconds: float) -> None:
+        """Wait until a block is pushed, or for `seconds` (as `block_ms`); lease nothing."""
+        self.client.xread(
+            {self.keys.blocks: "$", self.keys.retry: "$"}, count=1, block=block_ms(seconds)
+        )
+
+    def begin(self) -> None:
+        """Note the time of the first block read, once per job."""
+        seconds, microseconds = self.client.time()
+        self._note("HSETNX", "first_read_ms", seconds * 1000 + microseconds // 1000)
+
+    def claim(
+        self, stream: str, worker: str, ids: Sequence[str], idle_seconds: float
+    ) -> list[Entry]:
+        """Take over the worker's own leases, and any that nobody renewed for `idle_seconds`."""
+        if not ids:
+            return []
+        items = self._script("claim")(keys=[stream], args=[worker, int(idle_seconds * 1000), *ids])
+        # A script has no maps: names and values come in turn.
+        return read_entries(
+            stream,
+            [(entry, dict(zip(f[::2], f[1::2], strict=True))) for entry, f in items],
+        )
+
+    def copies(self, ids: Sequence[str]) -> list[Entry]:
+        """Return entries of the main stream, which others hold, for speculative copies."""
+        pipe = self.client.pipeline(transaction=False)
+        for each in ids:
+            pipe.xrange(self.keys.blocks, each, each, count=1)
+        return [
+            entry for items in pipe.execute() for entry in read_entries(self.keys.blocks, items)
+        ]
+
+    def renew(self, stream: str, worker: str, ids: Sequence[str]) -> set[str]:
+        """Renew leases and return the IDs that are no longer this worker's.
+
+        For a cancelled job these are all of them, and the blocks that it held are deleted.
+        """
+        answer = self._script("renew")(keys=[stream, self.keys.meta], args=[worker, *ids])
+        return {each.decode() for each in answer}
+
+    def release(self, stream: str, worker: str, ids: Sequence[str]) -> None:
+        """Hand leases back, for anyone to take at once."""
+        self._script("release")(keys=[stream], args=[worker, *ids])
+
+    def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
+        """Store results and acknowledge their entries, each atomically, in one pipeline.
+
+        Returns:
+            For each result "committed", "duplicate" (somebody was first, or the job was made anew
+            since; nothing changed) or "cancelled".
+        """
+        pipe = self.client.pipeline(transaction=False)
+        commit = self._script("commit")
+        keys = self.keys
+        for entry, result in results:
+            errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
+            commit(
+                keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.bell],
+                args=[
+                    entry.id,
+                    result.start,
+                    encode(result),
+                    result.count,
+                    entry.tokens,
+                    len(entry.data),
+                    result.token_count,
+                    len(result.vectors) // max(1, result.count),
+                    entry.generation,
+                    *errors,
+                ],
+                client=pipe,
+            )
+        return [str(answer, "ascii") for answer in pipe.execute()]
+
+    def split(self, entry: Entry, pieces: Sequence[Block], attempts: int = 0) -> str:
+        """Replace a block by smaller ones on the retry stream, atomically.
+
+        Args:
+            entry: The leased block.
+            pieces: Blocks that the block is split into.
+            attempts: How often the block was tried.
+
+        Returns:
+            "split", or "duplicate" when the block was done already or the job was made anew.
+        """
+        words = [w for b in pieces for w in (encode(b), b.count, b.token_count, b.start)]
+        answer = self._script("split")(
+            keys=[entry.stream, self.keys.retry, self.keys.meta],
+            args=[entry.id, len(entry.data), attempts, entry.generation, *words],
+        )
+        return str(answer, "ascii")
+
+    def discard(self, entry: Entry) -> None:
+        """Remove an entry that is no work of this job from its stream; nothing is counted."""
+        self._script("discard")(keys=[entry.stream], args=[entry.id, entry.generation])
