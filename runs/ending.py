@@ -4,6 +4,7 @@ import contextlib
 import logging
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 
 from embedfarm.collector.durable_files import sync_directory
@@ -14,6 +15,7 @@ from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import BlocksLost
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
+from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.own_job import JOB_ID_FILE, read_own_job
 from embedfarm.runs.private_farm import SERVER_DIRECTORY
 
@@ -51,10 +53,17 @@ def end_job(farm: Farm, manifest: Manifest, owner: str, settings: Settings) -> b
     return True
 
 
-def tidy(out: Path, manifest: Manifest, settings: Settings) -> None:
-    """End the job and remove the state that a run left when it died after writing its manifest."""
-    if not (out / JOB_ID_FILE).exists():
-        return
+def tidy(out: Path, manifest: Manifest, settings: Settings, stop: threading.Event) -> None:
+    """End the job and remove the state that a run left when it died after writing its manifest.
+
+    A disk that has no room for the lock is waited for, until `stop` is set.
+    """
+    if (out / JOB_ID_FILE).exists():
+        end = partial(_end_and_remove, out, manifest, settings)
+        with_room(end, out, settings.full_disk_seconds, stop)
+
+
+def _end_and_remove(out: Path, manifest: Manifest, settings: Settings) -> None:
     with contextlib.suppress(OutputBusy), locked(out / STATE_DIRECTORY):
         if settings.redis_url:
             with closing_client(settings.redis_url) as client:

@@ -32,6 +32,7 @@ from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.readers import CorpusError
 from embedfarm.producer.submit import Submitter
+from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint
 from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
@@ -154,18 +155,13 @@ class Run:
 
     def _with_room(self, begin: Callable[[], T]) -> T:
         """Return the answer of `begin`, which is repeated until the disk has room for it."""
-        place, said = self.place, False
-        while True:
-            try:
-                return begin()
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                if not said:
-                    log.warning("waits for room below %s: %s", place.out, error.strerror)
-                    said = True
-                if self.stop.wait(place.settings.full_disk_seconds):
-                    raise Interrupted from error
+        place = self.place
+        try:
+            return with_room(begin, place.out, place.settings.full_disk_seconds, self.stop)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise Interrupted from error
+            raise
 
     @contextlib.contextmanager
     def _farm(self) -> Iterator[tuple[str, LocalFarm | None]]:

@@ -1,6 +1,9 @@
 """Tests of the end of a job, which the server must know when its command is gone."""
 
+import errno
 import os
+import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,13 @@ import pytest
 import redis
 
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
+from embedfarm.collector.output import locked
 from embedfarm.contract import wire
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.runs import ending
+from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.ending import end_job, tidy
 from embedfarm.runs.own_job import JOB_ID_FILE
 from tests.hash_worker import crash, log_bytes
@@ -70,7 +76,39 @@ def test_the_id_of_the_job_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
         unlink(path, **options)
 
     monkeypatch.setattr(os, "unlink", note)
-    tidy(tmp_path, MANIFEST, Settings(redis_url=""))
+    tidy(tmp_path, MANIFEST, Settings(redis_url=""), threading.Event())
     assert not private.exists()
     assert names[-1] == Path(JOB_ID_FILE).name
     assert len(names) == 42  # with that of the lock
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A finished output is tidied up when there is room for its lock again."""
+    (tmp_path / STATE_DIRECTORY).mkdir()
+    (tmp_path / JOB_ID_FILE).touch()
+    errors = [OSError(error, os.strerror(error))] * 2
+
+    def lock_if_there_is_room(private: Path) -> AbstractContextManager[None]:
+        if errors:
+            raise errors.pop()
+        return locked(private)
+
+    monkeypatch.setattr(ending, "locked", lock_if_there_is_room)
+    tidy(tmp_path, MANIFEST, Settings(redis_url="", full_disk_seconds=0.01), threading.Event())
+    assert not errors
+    assert not (tmp_path / STATE_DIRECTORY).exists()
+
+
+def test_a_full_disk_is_not_waited_for_after_stop(tmp_path: Path) -> None:
+    """Waiting for room ends by the error of the disk when the program is to stop."""
+    stop = threading.Event()
+    stop.set()
+
+    def begin() -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with pytest.raises(OSError, match="no space"):
+        with_room(begin, tmp_path, 60.0, stop)

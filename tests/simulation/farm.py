@@ -142,7 +142,7 @@ def run_embed(
     """Run what `embedfarm embed` does; return None when it was told to stop."""
     manifest = check_finished(request, place.out)
     if manifest is not None:
-        tidy(place.out, manifest, place.settings)
+        tidy(place.out, manifest, place.settings, stop)
         return manifest
     view = View(Console(file=StringIO(), quiet=True), lines=True)
     try:
