@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import tomllib
 from configparser import RawConfigParser
 from pathlib import Path
 from typing import Any, Final
@@ -163,14 +162,13 @@ def test_image_runs_unprivileged_and_reports_health() -> None:
     assert [arguments for _, arguments in instructions("USER")] == ["embedfarm"]
     ((_, check),) = instructions("HEALTHCHECK")
     assert check.endswith('CMD ["embedfarm", "doctor", "--json"]')
-    assert any("PYTHONPATH=/app" in arguments for _, arguments in instructions("ENV"))
 
 
 def test_image_holds_every_package_at_pinned_versions() -> None:
     """All packages of the distribution are copied, and nothing is installed unconstrained."""
     copied = {word for _, arguments in instructions("COPY") for word in arguments.split()[:-1]}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied
+    rooms = {each.name for each in (ROOT / "embedfarm").iterdir() if each.is_symlink()}
+    assert {"embedfarm", *rooms} <= copied
     sources = {name for name in copied if not name.startswith(("--", "/"))}
     assert [name for name in sorted(sources) if not (ROOT / name).exists()] == []
     installs = [a for _, a in instructions("RUN") if "pip install" in a]
