@@ -15,12 +15,12 @@ import typer
 from pydantic import ValidationError
 
 from embedfarm.contract import tracing
-from embedfarm.contract.broker import ServerError
-from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.processes import ChildError, set_by_signal
+from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.processes import set_by_signal
 from embedfarm.contract.redaction import hide_in_word, hide_secrets
 from embedfarm.contract.server_url import UrlError, make_pool
 from embedfarm.contract.settings import Settings, UntrustedFile
+from embedfarm.contract.status import JobGone
 
 FAILED, USAGE, FAILED_CHUNKS, FULL, INTERRUPTED = 1, 2, 3, 75, 130
 
@@ -73,36 +73,13 @@ def print_json(value: Any) -> None:  # noqa: ANN401 -- anything that JSON can sa
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Turn what can go wrong outside the program into a sentence and a status."""
-    from embedfarm.collector.collect import JobEnded
-    from embedfarm.collector.manifest import OutputError
-    from embedfarm.contract.farm import FarmFull
-    from embedfarm.contract.job_reports import ModelRefused
-    from embedfarm.contract.jobs import ChangeRefused, JobTaken
-    from embedfarm.contract.records import RecordError
-    from embedfarm.contract.status import JobGone
-    from embedfarm.producer.readers import CorpusError
-    from embedfarm.producer.submit import JobRefused, Rewind
-    from embedfarm.watch.forecast import ForecastError
-    from embedfarm.workers.devices import DeviceError
-
     try:
         yield
-    except (
-        CorpusError,
-        OutputError,
-        DeviceError,
-        ForecastError,
-        JobTaken,
-        ModelError,
-        ModelRefused,
-        RecordError,
-    ) as error:
-        fail(str(error), USAGE)
     except JobGone as error:
-        fail(f"no such job: {error}", USAGE)
-    except FarmFull as error:
-        fail(str(error), FULL)
-    except (ServerError, ChildError, ChangeRefused, JobRefused, JobEnded, Rewind, OSError) as error:
+        fail(f"no such job: {error}", error.exit_status)
+    except EmbedfarmError as error:
+        fail(str(error), error.exit_status)
+    except OSError as error:
         fail(str(error))
     except redis.AuthenticationError as error:
         fail(f"the server refused the password: {error}", USAGE)

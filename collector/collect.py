@@ -17,6 +17,7 @@ from embedfarm.collector.result_span import check_place
 from embedfarm.collector.source import SourceChanged, SourceCheck
 from embedfarm.collector.writer import Writer
 from embedfarm.contract.broker import UNAVAILABLE, persist
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import ForeignVersion, RecordError, Result
@@ -35,7 +36,7 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # what somebody can ma
 log = logging.getLogger(__name__)
 
 
-class JobEnded(RuntimeError):
+class JobEnded(EmbedfarmError, RuntimeError):
     """Raised when the job was cancelled, or failed, before all its results came."""
 
 

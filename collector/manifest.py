@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedfarm.collector.durable_files import Span, replacing, sync_directory
+from embedfarm.contract.errors import EmbedfarmError
 
 VERSION: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
@@ -25,8 +26,10 @@ DECIDED: Final = f"{STATE_DIRECTORY}/decided"
 CHECKSUM_BYTES: Final = 4
 
 
-class OutputError(ValueError):
+class OutputError(EmbedfarmError, ValueError):
     """Base of all errors about an output; the message is for people."""
+
+    exit_status = 2
 
 
 class ManifestError(OutputError):

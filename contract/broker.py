@@ -23,6 +23,7 @@ import redis.backoff
 import redis.retry
 from redis.connection import DefaultParser
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.private import make_private
 from embedfarm.contract.redaction import hide_password
 from embedfarm.contract.server_url import make_pool
@@ -77,7 +78,7 @@ class Parser(DefaultParser):  # type: ignore[misc,valid-type] # whichever of its
     }
 
 
-class ServerError(RuntimeError):
+class ServerError(EmbedfarmError, RuntimeError):
     """Raised when there is no usable server; the message says what was tried."""
 
 

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.farm_statistics import FarmStatistics
 from embedfarm.contract.job_reports import JobReports
@@ -37,13 +38,15 @@ _DECISIVE: Final = (
 )  # fmt: skip
 
 
-class FarmFull(RuntimeError):
+class FarmFull(EmbedfarmError, RuntimeError):
     """Raised when there are as many unfinished jobs as the farm takes.
 
     Attributes:
         retry_after_seconds: Time after which it is worth trying again: that which the farm needs
             for the work it was sent, 1 second to 1 hour.
     """
+
+    exit_status = 75
 
     def __init__(self, jobs: int, retry_after_seconds: int) -> None:
         super().__init__(

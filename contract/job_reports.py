@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from embedfarm.contract import wire
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
@@ -22,8 +23,10 @@ from embedfarm.contract.unreadable import (
 from embedfarm.contract.usage import Account
 
 
-class ModelRefused(RuntimeError):
+class ModelRefused(EmbedfarmError, RuntimeError):
     """Raised when a worker cannot or must not embed a job; the message says why."""
+
+    exit_status = 2
 
 
 @dataclass

@@ -16,6 +16,7 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import block_ms, if_room
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.records import Block, JobSpec, decode, encode
@@ -26,7 +27,7 @@ FAILURES_KEPT: Final = 100
 NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class ChangeRefused(RuntimeError):
+class ChangeRefused(EmbedfarmError, RuntimeError):
     """Raised when a job to be paused or resumed has ended; the message says how it ended."""
 
 
@@ -38,8 +39,10 @@ class BlocksLost(redis.ConnectionError):
     """
 
 
-class JobTaken(RuntimeError):
+class JobTaken(EmbedfarmError, RuntimeError):
     """Raised when the job of that name fills another output; that job is left alone."""
+
+    exit_status = 2
 
 
 @dataclass

@@ -20,6 +20,7 @@ from redis.commands.core import Script
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm import engine_key
 from embedfarm.contract.records import (
     ChunkError,
@@ -41,7 +42,7 @@ PIECE_BYTES: Final = 1024  # of text: what the slowest device does in a fraction
 PIECES_MAX: Final = 64  # of a request: each costs a round trip's worth of the server's time
 
 
-class LaneError(RuntimeError):
+class LaneError(EmbedfarmError, RuntimeError):
     """Raised when a request gets no vectors; the message says why."""
 
 

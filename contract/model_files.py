@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.records import JobSpec
 
 NULL_PREFIX: Final = "null:"
@@ -35,8 +36,10 @@ TOKENIZER: Final = (
 CONFIGURATION: Final = ("*.json", f"{MODULES}/*.json")
 
 
-class ModelError(ValueError):
+class ModelError(EmbedfarmError, ValueError):
     """Raised when there is no usable model; the message says what was tried."""
+
+    exit_status = 2
 
 
 def is_null(model: str) -> bool:

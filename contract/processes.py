@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.private import make_private
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class ChildError(RuntimeError):
+class ChildError(EmbedfarmError, RuntimeError):
     """Raised when a child ended for good; the message carries the end of its log."""
 
 

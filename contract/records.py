@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
 
 VERSION: Final = 1
@@ -52,8 +53,10 @@ Some: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 """A number of things to ask for."""
 
 
-class RecordError(ValueError):
+class RecordError(EmbedfarmError, ValueError):
     """Raised when bytes off the wire are not a record of a version that this program reads."""
+
+    exit_status = 2
 
 
 class ForeignVersion(RecordError):

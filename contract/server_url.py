@@ -22,6 +22,8 @@ import redis.connection
 import redis.retry
 import redis.sentinel
 
+from embedfarm.contract.errors import EmbedfarmError
+
 SENTINEL_SCHEMES: Final = {
     "sentinel": "redis",
     "redis+sentinel": "redis",
@@ -34,8 +36,10 @@ FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 ENCODE: Final = "write / ? # [ ] @ of a password as %2F %3F %23 %5B %5D %40"
 
 
-class UrlError(ValueError):
+class UrlError(EmbedfarmError, ValueError):
     """Raised when a URL is not one of a server; the message has no value that may be a password."""
+
+    exit_status = 2
 
 
 def make_pool(url: str, **arguments: Any) -> redis.ConnectionPool:  # noqa: ANN401 -- as redis-py

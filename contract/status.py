@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.records import COUNT_MAX
 from embedfarm.contract.scheduling_terms import USUAL
 
@@ -14,8 +15,10 @@ TEXT_FIELDS: Final = frozenset(
 ENDED_STATES: Final = frozenset({"finished", "failed"})
 
 
-class JobGone(LookupError):
+class JobGone(EmbedfarmError, LookupError):
     """Raised when a job was deleted, or never was."""
+
+    exit_status = 2
 
 
 class JobUnreadable(JobGone):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.redaction import hide_in_word
 from embedfarm.ingest.outbound import Url, UrlRefused, parse_url
 
@@ -13,8 +14,10 @@ from embedfarm.ingest.outbound import Url, UrlRefused, parse_url
 _HIDDEN: Final = re.compile(r"%(2e|2f|5c|25|[01][0-9a-f])", re.IGNORECASE)
 
 
-class PathRefused(ValueError):
+class PathRefused(EmbedfarmError, ValueError):
     """Raised when a path is outside the directories that are allowed; the message names both."""
+
+    exit_status = 2
 
 
 def allow(path: str, roots: Sequence[Path]) -> Path:

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import httpcore2
 
+from embedfarm.contract.errors import EmbedfarmError
+
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 20.0
 PORTS: Final = {"http": 80, "https": 443}
@@ -30,11 +32,13 @@ _NOT_PUBLIC: Final = tuple(  # though `is_global` of some versions of Python say
 )
 
 
-class UrlRefused(ValueError):
+class UrlRefused(EmbedfarmError, ValueError):
     """Raised when nothing is sent to a URL; the message says why, without what may be secret."""
 
+    exit_status = 2
 
-class RequestFailed(RuntimeError):
+
+class RequestFailed(EmbedfarmError, RuntimeError):
     """Raised when the other side was not reached or did not answer as it should; later it may."""
 
 

@@ -20,6 +20,7 @@ from rq.scheduler import RQScheduler
 
 from embedfarm.contract import wire
 from embedfarm.contract.entries import read_number
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.server_url import make_pool
 from embedfarm.contract.settings import Recurring, Settings
 from embedfarm.contract.unreadable import name_once
@@ -35,8 +36,10 @@ RETRY_INTERVALS: Final = (5, 30, 120)
 log = logging.getLogger(__name__)
 
 
-class RecurringError(ValueError):
+class RecurringError(EmbedfarmError, ValueError):
     """Raised when a recurring job has no valid schedule or task; the message says which."""
+
+    exit_status = 2
 
 
 class Timetable:

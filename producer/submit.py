@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from embedfarm.contract.broker import persist
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm import Farm, model_key
 from embedfarm.contract.jobs import BlocksLost, JobTaken
 from embedfarm.contract.records import Block, JobSpec, Rows, decode, encode
@@ -46,11 +47,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Rewind(RuntimeError):
+class Rewind(EmbedfarmError, RuntimeError):
     """Raised when the server lost blocks that only the source has; `attach`, and submit again."""
 
 
-class JobRefused(RuntimeError):
+class JobRefused(EmbedfarmError, RuntimeError):
     """Raised when the server takes no more blocks of a job: cancelled, closed or deleted."""
 
 

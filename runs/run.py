@@ -20,6 +20,7 @@ from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, Outpu
 from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm import Farm, FarmFull
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import JobTaken
@@ -54,8 +55,10 @@ FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused, JobTaken)
 log = logging.getLogger(__name__)
 
 
-class Interrupted(RuntimeError):
+class Interrupted(EmbedfarmError, RuntimeError):
     """Raised when somebody stopped the command; the output can be resumed."""
+
+    exit_status = 130
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Final
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.scheduler.passes import Pass, PassFailed, decide
@@ -44,8 +45,10 @@ _OWN: Final[Mapping[str, Callable[[Settings], Pass]]] = {
 }
 
 
-class PolicyRefused(ValueError):
+class PolicyRefused(EmbedfarmError, ValueError):
     """Raised when a list of passes is one that no farm could work by; the message says why."""
+
+    exit_status = 2
 
 
 class UnknownPass(PolicyRefused):

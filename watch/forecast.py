@@ -17,6 +17,7 @@ import numpy as np
 
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import closing_client
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm import Farm, length_class, model_key
 from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
@@ -42,8 +43,10 @@ BYTES_PER_TOKEN = 4.0  # without a tokenizer
 log = logging.getLogger(__name__)
 
 
-class ForecastError(ValueError):
+class ForecastError(EmbedfarmError, ValueError):
     """Raised when nothing can be said about a job; the message says why."""
+
+    exit_status = 2
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,17 @@ from typing import Any, Final, Literal
 
 import psutil
 
+from embedfarm.contract.errors import EmbedfarmError
+
 CPU_FACTS: Final = Path("/proc/cpuinfo")
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 CGROUP_MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
-class DeviceError(ValueError):
+class DeviceError(EmbedfarmError, ValueError):
     """Raised when there is no such device, with a list of what there is, or when NVML fails."""
+
+    exit_status = 2
 
 
 @dataclass(frozen=True)

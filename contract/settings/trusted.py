@@ -12,9 +12,13 @@ from typing import Any
 
 from pydantic_settings import TomlConfigSettingsSource
 
+from embedfarm.contract.errors import EmbedfarmError
 
-class UntrustedFile(ValueError):
+
+class UntrustedFile(EmbedfarmError, ValueError):
     """Raised when others could have written a file; the message says which command changes that."""
+
+    exit_status = 2
 
 
 class TrustedToml(TomlConfigSettingsSource):

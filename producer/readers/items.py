@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
+from embedfarm.contract.errors import EmbedfarmError
+
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
@@ -33,12 +35,14 @@ Row: TypeAlias = tuple[str, str]
 Item: TypeAlias = Row | BadRow
 
 
-class CorpusError(ValueError):
+class CorpusError(EmbedfarmError, ValueError):
     """Raised when a corpus cannot be read on; the message names the file and what is wrong.
 
     Attributes:
         bad_row: The row that stopped the reading, None where no single row did.
     """
+
+    exit_status = 2
 
     def __init__(self, message: str, bad_row: BadRow | None = None) -> None:
         super().__init__(message)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.scheduling_terms import TENANT_CHARACTERS_MAX
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -32,8 +33,10 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-class KeysError(ValueError):
+class KeysError(EmbedfarmError, ValueError):
     """Raised when keys cannot be used; the message says where and why."""
+
+    exit_status = 2
 
 
 @dataclass(frozen=True)
