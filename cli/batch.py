@@ -108,23 +108,19 @@ def _decoder(model: str, settings: Settings) -> "Decode":
 def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "Manifest":
     from embedfarm.cli.progress import View
     from embedfarm.producer.readers import CorpusOptions
-    from embedfarm.runs.request import Request, check_finished
-    from embedfarm.runs.run import Interrupted, Place, Run
+    from embedfarm.runs.completion import complete
+    from embedfarm.runs.request import Request
+    from embedfarm.runs.run import Interrupted, Place
 
     spec = JobSpec(model=model, name=out.parent.name)
     request = Request(
         (str(out / CORPUS),), CorpusOptions(), skip_bad_rows=False, spec=spec, sink="parquet"
     )
     place = Place(out / VECTORS, settings, "all", 0, job_id, command_line())
-    before = check_finished(request, place.out)
-    if before is not None:
-        return before
-    view = View(Console(stderr=True), lines=True)
     stop = stop_on_signals()
     watch_lifeline(stop.set)
     try:
-        with view:
-            return Run(request, place, view.show, stop).embed()
+        return complete(request, place, stop, View(Console(stderr=True), lines=True)).manifest
     except Interrupted:
         fail("interrupted; the same command goes on from here", INTERRUPTED)
 

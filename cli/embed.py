@@ -2,7 +2,6 @@
 
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -218,30 +217,16 @@ def run_to_end(
 ) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
     from embedfarm.cli.progress import View
-    from embedfarm.runs.ending import tidy
-    from embedfarm.runs.request import check_finished
-    from embedfarm.runs.retry import retry_failed
-    from embedfarm.runs.run import Interrupted, Run
+    from embedfarm.runs.completion import complete
+    from embedfarm.runs.run import Interrupted
 
     stop = stop_on_signals()
     watch_lifeline(stop.set)
-    before = check_finished(request, place.out)
-    if before is not None:
-        tidy(place.out, before, place.settings, stop)
-    if before is not None and not (before.failed and retry):
-        manifest = before
-    else:
-        view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
-
-        def embed_at(request: "Request", place: "Place") -> "Manifest":
-            return Run(request, place, view.show, stop, terms).embed()
-
-        do = embed_at if before is None else partial(retry_failed, embed=embed_at)
-        try:
-            with view:
-                manifest = do(request, place)
-        except Interrupted:
-            fail("interrupted; the same command goes on from here", INTERRUPTED)
+    view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
+    try:
+        manifest, before = complete(request, place, stop, view, terms, retry=retry)
+    except Interrupted:
+        fail("interrupted; the same command goes on from here", INTERRUPTED)
     report(manifest, place.out, before=before, as_json=as_json)
     if manifest.failed:
         raise typer.Exit(FAILED_CHUNKS)

@@ -219,12 +219,12 @@ def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
     last = JobStatus()
     with (
         on_farm(redis) as farm,
-        View(Console(), lines=as_json or not sys.stdout.isatty()) as view,
+        View(Console(), lines=as_json or not sys.stdout.isatty()) as show,
     ):
         handle = find_job(farm, job)
         for status in _follow(handle, stop):
             if not as_json:
-                view.show(status, farm.workers())
+                show(status, farm.workers())
             elif status != last:
                 typer.echo(json.dumps({"job": handle.id, **asdict(status)}))
             last = status

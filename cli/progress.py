@@ -2,9 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -81,11 +81,11 @@ class View:
     _line_at: float = 0.0
     _said: tuple[str, str] = ("", "")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Callable[[JobStatus, Sequence[Heartbeat]], None]:
         if not self.lines:
             self._live = Live(Text("starting"), console=self.console, refresh_per_second=4)
             self._live.start()
-        return self
+        return self.show
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:

@@ -4,28 +4,28 @@ import threading
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import redis
 from numpy.typing import NDArray
-from rich.console import Console
 
-from embedfarm.cli.progress import View
 from embedfarm.collector.manifest import Manifest
 from embedfarm.contract import broker
-from embedfarm.contract.records import Rows
+from embedfarm.contract.records import Heartbeat, Rows
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
 from embedfarm.producer import submit
 from embedfarm.producer.readers import corpus, read_corpus
 from embedfarm.runs import run, sending
-from embedfarm.runs.ending import discard_output, tidy
-from embedfarm.runs.request import Request, check_finished
-from embedfarm.runs.run import Interrupted, Place, Run
+from embedfarm.runs.completion import complete
+from embedfarm.runs.ending import discard_output
+from embedfarm.runs.request import Request
+from embedfarm.runs.run import Interrupted, Place
 from embedfarm.scheduler.loop import Scheduler
 from embedfarm.workers import worker
 from embedfarm.workers.engines.engine import Tokenised
@@ -136,17 +136,16 @@ def run_scheduler(settings: Settings, stop: threading.Event) -> bool:
     return False
 
 
+def _show_nobody(_status: JobStatus, _workers: Sequence[Heartbeat]) -> None:
+    """Show nobody how a run goes."""
+
+
 def run_embed(
     request: Request, place: Place, stop: threading.Event, terms: Terms
 ) -> Manifest | None:
     """Run what `embedfarm embed` does; return None when it was told to stop."""
-    manifest = check_finished(request, place.out)
-    if manifest is not None:
-        tidy(place.out, manifest, place.settings, stop)
-        return manifest
-    view = View(Console(file=StringIO(), quiet=True), lines=True)
     try:
-        return Run(request, place, view.show, stop, terms).embed()
+        return complete(request, place, stop, nullcontext(_show_nobody), terms).manifest
     except Interrupted:
         if not getattr(stop, "by_others", True):
             raise  # by nobody

@@ -13,8 +13,8 @@ from embedfarm.collector.sinks import jsonl
 from embedfarm.contract import wire
 from embedfarm.contract.records import Result
 from embedfarm.producer.submit import Rewind
+from embedfarm.runs import completion
 from embedfarm.runs.own_job import JOB_ID_FILE
-from tests.simulation import farm
 from tests.simulation.link import Host
 from tests.simulation.monitor import CLAIM, COMMIT, PUSH, SPLIT, script_sha
 from tests.simulation.states import State, after
@@ -85,7 +85,7 @@ def watch() -> None:
     after(Output, "recover", lambda _, output: TRIED_AGAIN.reach(bool(output.buffered)))
     after(Output, "finish", _see_finish)
     after(jsonl, "keep_parts", _see_parts)
-    after(farm, "check_finished", _see_finished)
+    after(completion, "check_finished", _see_finished)
     after(Host, "crash", _see_crash)
 
 

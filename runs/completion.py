@@ -1,0 +1,62 @@
+"""A request brought to its end: embedded unless it is already, or its failed chunks tried again."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from embedfarm.collector.manifest import Manifest
+from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.contract.status import JobStatus
+from embedfarm.runs.ending import tidy
+from embedfarm.runs.request import Request, check_finished
+from embedfarm.runs.retry import retry_failed
+from embedfarm.runs.run import Place, Run
+
+Show: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat]], object]
+
+
+class Completed(NamedTuple):
+    """The manifest of a finished output, and the one that it had when it was asked for, if any."""
+
+    manifest: Manifest
+    before: Manifest | None
+
+
+def complete(  # noqa: PLR0913 # the last two are for those who need them
+    request: Request,
+    place: Place,
+    stop: threading.Event,
+    view: AbstractContextManager[Show],
+    terms: Terms = USUAL,
+    *,
+    retry: bool = False,
+) -> Completed:
+    """Embed what a request asks for, unless its output is finished.
+
+    Args:
+        request: What is to be embedded, and how.
+        place: Where and by whom the work is done.
+        stop: Event that ends the run, which can be resumed.
+        view: Entered while there is work; gives the function that is told how it goes.
+        terms: Terms of the job, if it is made here.
+        retry: Whether the failed chunks of a finished output are embedded again.
+
+    Raises:
+        Interrupted: `stop` was set; the same call goes on from there.
+        EmbedfarmError: The request cannot be done; see `Run.embed` and `retry_failed`.
+    """
+    before = check_finished(request, place.out)
+    if before is not None:
+        tidy(place.out, before, place.settings, stop)
+        if not (before.failed and retry):
+            return Completed(before, before)
+    with view as show:
+
+        def embed(request: Request, place: Place) -> Manifest:
+            return Run(request, place, show, stop, terms).embed()
+
+        do = embed if before is None else partial(retry_failed, embed=embed)
+        return Completed(do(request, place), before)
