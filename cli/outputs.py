@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 
 from embedfarm.cli.embed import OutputFormat
 from embedfarm.cli.options import FAILED, AsJson, fail, plain_errors, print_json, read_settings
-from embedfarm.contract.records import JobSpec
 
 TEXT_WIDTH = 76
 
@@ -72,24 +70,15 @@ def search(
     """Find the chunks nearest to a query, by exact cosine over all vectors."""
     from embedfarm.collector.manifest import read_manifest
     from embedfarm.collector.search import search as nearest
+    from embedfarm.runs.query import embed_query
     from embedfarm.runs.request import read_texts
-    from embedfarm.workers.engines.opening import open_engine
 
     with plain_errors():
         manifest = read_manifest(directory)
         if not manifest.count:
             fail(f"{directory} has no vectors")
         settings = read_settings()
-        spec = JobSpec(
-            model=manifest.model,
-            dtype="float32",
-            task="query" if manifest.settings.get("task") else "",
-            max_length=manifest.settings["max_length"],
-            dimensions=manifest.settings["dimensions"],
-            normalize=manifest.settings["normalize"],
-        )
-        engine = open_engine(spec, "cpu", settings)
-        vector = engine.forward(engine.tokenise([query]), np.arange(1))[0]
+        vector = embed_query(manifest, query, settings)
         hits = nearest(directory, vector, count)
         texts = read_texts(manifest, [hit.index for hit in hits], settings)
     if as_json:

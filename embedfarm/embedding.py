@@ -1,0 +1,215 @@
+"""`embedfarm.embed`: a corpus in, vectors in order out, from Python."""
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, Unpack
+
+from embedfarm.collector.manifest import MANIFEST_FILE
+from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.records import Heartbeat, JobSpec
+from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.contract.status import JobStatus
+from embedfarm.corpora import CORPUS_FILE, Corpus, as_sources
+from embedfarm.outputs import Embeddings
+from embedfarm.producer.readers import CorpusOptions
+from embedfarm.runs.completion import Show, complete
+from embedfarm.runs.own_job import JOB_ID_FILE
+from embedfarm.runs.request import Request, tokenizer_file
+from embedfarm.runs.run import Place
+
+if TYPE_CHECKING:
+    from embedfarm.live import Farm
+
+T = TypeVar("T")
+
+
+class JobFields(TypedDict, total=False):
+    """Fields of a job beside its model; `embedfarm embed --help` says what each of them does."""
+
+    dtype: str
+    vector_dtype: str
+    prompt: str
+    prompt_name: str
+    task: str
+    max_length: int
+    normalize: bool
+    dimensions: int
+    engine: str
+    long: str
+    long_overlap: int
+    lsh_bits: int
+    ranges: bytes
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a corpus is read.
+
+    Attributes:
+        text_field: Column or key of the text.
+        id_field: Column or key of the id; None for a corpus without ids.
+        format: Format of files, None to go by their names.
+        on_bad_row: "fail" ends the run over a row that cannot be read, "skip" lists it.
+    """
+
+    text_field: str = "text"
+    id_field: str | None = None
+    format: str | None = None
+    on_bad_row: Literal["fail", "skip"] = "fail"
+
+
+def embed(  # noqa: PLR0913 # all but the corpus are options, by name
+    corpus: Corpus,
+    *,
+    out: str | Path | None = None,
+    model: str = DEFAULT_MODEL,
+    farm: "Farm | str | None" = None,
+    reading: Reading = Reading(),  # it cannot change
+    output_format: str = "parquet",
+    job_id: str = "",
+    embed_changed: bool = False,
+    retry_failed: bool = False,
+    progress: bool | Show = True,
+    **fields: Unpack[JobFields],
+) -> Embeddings:
+    """Embed a corpus, and return its vectors in the order of the corpus.
+
+    This is what `embedfarm embed` does. It blocks until the output is finished. An interrupted call
+    (Ctrl-C, in a notebook too) stops cleanly, and the same call with the same `out` goes on from
+    there; of a finished output it only opens what is there.
+
+    Args:
+        corpus: A path, URL or glob, or several paths; a table (pandas, polars, Arrow) or a data set
+            of Hugging Face with a column of texts; or texts, or rows as mappings, from any
+            iterable.
+        out: Directory of the output; None for a temporary one that goes with the answer.
+        model: Name or path of a sentence-transformers model.
+        farm: A farm, or the URL of the server of one; None for a private one as long as this takes.
+        reading: How the corpus is read.
+        output_format: "parquet", "npy" or "jsonl".
+        job_id: Id of the job on the farm, "" for a new one.
+        embed_changed: Whether to drop what is on disk from the first part on of which the corpus
+            has other rows now.
+        retry_failed: Whether the failed chunks of a finished output are tried again.
+        progress: Whether to draw a progress bar (in a notebook, too), or a function that is called
+            about twice a second with the job's status and the workers' heartbeats.
+        fields: Other fields of the job.
+
+    Raises:
+        CorpusError: The corpus cannot be read.
+        OutputError: `out` has another corpus or other settings; SourceChanged: rows have changed.
+        ModelRefused: No worker can embed the job.
+        FarmFull: The farm takes no new job now.
+        KeyboardInterrupt: Somebody interrupted it; the output can be resumed.
+        EmbedfarmError: Something else that somebody can mend; all of these are one.
+        redis.RedisError, OSError: The server, or the disk, refused.
+    """
+    temporary = tempfile.TemporaryDirectory(prefix="embedfarm-") if out is None else None
+    try:
+        path = Path(temporary.name if temporary is not None else str(out))
+        settings, devices, workers = _place_of(farm)
+        options = CorpusOptions(
+            text_field=reading.text_field, id_field=reading.id_field, format=reading.format
+        )
+        path.mkdir(parents=True, exist_ok=True)
+        sources, options = as_sources(corpus, path, options)
+        tokenizer = tokenizer_file(sources, model, settings)
+        options = CorpusOptions(**{**options.__dict__, "tokenizer_file": tokenizer})
+        spec = JobSpec(model=model, name=path.name, **fields)
+        request = Request(sources, options, reading.on_bad_row == "skip", spec, output_format)
+        place = Place(path, settings, devices, workers, job_id, "", embed_changed)
+
+        def run(stop: threading.Event) -> None:
+            complete(request, place, stop, _shown(progress), retry=retry_failed)
+
+        interruptible(run)
+        _remove_corpus(path)
+        return Embeddings(path, temporary)
+    except BaseException:
+        if temporary is not None:
+            temporary.cleanup()
+        raise
+
+
+def interruptible(work: Callable[[threading.Event], T]) -> T:
+    """Do work in a thread, and stop it cleanly when the caller is interrupted.
+
+    Whatever thread calls this, only what the work does itself is in the way of an interrupt.
+
+    Raises:
+        KeyboardInterrupt: The caller was interrupted; the work has stopped.
+    """
+    stop, ended = threading.Event(), threading.Event()
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(work(stop))
+        except BaseException as error:  # noqa: BLE001 # raised below, in the caller's thread
+            errors.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="embedfarm", daemon=True).start()
+    try:
+        ended.wait()
+    except KeyboardInterrupt:
+        stop.set()
+        ended.wait()
+        raise
+    for error in errors:
+        raise error
+    return answers[0]
+
+
+def _place_of(farm: "Farm | str | None") -> tuple[Settings, str, int]:
+    """Return the settings with the server's URL, and the devices and workers of a private farm."""
+    if farm is None:
+        return Settings(redis_url=""), "all", 0
+    if isinstance(farm, str):
+        return Settings(redis_url=farm), "all", 0
+    return farm.settings, farm.devices, farm.workers
+
+
+def _shown(progress: bool | Show) -> AbstractContextManager[Show]:  # noqa: FBT001 # as `embed` has it
+    """Return what shows a run: a progress bar, a function of the caller's, or nothing."""
+    if callable(progress):
+        return contextlib.nullcontext(progress)
+    return _progress_bar() if progress else contextlib.nullcontext(_show_nothing)
+
+
+def _show_nothing(_status: JobStatus, _workers: Sequence[Heartbeat]) -> None:
+    """Show nothing."""
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Show]:
+    """Draw chunks that are done, as a widget where there are any."""
+    from tqdm.auto import tqdm  # noqa: PLC0415 # a notebook's widgets take their time to import
+
+    with tqdm(unit=" chunks", desc="embedding") as bar:
+
+        def show(status: JobStatus, workers: Sequence[Heartbeat]) -> None:
+            if status.chunk_count >= 0:
+                bar.total = status.chunk_count
+            bar.n = status.first_chunk + status.chunks_done
+            bar.set_postfix(workers=len(workers), failed=status.chunks_failed, refresh=False)
+            bar.refresh()
+
+        yield show
+
+
+def _remove_corpus(out: Path) -> None:
+    """Remove a corpus that was written beside an output that had been finished before."""
+    if (out / MANIFEST_FILE).exists() and not (out / JOB_ID_FILE).exists():
+        with contextlib.suppress(OSError):
+            (out / CORPUS_FILE).unlink()
+            (out / CORPUS_FILE).parent.rmdir()
+
+
+__all__ = ["EmbedfarmError", "JobFields", "Reading", "embed"]

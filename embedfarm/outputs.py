@@ -1,0 +1,161 @@
+"""`embedfarm.open`: the vectors of a finished output, from Python."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
+
+from embedfarm.collector import verify as verification
+from embedfarm.collector.manifest import Failure, Manifest, read_failures, read_manifest
+from embedfarm.collector.search import Hit, iter_vectors, search
+from embedfarm.collector.sinks import Vectors
+from embedfarm.collector.verify import Problem
+from embedfarm.contract.settings import Settings
+from embedfarm.runs.query import embed_query
+from embedfarm.runs.request import read_again
+
+if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
+
+class Embeddings:
+    """The vectors of a finished output, in the order of its corpus.
+
+    Nothing is read before it is asked for. An output in a temporary directory is removed by
+    `close`, at the end of a `with` block, or with this object.
+
+    Attributes:
+        path: Directory of the output.
+        manifest: What the output says of itself: model, fingerprint, settings, parts, accounts.
+    """
+
+    def __init__(self, path: Path, temporary: "TemporaryDirectory[str] | None" = None) -> None:
+        self.path = path
+        self.manifest: Manifest = read_manifest(path)
+        self._temporary = temporary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the output if it is in a temporary directory."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def __repr__(self) -> str:
+        failed = f", {self.manifest.failed:,} of them failed" if self.manifest.failed else ""
+        return f"<{len(self):,} embeddings of {self.manifest.model} in {self.path}{failed}>"
+
+    def __len__(self) -> int:
+        """Return the number of chunks, those that failed included."""
+        return self.manifest.count
+
+    def __array__(
+        self,
+        dtype: DTypeLike | None = None,
+        copy: bool | None = None,  # noqa: FBT001 # NumPy's protocol
+    ) -> NDArray[Any]:
+        """Return `matrix` to NumPy, so that `np.asarray(embeddings)` is the vectors."""
+        return np.array(self.matrix, dtype=dtype, copy=copy)
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector; for sign bits the bytes, of eight bits each."""
+        return self.manifest.dimensions
+
+    @cached_property
+    def failures(self) -> list[Failure]:
+        """The chunks that have no vector, in order, each with its reason."""
+        return list(read_failures(self.path))
+
+    @cached_property
+    def ids(self) -> list[str | None] | None:
+        """The id of each chunk, or None if the corpus has no ids."""
+        if not self.manifest.ids:
+            return None
+        ids: list[str | None] = [None] * len(self)
+        for vectors in iter_vectors(self.path):
+            for index, name in zip(vectors.indices.tolist(), vectors.ids or (), strict=True):
+                ids[index] = name
+        for failure in self.failures:
+            ids[failure.index] = failure.id
+        return ids
+
+    @cached_property
+    def matrix(self) -> NDArray[Any]:
+        """The vectors, shape (chunks, dimensions), in the type in which they are stored.
+
+        Of the format npy it is a memory map; of others it is read into memory. The rows of failed
+        chunks are NaN, or zero where the type has no NaN.
+        """
+        manifest = self.manifest
+        if manifest.format == "npy" and manifest.parts:
+            found: NDArray[Any] = np.load(self.path / manifest.parts[0].file, mmap_mode="r")
+            return found
+        dtype = np.dtype(manifest.dtype)
+        nothing = np.nan if dtype.kind == "f" else 0
+        matrix: NDArray[Any] = np.full((len(self), manifest.dimensions), nothing, dtype)
+        for vectors in iter_vectors(self.path):
+            matrix[vectors.indices] = vectors.matrix
+        return matrix
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the vectors part by part, with columns `index`, `id` (if given) and `embedding`.
+
+        Failed chunks have no row. Memory holds one part.
+        """
+        for vectors in iter_vectors(self.path):
+            yield record_batch(vectors)
+
+    def search(self, query: str | NDArray[np.float32], count: int = 5) -> list[Hit]:
+        """Return the chunks nearest to a query, by exact cosine over all vectors, best first.
+
+        Args:
+            query: A text, which this output's model embeds in this process, or a vector of shape
+                (dimensions,).
+            count: Number of chunks; fewer come back when there are fewer vectors.
+
+        Raises:
+            ModelError: The model is not to be had.
+            ValueError: The vector is not one of this output's space.
+        """
+        if isinstance(query, str):
+            query = embed_query(self.manifest, query, Settings())
+        return search(self.path, query, count)
+
+    def verify(self, against: Sequence[str | Path] = ()) -> list[Problem]:
+        """Return all problems of the output; none when it is as it was when it was finished.
+
+        Args:
+            against: The corpus that it was made from, to be compared with it row by row.
+        """
+        source = None
+        if against:
+            source = read_again(self.manifest.settings, list(map(str, against)), Settings())
+        return verification.verify(self.path, source)
+
+
+def open_output(path: str | Path) -> Embeddings:
+    """Open a finished output of `embed` or of `embedfarm embed`.
+
+    Raises:
+        OutputError: There is no finished output.
+    """
+    return Embeddings(Path(path))
+
+
+def record_batch(vectors: Vectors) -> pa.RecordBatch:
+    """Return rows as Arrow has them, with columns `index`, `id` (if given) and `embedding`."""
+    columns = {"index": pa.array(vectors.indices)}
+    if vectors.ids is not None:
+        columns["id"] = pa.array(vectors.ids)
+    values = pa.array(vectors.matrix.reshape(-1))
+    columns["embedding"] = pa.FixedSizeListArray.from_arrays(values, vectors.matrix.shape[1])
+    return pa.record_batch(columns)
