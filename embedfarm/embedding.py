@@ -184,7 +184,7 @@ def _shown(progress: bool | Show) -> AbstractContextManager[Show]:  # noqa: FBT0
 
 
 def _show_nothing(_status: JobStatus, _workers: Sequence[Heartbeat]) -> None:
-    """Show nothing."""
+    """Take the news of a run, and show nothing of it."""
 
 
 @contextlib.contextmanager
