@@ -1,47 +1,147 @@
-"""The verbs of the command line, as one typer app."""
+"""The verbs of the command line, as one typer app; each is imported when it is used."""
+
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
-from embedfarm.cli import (
-    batch,
-    bench,
-    embed,
-    ingest,
-    inspection,
-    jobs,
-    keys,
-    outputs,
-    reconcile,
-    roles,
-    scheduler,
-    simulate,
-    top,
-)
+HELP: Final = "Turn a corpus into vectors on every device you have."
+
+
+class Verb(NamedTuple):
+    """A verb, or a group of them.
+
+    Attributes:
+        place: Module below `embedfarm.cli`, and the name of its function or typer app there.
+        help: What it does, in a sentence: the first of what its own `--help` says.
+    """
+
+    place: tuple[str, str]
+    help: str
+
+
+VERBS: Final = {
+    "embed": Verb(
+        ("embed", "embed"),
+        "Embed a corpus, without a server on a private farm; run it again to resume.",
+    ),
+    "batch": Verb(
+        ("batch", "batch"),
+        "Answer a file of OpenAI embedding requests on a shared farm; run it again to resume.",
+    ),
+    "verify": Verb(
+        ("outputs", "verify"),
+        "Check that an output is complete and undamaged, and that it belongs to its corpus.",
+    ),
+    "search": Verb(
+        ("outputs", "search"),
+        "Find the chunks nearest to a query, by exact cosine over all vectors.",
+    ),
+    "export": Verb(
+        ("outputs", "export"),
+        "Write a finished output in another format, without embedding anything again.",
+    ),
+    "reconcile": Verb(
+        ("reconcile", "reconcile"),
+        "Say where the chunks of a job are; on the host of its output, send lost ones again.",
+    ),
+    "bench": Verb(
+        ("bench", "bench"),
+        "Try engines and precisions on some texts: how fast each is, and what it loses.",
+    ),
+    "simulate": Verb(
+        ("simulate", "simulate"),
+        "Run the scheduler's own core against modelled workers, on a virtual clock.",
+    ),
+    "up": Verb(("roles", "up"), "Run a whole farm on this machine until it is stopped."),
+    "schedule": Verb(
+        ("roles", "schedule"),
+        "Run a scheduler; of several, one is active and the others stand by.",
+    ),
+    "work": Verb(("roles", "work"), "Run one worker process per device of this host."),
+    "ingest": Verb(
+        ("ingest", "ingest"),
+        "Run jobs that programs enqueue with RQ, and those of the setting `recurring`.",
+    ),
+    "serve": Verb(
+        ("roles", "serve"),
+        "Serve the farm by HTTP: jobs, the OpenAI and TEI protocols, metrics.",
+    ),
+    "top": Verb(
+        ("top", "top"),
+        "Show the farm at a glance, live; one snapshot with --json, or where there is no terminal.",
+    ),
+    "workers": Verb(("inspection", "workers"), "List the workers that are alive."),
+    "devices": Verb(
+        ("inspection", "devices"),
+        "List the devices of this host, or say why there are no GPUs.",
+    ),
+    "doctor": Verb(
+        ("inspection", "doctor"),
+        "Say what a farm on this machine would run on; status 1 when something will not work.",
+    ),
+    "keys": Verb(("keys", "keys_app"), "API keys."),
+    "scheduler": Verb(("scheduler", "scheduler_app"), "What decides who works on what."),
+    "jobs": Verb(("jobs", "jobs_app"), "What the farm works on."),
+}
+
+
+class Verbs(TyperGroup):
+    """A group that imports a verb when it is used, and none of them to list them."""
+
+    _lists = False
+
+    def list_commands(self, _ctx: Any) -> list[str]:  # noqa: ANN401 # typer keeps its types for itself
+        """Return the names of the verbs, in the order in which they are listed."""
+        return list(VERBS)
+
+    def get_command(self, _ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 # the same
+        """Return a verb, or None if there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        verb = VERBS[cmd_name]
+        if self._lists:
+            return TyperCommand(cmd_name, help=verb.help)
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(cmd_name, verb)
+        return self.commands[cmd_name]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 # the same
+        """Write the help, for which the sentences about the verbs are enough."""
+        self._lists = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._lists = False
+
+
+def _load(name: str, verb: Verb) -> Any:  # noqa: ANN401 # the same
+    """Import a verb and return its command."""
+    module, attribute = verb.place
+    found = import_module(f"embedfarm.cli.{module}")
+    target = getattr(found, attribute)
+    if isinstance(target, typer.Typer):
+        command: Any = get_group(target)
+    else:
+        alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+        alone.command(epilog=getattr(found, "EPILOG", None))(target)
+        command = get_command(alone)
+    command.name = name
+    return command
+
 
 app = typer.Typer(
     name="embedfarm",
-    help="Turn a corpus into vectors on every device you have.",
+    help=HELP,
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command(epilog=embed.EXIT_CODES)(embed.embed)
-app.command()(batch.batch)
-app.command()(outputs.verify)
-app.command()(outputs.search)
-app.command()(outputs.export)
-app.command()(reconcile.reconcile)
-app.command()(bench.bench)
-app.command()(simulate.simulate)
-app.command()(roles.up)
-app.command()(roles.schedule)
-app.command()(roles.work)
-app.command()(ingest.ingest)
-app.command()(roles.serve)
-app.add_typer(keys.keys_app, name="keys")
-app.add_typer(scheduler.scheduler_app, name="scheduler")
-app.add_typer(jobs.jobs_app, name="jobs")
-app.command()(top.top)
-app.command()(inspection.workers)
-app.command()(inspection.devices)
-app.command()(inspection.doctor)
+
+
+@app.callback()
+def main() -> None:
+    """Turn a corpus into vectors on every device you have."""

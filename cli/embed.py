@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from embedfarm.runs.request import Request
     from embedfarm.runs.run import Place
 
-EXIT_CODES = (
+EPILOG = (
     f"Ends with {FAILED_CHUNKS} when chunks failed, named in errors.jsonl, with {FULL} when the "
     f"farm has no place for another job now, and with {INTERRUPTED} when interrupted."
 )

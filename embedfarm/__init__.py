@@ -14,7 +14,6 @@ in what is installed.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ __all__ = ["Embeddings", "EmbedfarmError", "Farm", "Reading", "__version__", "em
 def __getattr__(name: str) -> Any:  # noqa: ANN401 # whatever is asked for
     """Import what is asked for, or look up the version."""
     if name == "__version__":
-        return version("embedfarm")
+        return import_module("importlib.metadata").version("embedfarm")
     if name not in _PLACES:
         raise AttributeError(f"module 'embedfarm' has no attribute {name!r}")
     module, attribute = _PLACES[name]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, Unpack
+from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from embedfarm.collector.manifest import MANIFEST_FILE
 from embedfarm.contract.errors import EmbedfarmError
@@ -22,10 +22,18 @@ from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.request import Request, tokenizer_file
 from embedfarm.runs.run import Place
 
-if TYPE_CHECKING:
-    from embedfarm.live import Farm
-
 T = TypeVar("T")
+
+
+class WarmFarm(Protocol):
+    """A farm that is used again and again, such as `embedfarm.Farm`."""
+
+    devices: str
+    workers: int
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the environment, with the farm's server."""
 
 
 class JobFields(TypedDict, total=False):
@@ -68,7 +76,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
     *,
     out: str | Path | None = None,
     model: str = DEFAULT_MODEL,
-    farm: "Farm | str | None" = None,
+    farm: "WarmFarm | str | None" = None,
     reading: Reading = Reading(),  # it cannot change
     output_format: str = "parquet",
     job_id: str = "",
@@ -167,7 +175,7 @@ def interruptible(work: Callable[[threading.Event], T]) -> T:
     return answers[0]
 
 
-def _place_of(farm: "Farm | str | None") -> tuple[Settings, str, int]:
+def _place_of(farm: "WarmFarm | str | None") -> tuple[Settings, str, int]:
     """Return the settings with the server's URL, and the devices and workers of a private farm."""
     if farm is None:
         return Settings(redis_url=""), "all", 0

@@ -64,7 +64,7 @@ class PoisonEngine(NullEngine):
 
 
 def open_poison_engine(spec: JobSpec, *_: Any) -> PoisonEngine:  # noqa: ANN401 # as open_engine
-    """Open the poison engine, in the place of `embedfarm.workers.engines.open_engine`."""
+    """Open the poison engine, in the place of `open_engine`."""
     engine = PoisonEngine.open(spec)
     assert isinstance(engine, PoisonEngine)
     return engine

@@ -32,7 +32,7 @@ from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
 
 ROOT: Final = Path(__file__).parents[2]
-SCRIPTS: Final = ROOT / "embedfarm" / "scripts"
+SCRIPTS: Final = ROOT / "contract" / "scripts"
 EXAMPLES: Final = ROOT / "docs" / "examples"
 PAGE: Final = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 PROSE: Final = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL).replace("\\|", "|")

@@ -65,7 +65,7 @@ def of(process: psutil.Process, words: str) -> psutil.Process | None:
     with suppress(psutil.NoSuchProcess):
         for each in process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if words in " ".join(each.cmdline()):
+                if f"{words} " in f"{' '.join(each.cmdline())} ":
                     return each
     return None
 

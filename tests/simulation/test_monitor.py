@@ -28,7 +28,7 @@ class Watched:
     def __init__(self) -> None:
         self.server, self.monitor = ModelServer(), Monitor(lease_ms=1000)
         self.do(b"SCRIPT", b"LOAD", wire.script("drain").encode())
-        self.do(b"HSET", META, b"state", b"paused")
+        self.do(b"HSET", META, b"state", b"paused", b"drained_upto", b"0")
 
     def do(self, *words: bytes) -> None:
         """Execute a command, and let the monitor look at what it changed."""
