@@ -38,7 +38,7 @@ from benchmarks.results import (
     find_dtype,
 )
 from embedfarm.contract import model_files
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.opening import open_engine
 

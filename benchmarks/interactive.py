@@ -32,8 +32,9 @@ from typing import Final
 from benchmarks.corpora import MODEL, documentation, write_corpus
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
-from embedfarm.contract.records import JobSpec, LaneAnswer
+from embedfarm.contract.records import LaneAnswer
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.private_farm import run_local_farm

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.batch_shapes import MODEL
 from benchmarks.corpora import CORPORA
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.opening import open_engine

@@ -23,8 +23,9 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.records import Completion, decode
+from embedfarm.contract.records import Completion
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.scheduler.policies import POLICIES

@@ -16,7 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from embedfarm.contract import model_files
-from embedfarm.contract.records import Block, JobSpec, Rows, decode, encode
+from embedfarm.contract.encoding import decode, encode
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.blocks import Blocker
 from embedfarm.producer.docstrings import docstrings

@@ -40,9 +40,11 @@ from embedfarm.cli.progress import View
 from embedfarm.collector.feed_results import acknowledge, take
 from embedfarm.contract import wire
 from embedfarm.contract.broker import connect
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec, Rows, encode
+from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions
 from embedfarm.producer.submit import Submitter

@@ -22,8 +22,8 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.contract.batch_requests import Planned
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_lifeline
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
 
 if TYPE_CHECKING:

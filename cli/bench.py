@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from embedfarm.cli.embed import MaxLength, Model, TextField
+from embedfarm.cli.embed import TextField
+from embedfarm.cli.job_options import annotation_of
 from embedfarm.cli.options import USAGE, AsJson, fail, plain_errors, print_json, read_settings
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ Corpus = Annotated[
     list[str] | None,
     typer.Argument(help="As for `embed`; without one this Python's own documentation."),
 ]
+if TYPE_CHECKING:
+    MODEL = str
+    MAX_LENGTH = int
+else:  # as the table of fields has them
+    MODEL = annotation_of("model")
+    MAX_LENGTH = annotation_of("max_length")
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run; cuda: the first GPU.")]
 Chunks = Annotated[
     int, typer.Option(min=CHUNKS_MIN, help="Chunks taken from the start of the corpus.")
@@ -33,9 +40,9 @@ Rounds = Annotated[int, typer.Option(min=1, help="Runs of each, in turn; medians
 
 def bench(  # noqa: PLR0913, PLR0917 -- each is a flag
     corpus: Corpus = None,
-    model: Model = DEFAULT_MODEL,
+    model: MODEL = DEFAULT_MODEL,
     text_field: TextField = "text",
-    max_length: MaxLength = 0,
+    max_length: MAX_LENGTH = 0,
     device: Device = "cpu",
     chunks: Chunks = 1000,
     rounds: Rounds = 3,

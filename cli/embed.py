@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from embedfarm.cli.job_options import with_job_fields
 from embedfarm.cli.options import (
     FAILED_CHUNKS,
     FULL,
@@ -26,11 +27,10 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.term_options import Deadline, Priority, Tenant, Weight, read_terms
 from embedfarm.contract import tracing
-from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_lifeline
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.scheduling_terms import USUAL, Terms
-from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.contract.settings import Settings
 
 JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
@@ -45,13 +45,6 @@ EPILOG = (
 )
 
 
-def _whole_bytes(bits: int) -> int:
-    """Check that bits fill bytes; a usage error otherwise."""
-    if bits % 8:
-        raise typer.BadParameter("must be a multiple of 8")
-    return bits
-
-
 def _check_job_id(name: str) -> str:
     """Check that keys can carry the name of a job; a usage error otherwise."""
     if name and not JOB_ID.fullmatch(name):
@@ -63,7 +56,6 @@ Corpus = Annotated[
     list[str], typer.Argument(help="Files, directories, URLs, or - for standard input.")
 ]
 Out = Annotated[Path, typer.Option(help="Output directory.")]
-Model = Annotated[str, typer.Option(help="Directory, hub name, or null:DIMENSIONS.")]
 TextField = Annotated[str, typer.Option(help="Field or column of the text.")]
 IdField = Annotated[str, typer.Option(help="Field or column of an id to keep.")]
 InputFormat = Annotated[
@@ -75,55 +67,9 @@ ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chu
 OnBadRow = Annotated[
     Literal["fail", "skip"], typer.Option(help="skip lists bad rows in skipped.jsonl.")
 ]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16", "int8"],
-    typer.Option(help="Of the model; int8 on CPUs, faster at a loss that is measured and logged."),
-]
-Engine = Annotated[
-    Literal["auto", "torch", "openvino"],
-    typer.Option(help="auto: the fastest, tried once on each processor."),
-]
-VectorDtype = Annotated[
-    Literal["float32", "float16", "int8", "ubinary", "lsh"],
-    typer.Option(help="Of the stored vectors; ubinary: sign bits; lsh: bits of hyperplanes."),
-]
-LshBits = Annotated[
-    int,
-    typer.Option(
-        min=BITS_MIN,
-        max=BITS_MAX,
-        callback=_whole_bytes,
-        help="Hyperplanes of lsh, a multiple of 8.",
-    ),
-]
-Ranges = Annotated[
-    Path | None,
-    typer.Option(
-        help="For int8: a finished float output of this model, or ranges as .npy, shape (2, n)."
-    ),
-]
 OutputFormat = Annotated[
     Literal["parquet", "npy", "jsonl"], typer.Option("--format", help="Of the output.")
 ]
-Task = Annotated[
-    Literal["", "query", "document"],
-    typer.Option(
-        help="Prompt and modules as of `encode_query` or `encode_document`.", show_default=False
-    ),
-]
-Prompt = Annotated[str, typer.Option(help="Text put before every chunk.")]
-PromptName = Annotated[str, typer.Option(help="One of the model's own prompts instead.")]
-MaxLength = Annotated[
-    int, typer.Option(min=0, help="Tokens kept of a chunk; 0: the model's limit.")
-]
-Long = Annotated[
-    Literal["truncate", "windows", "error"],
-    typer.Option(help="Of a chunk over the limit: cut it, average its windows, or fail it."),
-]
-LongOverlap = Annotated[
-    int, typer.Option(min=0, help="Tokens that a window repeats of the one before.")
-]
-Dimensions = Annotated[int, typer.Option(min=0, help="Leading components kept; 0: all.")]
 RetryFailed = Annotated[
     bool,
     typer.Option("--retry-failed", help="Of a finished output: embed what failed once more."),
@@ -138,13 +84,12 @@ EmbedChanged = Annotated[
         help="Of an unfinished output: embed again what the corpus has other rows of now.",
     ),
 ]
-Normalize = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
 
 
+@with_job_fields
 def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     corpus: Corpus,
     out: Out,
-    model: Model = DEFAULT_MODEL,
     text_field: TextField = "text",
     id_field: IdField = "",
     input_format: InputFormat = "",
@@ -152,20 +97,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     chunk_tokens: ChunkTokens = 200,
     chunk_overlap: ChunkOverlap = 20,
     on_bad_row: OnBadRow = "fail",
-    dtype: Dtype = "auto",
-    engine: Engine = "auto",
-    vector_dtype: VectorDtype = "float32",
-    ranges: Ranges = None,
-    lsh_bits: LshBits = 2048,
     output_format: OutputFormat = "parquet",
-    task: Task = "",
-    prompt: Prompt = "",
-    prompt_name: PromptName = "",
-    max_length: MaxLength = 0,
-    long: Long = "truncate",
-    long_overlap: LongOverlap = 32,
-    dimensions: Dimensions = 0,
-    normalize: Normalize = False,  # noqa: FBT002 -- a flag
     workers: CpuWorkers = 0,
     devices: Devices = "all",
     redis: RedisUrl = "",
@@ -177,6 +109,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
+    **fields: Any,  # noqa: ANN401 # those of a job, which the table types
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
     from embedfarm.producer.readers import CorpusOptions
@@ -189,15 +122,11 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors():
         options = CorpusOptions(
             text_field=text_field, id_field=id_field or None, format=input_format or None,
-            tokenizer_file=tokenizer_file(corpus, model, settings), glob=glob,
+            tokenizer_file=tokenizer_file(corpus, fields["model"], settings), glob=glob,
             chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
         )  # fmt: skip
-        spec = JobSpec(
-            model=model, dtype=dtype, engine=engine, vector_dtype=vector_dtype,
-            ranges=_ranges(vector_dtype, ranges), lsh_bits=lsh_bits, task=task,
-            prompt=prompt, prompt_name=prompt_name, max_length=max_length, long=long,
-            long_overlap=long_overlap, normalize=normalize, dimensions=dimensions, name=out.name,
-        )  # fmt: skip
+        fields["ranges"] = _ranges(fields["vector_dtype"], fields["ranges"])
+        spec = JobSpec(**fields, name=out.name)
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
         run_to_end(request, place, terms, retry=retry_failed, as_json=as_json)

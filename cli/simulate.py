@@ -22,7 +22,7 @@ from embedfarm.cli.options import (
     read_settings,
 )
 from embedfarm.contract.formatting import format_seconds
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.watch.forecast import (
     CHUNK_TOKENS,

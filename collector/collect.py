@@ -17,10 +17,11 @@ from embedfarm.collector.result_span import check_place
 from embedfarm.collector.source import SourceChanged, SourceCheck
 from embedfarm.collector.writer import Writer
 from embedfarm.contract.broker import UNAVAILABLE, persist
+from embedfarm.contract.encoding import ForeignVersion, RecordError
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import ForeignVersion, RecordError, Result
+from embedfarm.contract.records import Result
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus, is_gone
 from embedfarm.contract.window import FarmWindow

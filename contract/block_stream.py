@@ -6,9 +6,10 @@ from typing import Any, cast
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry, Pending, read_entries
 from embedfarm.contract.job_handle import JobHandle
-from embedfarm.contract.records import Block, Result, encode
+from embedfarm.contract.records import Block, Result
 
 
 @dataclass

@@ -13,8 +13,9 @@ from typing import Any, Final, cast
 import redis
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, encode
+from embedfarm.contract.records import Block
 from embedfarm.contract.status import JobGone, is_gone
 
 SEQUENCE_MAX: Final = (1 << 64) - 1  # in an entry's ID

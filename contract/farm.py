@@ -11,17 +11,15 @@ from typing import Final, Literal
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.farm_statistics import FarmStatistics
 from embedfarm.contract.job_reports import JobReports
+from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.plans import Plans
-from embedfarm.contract.records import (
-    Heartbeat,
-    JobSpec,
-    encode,
-)
+from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.unreadable import (
@@ -31,11 +29,6 @@ from embedfarm.contract.unreadable import (
 WORKER_SECONDS: Final = 3600
 PLACE_SECONDS: Final = 60  # a place without a job: its creator is at work on it, or died
 RETRY_SECONDS_MAX: Final = 3600
-
-_DECISIVE: Final = (
-    "model", "dtype", "engine", "prompt", "max_length", "normalize", "dimensions", "long",
-    "long_overlap", "task", "prompt_name",
-)  # fmt: skip
 
 
 class FarmFull(EmbedfarmError, RuntimeError):
@@ -55,14 +48,9 @@ class FarmFull(EmbedfarmError, RuntimeError):
         self.retry_after_seconds = retry_after_seconds
 
 
-def model_key(spec: JobSpec) -> str:
-    """Return the name under which a model's throughput is remembered: all that changes it."""
-    return f"{spec.model}|{spec.dtype}|{spec.max_length}|{spec.engine}"
-
-
 def engine_key(spec: JobSpec) -> str:
     """Return a digest of all in a spec that decides which engine serves it, and its vectors."""
-    decisive = [getattr(spec, name) for name in _DECISIVE]
+    decisive = {**decided_by(spec, Decides.VECTORS), "engine": spec.engine}
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from redis.commands.core import Script
 
 from embedfarm.contract import wire
-from embedfarm.contract.records import R
+from embedfarm.contract.encoding import R
 from embedfarm.contract.unreadable import Report, name_once, read_or_skip
 from embedfarm.contract.visibility import Sight
 

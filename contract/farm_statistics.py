@@ -8,14 +8,10 @@ from typing import Any, Final, cast
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms, if_room
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.pace import Batch
-from embedfarm.contract.records import (
-    Completion,
-    Rate,
-    Sample,
-    encode,
-)
+from embedfarm.contract.records import Completion, Rate, Sample
 from embedfarm.contract.unreadable import (
     readable,
 )

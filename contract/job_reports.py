@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
-from embedfarm.contract.records import (
-    TokenRecipe,
-    decode,
-    encode,
-)
+from embedfarm.contract.records import TokenRecipe
 from embedfarm.contract.status import JobGone
 from embedfarm.contract.unreadable import (
     read_words,

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.entries import read_number
 from embedfarm.contract.job_handle import JobHandle
-from embedfarm.contract.records import ChunkError, Result, decode
+from embedfarm.contract.records import ChunkError, Result
 
 
 @dataclass

@@ -16,10 +16,12 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import block_ms, if_room
+from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.job_results import JobResults
-from embedfarm.contract.records import Block, JobSpec, decode, encode
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import Block
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import JobGone, JobStatus, status_from
 

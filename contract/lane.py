@@ -20,17 +20,11 @@ from redis.commands.core import Script
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms
+from embedfarm.contract.encoding import RecordError, decode, encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm import engine_key
-from embedfarm.contract.records import (
-    ChunkError,
-    JobSpec,
-    LaneAnswer,
-    LanePiece,
-    RecordError,
-    decode,
-    encode,
-)
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import ChunkError, LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.unreadable import names_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 
 NULL_PREFIX: Final = "null:"
 PACKAGED: Final = {

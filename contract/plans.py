@@ -6,14 +6,9 @@ from typing import Final, cast
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms, if_room
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_keys import FarmKeys
-from embedfarm.contract.records import (
-    Decision,
-    Plan,
-    Policy,
-    SchedulerStats,
-    encode,
-)
+from embedfarm.contract.records import Decision, Plan, Policy, SchedulerStats
 
 DECISIONS_MAX: Final = 100
 STATS_SECONDS: Final = 60

@@ -1,66 +1,24 @@
-"""The records that cross a process boundary, and their bytes.
-
-Every record is one byte, the version of its layout, and a msgpack array of its fields in the order
-below. A reader that meets another version refuses it by name, without guessing: `ForeignVersion`.
-A field may be added at the end of a record, with a default, without a new version; but a new field
-of a `JobSpec` or a `TokenRecipe`, which decide the vectors, is refused by older readers.
-"""
+"""The records that cross a process boundary; `embedfarm.contract.encoding` has their bytes."""
 
 import zlib
 from collections.abc import Sequence
 from itertools import chain, pairwise, repeat
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
-
-VERSION: Final = 1
-SPEC_WORDS: Final = {
-    "dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
-    "vector_dtype": ("float32", "float16", "int8", "ubinary", "lsh"),
-    "engine": ("auto", "torch", "openvino"),
-    "long": ("truncate", "windows", "error"),
-    "task": ("", "query", "document"),
-}
-"""What each of these fields of a `JobSpec` may say."""
-
-
-VERSIONS_MAX: Final = 31
-"""A first byte beyond it is no version: it would be text."""
-
-COUNT_MAX: Final = 1 << 53
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
-"""A number that every language, and the server's scripts, keep exactly."""
-
-Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-"""A number of seconds, tokens or the like that one may reckon with: neither infinite nor NaN."""
-
-Speed: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
-"""Something in a second that one may divide by."""
-
-Fact: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
-"""Any finite number: of what is only shown."""
-
-
-EntryId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,17}-[0-9]{1,17}\Z")]
-"""ID of a stream entry, which the server would not take otherwise."""
-
-Some: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
-"""A number of things to ask for."""
-
-
-class RecordError(EmbedfarmError, ValueError):
-    """Raised when bytes off the wire are not a record of a version that this program reads."""
-
-    exit_status = 2
-
-
-class ForeignVersion(RecordError):
-    """Raised when a record has another version: undamaged, it seems, but not for this program."""
+from embedfarm.contract.encoding import (
+    Amount,
+    Count,
+    EntryId,
+    Fact,
+    Record,
+    Some,
+    Speed,
+)
+from embedfarm.contract.job_spec import JobSpec
 
 
 class Rows(NamedTuple):
@@ -68,10 +26,6 @@ class Rows(NamedTuple):
 
     texts: list[str]
     ids: list[str] | None
-
-
-class Record(msgspec.Struct, array_like=True, kw_only=True, gc=False):
-    """Base of all records on the wire."""
 
 
 class TokenRecipe(Record, forbid_unknown_fields=True):
@@ -385,8 +339,8 @@ class Decision(Record):
     seconds: Fact
     passes: list[str]
     notes: list[tuple[str, str]]
-    workers: list[str] = []
-    left_out: dict[str, Count] = {}
+    workers: list[str] = msgspec.field(default_factory=list)
+    left_out: dict[str, Count] = msgspec.field(default_factory=dict)
 
     def about(self, worker: str) -> "Decision":
         """Return the decision with the notes about a worker or none in particular; "" for all."""
@@ -431,7 +385,7 @@ class SchedulerStats(Record):
     prediction_error: Fact
     padding: Fact
     efficiency: Fact
-    late: dict[str, Fact] = {}
+    late: dict[str, Fact] = msgspec.field(default_factory=dict)
 
 
 class Sample(Record):
@@ -466,65 +420,6 @@ class Rate(Record):
     overhead_seconds: Amount
     updated: Amount
     samples: Count
-
-
-class JobSpec(Record, forbid_unknown_fields=True):
-    """Specification of a job; nothing in it changes once the job exists.
-
-    Attributes:
-        model: Name or path of the model, as the user wrote it.
-        dtype: Type that the model computes in: "auto", "float32", "bfloat16", "float16" or "int8".
-        vector_dtype: Type that is stored: "float32", "float16", "int8", "ubinary" (sign bits) or
-            "lsh" (bits of random hyperplanes).
-        prompt: Text put before every chunk; "" for one of the model's own, if it has any.
-        max_length: Tokens kept of a chunk, 0 for the model's own limit.
-        normalize: Whether vectors are scaled to length 1 even if the model does not.
-        dimensions: Leading components kept (Matryoshka), 0 for all.
-        name: Name of the job, for people.
-        ranges: Least and greatest of each component for "int8", little-endian float32 of shape
-            (2, dimensions).
-        engine: Engine that runs the model: "auto", "torch" or "openvino".
-        long: What becomes of a text longer than the model's limit: "truncate", "windows" (their
-            mean, weighted by tokens) or "error".
-        long_overlap: About how many tokens a window repeats of the one before.
-        lsh_bits: Number of hyperplanes of "lsh", a multiple of 8.
-        task: "query", "document" or "": the vectors are those of sentence-transformers'
-            `encode_query`, `encode_document` or `encode`, which differ where a model has prompts or
-            modules for each.
-        prompt_name: Which of the model's prompts is put before every chunk, in place of the task's.
-
-    Raises:
-        ValueError: A field asks for what no worker could do.
-    """
-
-    model: str
-    dtype: str = "auto"
-    vector_dtype: str = "float32"
-    prompt: str = ""
-    max_length: int = 0
-    normalize: bool = False
-    dimensions: int = 0
-    name: str = ""
-    ranges: bytes = b""
-    engine: str = "auto"
-    long: str = "truncate"
-    long_overlap: int = 32
-    lsh_bits: int = 2048
-    task: str = ""
-    prompt_name: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse a specification that no worker could serve, also off the wire."""
-        for name, words in SPEC_WORDS.items():
-            if getattr(self, name) not in words:
-                raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(words)}")
-        numbers = self.max_length, self.dimensions, self.long_overlap
-        if not 0 <= min(numbers) <= max(numbers) <= COUNT_MAX:
-            raise ValueError("max_length, dimensions and long_overlap are 0 to 2 to the 53rd")
-        if self.lsh_bits % 8 or not BITS_MIN <= self.lsh_bits <= BITS_MAX:
-            raise ValueError(f"lsh_bits is a multiple of 8 from {BITS_MIN} to {BITS_MAX}")
-        if self.prompt and self.prompt_name:
-            raise ValueError("prompt and prompt_name are two ways to say the same")
 
 
 class LanePiece(Record):
@@ -581,44 +476,6 @@ class LaneAnswer(Record):
     def matrix(self) -> NDArray[np.float32]:
         """Return the vectors as an array of shape (texts, dimensions), without a copy."""
         return np.frombuffer(self.vectors, dtype="<f4").reshape(-1, self.dimensions)
-
-
-R = TypeVar("R", bound=Record)
-
-_VERSION_BYTE: Final = bytes([VERSION])
-_encoder: Final = msgspec.msgpack.Encoder()
-
-
-def encode(record: Record) -> bytes:
-    """Return the bytes of a record."""
-    return _VERSION_BYTE + _encoder.encode(record)
-
-
-def decode(kind: type[R], data: bytes) -> R:
-    """Return the record in `data`.
-
-    Raises:
-        ForeignVersion: The record has a version that is not read here.
-        RecordError: The bytes are damaged, or of another kind.
-    """
-    if data[:1] != _VERSION_BYTE:
-        raise _no_version(kind, data)
-    try:
-        return msgspec.msgpack.decode(memoryview(data)[1:], type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"not a {kind.__name__} record: {error}") from error
-
-
-def _no_version(kind: type[Record], data: bytes) -> RecordError:
-    """Return an error that says why bytes do not begin with our version, and what to do."""
-    if not data or data[0] > VERSIONS_MAX:
-        begins = f"begins with byte {data[:1].hex()}" if data else "is empty"
-        return RecordError(f"not a {kind.__name__} record: it {begins}, not with its version")
-    older = "this program" if data[0] > VERSION else "the program that wrote it"
-    return ForeignVersion(
-        f"{kind.__name__} record of version {data[0]}, but this program reads version {VERSION}: "
-        f"update {older}"
-    )
 
 
 def text_checksums(texts: Sequence[str]) -> bytes:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from embedfarm.contract.encoding import COUNT_MAX
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.records import COUNT_MAX
 from embedfarm.contract.scheduling_terms import USUAL
 
 TEXT_FIELDS: Final = frozenset(

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from embedfarm.contract.records import R, RecordError, decode
+from embedfarm.contract.encoding import R, RecordError, decode
 
 NAMED_MAX: Final = 1024
 

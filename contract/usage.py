@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from embedfarm.contract.records import Count, Fact, Record
+from embedfarm.contract.encoding import Count, Fact, Record
 
 
 class Parity(Record):

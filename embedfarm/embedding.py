@@ -11,7 +11,8 @@ from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from embedfarm.collector.manifest import MANIFEST_FILE
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.records import Heartbeat, JobSpec
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.corpora import CORPUS_FILE, Corpus, as_sources

@@ -17,9 +17,9 @@ from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
 from embedfarm.contract import farm as contract
 from embedfarm.contract.broker import connect
 from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.corpora import Corpus

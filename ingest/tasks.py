@@ -21,6 +21,7 @@ from rq.registry import CanceledJobRegistry
 
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JOB_FIELDS
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source, allow_url, is_url
@@ -38,11 +39,9 @@ QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
 FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and errors.jsonl names some
 PATH_OPTIONS: Final = frozenset({"ranges"})
-EMBED_OPTIONS: Final = PATH_OPTIONS | {
-    "model", "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",
-    "on_bad_row", "dtype", "engine", "vector_dtype", "lsh_bits", "format", "task", "prompt",
-    "prompt_name", "max_length", "long", "long_overlap", "dimensions", "normalize", "priority",
-    "tenant", "weight", "deadline", "job_id", "embed_changed",
+EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
+    "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",
+    "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "job_id", "embed_changed",
 }  # fmt: skip
 
 log = logging.getLogger(__name__)

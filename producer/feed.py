@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from embedfarm.contract.encoding import encode
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import BlocksLost, Job
-from embedfarm.contract.records import Block, JobSpec, Rows, encode
+from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes
 from embedfarm.contract.status import JobStatus

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from embedfarm.contract.broker import persist
+from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import BlocksLost, JobTaken
-from embedfarm.contract.records import Block, JobSpec, Rows, decode, encode
+from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes

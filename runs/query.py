@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.collector.manifest import Manifest
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.opening import open_engine
 

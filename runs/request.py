@@ -11,7 +11,8 @@ from embedfarm.collector.manifest import Manifest, OutputError, Part, read_manif
 from embedfarm.collector.output import State, compare_requests, read_state
 from embedfarm.collector.source import PrefixCheck, SourceChanged
 from embedfarm.contract import model_files
-from embedfarm.contract.records import JobSpec, Rows, text_checksums
+from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, Decides, JobSpec, decided_by
+from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
@@ -40,21 +41,17 @@ class Request:
 
         This is kept, and has no secrets: a URL that has some cannot be read by it.
         """
-        spec = self.spec
-        later = {"task": spec.task, "prompt_name": spec.prompt_name}  # the first outputs have none
-        return {name: value for name, value in later.items() if value} | {
+        spec, said = self.spec, decided_by(self.spec, Decides.STORAGE)
+        left_out = {
+            name
+            for name, field in JOB_FIELDS.items()
+            if field.later and said.get(name) == JOB_DEFAULTS[name]
+        }
+        return {
+            **{name: value for name, value in said.items() if name not in left_out},
             "sources": [_absolute(source) for source in self.sources],
             **{f"read_{name}": value for name, value in self._reading().items()},
             "skip_bad_rows": self.skip_bad_rows,
-            "model": spec.model,
-            "dtype": spec.dtype,
-            "vector_dtype": spec.vector_dtype,
-            "prompt": spec.prompt,
-            "max_length": spec.max_length,
-            "normalize": spec.normalize,
-            "dimensions": spec.dimensions,
-            "long": spec.long,
-            "long_overlap": spec.long_overlap,
             "ranges": np.frombuffer(spec.ranges, "<f4").reshape(2, -1).tolist(),
             "lsh_bits": spec.lsh_bits if spec.vector_dtype == "lsh" else 0,
             "format": self.sink,

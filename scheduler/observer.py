@@ -8,9 +8,11 @@ from typing import Final
 import redis
 
 from embedfarm.contract.backlog import Backlog, read_backlogs
+from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.entries import Pending
-from embedfarm.contract.farm import Farm, length_class, model_key
-from embedfarm.contract.records import Completion, Heartbeat, RecordError
+from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.job_spec import model_key
+from embedfarm.contract.records import Completion, Heartbeat
 from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow
 from embedfarm.scheduler.history import History

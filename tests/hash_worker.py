@@ -14,10 +14,11 @@ import redis
 from numpy.typing import NDArray
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, Heartbeat, Result, Rows, decode, text_checksums
+from embedfarm.contract.records import Block, Heartbeat, Result, Rows, text_checksums
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import has_room
 from embedfarm.contract.status import JobGone

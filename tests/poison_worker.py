@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.workers import main, models
 from embedfarm.workers.engines.engine import Chunk, Tokenised, only_texts
 from embedfarm.workers.engines.null import NullEngine

@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple, cast
 import redis
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.records import JobSpec, RecordError, decode
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, JobUnreadable, status_from
 from embedfarm.contract.unreadable import names_of
 

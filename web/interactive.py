@@ -12,8 +12,9 @@ from fastapi import Depends, HTTPException, Request
 from numpy.typing import NDArray
 
 from embedfarm.contract import tracing
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, LaneFull, LaneLate, LaneRefused, LaneUnserved
-from embedfarm.contract.records import JobSpec, LaneAnswer
+from embedfarm.contract.records import LaneAnswer
 
 T = TypeVar("T")
 BUSY_SECONDS: Final = 1

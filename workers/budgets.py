@@ -4,8 +4,8 @@ import logging
 from dataclasses import dataclass, field
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import Farm, model_key
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.workers.engines.engine import Engine
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from embedfarm.contract import tracing
 from embedfarm.contract.broker import UNAVAILABLE, persist
-from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Result
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import is_gone

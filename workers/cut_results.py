@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.records import ChunkError, JobSpec, Result
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import ChunkError, Result
 from embedfarm.workers.leases import Lease, MicroBatch
 from embedfarm.workers.quantisation import DTYPES, stored_width
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory

@@ -13,10 +13,11 @@ import redis
 
 from embedfarm.contract import sizing, wire
 from embedfarm.contract.broker import BLOCK_SECONDS_MAX
+from embedfarm.contract.encoding import ForeignVersion, RecordError, decode
 from embedfarm.contract.entries import Entry, Pending
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, ForeignVersion, JobShare, RecordError, decode
+from embedfarm.contract.records import Block, JobShare
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow

@@ -19,19 +19,13 @@ from numpy.typing import NDArray
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import FIRST_PAUSE_SECONDS, PAUSE_SECONDS_MAX, UNAVAILABLE
+from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, Taken
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import (
-    Block,
-    ChunkError,
-    JobSpec,
-    LaneAnswer,
-    LanePiece,
-    RecordError,
-    decode,
-)
+from embedfarm.contract.records import Block, ChunkError, LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import is_gone
 from embedfarm.workers.engines.engine import Engine

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.records import Block, JobSpec
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import Block
 from embedfarm.contract.usage import Account
 from embedfarm.workers.engines.engine import Engine, Tokenised
 

@@ -11,10 +11,11 @@ from typing import Final, NamedTuple
 
 import redis
 
-from embedfarm.contract.farm import Farm, engine_key, model_key
+from embedfarm.contract.encoding import RecordError
+from embedfarm.contract.farm import Farm, engine_key
 from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.model_files import ModelError, is_null, resolve
-from embedfarm.contract.records import JobSpec, RecordError
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.memory import limit_batches, model_bytes

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.hyperplanes import hash_vectors
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import JobSpec
 
 DTYPES: Final = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "ubinary": "|u1", "lsh": "|u1"}
 _STEPS: Final = 255  # between the least and the greatest int8

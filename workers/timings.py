@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.costs import Cost, Costs
-from embedfarm.contract.farm import model_key
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.workers.engines.engine import Engine, OutOfMemory
 
 SHORT_TOKENS: Final = 16  # of a text that people ask about, and such texts in a device batch

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 import embedfarm
 from embedfarm.collector.source import SourceChanged
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.records import Heartbeat, JobSpec
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.status import JobStatus
 from embedfarm.producer.readers import CorpusError
 from embedfarm.workers.engines.null import NullEngine

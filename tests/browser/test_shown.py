@@ -11,17 +11,11 @@ import redis
 from playwright.sync_api import Browser, Page, expect
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import (
-    Completion,
-    Decision,
-    Heartbeat,
-    JobSpec,
-    Rate,
-    Sample,
-    encode,
-)
+from embedfarm.contract.records import Completion, Decision, Heartbeat, Rate, Sample
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.usage import Account

@@ -14,9 +14,10 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect
 
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, ChunkError, Result, decode, text_checksums
+from embedfarm.contract.records import Block, ChunkError, Result, text_checksums
 from tests.browser.conftest import SECONDS, Watched
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers import main, models
 from embedfarm.workers.engines.engine import Engine, Finish, OutOfMemory, Tokenised

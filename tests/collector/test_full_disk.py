@@ -14,8 +14,10 @@ from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
 from embedfarm.collector.sinks import SINKS
 from embedfarm.collector.verify import verify
+from embedfarm.contract.encoding import encode
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, ChunkError, JobSpec, Result, encode, text_checksums
+from embedfarm.contract.records import Block, ChunkError, Result, text_checksums
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from tests.full_disk import Disk, small_disk

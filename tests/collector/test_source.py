@@ -12,8 +12,10 @@ from embedfarm.collector.collect import Collector
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
 from embedfarm.collector.source import SourceCheck
+from embedfarm.contract.encoding import encode
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec, Rows, encode
+from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from tests.hash_worker import VECTOR_BYTES, Bench, HashWorker, text_of, vectors_of
 from tests.support import LiveServer, wait_until

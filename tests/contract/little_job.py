@@ -5,8 +5,10 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
+from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.records import (
@@ -15,7 +17,6 @@ from embedfarm.contract.records import (
     Completion,
     Decision,
     Heartbeat,
-    JobSpec,
     LaneAnswer,
     LanePiece,
     Plan,
@@ -23,8 +24,6 @@ from embedfarm.contract.records import (
     Result,
     Sample,
     SchedulerStats,
-    decode,
-    encode,
     text_checksums,
 )
 from embedfarm.contract.settings import Settings

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.contract.records import decode, encode
+from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.usage import LATEST, SUMS, Account, Parity, describe
 
 activities = st.dictionaries(st.sampled_from(["queue", "forward", "commit"]), st.floats(0, 100))

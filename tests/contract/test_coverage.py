@@ -7,8 +7,10 @@ import pytest
 import redis
 
 from embedfarm.contract.coverage import Coverage, is_waiting, reconcile
+from embedfarm.contract.encoding import decode, encode
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec, Rows, decode, encode
+from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import has_room
 from embedfarm.contract.status import JobGone

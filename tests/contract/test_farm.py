@@ -8,11 +8,12 @@ import redis
 
 from embedfarm.contract import broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client
-from embedfarm.contract.farm import Farm, FarmFull, length_class, model_key
+from embedfarm.contract.farm import Farm, FarmFull, length_class
 from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
-from embedfarm.contract.records import JobShare, JobSpec, Plan, Rate, TokenRecipe
+from embedfarm.contract.records import JobShare, Plan, Rate, TokenRecipe
 from embedfarm.contract.status import JobGone
 from tests.contract.little_job import COMPLETION, embed, heartbeat, make_job, snapshot
 from tests.support import LiveServer, wait_until

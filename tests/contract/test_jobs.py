@@ -15,9 +15,11 @@ from redis.crc import key_slot
 
 from embedfarm.contract import broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client, persist
+from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
-from embedfarm.contract.records import Block, ChunkError, JobSpec, decode, encode
+from embedfarm.contract.records import Block, ChunkError
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus

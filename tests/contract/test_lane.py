@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.farm import engine_key
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import (
     Lane,
     LaneError,
@@ -23,7 +25,7 @@ from embedfarm.contract.lane import (
     TextsFailed,
     cut,
 )
-from embedfarm.contract.records import ChunkError, JobSpec, LaneAnswer, LanePiece, decode, encode
+from embedfarm.contract.records import ChunkError, LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
 from tests.support import wait_until
 

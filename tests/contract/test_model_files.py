@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from embedfarm.contract import model_files
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import (
     ModelError,
     differences,
@@ -18,7 +19,6 @@ from embedfarm.contract.model_files import (
     resolve,
     sha256,
 )
-from embedfarm.contract.records import JobSpec
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
 PUBLISHED = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

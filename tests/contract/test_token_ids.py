@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.contract.records import (
-    Block,
-    RecordError,
-    TokenIds,
-    TokenRecipe,
-    decode,
-    encode,
-    text_checksums,
-)
+from embedfarm.contract.encoding import RecordError, decode, encode
+from embedfarm.contract.records import Block, TokenIds, TokenRecipe, text_checksums
 from embedfarm.contract.token_ids import (
     CHARACTERS_PER_TOKEN_MAX,
     FILE,

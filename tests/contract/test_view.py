@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.pace import Batch
-from embedfarm.contract.records import encode
 from embedfarm.watch.view import ENDED_MAX, JOBS_MAX, FarmReader
 from tests.contract.little_job import CHUNKS, COMPLETION, SAMPLE, embed, heartbeat, make_job
 

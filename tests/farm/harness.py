@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import JobGone
 from embedfarm.workers.engines.null import NullEngine
 from tests.support import Reachable, wait_until

@@ -16,8 +16,9 @@ from embedfarm.collector.output import Output
 from embedfarm.contract import wire
 from embedfarm.contract.entries import read_number
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
-from embedfarm.contract.records import JobSpec, LanePiece
+from embedfarm.contract.records import LanePiece
 from embedfarm.contract.settings import Recurring, Settings
 from embedfarm.ingest.recurring import Timetable, identify
 from embedfarm.scheduler.loop import Scheduler

@@ -20,9 +20,11 @@ from embedfarm.cli.progress import View
 from embedfarm.collector.manifest import OutputError, read_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.source import SourceChanged
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
-from embedfarm.contract.records import JobSpec, Result, Rows, decode, text_checksums
+from embedfarm.contract.records import Result, Rows, text_checksums
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusError, CorpusOptions, facts, read_corpus
 from embedfarm.producer.readers.limits import Limits

@@ -14,7 +14,7 @@ from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
 from embedfarm.collector.output import locked
 from embedfarm.contract import wire
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.runs import ending
 from embedfarm.runs.disk_room import with_room

@@ -8,8 +8,8 @@ import redis
 from embedfarm.collector.manifest import STATE_DIRECTORY
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.fingerprint import FINGERPRINT_FILE, Fingerprint
 from embedfarm.runs.own_job import OwnJob

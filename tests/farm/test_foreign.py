@@ -13,9 +13,10 @@ from embedfarm.cli.app import app
 from embedfarm.cli.inspection import examine_records
 from embedfarm.collector.manifest import OutputError
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm import Farm, engine_key
 from embedfarm.contract.lane import Lane, LaneError
-from embedfarm.contract.records import Plan, RecordError
+from embedfarm.contract.records import Plan
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.scheduler import loop

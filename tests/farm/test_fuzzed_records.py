@@ -17,23 +17,19 @@ from embedfarm.collector import feed_results as feed
 from embedfarm.collector.manifest import OutputError
 from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
+from embedfarm.contract.encoding import COUNT_MAX, VERSION, Record, RecordError, encode
 from embedfarm.contract.farm import engine_key
 from embedfarm.contract.lane import Lane, LaneError
 from embedfarm.contract.records import (
-    COUNT_MAX,
-    VERSION,
     Block,
     JobShare,
     LaneAnswer,
     LanePiece,
     Plan,
     Policy,
-    Record,
-    RecordError,
     Result,
     TokenIds,
     TokenRecipe,
-    encode,
     text_checksums,
 )
 from embedfarm.contract.settings import Settings

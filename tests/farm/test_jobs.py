@@ -13,8 +13,9 @@ import pytest
 import redis
 
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import ChunkError, JobSpec
+from embedfarm.contract.records import ChunkError
 from embedfarm.contract.settings import Settings
 from tests.contract.little_job import embed, make_job
 from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus

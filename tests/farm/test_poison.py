@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import redis
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.processes import Child, Supervisor
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.watchdog import HUNG_STATUS
 from tests import poison_worker

@@ -15,17 +15,10 @@ import pytest
 import redis
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import Record, encode
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.records import (
-    Block,
-    ChunkError,
-    JobSpec,
-    Record,
-    Result,
-    TokenIds,
-    TokenRecipe,
-    encode,
-)
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import Block, ChunkError, Result, TokenIds, TokenRecipe
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from tests.farm.harness import null_vectors, role

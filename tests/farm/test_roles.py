@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.records import Completion, decode
+from embedfarm.contract.records import Completion
 from tests.farm.harness import check_output, manifest, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 

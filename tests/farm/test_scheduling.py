@@ -12,9 +12,11 @@ import pytest
 import redis
 
 from benchmarks.scheduling import run_policies
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec, encode
+from embedfarm.contract.records import Block
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from tests.farm.harness import role

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm, model_key
-from embedfarm.contract.records import JobSpec, Rate
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec, model_key
+from embedfarm.contract.records import Rate
 from embedfarm.contract.settings import Settings
 from embedfarm.watch import forecast
 from tests.farm.harness import role, run, texts_of, write_corpus

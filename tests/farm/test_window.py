@@ -17,10 +17,12 @@ from embedfarm.collector.collect import Collector
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec, Result, decode, text_checksums
+from embedfarm.contract.records import Block, Result, text_checksums
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.window import FarmWindow
 from embedfarm.producer.submit import Submitter

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import closing_client
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobSpec
 from tests.faults.proxy import Fault, Proxy, Rain
 from tests.faults.resp import frame_end, take_frames
 from tests.support import LiveServer, wait_until

@@ -15,9 +15,11 @@ import pytest
 import redis
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec, encode
+from embedfarm.contract.records import Block
 from tests.farm.harness import (
     Embedding,
     check_output,

@@ -8,7 +8,7 @@ from rq import Retry
 
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, manifest, texts_of, write_corpus
 from tests.ingest.door import SLOW, START_SECONDS, Door, failure, returned, wait_for

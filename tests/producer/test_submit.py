@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.encoding import decode
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec, Rate, Rows, TokenRecipe, decode
+from embedfarm.contract.records import Block, Rate, Rows, TokenRecipe
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer import submit

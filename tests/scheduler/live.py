@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from embedfarm.contract.farm import Farm, length_class, model_key
+from embedfarm.contract.encoding import encode
+from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, Completion, Heartbeat, JobShare, JobSpec, Rate, encode
+from embedfarm.contract.records import Block, Completion, Heartbeat, JobShare, Rate
 from embedfarm.contract.settings import Settings
 from embedfarm.scheduler.history import rate_key
 from embedfarm.scheduler.loop import Scheduler

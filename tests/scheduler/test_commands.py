@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embedfarm.contract.farm import Farm, length_class, model_key
-from embedfarm.contract.records import Decision, JobSpec, Rate
+from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.job_spec import JobSpec, model_key
+from embedfarm.contract.records import Decision, Rate
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.scheduler.history import rate_key
 from embedfarm.scheduler.loop import NOTES_MAX

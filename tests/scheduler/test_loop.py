@@ -9,7 +9,8 @@ import pytest
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm, model_key
+from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Plan
 from embedfarm.scheduler.loop import Scheduler

@@ -10,21 +10,21 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm import Farm, FarmFull, engine_key
 from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
 from embedfarm.contract.lane import Lane, LaneError, Taken
 from embedfarm.contract.records import (
     Block,
     Heartbeat,
-    JobSpec,
     LaneAnswer,
     LanePiece,
     Plan,
     Rate,
     TokenRecipe,
-    encode,
 )
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus

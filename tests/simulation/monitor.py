@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
 from embedfarm.contract import wire
-from embedfarm.contract.records import Result, decode
+from embedfarm.contract.encoding import decode
+from embedfarm.contract.records import Result
 from tests.simulation.server import ModelServer
 from tests.simulation.states import State
 from tests.simulation.views import Broken, View, Views

@@ -3,7 +3,8 @@
 import pytest
 
 from embedfarm.contract import wire
-from embedfarm.contract.records import Result, encode
+from embedfarm.contract.encoding import encode
+from embedfarm.contract.records import Result
 from tests.simulation.monitor import DRAIN, Monitor
 from tests.simulation.server import ModelServer
 from tests.simulation.views import Broken

@@ -17,8 +17,8 @@ from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import JobGone
 from embedfarm.producer.readers import CorpusError, CorpusOptions

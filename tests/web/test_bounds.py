@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 import pytest
 import redis
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL
 from embedfarm.web.http.bodies import COSTS, EXPANSION_MAX
 from tests.support import LiveServer

@@ -9,9 +9,10 @@ import redis
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
+from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, decode
+from embedfarm.contract.records import Block
 from embedfarm.web.auth.keys import Key, Scope
 from tests.contract.little_job import embed, make_job, snapshot
 from tests.farm.harness import null_vectors

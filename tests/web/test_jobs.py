@@ -9,9 +9,10 @@ import redis
 from fastapi.testclient import TestClient
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobSpec, encode
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_job

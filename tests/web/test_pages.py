@@ -14,9 +14,10 @@ import redis
 from fastapi.testclient import TestClient
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobSpec, encode
 from embedfarm.contract.status import JobStatus
 from embedfarm.scheduler.drawing import Bar
 from embedfarm.web.auth.keys import Key, Scope

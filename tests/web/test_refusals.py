@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobSpec
 from tests.contract.little_job import embed, push
 from tests.support import LiveServer
 from tests.web.test_gate import SECONDS, say, served

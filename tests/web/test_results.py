@@ -17,8 +17,8 @@ from fastapi.testclient import TestClient
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.web.jobs.formats import FORMATS, choose_format
 from tests.collector.test_reader import COUNT, FAILED, matrix_of, results

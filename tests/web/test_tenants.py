@@ -15,8 +15,9 @@ from httpx2 import Response
 
 from embedfarm.contract import wire
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import JobShare, JobSpec, Plan
+from embedfarm.contract.records import JobShare, Plan
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.job_directories import OUTPUT

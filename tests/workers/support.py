@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobShare, JobSpec, Plan, Result, encode
+from embedfarm.contract.records import Block, JobShare, Plan, Result
 from embedfarm.contract.wire import entry_id
 from embedfarm.workers.engines.engine import Chunk, Engine, Finish, Tokenised
 from embedfarm.workers.engines.null import NullEngine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.arithmetic import PEAK_SECONDS, Arithmetic, measure_peak
 from embedfarm.workers.engines.opening import open_engine

@@ -8,8 +8,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.engines.memory import limit_batches

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines import choice
 from embedfarm.workers.engines.choice import Choice

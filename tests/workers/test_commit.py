@@ -9,8 +9,9 @@ import redis
 
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobSpec
+from embedfarm.contract.records import Block
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.usage import Parity
 from embedfarm.workers.commit import PIPELINE_BYTES, Committer

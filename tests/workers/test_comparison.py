@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines import openvino, sentence_transformer
 from embedfarm.workers.engines.comparison import compare_engines, contenders, recall

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from embedfarm.contract.records import Block, JobSpec, Result, text_checksums
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import Block, Result, text_checksums
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.cut_results import failure, results_of
 from embedfarm.workers.embed import Embedder, OpenReference

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError, resolve
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer.docstrings import docstrings

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from embedfarm.contract import wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobShare, JobSpec, Plan, TokenIds, TokenRecipe, encode
+from embedfarm.contract.records import Block, JobShare, Plan, TokenIds, TokenRecipe
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.workers import fetch as first_stage

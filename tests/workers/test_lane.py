@@ -23,11 +23,13 @@ from sentence_transformers import SentenceTransformer
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
 from embedfarm.contract.model_files import resolve
-from embedfarm.contract.records import Block, JobSpec, encode
+from embedfarm.contract.records import Block
 from embedfarm.workers import models
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.embed import Embedder

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 from sentence_transformers.util import quantize_embeddings
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import JobSpec
 from embedfarm.workers.quantisation import DTYPES, check_ranges, quantise, stored_width
 
 COMPONENTS = st.integers(-256, 256).map(lambda number: number / 128)

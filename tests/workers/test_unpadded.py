@@ -17,8 +17,8 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AttentionInterface, DataCollatorWithFlattening, MPNetConfig, MPNetModel
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import JobSpec
 from embedfarm.workers.embed import Embedder
 from embedfarm.workers.engines import unpadded
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine

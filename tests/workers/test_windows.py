@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import Block, JobSpec
+from embedfarm.contract.records import Block
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.embed import Embedder
 from embedfarm.workers.engines.engine import Finish, Tokenised

@@ -15,9 +15,10 @@ import pytest
 import redis
 from numpy.typing import NDArray
 
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, Heartbeat, encode
+from embedfarm.contract.records import Block, Heartbeat
 from embedfarm.workers import models
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.null import NullEngine

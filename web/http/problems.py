@@ -15,9 +15,9 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Match
 
 from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm import FarmFull
 from embedfarm.contract.jobs import ChangeRefused
-from embedfarm.contract.records import RecordError
 from embedfarm.contract.status import JobGone
 from embedfarm.ingest.allow_list import PathRefused
 from embedfarm.web.http.rendering import render, wants_page

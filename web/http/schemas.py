@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from embedfarm.contract.records import Record
+from embedfarm.contract.encoding import Record
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -15,12 +15,19 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    create_model,
     model_validator,
 )
 from starlette.concurrency import run_in_threadpool
 
-from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import (
+    CHARACTERS_MAX,
+    JOB_DEFAULTS,
+    JOB_FIELDS,
+    JOB_TYPES,
+    JobField,
+    JobSpec,
+)
 from embedfarm.contract.scheduling_terms import (
     DEADLINE_MS_MAX,
     TENANT_CHARACTERS_MAX,
@@ -34,9 +41,9 @@ from embedfarm.web.http.schemas import WHOLE, Many
 from embedfarm.web.jobs.uploads import Upload, receive_file, receive_form, receiving
 from embedfarm.web.services import Services
 
-DIMENSIONS_MAX: Final = 1 << 16
-TOKENS_MAX: Final = 1 << 20
-CHARACTERS_MAX: Final = 4096
+NO_NUL: Final = r"^[^\x00]*$"
+NOT_IN_BODIES: Final = frozenset({"ranges"})  # which are a file of the command line's
+REFUSED_WORDS: Final = {"vector_dtype": ("int8",)}  # they need ranges
 JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"
 FILE_TYPES: Final = {
@@ -52,8 +59,7 @@ FILE_TYPES: Final = {
 
 _ENCODINGS: Final = {"": "", "identity": ""} | {name: end for end, name in COMPRESSIONS.items()}
 
-Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX, pattern=r"^[^\x00]*$")]
-Name = Annotated[str, StringConstraints(max_length=200)]
+Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX, pattern=NO_NUL)]
 Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
 
 
@@ -84,24 +90,34 @@ class TermsGiven(BaseModel):
         return Terms(self.priority, self.tenant, self.weight, self.deadline_ms)
 
 
-class Embedding(TermsGiven):
-    """Options that say which vectors are wanted."""
+def _given(name: str, field: JobField) -> Any:  # noqa: ANN401 # a type
+    """Return the type of a job's field in a body, with its limits and what it says."""
+    about = Field(description=f"{field.help[:1].upper()}{field.help[1:]}.")
+    if name in REFUSED_WORDS:
+        field = replace(
+            field, choices=tuple(w for w in field.choices if w not in REFUSED_WORDS[name])
+        )
+    if field.choices:
+        return Annotated[Literal[field.choices], about]
+    if JOB_TYPES[name] is int:
+        limits = Field(ge=field.least, le=field.most, multiple_of=field.step)
+        return Annotated[int, limits, WHOLE, about]
+    if JOB_TYPES[name] is str:
+        return Annotated[str, StringConstraints(max_length=field.most, pattern=NO_NUL), about]
+    return Annotated[JOB_TYPES[name], about]
 
-    model: Words = Field(default="", description="One that is served; by default the first one.")
-    name: Name = Field(default="", description="For people.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    vector_dtype: Literal["float32", "float16", "ubinary", "lsh"] = "float32"
-    lsh_bits: Annotated[int, Field(ge=BITS_MIN, le=BITS_MAX, multiple_of=8), WHOLE] = 2048
-    task: Literal["", "query", "document"] = Field(
-        default="", description="As `encode_query` or `encode_document` of sentence-transformers."
-    )
-    prompt: Words = Field(default="", description="Put before every text.")
-    prompt_name: Words = Field(default="", description="One of the model's prompts instead.")
-    max_length: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 0
-    long: Literal["truncate", "windows", "error"] = "truncate"
-    long_overlap: Annotated[int, Field(ge=0, le=TOKENS_MAX), WHOLE] = 32
-    dimensions: Annotated[int, Field(ge=0, le=DIMENSIONS_MAX, description="0: all."), WHOLE] = 0
-    normalize: bool = False
+
+_GIVEN: Final[dict[str, Any]] = {
+    name: (_given(name, field), JOB_DEFAULTS.get(name, ""))
+    for name, field in JOB_FIELDS.items()
+    if name not in NOT_IN_BODIES
+}
+Given: Any = create_model("Given", __base__=TermsGiven, **_GIVEN)
+"""The fields of a job as a body has them; without a model, it is the first one that is served."""
+
+
+class Embedding(Given):  # type: ignore[misc] # it is made of the table of fields
+    """Options that say which vectors are wanted."""
 
     @model_validator(mode="after")
     def _check_prompt(self) -> Self:
@@ -143,15 +159,18 @@ class Options(Embedding):
         Raises:
             RequestValidationError: The others are no valid options.
         """
+        given = self.model_dump(exclude_unset=True) | dict(others)
         try:
-            return Options.model_validate(self.model_dump(exclude_unset=True) | dict(others))
+            merged: Options = Options.model_validate(given)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
+        return merged
 
     def for_task(self) -> dict[str, Any]:
         """Return the options for `producer.tasks.embed_corpus`, without those left at defaults."""
         others = {*TermsGiven.model_fields, "name", "model"}
-        return self.model_dump(exclude=others, exclude_defaults=True)
+        options: dict[str, Any] = self.model_dump(exclude=others, exclude_defaults=True)
+        return options
 
 
 class TextWithId(BaseModel):
@@ -175,7 +194,7 @@ class Submission(Options):
         json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["source"]}]},
     )
 
-    texts: Texts | TextsWithIds = []
+    texts: Texts | TextsWithIds = Field(default=[])
     source: Annotated[
         Words, Field(min_length=1, description="Below `ingest_roots`, or one of `ingest_urls`.")
     ] = ""

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from embedfarm.collector.manifest import OutputError
 from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
-from embedfarm.contract.records import RecordError
+from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.ingest.allow_list import PathRefused, allow

@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException
 from rq.exceptions import DuplicateJobError
 
 from embedfarm.collector.manifest import Manifest, OutputError, read_manifest
+from embedfarm.contract.job_spec import JOB_FIELDS
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source
@@ -20,10 +21,7 @@ from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
-SAME: Final = (
-    "model", "dtype", "vector_dtype", "task", "prompt", "prompt_name", "max_length",
-    "normalize", "dimensions", "long", "long_overlap", "lsh_bits", "format",
-)  # fmt: skip
+SAME: Final = (*(JOB_FIELDS.keys() - {"ranges"}), "format")
 READING: Final = {
     "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",
     "chunk_tokens": "chunk_tokens", "chunk_overlap": "chunk_overlap",

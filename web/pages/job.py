@@ -8,10 +8,11 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
+from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm import Farm
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.pace import Batch, Range
-from embedfarm.contract.records import JobSpec, RecordError
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.watch.overview import read_job

@@ -18,7 +18,7 @@ import torch
 from sentence_transformers.base.modules import Transformer
 
 from embedfarm.contract import model_files
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import cpu_name
 from embedfarm.workers.engines.calibration import calibration_texts

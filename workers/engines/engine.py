@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.records import JobSpec, TokenRecipe
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import TokenRecipe
 
 
 class OutOfMemory(RuntimeError):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract import model_files
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.workers.engines.engine import Chunk, Finish, Tokenised, only_texts
 
 BYTES_PER_TOKEN = 4

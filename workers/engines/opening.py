@@ -3,7 +3,7 @@
 import msgspec
 
 from embedfarm.contract import model_files
-from embedfarm.contract.records import JobSpec
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import Engine
 

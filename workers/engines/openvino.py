@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from sentence_transformers.base.modules import Transformer
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import cpu_name
 from embedfarm.workers.engines.arithmetic import known_peak

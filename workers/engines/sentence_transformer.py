@@ -23,7 +23,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from transformers.utils.logging import disable_progress_bar
 
 from embedfarm.contract import model_files
-from embedfarm.contract.records import JobSpec, TokenRecipe
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.records import TokenRecipe
 from embedfarm.workers.engines.arithmetic import Arithmetic, count_flops, known_peak
 from embedfarm.workers.engines.engine import (
     Chunk,

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import JobSpec, TokenRecipe
+from embedfarm.contract.records import TokenRecipe
 from embedfarm.contract.token_ids import CHARACTERS_PER_TOKEN_MAX, FILE, TokenEncoder, cut_texts
 from embedfarm.workers.engines.engine import Chunk, Tokenised, only_texts
 from embedfarm.workers.engines.windows import cut_windows
