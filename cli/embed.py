@@ -26,6 +26,7 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.cli.term_options import Deadline, Priority, Tenant, Weight, read_terms
+from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_lifeline
@@ -67,9 +68,10 @@ ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chu
 OnBadRow = Annotated[
     Literal["fail", "skip"], typer.Option(help="skip lists bad rows in skipped.jsonl.")
 ]
-OutputFormat = Annotated[
-    Literal["parquet", "npy", "jsonl"], typer.Option("--format", help="Of the output.")
-]
+if TYPE_CHECKING:
+    OutputFormat = str
+else:  # the sinks that are installed
+    OutputFormat = Annotated[Literal[sink_names()], typer.Option("--format", help="Of the output.")]
 RetryFailed = Annotated[
     bool,
     typer.Option("--retry-failed", help="Of a finished output: embed what failed once more."),

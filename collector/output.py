@@ -8,8 +8,9 @@ import fcntl
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -41,7 +42,7 @@ from embedfarm.collector.manifest import (
     write_manifest,
 )
 from embedfarm.collector.result_span import describe, gather, layout_of
-from embedfarm.collector.sinks import open_sink
+from embedfarm.collector.sinks import UnknownSink, open_sink, sink_kind, sink_names
 from embedfarm.collector.source import Mark
 from embedfarm.contract.records import Result
 
@@ -50,10 +51,6 @@ JOURNAL_FILE: Final = "parts.jsonl"
 LOCK_FILE: Final = "lock"
 CHANGEABLE: Final = frozenset({"skip_bad_rows"})
 
-_OURS: Final = re.compile(
-    r"(part-\d{12}\.(parquet|jsonl)|embeddings\.npy|ids\.jsonl|errors\.jsonl)"
-    rf"(\.partial|{re.escape(TEMPORARY_SUFFIX)})?"
-)
 _NO_ROWS: Final = Layout(0, "float32", ids=False)
 
 
@@ -93,7 +90,18 @@ def read_request(directory: Path) -> dict[str, Any]:
 
 def list_output_files(directory: Path) -> list[str]:
     """List the names of the files in `directory` that make up an output, but for the manifest."""
-    return sorted(path.name for path in directory.glob("*") if _OURS.fullmatch(path.name))
+    ours = _file_names()
+    return sorted(path.name for path in directory.glob("*") if ours.fullmatch(path.name))
+
+
+@cache
+def _file_names() -> re.Pattern[str]:
+    """Return a pattern of the names of an output's files, whichever sink has written them."""
+    names = [r"errors\.jsonl"]
+    for name in sink_names():
+        with suppress(UnknownSink):  # one that does not load has written nothing here
+            names.append(sink_kind(name).files)
+    return re.compile(rf"({'|'.join(names)})(\.partial|{re.escape(TEMPORARY_SUFFIX)})?")
 
 
 class Output:

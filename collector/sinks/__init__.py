@@ -1,6 +1,7 @@
 """Sinks: the file formats that vectors are written in, behind one small protocol."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -9,8 +10,12 @@ from embedfarm.collector.sinks.batch import Batch, PartError, Vectors
 from embedfarm.collector.sinks.jsonl import Jsonl
 from embedfarm.collector.sinks.npy import Npy
 from embedfarm.collector.sinks.parquet import Parquet
+from embedfarm.contract.errors import EmbedfarmError
 
-__all__ = ["SINKS", "Batch", "PartError", "Sink", "Vectors", "open_sink"]
+__all__ = [
+    "ENTRY_POINTS", "SINKS", "Batch", "PartError", "Sink", "SinkKind", "UnknownSink", "Vectors",
+    "open_sink", "sink_kind", "sink_names",
+]  # fmt: skip
 
 
 class Sink(Protocol):
@@ -61,19 +66,59 @@ class Sink(Protocol):
         """
 
 
-SINKS: Final[dict[str, Callable[[Path], Sink]]] = {
-    "parquet": Parquet,
-    "npy": Npy,
-    "jsonl": Jsonl,
-}
+class UnknownSink(EmbedfarmError, ValueError):
+    """Raised when there is no sink of a name, or the package that brings it does not load."""
+
+    exit_status = 2
+
+
+class SinkKind(Protocol):
+    """One file format, which makes a sink of a directory.
+
+    Attributes:
+        about: What it is good for, in a few words for people.
+        files: Regular expression of the names of its files, without `.partial`.
+    """
+
+    about: str
+    files: str
+
+    def __call__(self, directory: Path) -> Sink:
+        """Make a sink; nothing on the disk changes yet."""
+
+
+ENTRY_POINTS: Final = "embedfarm.sinks"
+SINKS: Final[Mapping[str, SinkKind]] = {"parquet": Parquet, "npy": Npy, "jsonl": Jsonl}
+"""Our own sinks by name; installed packages bring others by entry points."""
+
+
+def sink_names() -> tuple[str, ...]:
+    """Return the names of all sinks: our own, and those that installed packages bring."""
+    others = sorted(each.name for each in entry_points(group=ENTRY_POINTS))
+    return (*SINKS, *(name for name in others if name not in SINKS))
+
+
+def sink_kind(name: str) -> SinkKind:
+    """Return the kind of sink called `name`.
+
+    Raises:
+        UnknownSink: It cannot be had.
+    """
+    if name in SINKS:
+        return SINKS[name]
+    for each in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            found: SinkKind = each.load()
+        except Exception as error:
+            raise UnknownSink(f"format {name!r} of {each.value} does not load: {error}") from error
+        return found
+    raise UnknownSink(f"no format {name!r}; there are {', '.join(sink_names())}")
 
 
 def open_sink(name: str, directory: Path) -> Sink:
     """Return the sink called `name`; nothing on the disk changes yet.
 
     Raises:
-        ValueError: There is no sink of that name.
+        UnknownSink: It cannot be had.
     """
-    if name not in SINKS:
-        raise ValueError(f"no format {name!r}; there are {', '.join(SINKS)}")
-    return SINKS[name](directory)
+    return sink_kind(name)(directory)

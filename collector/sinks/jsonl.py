@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -30,6 +30,9 @@ class Jsonl:
 
     Components are the shortest decimals that give the same float32.
     """
+
+    about: ClassVar[str] = "JSON Lines: text that anything reads"
+    files: ClassVar[str] = r"part-\d{12}\.jsonl"
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

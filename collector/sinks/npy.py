@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -37,6 +37,9 @@ class Npy:
     The row of a failed chunk is NaN, or zero where vectors are integers. Until all rows are there
     both names end in `.partial` and the header is blank.
     """
+
+    about: ClassVar[str] = "NumPy: a matrix, row by row"
+    files: ClassVar[str] = r"embeddings\.npy|ids\.jsonl"
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

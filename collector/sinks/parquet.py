@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,9 @@ _AS_THEY_ARE: Final[dict[str, Any]] = {
 
 class Parquet:
     """Writes and reads `part-<start>.parquet`; failed chunks have no row."""
+
+    about: ClassVar[str] = "Parquet: for most programs"
+    files: ClassVar[str] = r"part-\d{12}\.parquet"
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import msgspec
 from fastapi import HTTPException, Request
@@ -20,6 +20,7 @@ from pydantic import (
 )
 from starlette.concurrency import run_in_threadpool
 
+from embedfarm.collector.sinks import sink_names
 from embedfarm.contract.job_spec import (
     CHARACTERS_MAX,
     JOB_DEFAULTS,
@@ -56,6 +57,11 @@ FILE_TYPES: Final = {
     "application/vnd.apache.parquet": "parquet",
 }
 """Media types of a body that is a corpus, and the format that each of them means."""
+
+if TYPE_CHECKING:
+    SinkName = str
+else:  # the sinks that are installed
+    SinkName = Literal[sink_names()]
 
 _ENCODINGS: Final = {"": "", "identity": ""} | {name: end for end, name in COMPRESSIONS.items()}
 
@@ -135,9 +141,7 @@ class Embedding(Given):  # type: ignore[misc] # it is made of the table of field
 class Options(Embedding):
     """Options by which a corpus is read, embedded and stored, as `embedfarm embed` has them."""
 
-    format: Literal["parquet", "npy", "jsonl"] = Field(
-        default="parquet", description="Of the output."
-    )
+    format: SinkName = Field(default="parquet", description="Of the output.")
     input_format: Literal["", "jsonl", "csv", "tsv", "parquet", "txt"] = Field(
         default="", description="By default as the name or the type of the file says."
     )

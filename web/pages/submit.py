@@ -4,6 +4,7 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from embedfarm.collector.sinks import sink_kind, sink_names
 from embedfarm.contract.scheduling_terms import PRIORITIES
 from embedfarm.ingest.job_queue import has_worker
 from embedfarm.web.auth.keys import Scope
@@ -12,12 +13,6 @@ from embedfarm.web.jobs.job_requests import Options
 from embedfarm.web.jobs.submissions import submit_job
 from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
-
-SINKS: Final = {
-    "parquet": "Parquet: for most programs",
-    "npy": "NumPy: a matrix, row by row",
-    "jsonl": "JSON Lines: text that anything reads",
-}
 
 router: Final = APIRouter(
     prefix="/jobs/new", include_in_schema=False, dependencies=need(Scope.SUBMIT)
@@ -35,7 +30,7 @@ def ask_corpus(
         "of": of,
         "models": services.settings.models,
         "priorities": priorities_of(services),
-        "sinks": SINKS,
+        "sinks": {name: sink_kind(name).about for name in sink_names()},
         "attended": has_worker(services.client),
     }
     return render(request, "new.html", told)
