@@ -63,7 +63,7 @@ class Embeddings:
         copy: bool | None = None,  # noqa: FBT001 # NumPy's protocol
     ) -> NDArray[Any]:
         """Return `matrix` to NumPy, so that `np.asarray(embeddings)` is the vectors."""
-        return np.array(self.matrix, dtype=dtype, copy=copy)
+        return np.array(self.matrix, dtype) if copy else np.asarray(self.matrix, dtype)
 
     @property
     def dimensions(self) -> int:
