@@ -169,7 +169,7 @@ class JobSteps(Steps):
         """Renew or release leases, whoever holds them."""
         for each in self.entries(picks):
             with self.refused():
-                getattr(self.job("little"), verb)(each.stream, worker, [each.id, "1-1"])
+                getattr(self.job("little").stream, verb)(each.stream, worker, [each.id, "1-1"])
 
     @rule(picks=PICKS, failed=st.booleans())
     def commit(self, picks: list[int], *, failed: bool) -> None:
