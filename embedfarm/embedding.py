@@ -5,12 +5,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from embedfarm.collector.manifest import MANIFEST_FILE
-from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
@@ -128,7 +127,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         path.mkdir(parents=True, exist_ok=True)
         sources, options = as_sources(corpus, path, options)
         tokenizer = tokenizer_file(sources, model, settings)
-        options = CorpusOptions(**{**options.__dict__, "tokenizer_file": tokenizer})
+        options = replace(options, tokenizer_file=tokenizer)
         spec = JobSpec(model=model, name=path.name, **fields)
         request = Request(sources, options, reading.on_bad_row == "skip", spec, output_format)
         place = Place(path, settings, devices, workers, job_id, "", embed_changed)
@@ -219,6 +218,3 @@ def _remove_corpus(out: Path) -> None:
         with contextlib.suppress(OSError):
             (out / CORPUS_FILE).unlink()
             (out / CORPUS_FILE).parent.rmdir()
-
-
-__all__ = ["EmbedfarmError", "JobFields", "Reading", "embed"]

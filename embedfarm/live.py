@@ -3,14 +3,14 @@
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import closing
+from concurrent.futures import Future, wait
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self, Unpack
 
 import numpy as np
 import pyarrow as pa
+import redis
 from numpy.typing import NDArray
 
 from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
@@ -29,6 +29,7 @@ from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.watch.overview import JobFacts, read_jobs
 
 BATCH_CHUNKS: Final = 4096
+ENDED_MAX: Final = 100  # jobs that are over, of those that are listed
 POLL_SECONDS: Final = 0.1
 
 
@@ -83,7 +84,9 @@ class Farm:
             if self._private is not None:
                 self._private.close()
             self._private = None
-            self.__dict__.pop("_lane", None)  # which is on the server that is gone
+            if "_client" in self.__dict__:
+                self._client.close()
+                del self._client  # a farm that is used again has another server
 
     @property
     def url(self) -> str:
@@ -128,13 +131,12 @@ class Farm:
 
     def jobs(self) -> list[JobFacts]:
         """Return the jobs that are not over, oldest first, and then the last ones that are."""
-        with closing(connect(self.url)) as client:
-            farm = contract.Farm(client)
-            return read_jobs(farm, [*farm.job_ids(), *farm.ended_ids(BATCH_CHUNKS)])
+        farm = contract.Farm(self._client)
+        return read_jobs(farm, [*farm.job_ids(), *farm.ended_ids(ENDED_MAX)])
 
     def job(self, job: str) -> Job:
         """Return a handle on a job, to pause, resume or cancel it or to change its terms."""
-        return contract.Farm(connect(self.url)).job(job)
+        return contract.Farm(self._client).job(job)
 
     def status(self, job: str) -> JobStatus:
         """Return how a job goes.
@@ -142,8 +144,7 @@ class Farm:
         Raises:
             JobGone: There is no such job.
         """
-        with closing(connect(self.url)) as client:
-            return contract.Farm(client).job(job).status()
+        return self.job(job).status()
 
     # A few texts, as sentence-transformers has it.
 
@@ -205,9 +206,8 @@ class Farm:
         return self.encode(inputs, *arguments, **({"task": "document"} | options))
 
     @cached_property
-    def _lane(self) -> Lane:
-        settings = self.settings
-        return Lane(connect(settings.redis_url), settings)
+    def _client(self) -> redis.Redis:
+        return connect(self.url)
 
     def get_embedding_dimension(self) -> int:
         """Return the components of a vector; a text is embedded to know it."""
@@ -223,12 +223,13 @@ class Farm:
 
     def _vectors(self, spec: JobSpec, texts: list[str]) -> NDArray[np.float32]:
         """Return vectors of texts, shape (n, dimensions): a few by the lane, many by a job."""
-        limits, lane = self._lane.settings, self._lane
+        limits = self.settings
         size = sum(len(text.encode()) for text in texts)
         if not texts:
             return np.empty((0, self.get_embedding_dimension()), np.float32)
         if len(texts) <= limits.lane_texts_max and size <= limits.lane_bytes_max:
-            return np.array(lane.embed(spec, texts, limits.lane_seconds_max))  # the caller's own
+            vectors = Lane(self._client, limits).embed(spec, texts, limits.lane_seconds_max)
+            return np.array(vectors)  # the caller's own
         said = {name: getattr(spec, name) for name in JobFields.__annotations__}
         with embed(texts, farm=self, model=spec.model, progress=False, **said) as embeddings:
             for failure in embeddings.failures:
@@ -276,7 +277,7 @@ class Submission:
             if done:
                 self.wait()
                 return
-            threading.Event().wait(POLL_SECONDS)
+            wait([self._answer], POLL_SECONDS)
 
 
 class _PrivateFarm:
