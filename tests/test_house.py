@@ -212,3 +212,15 @@ def test_documents_point_to_what_exists() -> None:
             r"`((?:tests|docs|deploy|benchmarks)/[\w/.]*)`", document.read_text()
         ):
             assert (ROOT / path).exists(), (document, path)
+
+
+def test_decisions_have_an_index() -> None:
+    """Each decision is in the index, in order, under its title and with the one that changed it."""
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    made = re.findall(
+        r"^\*\*(\d+)\. ([^*]+?)\.?\*\*(?: \(changes (\d+)\))?", text, flags=re.MULTILINE
+    )
+    changed = {earlier: f"changed by {number}" for number, _, earlier in made if earlier}
+    wanted = [(number, title, changed.get(number, "stands")) for number, title, _ in made]
+    assert [number for number, *_ in wanted] == [str(1 + place) for place in range(len(wanted))]
+    assert re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, flags=re.MULTILINE) == wanted
