@@ -4,10 +4,13 @@ import ast
 import io
 import re
 import statistics
+import subprocess
+import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
 from embedfarm.cli.app import VERBS, Verbs, app
@@ -224,3 +227,19 @@ def test_decisions_have_an_index() -> None:
     wanted = [(number, title, changed.get(number, "stands")) for number, title, _ in made]
     assert [number for number, *_ in wanted] == [str(1 + place) for place in range(len(wanted))]
     assert re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, flags=re.MULTILINE) == wanted
+
+
+LIGHT = {
+    "embedfarm.cli.app": {"numpy", "pyarrow", "pydantic", "redis"},
+    "embedfarm.cli.embed, embedfarm.runs.completion, embedfarm.live": {
+        "fastapi", "matplotlib", "openvino", "rq", "sentence_transformers", "torch", "uvicorn"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("modules", LIGHT)
+def test_little_is_imported(modules: str) -> None:
+    """Listing the verbs needs no library of note; a run, from Python too, no models nor HTTP."""
+    code = f"import sys, {modules}; print(sorted({LIGHT[modules]} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
