@@ -109,7 +109,8 @@ def _given(name: str, field: JobField) -> Any:  # noqa: ANN401 # a type
         limits = Field(ge=field.least, le=field.most, multiple_of=field.step)
         return Annotated[int, limits, WHOLE, about]
     if JOB_TYPES[name] is str:
-        return Annotated[str, StringConstraints(max_length=field.most, pattern=NO_NUL), about]
+        pattern = None if name == "name" else NO_NUL  # which no command is given
+        return Annotated[str, StringConstraints(max_length=field.most, pattern=pattern), about]
     return Annotated[JOB_TYPES[name], about]
 
 
