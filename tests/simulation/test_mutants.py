@@ -13,7 +13,8 @@ import pytest
 ROOT: Final = Path(__file__).parents[2]
 MUTANTS: Final = sorted((Path(__file__).parent / "mutants").glob("*.patch"))
 COPIED: Final = (
-    "embedfarm", "producer", "scheduler", "workers", "collector", "benchmarks", "tests/simulation",
+    "embedfarm", "contract", "producer", "scheduler", "workers", "collector", "runs", "watch",
+    "ingest", "cli", "web", "benchmarks", "tests/simulation",
 )  # fmt: skip
 SEEDS: Final = os.environ.get("EMBEDFARM_MUTANT_SEEDS", "10000")  # of which far fewer are needed
 
@@ -23,7 +24,7 @@ def tree(tmp_path: Path) -> Path:
     """Copy the production code and the simulation."""
     for name in COPIED:
         ignored = shutil.ignore_patterns("__pycache__", "mutants")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
     shutil.copy(ROOT / "tests" / "__init__.py", tmp_path / "tests")
     return tmp_path
 
