@@ -42,6 +42,20 @@ def test_it_fits(patch: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_runs_is_the_copy(tree: Path) -> None:
+    """A soak of the copied tree imports the files that a patch would change there."""
+    code = "import embedfarm.contract.wire as wire; print(wire.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    assert Path(done.stdout.strip()).resolve() == (tree / "contract" / "wire.py").resolve()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("patch", MUTANTS, ids=lambda path: path.stem)
 def test_it_is_found(patch: Path, tree: Path) -> None:
