@@ -23,7 +23,7 @@ LINE_SECONDS: Final = 5.0  # between plain lines
 
 
 @dataclass(frozen=True)
-class Sample:
+class CounterSample:
     """A job's counters at one moment."""
 
     at: float
@@ -32,13 +32,13 @@ class Sample:
 
 
 @dataclass
-class Pace:
+class ProgressRates:
     """Rates over the last seconds, and the time that is left at them.
 
     Time begins with the first progress: how long a model takes to load says nothing about a pace.
     """
 
-    samples: deque[Sample] = field(default_factory=deque)
+    samples: deque[CounterSample] = field(default_factory=deque)
     _before: int | None = None  # chunks when it began to look
 
     def update(self, status: JobStatus, now: float) -> None:
@@ -47,7 +47,7 @@ class Pace:
             self._before = status.chunks_done
         if not self.samples and status.chunks_done == self._before:
             return
-        self.samples.append(Sample(now, status.chunks_done, status.real_tokens_done))
+        self.samples.append(CounterSample(now, status.chunks_done, status.real_tokens_done))
         while len(self.samples) > SAMPLES_MIN and now - self.samples[0].at > WINDOW_SECONDS:
             self.samples.popleft()
 
@@ -76,7 +76,7 @@ class View:
 
     console: Console
     lines: bool
-    pace: Pace = field(default_factory=Pace)
+    pace: ProgressRates = field(default_factory=ProgressRates)
     _live: Live | None = None
     _line_at: float = 0.0
     _said: tuple[str, str] = ("", "")

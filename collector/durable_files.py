@@ -15,7 +15,7 @@ TEMPORARY_SUFFIX: Final = ".embedfarm.tmp"
 _PIECE_BYTES: Final = 1 << 20
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Consecutive bytes of a file."""
 
     path: Path
@@ -23,9 +23,9 @@ class Span(NamedTuple):
     bytes: int
 
 
-def whole(path: Path) -> Span:
+def whole(path: Path) -> ByteRange:
     """Return the span of all bytes of a file."""
-    return Span(path, 0, path.stat().st_size)
+    return ByteRange(path, 0, path.stat().st_size)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ class HashingFile(io.RawIOBase):
         return self.bytes
 
 
-def sha256_of(spans: Iterable[Span]) -> str:
+def sha256_of(spans: Iterable[ByteRange]) -> str:
     """Return the hexadecimal SHA-256 over the bytes of the spans, one after the other.
 
     Raises:
@@ -136,7 +136,7 @@ def sha256_of(spans: Iterable[Span]) -> str:
     return digest.hexdigest()
 
 
-def read_pieces(span: Span) -> Iterator[bytes]:
+def read_pieces(span: ByteRange) -> Iterator[bytes]:
     """Yield the bytes of a span in pieces of bounded size."""
     with span.path.open("rb") as file:
         file.seek(span.offset)

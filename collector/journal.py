@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from embedfarm.collector.durable_files import Span, read_pieces, replacing, sync
+from embedfarm.collector.durable_files import ByteRange, read_pieces, replacing, sync
 from embedfarm.collector.manifest import Failure, Layout, OutputError, Part, WorkerFigures
 from embedfarm.collector.source import Mark
 
@@ -14,7 +14,7 @@ class JournalError(OutputError):
     """Raised when a journal does not continue from line to line."""
 
 
-class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+class JournalLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One line: a part that is on the disk, and what the manifest will need to know of it.
 
     Attributes:
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     mark: Mark | None = None
 
 
-_decoder = msgspec.json.Decoder(Entry)
+_decoder = msgspec.json.Decoder(JournalLine)
 
 
 class Journal:
@@ -54,12 +54,12 @@ class Journal:
         self._durable = False
         self._renew()
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[JournalLine]:
         """Yield the entries in order, read from the disk: their failures need not fit in memory."""
         with self._path.open("rb") as file:
             yield from map(_decoder.decode, file)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalLine) -> None:
         """Add a line; it is on the disk when this returns."""
         line = msgspec.json.encode(entry) + b"\n"
         if not self._durable:
@@ -80,7 +80,7 @@ class Journal:
     def _renew(self) -> None:
         """Write the sound lines into a new file, which takes the place of the old one."""
         with replacing(self._path) as file:
-            file.writelines(read_pieces(Span(self._path, 0, self._bytes)))
+            file.writelines(read_pieces(ByteRange(self._path, 0, self._bytes)))
         self._durable = True
 
 
@@ -100,7 +100,7 @@ def _sound_bytes(path: Path) -> int:
     return sound
 
 
-def _decode(line: bytes) -> Entry | None:
+def _decode(line: bytes) -> JournalLine | None:
     """Return the entry in a line; None when the line was torn."""
     try:
         return _decoder.decode(line) if line.endswith(b"\n") else None

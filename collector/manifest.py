@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from embedfarm.collector.durable_files import Span, replacing, sync_directory
+from embedfarm.collector.durable_files import ByteRange, replacing, sync_directory
 from embedfarm.contract.errors import EmbedfarmError
 
 VERSION: Final = 1
@@ -78,11 +78,11 @@ class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
     ids_bytes: int = 0
     sha256: str
 
-    def spans(self, directory: Path) -> list[Span]:
+    def spans(self, directory: Path) -> list[ByteRange]:
         """Return the spans of bytes that `sha256` is computed over."""
-        spans = [Span(directory / self.file, self.offset_bytes, self.bytes)]
+        spans = [ByteRange(directory / self.file, self.offset_bytes, self.bytes)]
         if self.ids_bytes:
-            spans.append(Span(directory / IDS_FILE, self.ids_offset_bytes, self.ids_bytes))
+            spans.append(ByteRange(directory / IDS_FILE, self.ids_offset_bytes, self.ids_bytes))
         return spans
 
 

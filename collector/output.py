@@ -26,7 +26,7 @@ from embedfarm.collector.durable_files import (
     sync_directory,
     whole,
 )
-from embedfarm.collector.journal import Entry, Journal
+from embedfarm.collector.journal import Journal, JournalLine
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
     MANIFEST_FILE,
@@ -274,7 +274,7 @@ class Output:
         self._results, self._bytes = [], 0
         return entry.part
 
-    def _count(self, entry: Entry) -> None:
+    def _count(self, entry: JournalLine) -> None:
         """Remember a part that is in the journal."""
         self._parts.append(entry.part)
         self._marks = [self._marks[-1], entry.mark]

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 import msgspec
 
 from embedfarm.collector.durable_files import last_line, ordered_lines
-from embedfarm.collector.journal import Entry
+from embedfarm.collector.journal import JournalLine
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
     STATE_DIRECTORY,
@@ -21,7 +21,7 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output import JOURNAL_FILE, State, read_request, read_state
 from embedfarm.collector.result_span import failures_of, gather, layout_of
-from embedfarm.collector.sinks import Batch, Sink, open_sink
+from embedfarm.collector.sinks import PartRows, Sink, open_sink
 from embedfarm.contract.records import Result
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class _Head(msgspec.Struct):
 
 
 _heads: Final = msgspec.json.Decoder(_Head)
-_entries: Final = msgspec.json.Decoder(Entry)
+_entries: Final = msgspec.json.Decoder(JournalLine)
 _failures: Final = msgspec.json.Decoder(Failure)
 
 
@@ -51,7 +51,7 @@ class Chunks(NamedTuple):
         failures: Chunks that failed, in order.
     """
 
-    batch: Batch
+    batch: PartRows
     layout: Layout
     failures: Sequence[Failure]
 
@@ -65,7 +65,7 @@ class Chunks(NamedTuple):
         batch, first = self.batch, start - self.batch.start
         last = min(first + limit, len(batch.good))
         return Chunks(
-            Batch(
+            PartRows(
                 start,
                 None if batch.ids is None else batch.ids[first:last],
                 batch.matrix[first:last].copy(),
@@ -188,7 +188,7 @@ class _Unfinished:
         for entry in self._entries(index):
             yield from (each for each in entry.failures if each.index >= index)
 
-    def _entries(self, index: int) -> Iterator[Entry]:
+    def _entries(self, index: int) -> Iterator[JournalLine]:
         """Return the entries of the journal from the part with chunk `index` on."""
         lines = ordered_lines(self._journal, lambda line: _decode(_heads, line).part.end, index + 1)
         return (_decode(_entries, line) for line in lines)

@@ -25,7 +25,7 @@ from embedfarm.collector.manifest import (
     settle,
     write_manifest,
 )
-from embedfarm.collector.sinks import Batch, Vectors, open_sink
+from embedfarm.collector.sinks import PartRows, Vectors, open_sink
 
 STAGED: Final = f"{STATE_DIRECTORY}/staged"
 
@@ -90,7 +90,7 @@ def _stage(directory: Path, manifest: Manifest, again: "_Retried", staged: Path)
     )
 
 
-def _merge(part: Part, old: Vectors, new: Vectors) -> Batch:
+def _merge(part: Part, old: Vectors, new: Vectors) -> PartRows:
     """Return all chunks of a part, with the vectors that it had and those of the retry."""
     matrix = np.zeros((part.count, *old.matrix.shape[1:]), old.matrix.dtype)
     good = np.zeros(part.count, np.bool_)
@@ -101,7 +101,7 @@ def _merge(part: Part, old: Vectors, new: Vectors) -> Batch:
         for row, identifier in zip(rows.tolist(), vectors.ids or (), strict=False):
             if ids is not None:
                 ids[row] = identifier
-    return Batch(part.start, ids, matrix, good)
+    return PartRows(part.start, ids, matrix, good)
 
 
 def _change(part: Part, written: Written, errors: int) -> Part:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from embedfarm.collector.journal import Entry
+from embedfarm.collector.journal import JournalLine
 from embedfarm.collector.manifest import (
     CHECKSUM_BYTES,
     Failure,
@@ -19,7 +19,7 @@ from embedfarm.collector.manifest import (
     WorkerFigures,
     Written,
 )
-from embedfarm.collector.sinks import Batch
+from embedfarm.collector.sinks import PartRows
 from embedfarm.collector.source import names_sha256
 from embedfarm.contract.records import Result
 
@@ -61,7 +61,7 @@ def check_place(result: Result, start: int) -> None:
         raise OutputError(f"result {result.start} is where {start} should be")
 
 
-def gather(results: Sequence[Result]) -> Batch:
+def gather(results: Sequence[Result]) -> PartRows:
     """Return the rows of consecutive results of one layout, in one copy."""
     first = results[0]
     vectors = np.frombuffer(b"".join(result.vectors for result in results), dtype=first.dtype)
@@ -70,10 +70,10 @@ def gather(results: Sequence[Result]) -> Batch:
     good = np.ones(len(matrix), dtype=np.bool_)
     good[np.array(failed, dtype=np.int64)] = False
     ids = [identifier for result in results for identifier in result.ids or ()]
-    return Batch(first.start, None if first.ids is None else ids, matrix, good)
+    return PartRows(first.start, None if first.ids is None else ids, matrix, good)
 
 
-def describe(results: Sequence[Result], written: Written) -> Entry:
+def describe(results: Sequence[Result], written: Written) -> JournalLine:
     """Return the journal's line about consecutive results that were written as one part."""
     count = sum(result.count for result in results)
     failures = [failure for result in results for failure in failures_of(result)]
@@ -91,7 +91,7 @@ def describe(results: Sequence[Result], written: Written) -> Entry:
         names_sha256=names_sha256(ids),
     )
     layout = layout_of(results[0])
-    return Entry(part=part, layout=layout, failures=failures, workers=_workers(results))
+    return JournalLine(part=part, layout=layout, failures=failures, workers=_workers(results))
 
 
 def failures_of(result: Result) -> Iterator[Failure]:

@@ -30,7 +30,7 @@ from embedfarm.contract.records import Rows, text_checksums
 
 
 @dataclass(frozen=True)
-class Problem:
+class OutputProblem:
     """Something an output should not have.
 
     Attributes:
@@ -42,7 +42,7 @@ class Problem:
     sentence: str
 
 
-def verify(directory: Path, against: Iterator[Rows] | None = None) -> list[Problem]:
+def verify(directory: Path, against: Iterator[Rows] | None = None) -> list[OutputProblem]:
     """Return all problems of an output; none when it is as it was when it was finished.
 
     Args:
@@ -53,20 +53,20 @@ def verify(directory: Path, against: Iterator[Rows] | None = None) -> list[Probl
         manifest = read_manifest(directory)
         sink = open_sink(manifest.format, directory)
     except ValueError as error:
-        return [Problem(MANIFEST_FILE, str(error))]
+        return [OutputProblem(MANIFEST_FILE, str(error))]
     problems = [*_check_totals(manifest), *_check_files(directory, manifest)]
     try:
         failed = _read_failed(directory, manifest)
     except OutputError as error:
         failed = np.empty(0, dtype=np.int64)
-        problems.append(Problem(ERRORS_FILE, str(error)))
+        problems.append(OutputProblem(ERRORS_FILE, str(error)))
     source = None if against is None else _Source(against)
     for part in manifest.parts:
         expected = _expect(part, failed, source)
         problems += _check_part(directory, sink, manifest.layout, part, expected)
     if source is not None and (count := source.count_all()) != manifest.count:
         sentence = f"counts {manifest.count} chunks, the source has {count} rows"
-        problems.append(Problem(MANIFEST_FILE, sentence))
+        problems.append(OutputProblem(MANIFEST_FILE, sentence))
     # Parts that share a file all miss it when it is gone.
     return list(dict.fromkeys(problems))
 
@@ -145,30 +145,32 @@ class _Source:
         return True
 
 
-def _check_totals(manifest: Manifest) -> Iterator[Problem]:
+def _check_totals(manifest: Manifest) -> Iterator[OutputProblem]:
     """Check that the parts tile the chunks and add up."""
     try:
         tile(manifest.parts, manifest.count)
     except TilingError as error:
-        yield Problem(MANIFEST_FILE, str(error))
+        yield OutputProblem(MANIFEST_FILE, str(error))
     failed = sum(part.errors for part in manifest.parts)
     if failed != manifest.failed:
-        yield Problem(MANIFEST_FILE, f"counts {manifest.failed} failed chunks, its parts {failed}")
+        yield OutputProblem(
+            MANIFEST_FILE, f"counts {manifest.failed} failed chunks, its parts {failed}"
+        )
     for part in manifest.parts:
         if part.rows + part.errors != part.count:
             yield _problem(part, f"does not add up: {part.rows} and {part.errors} failed")
 
 
-def _check_files(directory: Path, manifest: Manifest) -> Iterator[Problem]:
+def _check_files(directory: Path, manifest: Manifest) -> Iterator[OutputProblem]:
     """Check that files have the size their parts make up, and that each is listed."""
     spans = [span for part in manifest.parts for span in part.spans(directory)]
     ends = {span.path.name: span.offset + span.bytes for span in spans}
     for name in list_output_files(directory):
         size = (directory / name).stat().st_size
         if name not in ends and name != ERRORS_FILE:
-            yield Problem(name, "is not listed in the manifest")
+            yield OutputProblem(name, "is not listed in the manifest")
         elif size != ends.get(name, size):
-            yield Problem(name, f"has {size} bytes instead of {ends[name]}")
+            yield OutputProblem(name, f"has {size} bytes instead of {ends[name]}")
 
 
 def _read_failed(directory: Path, manifest: Manifest) -> NDArray[np.int64]:
@@ -196,14 +198,14 @@ def _expect(part: Part, failed: NDArray[np.int64], source: _Source | None) -> _E
 
 def _check_part(
     directory: Path, sink: Sink, layout: Layout, part: Part, expected: _Expected
-) -> Iterator[Problem]:
+) -> Iterator[OutputProblem]:
     """Check that a part is undamaged, and holds what is expected."""
     if expected.texts_sha256 not in ("", part.texts_sha256):
         yield _problem(part, "was made from other texts than the source has there")
     try:
         vectors = _read(directory, sink, layout, part)
     except FileNotFoundError as error:
-        yield Problem(Path(error.filename).name, "is missing")
+        yield OutputProblem(Path(error.filename).name, "is missing")
     except (OSError, PartError) as error:
         yield _problem(part, str(error))
     else:
@@ -239,6 +241,6 @@ def _check_floats(vectors: Vectors) -> Iterator[str]:
         yield f"has a vector that is zero, the first for chunk {index}"
 
 
-def _problem(part: Part, sentence: str) -> Problem:
+def _problem(part: Part, sentence: str) -> OutputProblem:
     """Return a problem of one part, with its chunks named in the sentence."""
-    return Problem(part.file, f"chunks {part.start} to {part.end - 1}: {sentence}")
+    return OutputProblem(part.file, f"chunks {part.start} to {part.end - 1}: {sentence}")

@@ -10,7 +10,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms, if_room
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_keys import FarmKeys
-from embedfarm.contract.pace import Batch
+from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.contract.records import Completion, Rate, Sample
 from embedfarm.contract.unreadable import (
     readable,
@@ -52,16 +52,16 @@ class FarmStatistics(FarmKeys):
             for _, done in readable(Completion, b"done", items, wire.EVENTS, self.on_unreadable)
         ]
 
-    def recent_batches(self, seconds: float) -> dict[str, list[Batch]]:
+    def recent_batches(self, seconds: float) -> dict[str, list[TimedMicroBatch]]:
         """Return the micro-batches reported in the last `seconds`, by worker, oldest first.
 
         The server keeps about `events_max` of all workers, so that on a large farm they may not
         reach back as far.
         """
         rows = self._newest(wire.EVENTS, seconds)
-        batches = defaultdict[str, list[Batch]](list)
+        batches = defaultdict[str, list[TimedMicroBatch]](list)
         for end, done in readable(Completion, b"done", rows, wire.EVENTS, self.on_unreadable):
-            bar = Batch(end, done.seconds, done.job, done.chunks, done.real_tokens)
+            bar = TimedMicroBatch(end, done.seconds, done.job, done.chunks, done.real_tokens)
             batches[done.worker].append(bar)
         return dict(batches)
 

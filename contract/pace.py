@@ -9,7 +9,7 @@ NOW_SECONDS: Final = 15.0  # "now": longer than the longest usual micro-batch
 AVERAGE_SECONDS: Final = (60.0, 300.0)  # beside now, what times are foretold by
 
 
-class Batch(NamedTuple):
+class TimedMicroBatch(NamedTuple):
     """A micro-batch as a bar over time.
 
     Attributes:
@@ -41,7 +41,7 @@ class Range(NamedTuple):
     high: float
 
 
-class Done(NamedTuple):
+class WorkDone(NamedTuple):
     """Amounts of work by name, the Unix time at which they were done, and the seconds they took."""
 
     end: float
@@ -50,7 +50,7 @@ class Done(NamedTuple):
 
 
 def paces_now(
-    batches: Mapping[str, Sequence[Batch]], busy: Collection[str], now: float
+    batches: Mapping[str, Sequence[TimedMicroBatch]], busy: Collection[str], now: float
 ) -> dict[tuple[str, str], Pace]:
     """Return the paces over the last `NOW_SECONDS`, by worker and job.
 
@@ -83,7 +83,7 @@ def total(paces: Iterable[Pace]) -> Pace:
     return Pace(tokens, chunks)
 
 
-def averages(done: Sequence[Done], now: float) -> dict[str, list[float]]:
+def averages(done: Sequence[WorkDone], now: float) -> dict[str, list[float]]:
     """Return amounts per second over each of `AVERAGE_SECONDS`, by name of who did anything.
 
     The time of each name begins with its first progress: what a job did not get before it began

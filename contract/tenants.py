@@ -11,7 +11,7 @@ import msgspec
 from embedfarm.contract import wire
 from embedfarm.contract.farm import PLACE_SECONDS, RETRY_SECONDS_MAX, Farm, FarmFull
 from embedfarm.contract.farm_statistics import FarmStatistics
-from embedfarm.contract.pace import Batch
+from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.contract.records import Heartbeat, Sample
 from embedfarm.contract.status import ENDED_STATES, JobStatus
 
@@ -30,7 +30,7 @@ class TenantFull(FarmFull):
 class TenantStatistics(FarmStatistics):
     """Statistics of a farm as one tenant sees them."""
 
-    def recent_batches(self, seconds: float) -> dict[str, list[Batch]]:
+    def recent_batches(self, seconds: float) -> dict[str, list[TimedMicroBatch]]:
         """Return micro-batches of the tenant's jobs, by worker; workers without are left out."""
         batches = super().recent_batches(seconds)
         own = set(self.own({bar.job for bars in batches.values() for bar in bars}))

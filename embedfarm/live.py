@@ -115,7 +115,7 @@ class Farm:
         words: dict[str, Any] = {"model": self.model, **self.fields} | options
         return embed(corpus, farm=self, **words)
 
-    def submit(self, corpus: Corpus, *, out: str | Path, **options: Any) -> "Submission":  # noqa: ANN401 # those of `embed`
+    def submit(self, corpus: Corpus, *, out: str | Path, **options: Any) -> "EmbeddingsFuture":  # noqa: ANN401 # those of `embed`
         """Begin to embed a corpus, and return at once; other arguments are those of `embed`."""
         options = {"progress": False} | options
         answer: Future[Embeddings] = Future()
@@ -127,7 +127,7 @@ class Farm:
                 answer.set_exception(error)
 
         threading.Thread(target=run, name="embedfarm-submission", daemon=True).start()
-        return Submission(Path(out), answer)
+        return EmbeddingsFuture(Path(out), answer)
 
     def jobs(self) -> list[JobFacts]:
         """Return the jobs that are not over, oldest first, and then the last ones that are."""
@@ -237,7 +237,7 @@ class Farm:
             return np.array(embeddings.matrix, np.float32)
 
 
-class Submission:
+class EmbeddingsFuture:
     """A corpus that is being embedded.
 
     Attributes:

@@ -13,7 +13,7 @@ from embedfarm.collector import verify as verification
 from embedfarm.collector.manifest import Failure, Manifest, read_failures, read_manifest
 from embedfarm.collector.search import Hit, iter_vectors, search
 from embedfarm.collector.sinks import Vectors
-from embedfarm.collector.verify import Problem
+from embedfarm.collector.verify import OutputProblem
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.query import embed_query
 from embedfarm.runs.request import read_again
@@ -130,7 +130,7 @@ class Embeddings:
             query = embed_query(self.manifest, query, Settings())
         return search(self.path, query, count)
 
-    def verify(self, against: Sequence[str | Path] = ()) -> list[Problem]:
+    def verify(self, against: Sequence[str | Path] = ()) -> list[OutputProblem]:
         """Return all problems of the output; none when it is as it was when it was finished.
 
         Args:

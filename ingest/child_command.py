@@ -24,7 +24,7 @@ INTERRUPTED: Final = 130  # status of a command that was stopped, and can go on
 _STOP: Final = threading.Event()
 
 
-class Interrupted(RuntimeError):
+class StopRequested(RuntimeError):
     """Raised when this process was asked to stop; the same command goes on from here later."""
 
 
@@ -52,10 +52,10 @@ def check_stop() -> None:
     """Raise if this process was asked to stop.
 
     Raises:
-        Interrupted: After SIGTERM or the parent's death, once `stop_when_asked` was called.
+        StopRequested: After SIGTERM or the parent's death, once `stop_when_asked` was called.
     """
     if _STOP.is_set():
-        raise Interrupted
+        raise StopRequested
 
 
 def run_command(
@@ -73,7 +73,7 @@ def run_command(
         statuses: Exit statuses of a good end.
 
     Raises:
-        Interrupted: This process was asked to stop; the command has ended, and can go on later.
+        StopRequested: This process was asked to stop; the command has ended, and can go on later.
         CommandDied: The command was killed or stopped, and not by this process.
         CommandFailed: The command ended with another status, or printed nothing.
     """
@@ -110,7 +110,7 @@ def _check_end(verb: str, status: int) -> None:
 
     Raises:
         CommandDied: Somebody else ended the command.
-        Interrupted: The command did not end by itself, nor may this process go on.
+        StopRequested: The command did not end by itself, nor may this process go on.
     """
     if status >= 0 and status != INTERRUPTED:
         return

@@ -34,7 +34,7 @@ NAME_CHARACTERS_MAX: Final = 100
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
-class Facts(msgspec.Struct, frozen=True):
+class Validators(msgspec.Struct, frozen=True):
     """What tells one state of a resource from another; "" and -1 where the server does not say."""
 
     etag: str = ""
@@ -42,7 +42,7 @@ class Facts(msgspec.Struct, frozen=True):
     size: int = -1
 
 
-UNKNOWN: Final = Facts()
+UNKNOWN: Final = Validators()
 
 
 def place_of(url: Url, out: Path) -> Path:
@@ -82,7 +82,7 @@ def _fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], obje
     note = path.parent / FACTS_FILE
     known = _read_facts(note) if path.exists() else UNKNOWN
     with _follow(url, _conditions(known), settings) as response:
-        found = Facts(
+        found = Validators(
             header(response, "etag"),
             header(response, "last-modified"),
             _read_size(header(response, "content-length")),
@@ -95,15 +95,15 @@ def _fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], obje
     note.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, size=size)))
 
 
-def _read_facts(note: Path) -> Facts:
+def _read_facts(note: Path) -> Validators:
     """Return the facts of the file that is there; none of one not fetched to its end."""
     try:
-        return msgspec.json.decode(note.read_bytes(), type=Facts)
+        return msgspec.json.decode(note.read_bytes(), type=Validators)
     except (FileNotFoundError, msgspec.MsgspecError):
         return UNKNOWN
 
 
-def _conditions(known: Facts) -> dict[str, str]:
+def _conditions(known: Validators) -> dict[str, str]:
     """Return headers that ask for a body only if it is another than the known one."""
     asked = {"if-none-match": known.etag, "if-modified-since": known.last_modified}
     return {name: value for name, value in asked.items() if value}

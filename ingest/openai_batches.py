@@ -20,7 +20,7 @@ Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Texts of token ids; ValueError where no text has these."""
 
 
-class _Line(msgspec.Struct):
+class _RequestLine(msgspec.Struct):
     """A line of the file, which is one request."""
 
     custom_id: Annotated[str, msgspec.Meta(max_length=512)]
@@ -77,7 +77,7 @@ class Planner:
         """Return what a line asks for, or what is wrong with it, and its texts."""
         custom_id = None
         try:
-            request = _decode(line, _Line, "invalid_json_line")
+            request = _decode(line, _RequestLine, "invalid_json_line")
             custom_id = request.custom_id
             self._check(request)
             body = _decode(request.body, _Body, "invalid_request")
@@ -92,7 +92,7 @@ class Planner:
             base64=body.encoding_format == "base64",
         ), texts
 
-    def _check(self, request: _Line) -> None:
+    def _check(self, request: _RequestLine) -> None:
         if request.custom_id in self._seen:
             raise _Refused("duplicate_custom_id", "another line has this custom_id")
         self._seen.add(request.custom_id)
@@ -163,7 +163,7 @@ def find_model(source: Path, models: Sequence[str], most: int) -> str:
         if size > LOOKED_BYTES_MAX:
             break
         try:
-            request = msgspec.json.decode(line, type=_Line)
+            request = msgspec.json.decode(line, type=_RequestLine)
             model = msgspec.json.decode(request.body, type=_Model).model
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue

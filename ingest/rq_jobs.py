@@ -98,14 +98,14 @@ def look(farm: Farm, out: Path) -> None:
         log.warning("the server does not say how far the job is: %s", error)
 
 
-class Watch:
+class DownloadProgress:
     """Notes how much of a corpus was fetched, and ends the fetching as a command would be ended.
 
     Args:
         look: Called about once a second.
 
     Raises:
-        Interrupted: A call came after this process was asked to stop.
+        StopRequested: A call came after this process was asked to stop.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from rq.timeouts import JobTimeoutException
 
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
-from embedfarm.ingest.child_command import CommandDied, Interrupted
+from embedfarm.ingest.child_command import CommandDied, StopRequested
 from embedfarm.ingest.rq_jobs import (
     NO_TIME,
     SECONDS_MAX,
@@ -133,7 +133,7 @@ class TaskJob(ReadableJob):
                 raise
             seconds = Settings().ingest_seconds_max
             raise TaskStalled(f"no progress for ingest_seconds_max, {seconds:,} s") from error
-        except Interrupted:
+        except StopRequested:
             return Retry(max=sys.maxsize)
         except CommandDied as error:
             if count_death(self) < Settings().deliveries_max:

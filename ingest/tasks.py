@@ -31,7 +31,7 @@ from embedfarm.ingest.job_directories import OUTPUT, directory_of, remove_old
 from embedfarm.ingest.job_limits import limit
 from embedfarm.ingest.openai_files import BATCH_INPUT, complete_batch
 from embedfarm.ingest.outbound import RequestFailed, Url, parse_url
-from embedfarm.ingest.rq_jobs import Watch, begin, farm_jobs, look, note
+from embedfarm.ingest.rq_jobs import DownloadProgress, begin, farm_jobs, look, note
 from embedfarm.ingest.rq_keys import ReadableJob, over_unreadable
 from embedfarm.ingest.webhooks import Event, deliver
 
@@ -68,7 +68,7 @@ def embed_corpus(
         PathRefused, ValueError: An argument is not allowed.
         RequestFailed: A corpus cannot be fetched.
         CommandFailed: The corpus, the output or the farm refuses.
-        Interrupted: This process was asked to stop.
+        StopRequested: This process was asked to stop.
     """
     _check_webhook(webhook)
     return _embed("embed", corpus, out, options)
@@ -95,7 +95,7 @@ def embed_batch(job_id: str, model: str) -> Report:
     Raises:
         PathRefused: There is no such batch.
         CommandFailed: The batch, the output or the farm refuses.
-        Interrupted: This process was asked to stop.
+        StopRequested: This process was asked to stop.
     """
     settings = Settings()
     directory = directory_of(settings, job_id)
@@ -119,7 +119,7 @@ def export(out: str, to: str, format: str = "npy") -> Report:  # noqa: A002 -- a
     Raises:
         PathRefused: A path is not allowed.
         CommandFailed: `embedfarm export` fails.
-        Interrupted: This process was asked to stop.
+        StopRequested: This process was asked to stop.
     """
     settings = Settings()
     source, target = allow(out, settings.task_roots), allow(to, settings.task_roots)
@@ -141,7 +141,7 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
         PathRefused, UrlRefused: A path or URL is not allowed.
         RequestFailed: A corpus cannot be fetched.
         CommandFailed: `embedfarm verify` or `embedfarm reconcile` fails.
-        Interrupted: This process was asked to stop.
+        StopRequested: This process was asked to stop.
     """
     settings = Settings()
     directory = allow(out, settings.task_roots)
@@ -283,7 +283,7 @@ def _fetch(
         if isinstance(source, Url):
             path = allow(str(place_of(source, out)), settings.task_roots)
             try:
-                fetch(source, path, settings, Watch(look))
+                fetch(source, path, settings, DownloadProgress(look))
             except RequestFailed:
                 check_stop()  # it was not asked while the server was silent
                 raise

@@ -18,7 +18,7 @@ from embedfarm.runs.run import Place, Run
 Show: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat]], object]
 
 
-class Completed(NamedTuple):
+class CompletedOutput(NamedTuple):
     """The manifest of a finished output, and the one that it had when it was asked for, if any."""
 
     manifest: Manifest
@@ -33,7 +33,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
     terms: Terms = USUAL,
     *,
     retry: bool = False,
-) -> Completed:
+) -> CompletedOutput:
     """Embed what a request asks for, unless its output is finished.
 
     Args:
@@ -52,11 +52,11 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
     if before is not None:
         tidy(place.out, before, place.settings, stop)
         if not (before.failed and retry):
-            return Completed(before, before)
+            return CompletedOutput(before, before)
     with view as show:
 
         def embed(request: Request, place: Place) -> Manifest:
             return Run(request, place, show, stop, terms).embed()
 
         do = embed if before is None else partial(retry_failed, embed=embed)
-        return Completed(do(request, place), before)
+        return CompletedOutput(do(request, place), before)

@@ -11,7 +11,7 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.source import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
 from embedfarm.contract.records import Rows, text_checksums
-from embedfarm.producer.readers import Cursor, Facts, fail_on_bad_row, look_at, read_corpus
+from embedfarm.producer.readers import CorpusDigest, Cursor, fail_on_bad_row, look_at, read_corpus
 from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submit import Rewind, Stale, Submitter
 from embedfarm.runs.request import Request, file_facts
@@ -122,7 +122,7 @@ class Sending:
             self.source.check_end()
             raise Stale(f"the source has {index} rows now; an earlier run had sent {start}")
 
-    def _rows(self, record: SkippedFile, mark: Mark | None, facts: Facts) -> Iterator[Rows]:
+    def _rows(self, record: SkippedFile, mark: Mark | None, facts: CorpusDigest) -> Iterator[Rows]:
         """Yield the rows of the corpus from a mark on, all of which go through the comparison."""
         request = self.request
         on_bad_row = record.add if request.skip_bad_rows else fail_on_bad_row

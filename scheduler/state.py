@@ -79,7 +79,7 @@ class JobState:
         return self.status.tokens_in - self.status.tokens_done
 
 
-class Pace(NamedTuple):
+class ClassSpeed(NamedTuple):
     """How fast a farm is on chunks of one model and length.
 
     Attributes:
@@ -105,7 +105,7 @@ class Pace(NamedTuple):
         return (tokens + self.holds[last]) / self.speeds[last]
 
 
-NO_PACE: Final = Pace()
+NO_PACE: Final = ClassSpeed()
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class FarmState:
     held_seconds: Mapping[str, float] = field(init=False)
     busy_seconds: Mapping[str, float] = field(init=False)
     busy: Sequence[tuple[float, str]] = field(init=False)
-    paces: Mapping[tuple[str, int], Pace] = field(init=False)
+    paces: Mapping[tuple[str, int], ClassSpeed] = field(init=False)
     orphaned: AbstractSet[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class FarmState:
         made(self, "busy", busy)
         made(self, "paces", {kind: _pace(rates, busy) for kind, rates in self.rates.items()})
 
-    def pace(self, job: JobState) -> Pace:
+    def pace(self, job: JobState) -> ClassSpeed:
         """Return how fast the farm is on the chunks of a job."""
         return self.paces.get((job.model, job.length_class), NO_PACE)
 
@@ -187,14 +187,14 @@ class FarmState:
         }
 
 
-def _pace(rates: Mapping[str, Rate], busy: Sequence[tuple[float, str]]) -> Pace:
+def _pace(rates: Mapping[str, Rate], busy: Sequence[tuple[float, str]]) -> ClassSpeed:
     """Compute the pace of the workers whose rates are known; `busy` has the least busy first."""
     known = [(seconds, rates[name].tokens_per_second) for seconds, name in busy if name in rates]
     sums = list(accumulate([speed for _, speed in known]))
     holds = list(accumulate([seconds * speed for seconds, speed in known]))
     fills = [known[k][0] * sums[k] - holds[k] for k in range(len(known))]
     slowest = min([speed for _, speed in known], default=0.0)
-    return Pace(rates, sums[-1] if sums else 0.0, slowest, fills, sums, holds)
+    return ClassSpeed(rates, sums[-1] if sums else 0.0, slowest, fills, sums, holds)
 
 
 class Note(NamedTuple):

@@ -15,7 +15,7 @@ RECENT_SECONDS: Final = 60.0
 RECENT_MAX: Final = 10_000  # micro-batches, and decisions
 
 
-class Done(NamedTuple):
+class ReportedMicroBatch(NamedTuple):
     """A micro-batch that was reported.
 
     Attributes:
@@ -31,7 +31,7 @@ class Done(NamedTuple):
     worth: float
 
 
-class Looked(NamedTuple):
+class TimedDecision(NamedTuple):
     """A decision: when, seconds it took, and whether there was work of known speed."""
 
     at: float
@@ -47,8 +47,8 @@ class Statistics:
     micro_batches: int = 0
     tokens: int = 0
     _speeds: Mapping[str, float] = field(default_factory=dict)
-    _done: deque[Done] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
-    _looked: deque[Looked] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    _done: deque[ReportedMicroBatch] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    _looked: deque[TimedDecision] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
 
     def decided(self, state: FarmState, seconds: float, now: float) -> None:
         """Take a decision in.
@@ -65,7 +65,7 @@ class Statistics:
             for job in state.jobs
             if self._speeds[job.job]
         )
-        self._looked.append(Looked(now, seconds, wanted))
+        self._looked.append(TimedDecision(now, seconds, wanted))
 
     def completed(self, done: Iterable[tuple[Completion, float]], now: float) -> None:
         """Take micro-batches in, each with the seconds that it should have taken, or 0."""
@@ -74,7 +74,7 @@ class Statistics:
             self.tokens += completion.tokens
             speed = self._speeds.get(completion.job, 0.0)
             worth = completion.tokens / speed if speed else 0.0
-            self._done.append(Done(now, completion, predicted, worth))
+            self._done.append(ReportedMicroBatch(now, completion, predicted, worth))
 
     def figures(
         self,
@@ -113,7 +113,7 @@ class Statistics:
         )
 
 
-def _seconds_wanted(looked: Sequence[Looked], now: float) -> float:
+def _seconds_wanted(looked: Sequence[TimedDecision], now: float) -> float:
     """Return the seconds since the first of these decisions in which there was work to do."""
     ends = [*(each.at for each in looked[1:]), now]
     return sum(end - each.at for each, end in zip(looked, ends, strict=False) if each.wanted)

@@ -12,10 +12,10 @@ from embedfarm.contract.farm import Farm
 from embedfarm.contract.pace import (
     AVERAGE_SECONDS,
     NOW_SECONDS,
-    Batch,
-    Done,
     Pace,
     Range,
+    TimedMicroBatch,
+    WorkDone,
     averages,
     foretell,
     paces_now,
@@ -240,17 +240,17 @@ def real_tokens_left(job: JobFacts) -> float:
 
 
 @dataclass(frozen=True)
-class Course:
+class RecentHistory:
     """Recent course of a farm: points of the last hour, and samples of the last five minutes."""
 
     points: tuple[Point, ...] = ()
     recent: tuple[tuple[float, Sample], ...] = ()
 
-    def follow(self, samples: Sequence[tuple[float, Sample]], now: float) -> "Course":
+    def follow(self, samples: Sequence[tuple[float, Sample]], now: float) -> "RecentHistory":
         """Return the course with new samples, and without those that are too old."""
         points = (*self.points, *(point(*each) for each in samples))
         recent = (*self.recent, *samples)
-        return Course(
+        return RecentHistory(
             tuple(each for each in points if each.time > now - HOUR_SECONDS),
             tuple(each for each in recent if each[0] > now - max(AVERAGE_SECONDS)),
         )
@@ -259,7 +259,7 @@ class Course:
         """Return the chunks per second of each job, over each of `AVERAGE_SECONDS`."""
         return averages(
             [
-                Done(end, each.seconds, {job: chunks for job, (_, chunks) in each.jobs.items()})
+                WorkDone(end, each.seconds, {job: chunks for job, (_, chunks) in each.jobs.items()})
                 for end, each in self.recent
             ],
             now,
@@ -268,7 +268,7 @@ class Course:
     def token_rates(self, now: float) -> list[float]:
         """Return the real tokens per second of the farm, over each of `AVERAGE_SECONDS`."""
         tokens = [(end, each, sum(n for n, _ in each.jobs.values())) for end, each in self.recent]
-        done = [Done(end, each.seconds, {"": n} if n else {}) for end, each, n in tokens]
+        done = [WorkDone(end, each.seconds, {"": n} if n else {}) for end, each, n in tokens]
         return averages(done, now).get("", [])
 
 
@@ -282,7 +282,7 @@ class FarmReader:
 
     farm: Farm
     settings: Settings = field(default_factory=Settings)
-    _course: Course = field(default_factory=Course)
+    _course: RecentHistory = field(default_factory=RecentHistory)
     _after: str = "-"  # samples from there on are new
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -345,8 +345,8 @@ def compose(
     now: float,
     situation: Situation,
     ended: Sequence[JobFacts],
-    batches: Mapping[str, Sequence[Batch]],
-    course: Course,
+    batches: Mapping[str, Sequence[TimedMicroBatch]],
+    course: RecentHistory,
 ) -> FarmView:
     """Return the view of a farm, from its situation, recent work, and the last hour's curves.
 

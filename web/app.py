@@ -22,7 +22,7 @@ from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
 from embedfarm.web.interactive import Desk
 from embedfarm.web.jobs import events, failures, feeds, results, retries, submissions
 from embedfarm.web.jobs import routes as jobs
-from embedfarm.web.jobs.job_watch import Watch
+from embedfarm.web.jobs.job_watch import JobWatch
 from embedfarm.web.openai import batches, files
 from embedfarm.web.openai import embeddings as openai_protocol
 from embedfarm.web.operations import metrics
@@ -58,7 +58,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     keyring = Keyring(keys, path)
     sessions = Sessions(client, keyring, settings.http_session_seconds)
     desk = Desk(Lane(client, settings), settings.http_waiting_max)
-    watch = Watch(partial(read_jobs, services.farm), settings.http_streams_max)
+    watch = JobWatch(partial(read_jobs, services.farm), settings.http_streams_max)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -48,7 +48,7 @@ class Requests(Protocol):
 
 
 @dataclass(eq=False)
-class Run:
+class ModelRun:
     """A micro-batch, or requests, on the way through the model.
 
     Attributes:
@@ -82,7 +82,7 @@ class Run:
 class Started(NamedTuple):
     """A device batch that was started: its rows, when, and what waits for its vectors."""
 
-    run: Run
+    run: ModelRun
     rows: NDArray[np.intp]
     finish: Finish
     began: float
@@ -158,16 +158,18 @@ class Embedder:
         self.lane_seconds += time.monotonic() - began
         return True
 
-    def _open(self, batch: MicroBatch, *, asked: bool = False) -> Run:
+    def _open(self, batch: MicroBatch, *, asked: bool = False) -> ModelRun:
         """Pack what needs the model into a run."""
         texts = live_texts(batch)
         sources = first_texts(batch, texts)
         rows = batch.tokenised.rows_of(np.unique(sources))
         vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
         tokens = int(batch.tokenised.lengths[rows].sum())
-        return Run(batch, texts, sources, rows, vectors, self._pack(batch, rows), tokens, asked)
+        return ModelRun(
+            batch, texts, sources, rows, vectors, self._pack(batch, rows), tokens, asked
+        )
 
-    def _close(self, run: Run) -> NDArray[Any]:
+    def _close(self, run: ModelRun) -> NDArray[Any]:
         """Return the vectors of a run that is over, as they are stored."""
         batch = run.batch
         self._mend(batch, run.rows, run.vectors)
@@ -176,17 +178,17 @@ class Embedder:
         copy_repeated(batch, run.texts, run.sources, pooled)
         return _store(pooled, batch)
 
-    def _look(self) -> Run | None:
+    def _look(self) -> ModelRun | None:
         """Take the requests that wait as a run, None if there are none."""
         batch = None if self.requests is None else self.requests.take()
         return None if batch is None else self._open(batch, asked=True)
 
-    def _answer(self, run: Run) -> None:
+    def _answer(self, run: ModelRun) -> None:
         """Hand on what became of a run of requests."""
         if self.requests is not None:
             self.requests.answer(run.batch, self._close(run))
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: ModelRun) -> None:
         """Run device batches until none is left, those of requests first.
 
         A device batch is started before the one before it is waited for, so that a device that
@@ -194,7 +196,7 @@ class Embedder:
         one is not, its vectors may be those of a lost one's texts.
         """
         started: deque[Started] = deque()
-        lane: Run | None = None
+        lane: ModelRun | None = None
         clock = time.monotonic()
         while True:
             lane = served = lane or self._look()
@@ -212,7 +214,7 @@ class Embedder:
             self.lane_seconds += 0.0 if served is run else now - clock
             clock = now
 
-    def _step(self, run: Run, started: deque[Started]) -> Run:
+    def _step(self, run: ModelRun, started: deque[Started]) -> ModelRun:
         """Start the next device batch of `run`, or finish the oldest; halve one that raises.
 
         Returns:
@@ -245,13 +247,13 @@ class Embedder:
                 self._count(run.batch, rows)
         return run
 
-    def _tell(self, run: Run) -> None:
+    def _tell(self, run: ModelRun) -> None:
         """Say how much of a micro-batch is left when a device batch begins."""
         if not run.asked:
             left = sum(int(run.batch.tokenised.lengths[rows].sum()) for rows in run.todo)
             self.progress(run.batch, left / run.tokens)
 
-    def _next(self, run: Run) -> NDArray[np.intp]:
+    def _next(self, run: ModelRun) -> NDArray[np.intp]:
         """Take the rows of the next device batch, cut short while requests may come in."""
         rows = run.todo.pop()
         limit = 0.0 if self.requests is None or run.asked else self.requests.batch_seconds()

@@ -53,7 +53,7 @@ IN_HAND: Final = math.inf  # when to lease the next micro-batch while one is lea
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 Embedded = tuple[MicroBatch, NDArray[Any]]
-Facts = Callable[[], dict[str, float]]
+MeasureDevice = Callable[[], dict[str, float]]
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Worker:
     torch_device: str
     settings: Settings
     stop: threading.Event
-    facts: Facts
+    facts: MeasureDevice
     tick: Callable[[str], object] = lambda _state: None
     name: str = field(init=False)
     failure: BaseException | None = field(init=False, default=None)

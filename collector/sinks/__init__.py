@@ -6,15 +6,24 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
-from embedfarm.collector.sinks.batch import Batch, PartError, Vectors
+from embedfarm.collector.sinks.batch import PartError, PartRows, Vectors
 from embedfarm.collector.sinks.jsonl import Jsonl
 from embedfarm.collector.sinks.npy import Npy
 from embedfarm.collector.sinks.parquet import Parquet
 from embedfarm.contract.errors import EmbedfarmError
 
 __all__ = [
-    "ENTRY_POINTS", "SINKS", "Batch", "PartError", "Sink", "SinkKind", "UnknownSink", "Vectors",
-    "open_sink", "sink_kind", "sink_names",
+    "ENTRY_POINTS",
+    "SINKS",
+    "PartError",
+    "PartRows",
+    "Sink",
+    "SinkKind",
+    "UnknownSink",
+    "Vectors",
+    "open_sink",
+    "sink_kind",
+    "sink_names",
 ]  # fmt: skip
 
 
@@ -32,10 +41,10 @@ class Sink(Protocol):
             PartError: A journalled part is not there any more.
         """
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: PartRows) -> Written:
         """Put the next part on the disk; it is there, durably, when this returns."""
 
-    def replace(self, part: Part, batch: Batch, original: Path) -> Written:
+    def replace(self, part: Part, batch: PartRows, original: Path) -> Written:
         """Put a part of the finished output in `original` here, with other chunks that failed.
 
         All parts in a file of which one is replaced are then in the file here.
@@ -52,7 +61,7 @@ class Sink(Protocol):
             OSError: The files cannot be read.
         """
 
-    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> PartRows:
         """Return all chunks of a part that is on the disk, also while others are not written yet.
 
         Args:

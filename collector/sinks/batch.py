@@ -29,7 +29,7 @@ class Vectors(NamedTuple):
     matrix: Matrix
 
 
-class Batch(NamedTuple):
+class PartRows(NamedTuple):
     """All chunks of a part.
 
     Attributes:
@@ -55,17 +55,17 @@ class Batch(NamedTuple):
         )
 
 
-def spread(vectors: Vectors, part: Part, failures: Iterable[Failure]) -> Batch:
+def spread(vectors: Vectors, part: Part, failures: Iterable[Failure]) -> PartRows:
     """Return all chunks of a part, those without a vector as zeros."""
     rows = vectors.indices - part.start
     matrix = np.zeros((part.count, *vectors.matrix.shape[1:]), vectors.matrix.dtype)
     good = np.zeros(part.count, np.bool_)
     matrix[rows], good[rows] = vectors.matrix, True
     if vectors.ids is None:
-        return Batch(part.start, None, matrix, good)
+        return PartRows(part.start, None, matrix, good)
     by_index = {each.index: each.id or "" for each in failures}
     by_index |= dict(zip(vectors.indices.tolist(), vectors.ids, strict=True))
-    return Batch(part.start, [by_index[part.start + n] for n in range(part.count)], matrix, good)
+    return PartRows(part.start, [by_index[part.start + n] for n in range(part.count)], matrix, good)
 
 
 def check_layout(vectors: Vectors, part: Part, layout: Layout) -> Vectors:

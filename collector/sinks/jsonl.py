@@ -10,14 +10,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
-from embedfarm.collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
+from embedfarm.collector.sinks.batch import (
+    Matrix,
+    PartError,
+    PartRows,
+    Vectors,
+    check_layout,
+    spread,
+)
 from embedfarm.collector.sinks.part_files import keep_parts, write_part
 
 # As text a component takes about three times its memory: convert so many at a time.
 _COMPONENTS_AT_A_TIME: Final = 1 << 20
 
 
-class _Line(msgspec.Struct):
+class _VectorLine(msgspec.Struct):
     """One line of a file: a chunk's index, vector and id."""
 
     index: int
@@ -41,12 +48,12 @@ class Jsonl:
         """Check the files of the parts, and remove those of other parts."""
         keep_parts(self._directory, parts, "jsonl")
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: PartRows) -> Written:
         """Write a part into a file of its own."""
         path = self._directory / f"part-{batch.start:012d}.jsonl"
         return write_part(path, lambda file: file.writelines(_lines(batch.vectors())))
 
-    def replace(self, part: Part, batch: Batch, original: Path) -> Written:
+    def replace(self, part: Part, batch: PartRows, original: Path) -> Written:
         """Write the file of a part anew."""
         del part, original
         return self.write(batch)
@@ -58,13 +65,13 @@ class Jsonl:
         """Read the rows of a part from its file."""
         try:
             with (self._directory / part.file).open("rb") as file:
-                lines = map(msgspec.json.Decoder(_Line).decode, file)
+                lines = map(msgspec.json.Decoder(_VectorLine).decode, file)
                 vectors = _vectors(lines, part.rows, layout)
         except (msgspec.MsgspecError, ValueError) as error:
             raise PartError(f"is not JSON Lines as it was written: {error}") from error
         return check_layout(vectors, part, layout)
 
-    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> PartRows:
         """Read all chunks of a part from its file, the failed ones as zeros."""
         return spread(self.read(part, layout), part, failures)
 
@@ -91,7 +98,7 @@ def print_rows(matrix: Matrix) -> Iterator[str]:
         yield from pc.binary_join(pa.ListArray.from_arrays(bounds, components), ",").to_pylist()
 
 
-def _vectors(lines: Iterator[_Line], rows: int, layout: Layout) -> Vectors:
+def _vectors(lines: Iterator[_VectorLine], rows: int, layout: Layout) -> Vectors:
     """Return the lines as rows; a line of other dimensions or one too many raises ValueError."""
     indices: list[int] = []
     ids: list[str] = []

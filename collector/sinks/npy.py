@@ -21,7 +21,7 @@ from embedfarm.collector.durable_files import (
     sync_directory,
 )
 from embedfarm.collector.manifest import IDS_FILE, Failure, Layout, Part, Written, read_failures
-from embedfarm.collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout
+from embedfarm.collector.sinks.batch import Matrix, PartError, PartRows, Vectors, check_layout
 
 EMBEDDINGS_FILE: Final = "embeddings.npy"
 PARTIAL_SUFFIX: Final = ".partial"
@@ -59,7 +59,7 @@ class Npy:
             self._put(EMBEDDINGS_FILE, 0, bytes(_HEADER_BYTES), hashlib.sha256())
         sync_directory(self._directory)
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: PartRows) -> Written:
         """Append the rows; they are written from where they are, without a copy."""
         rows, lines = fill_failed(batch), _lines(batch)
         offset = _HEADER_BYTES + batch.start * rows[0].nbytes
@@ -79,7 +79,7 @@ class Npy:
         self._ids_end_bytes += len(lines)
         return written
 
-    def replace(self, part: Part, batch: Batch, original: Path) -> Written:
+    def replace(self, part: Part, batch: PartRows, original: Path) -> Written:
         """Write the rows over those in a copy of the array; ids are as they were."""
         path = self._directory / EMBEDDINGS_FILE
         if not path.exists():
@@ -107,10 +107,10 @@ class Npy:
         """Return the rows of a part, mapped into memory, without those of failed chunks."""
         matrix = self._map(layout)[part.start : part.end]
         ids = self._read_ids(part) if layout.ids else None
-        vectors = Batch(part.start, ids, matrix, self._good(part, matrix)).vectors()
+        vectors = PartRows(part.start, ids, matrix, self._good(part, matrix)).vectors()
         return check_layout(vectors, part, layout)
 
-    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> PartRows:
         """Return the rows of a part, mapped into memory; those of failed chunks as they are."""
         shape, offset = (part.count, layout.dimensions), part.offset_bytes
         with self._open(EMBEDDINGS_FILE) as file:
@@ -121,7 +121,7 @@ class Npy:
         good = np.ones(part.count, dtype=np.bool_)
         good[np.array([each.index - part.start for each in failures], dtype=np.int64)] = False
         ids = self._read_ids(part) if layout.ids else None
-        return Batch(part.start, ids, np.asarray(matrix), good)
+        return PartRows(part.start, ids, np.asarray(matrix), good)
 
     def _good(self, part: Part, matrix: Matrix) -> NDArray[np.bool_]:
         """Tell which rows hold a vector: by NaN, or by the error list for integers."""
@@ -180,7 +180,7 @@ class Npy:
             sync(file)
 
 
-def fill_failed(batch: Batch) -> Matrix:
+def fill_failed(batch: PartRows) -> Matrix:
     """Return the rows of a batch, those without a vector as NaN, or as zero for integers."""
     if batch.good.all():
         return batch.matrix
@@ -189,7 +189,7 @@ def fill_failed(batch: Batch) -> Matrix:
     return rows
 
 
-def _lines(batch: Batch) -> bytes:
+def _lines(batch: PartRows) -> bytes:
     """Return the ids, one JSON string a line."""
     return b"".join(msgspec.json.encode(identifier) + b"\n" for identifier in batch.ids or ())
 

@@ -8,7 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
-from embedfarm.collector.sinks.batch import Batch, Matrix, PartError, Vectors, check_layout, spread
+from embedfarm.collector.sinks.batch import (
+    Matrix,
+    PartError,
+    PartRows,
+    Vectors,
+    check_layout,
+    spread,
+)
 from embedfarm.collector.sinks.part_files import keep_parts, write_part
 
 # Encoding vectors as they are is what keeps up with a farm: components hardly ever repeat, so
@@ -36,13 +43,13 @@ class Parquet:
         """Check the files of the parts, and remove those of other parts."""
         keep_parts(self._directory, parts, "parquet")
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: PartRows) -> Written:
         """Write a part into a file of its own; the rows are encoded from where they are."""
         path = self._directory / f"part-{batch.start:012d}.parquet"
         table = _table(batch.vectors())
         return write_part(path, lambda file: pq.write_table(table, file, **_AS_THEY_ARE))
 
-    def replace(self, part: Part, batch: Batch, original: Path) -> Written:
+    def replace(self, part: Part, batch: PartRows, original: Path) -> Written:
         """Write the file of a part anew."""
         del part, original
         return self.write(batch)
@@ -59,7 +66,7 @@ class Parquet:
             raise PartError(f"is not Parquet as it was written: {error}") from error
         return check_layout(vectors, part, layout)
 
-    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> Batch:
+    def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> PartRows:
         """Read all chunks of a part from its file, the failed ones as zeros."""
         return spread(self.read(part, layout), part, failures)
 

@@ -21,7 +21,7 @@ _TELLING: Final = (
 )  # fmt: skip
 
 
-class Facts(NamedTuple):
+class CorpusDigest(NamedTuple):
     """What all files of a corpus look like from outside.
 
     Attributes:
@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     settled: bool
 
 
-def look_at(sources: Sequence[str], options: CorpusOptions) -> Facts:
+def look_at(sources: Sequence[str], options: CorpusOptions) -> CorpusDigest:
     """Return the facts of a corpus as they are now.
 
     Raises:
@@ -46,11 +46,11 @@ def look_at(sources: Sequence[str], options: CorpusOptions) -> Facts:
         for location in locate(source):
             for name, facts in _look(location, options):
                 if facts is None:
-                    return Facts("", settled=False)
+                    return CorpusDigest("", settled=False)
                 digest.update(f"{name!r} {facts!r}\n".encode())
                 changed_ns = max(changed_ns, facts[-1] if isinstance(facts[-1], int) else 0)
     age_seconds = (time.time_ns() - changed_ns) / 1e9
-    return Facts(digest.hexdigest(), settled=age_seconds > FRESH_SECONDS)
+    return CorpusDigest(digest.hexdigest(), settled=age_seconds > FRESH_SECONDS)
 
 
 def _look(

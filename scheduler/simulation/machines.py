@@ -16,7 +16,7 @@ HORIZON = 20.0  # a run ends before so many times the ideal time, and some secon
 
 
 @dataclass(frozen=True)
-class Batch:
+class HeldBlocks:
     """Blocks of one job that a worker holds.
 
     Attributes:
@@ -31,7 +31,7 @@ class Batch:
 
 
 @dataclass
-class Worker:
+class ModelledWorker:
     """The state of a modelled worker.
 
     Attributes:
@@ -56,8 +56,8 @@ class Worker:
     capacity: list[float]
     random: np.random.Generator
     beat_phase: float
-    current: Batch | None = None
-    ready: Batch | None = None
+    current: HeldBlocks | None = None
+    ready: HeldBlocks | None = None
     began: float = 0.0
     model: str = ""
     looks_at: float = 0.0
@@ -89,7 +89,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineEntry:
     """A micro-batch on a device, for the timeline.
 
     Attributes:
@@ -109,7 +109,7 @@ class Span:
     copied: bool
 
 
-def make_workers(scenario: Scenario, ideal_seconds: float, seed: int) -> list[Worker]:
+def make_workers(scenario: Scenario, ideal_seconds: float, seed: int) -> list[ModelledWorker]:
     """Make the workers of a scenario, with the speeds that they will have at any time."""
     random, *own = np.random.default_rng(seed).spawn(len(scenario.machines) + 1)
     unlucky = int(random.integers(len(scenario.machines)))
@@ -123,7 +123,7 @@ def make_workers(scenario: Scenario, ideal_seconds: float, seed: int) -> list[Wo
         _stand_still(speeds, machine)
         capacity = [0.0, *np.cumsum(speeds).tolist()]
         name = f"worker-{place}"
-        workers.append(Worker(name, machine, capacity, own[place], float(phases[place])))
+        workers.append(ModelledWorker(name, machine, capacity, own[place], float(phases[place])))
     return workers
 
 
@@ -144,7 +144,9 @@ def _stand_still(speeds: NDArray[np.float64], machine: Machine) -> None:
     speeds *= 1 - (last - first)
 
 
-def fluid_bound(arrivals: Sequence[tuple[float, float]], workers: Sequence[Worker]) -> float:
+def fluid_bound(
+    arrivals: Sequence[tuple[float, float]], workers: Sequence[ModelledWorker]
+) -> float:
     """Return when work that comes at these times is done, if all share it without friction.
 
     Args:

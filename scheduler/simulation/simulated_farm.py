@@ -23,7 +23,13 @@ from embedfarm.scheduler.ledger import Demand, Ledger
 from embedfarm.scheduler.loop import DECISION_SECONDS_MAX, DECISION_SECONDS_MIN
 from embedfarm.scheduler.observer import TAIL_LEASES_MAX
 from embedfarm.scheduler.passes import Pass, decide
-from embedfarm.scheduler.simulation.machines import Batch, Span, Worker, fluid_bound, make_workers
+from embedfarm.scheduler.simulation.machines import (
+    HeldBlocks,
+    ModelledWorker,
+    TimelineEntry,
+    fluid_bound,
+    make_workers,
+)
 from embedfarm.scheduler.simulation.modelled_jobs import JobRun, make_job
 from embedfarm.scheduler.simulation.scenario import Scenario
 from embedfarm.scheduler.speculative_copies import Copies
@@ -60,7 +66,7 @@ class Outcome:
     worker_ended: Mapping[str, float]
     worker_tokens: Mapping[str, float]
     copied_tokens: float
-    spans: Sequence[Span]
+    spans: Sequence[TimelineEntry]
     decision_seconds: Sequence[float]
 
     @property
@@ -93,7 +99,7 @@ class Simulation:
         self._order = itertools.count()
         self._decision_at = 0.0
         self._copied_tokens = 0.0
-        self._spans: list[Span] = []
+        self._spans: list[TimelineEntry] = []
         self._decision_seconds: list[float] = []
 
     def run(self) -> Outcome:
@@ -152,21 +158,21 @@ class Simulation:
 
     # A worker: lease ahead, embed, commit.
 
-    def _beat(self, worker: Worker, now: float) -> None:
+    def _beat(self, worker: ModelledWorker, now: float) -> None:
         if worker.alive(now):
             worker.beat_at = now
         self._at(now + self._settings.heartbeat_seconds, partial(self._beat, worker))
 
-    def _stop(self, worker: Worker, now: float) -> None:
+    def _stop(self, worker: ModelledWorker, now: float) -> None:
         """Let a worker fall silent; others get what it holds when its leases have expired."""
         self._at(now + self._settings.lease_seconds, partial(self._expire, worker))
 
-    def _expire(self, worker: Worker, now: float) -> None:
+    def _expire(self, worker: ModelledWorker, now: float) -> None:
         if not worker.alive(now):
             for job in self.jobs:
                 job.expire(worker.name)
 
-    def _fetch(self, worker: Worker, now: float) -> None:
+    def _fetch(self, worker: ModelledWorker, now: float) -> None:
         """Lease the next micro-batch; with nothing to lease and nothing in hand, copy."""
         if worker.ready or not worker.alive(now):
             return
@@ -180,22 +186,22 @@ class Simulation:
         else:
             worker.ready = batch
 
-    def _lease(self, worker: Worker) -> Batch | None:
+    def _lease(self, worker: ModelledWorker) -> HeldBlocks | None:
         """Lease, or copy, from the first share of the plan of which there is anything."""
         for share in self._shares.get(worker.name, ()):
             job = self._by_name[share.job]
             if worker.current and worker.model != job.work.model:
                 continue
             if blocks := job.lease(worker.name, share.blocks):
-                return Batch(job, blocks, copied=False)
+                return HeldBlocks(job, blocks, copied=False)
             places = (int(each.split("-")[0]) - 1 for each in share.copies)
             copies = [block for block in places if not job.done[block]]
             if copies and not worker.current:
                 self._copied_tokens += float(job.tokens[copies].sum())
-                return Batch(job, copies, copied=True)
+                return HeldBlocks(job, copies, copied=True)
         return None
 
-    def _start(self, worker: Worker, batch: Batch, now: float) -> None:
+    def _start(self, worker: ModelledWorker, batch: HeldBlocks, now: float) -> None:
         if worker.model != batch.job.work.model:
             worker.model = batch.job.work.model
             now += self._scenario.load_seconds
@@ -209,14 +215,16 @@ class Simulation:
             end += float(worker.random.exponential(self._scenario.stall_seconds))
         self._at(end, partial(self._end, worker, batch))
 
-    def _end(self, worker: Worker, batch: Batch, now: float) -> None:
+    def _end(self, worker: ModelledWorker, batch: HeldBlocks, now: float) -> None:
         tokens = float(batch.job.tokens[batch.blocks].sum())
         fresh = batch.job.commit(batch.blocks, now)
         if fresh:
             worker.ended = now
         worker.tokens += fresh
         name = batch.job.work.name
-        self._spans.append(Span(worker.name, name, worker.began, now, tokens, batch.copied))
+        self._spans.append(
+            TimelineEntry(worker.name, name, worker.began, now, tokens, batch.copied)
+        )
         self._learn(worker, batch.job, len(batch.blocks), tokens, now)
         worker.current = None
         if worker.ready is not None:
@@ -224,7 +232,9 @@ class Simulation:
         else:
             self._fetch(worker, now)
 
-    def _learn(self, worker: Worker, job: JobRun, blocks: int, tokens: float, now: float) -> None:
+    def _learn(
+        self, worker: ModelledWorker, job: JobRun, blocks: int, tokens: float, now: float
+    ) -> None:
         completion = Completion(
             worker=worker.name,
             model=job.work.model,

@@ -10,7 +10,7 @@ import pytest
 from embedfarm.collector.manifest import About, Manifest, read_manifest, write_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.sinks import SINKS
-from embedfarm.collector.verify import Problem, verify
+from embedfarm.collector.verify import OutputProblem, verify
 from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
 
 COUNT = 10
@@ -55,7 +55,7 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make_output(tmp_path / "output", request.param)
 
 
-def sentences(problems: list[Problem]) -> str:
+def sentences(problems: list[OutputProblem]) -> str:
     """Return the problems as a text to search in."""
     return "\n".join(f"{problem.file}: {problem.sentence}" for problem in problems)
 
@@ -156,7 +156,7 @@ def test_unlisted_files(output: Path, name: str) -> None:
     (output / "README").touch()
     assert verify(output) == []
     (output / name).touch()
-    assert verify(output) == [Problem(name, "is not listed in the manifest")]
+    assert verify(output) == [OutputProblem(name, "is not listed in the manifest")]
 
 
 @pytest.mark.parametrize(

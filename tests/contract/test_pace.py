@@ -4,17 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.contract.pace import NOW_SECONDS, Batch, Done, Pace, averages, foretell, paces_now
+from embedfarm.contract.pace import (
+    NOW_SECONDS,
+    Pace,
+    TimedMicroBatch,
+    WorkDone,
+    averages,
+    foretell,
+    paces_now,
+)
 
 NOW = 1000.0
 
 
-def bar(end: float, seconds: float, chunks: int = 10, job: str = "job") -> Batch:
+def bar(end: float, seconds: float, chunks: int = 10, job: str = "job") -> TimedMicroBatch:
     """Return a micro-batch with ten tokens for each chunk."""
-    return Batch(end, seconds, job, chunks, 10 * chunks)
+    return TimedMicroBatch(end, seconds, job, chunks, 10 * chunks)
 
 
-def chunks_now(*bars: Batch, busy: bool = False) -> float:
+def chunks_now(*bars: TimedMicroBatch, busy: bool = False) -> float:
     """Return the chunks per second of one worker now."""
     paces = paces_now({"worker": bars}, {"worker"} if busy else set(), NOW)
     assert all(
@@ -60,9 +68,9 @@ def test_a_micro_batch_without_a_duration_breaks_nothing() -> None:
 
 def test_averages_begin_with_the_first_progress() -> None:
     """Averages over 60 s and 300 s begin with a job's first progress, and include idle times."""
-    done = [Done(NOW - 80, 10, {"old": 200})]
-    done += [Done(NOW - 30, 10, {"old": 60, "new": 50}), Done(NOW - 20, 10, {})]
-    done += [Done(NOW - 10, 10, {"new": 100})]
+    done = [WorkDone(NOW - 80, 10, {"old": 200})]
+    done += [WorkDone(NOW - 30, 10, {"old": 60, "new": 50}), WorkDone(NOW - 20, 10, {})]
+    done += [WorkDone(NOW - 10, 10, {"new": 100})]
     assert averages(done, NOW) == {"old": [2, 6.5], "new": [5, 5]}
     assert averages(done[:1], NOW) == {"old": [20]}
     assert averages([], NOW) == {}

@@ -11,7 +11,7 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm import Farm
-from embedfarm.contract.pace import Batch
+from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.watch.view import ENDED_MAX, JOBS_MAX, FarmReader
 from tests.contract.little_job import CHUNKS, COMPLETION, SAMPLE, embed, heartbeat, make_job
 
@@ -207,7 +207,7 @@ def test_samples_end_when_they_were_noted(client: redis.Redis) -> None:
     bars = farm.statistics.recent_batches(60)
     assert [bar.chunks for bar in bars["two"]] == [7, 8]
     (bar,) = bars["one"]
-    assert bar == Batch(bar.end, 0.5, "little", 2, 18)
+    assert bar == TimedMicroBatch(bar.end, 0.5, "little", 2, 18)
     assert 0 <= now - bar.end < 30
 
 

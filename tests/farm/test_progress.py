@@ -1,6 +1,6 @@
 """Tests of what a command shows of a job that runs."""
 
-from embedfarm.cli.progress import WINDOW_SECONDS, Pace
+from embedfarm.cli.progress import WINDOW_SECONDS, ProgressRates
 from embedfarm.contract.status import JobStatus
 
 
@@ -11,7 +11,7 @@ def at(chunks: int) -> JobStatus:
 
 def test_a_pace_begins_with_the_first_progress() -> None:
     """A pace counts neither the time before the first progress, nor the chunks done by then."""
-    pace = Pace()
+    pace = ProgressRates()
     for second in range(20):
         pace.update(at(500), float(second))
     pace.update(at(640), 20.0)
@@ -25,7 +25,7 @@ def test_a_pace_begins_with_the_first_progress() -> None:
 
 def test_a_pace_is_of_the_last_seconds() -> None:
     """A pace forgets what is longer ago, and is 0 without progress."""
-    pace = Pace()
+    pace = ProgressRates()
     for second in range(100):
         pace.update(at(second * (10 if second < 50 else 20)), float(second))
     assert pace.rates == (20, 200)
@@ -36,7 +36,7 @@ def test_a_pace_is_of_the_last_seconds() -> None:
 
 def test_counters_that_fall_are_no_pace() -> None:
     """Counters that fall, as after a server's loss, give a pace of 0."""
-    pace = Pace()
+    pace = ProgressRates()
     for second, chunks in enumerate((0, 100, 200, 50)):
         pace.update(at(chunks), float(second))
     assert pace.rates == (0, 0)

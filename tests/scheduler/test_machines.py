@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.scheduler.simulation.machines import Worker, fluid_bound, make_workers
+from embedfarm.scheduler.simulation.machines import ModelledWorker, fluid_bound, make_workers
 from embedfarm.scheduler.simulation.modelled_jobs import JobRun, make_job
 from embedfarm.scheduler.simulation.scenario import Machine, Scenario, Work, spread
 from tests.scheduler.support import SETTINGS
@@ -16,12 +16,12 @@ from tests.scheduler.support import SETTINGS
 STEADY = Scenario("steady", "", (Machine(1000.0), Machine(3000.0)), drift=0.0)
 
 
-def workers(scenario: Scenario = STEADY, seconds: float = 50.0) -> list[Worker]:
+def workers(scenario: Scenario = STEADY, seconds: float = 50.0) -> list[ModelledWorker]:
     """Return machines whose speeds are known for some time."""
     return make_workers(scenario, seconds, seed=1)
 
 
-def one(stops: float, wakes: float = math.inf) -> list[Worker]:
+def one(stops: float, wakes: float = math.inf) -> list[ModelledWorker]:
     """Return a single machine of 1,000 tokens per second that stands still for some time."""
     return workers(replace(STEADY, machines=(Machine(1000.0, stops, wakes),)))
 

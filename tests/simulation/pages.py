@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from embedfarm.collector.output_reader import NotBegun, OutputReader
-from embedfarm.collector.sinks import Batch
+from embedfarm.collector.sinks import PartRows
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Pages:
                     raise AssertionError(f"chunks {start} to {end - 1} of {out.name} have changed")
 
 
-def _digest(batch: Batch) -> str:
+def _digest(batch: PartRows) -> str:
     """Return a digest of a batch's good vectors, and of which chunks have one."""
     vectors = np.ascontiguousarray(batch.matrix[batch.good])
     return hashlib.sha256(vectors.tobytes() + batch.good.tobytes()).hexdigest()

@@ -13,7 +13,7 @@ import redis
 
 from embedfarm.contract.farm import Farm
 from embedfarm.watch.overview import JobFacts, read_jobs
-from embedfarm.web.jobs.job_watch import Watch
+from embedfarm.web.jobs.job_watch import JobWatch
 from tests.contract.little_job import CHUNKS, embed, make_job
 from tests.support import LiveServer, wait_until
 from tests.web.test_gate import SECONDS, served
@@ -118,7 +118,7 @@ def test_a_look_for_who_has_left_is_nobodys(client: redis.Redis) -> None:
         return found
 
     async def come_again() -> JobFacts | None:
-        watch = Watch(read, 1)
+        watch = JobWatch(read, 1)
         with watch.watching(job.id):
             assert await asyncio.to_thread(begun.wait, SECONDS)
         job.cancel()

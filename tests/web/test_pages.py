@@ -24,8 +24,8 @@ from embedfarm.web.auth.keys import Key, Scope
 from embedfarm.web.auth.sessions import COOKIE
 from embedfarm.web.http.rendering import duration, local_path, number, percent, size, span
 from embedfarm.web.pages.drawing import (
-    Course,
-    Look,
+    ChartStyle,
+    Curve,
     Theme,
     Width,
     draw_bars,
@@ -52,7 +52,7 @@ PAGES = ("/", "/workers", "/scheduler")
 CHARTS = ("/charts/farm.svg", "/charts/predictions.svg")
 THEMES: tuple[Theme, ...] = ("light", "dark")
 WIDTHS: tuple[Width, ...] = ("wide", "narrow")
-LOOKS = [Look(theme, width) for theme, width in product(THEMES, WIDTHS)]
+LOOKS = [ChartStyle(theme, width) for theme, width in product(THEMES, WIDTHS)]
 ODD = "<script>alert(1)</script> $x_1$ \u4e16\u754c {{ 7*7 }} \"'><img src=x onerror=alert(1)>"
 
 
@@ -270,14 +270,14 @@ def test_only_ways_on_this_site() -> None:
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_charts_take_any_figures(look: Look) -> None:
+def test_charts_take_any_figures(look: ChartStyle) -> None:
     """Charts are drawn of no figures, of gaps, and of names with markup or unknown letters."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         svg = draw_bars([Bar(ODD, -3, -1, "#123456")], [ODD, "two"], 60, look).decode()
         assert "<script" not in svg
         for times in ([], [1.0], [1.0, 2.0, 300.0]):
-            course = Course("tokens", times, times)
+            course = Curve("tokens", times, times)
             ET.fromstring(draw_courses([course, course], 0, 3600, look))  # noqa: S314 -- our own
         ET.fromstring(draw_pairs([], look))  # noqa: S314 -- our own
 

@@ -26,7 +26,7 @@ from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 
 if TYPE_CHECKING:
-    from embedfarm.web.jobs.job_watch import Watch
+    from embedfarm.web.jobs.job_watch import JobWatch
 
 PATH = "/v1/jobs/job/results"
 ABOUT = About(job="job", model="m", fingerprint={}, source={})
@@ -56,7 +56,7 @@ def make_job(client: redis.Redis, out: Path) -> Job:
 
 def watched(web: TestClient) -> Counter[str]:
     """The number of clients that wait for each job."""
-    watch: Watch = web.app.state.watch  # type: ignore[attr-defined] # of any application
+    watch: JobWatch = web.app.state.watch  # type: ignore[attr-defined] # of any application
     return watch.watched
 
 

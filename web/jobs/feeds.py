@@ -20,7 +20,7 @@ from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import problems
 from embedfarm.web.http.schemas import WHOLE, Body, Many
-from embedfarm.web.jobs.job_requests import Embedding, Words
+from embedfarm.web.jobs.job_requests import EmbeddingOptions, Words
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.services import Caller, Service, Services, need
 
@@ -49,7 +49,7 @@ Index = Annotated[int, Field(ge=0, le=INDEX_MAX), WHOLE]
 Text = Annotated[str, StringConstraints(max_length=TEXT_CHARACTERS_MAX)]
 
 
-class FeedRequest(Embedding):
+class FeedRequest(EmbeddingOptions):
     """A request for a feed; only the terms of the job can be changed later."""
 
     model_config = ConfigDict(strict=True)

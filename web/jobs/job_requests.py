@@ -123,7 +123,7 @@ Given: Any = create_model("Given", __base__=TermsGiven, **_GIVEN)
 """The fields of a job as a body has them; without a model, it is the first one that is served."""
 
 
-class Embedding(Given):  # type: ignore[misc] # it is made of the table of fields
+class EmbeddingOptions(Given):  # type: ignore[misc] # it is made of the table of fields
     """Options that say which vectors are wanted."""
 
     @model_validator(mode="after")
@@ -139,7 +139,7 @@ class Embedding(Given):  # type: ignore[misc] # it is made of the table of field
         return JobSpec(model=model, **self.model_dump(include=known))
 
 
-class Options(Embedding):
+class Options(EmbeddingOptions):
     """Options by which a corpus is read, embedded and stored, as `embedfarm embed` has them."""
 
     format: SinkName = Field(default="parquet", description="Of the output.")

@@ -20,7 +20,7 @@ BUSY_SECONDS: Final = 1
 
 
 @dataclass
-class Watch:
+class JobWatch:
     """Task that reads all watched jobs together, as long as there are any.
 
     So the cost of streams and long polls for the server grows with the jobs that they are about,
@@ -128,11 +128,11 @@ class Watch:
         return await anyio.to_thread.run_sync(self.read, jobs)
 
 
-async def _watch(request: Request) -> Watch:
-    return cast("Watch", request.app.state.watch)
+async def _watch(request: Request) -> JobWatch:
+    return cast("JobWatch", request.app.state.watch)
 
 
-Watching = Annotated[Watch, Depends(_watch)]
+Watching = Annotated[JobWatch, Depends(_watch)]
 
 
 async def _take_place(watch: Watching) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ from embedfarm.web.http.problems import problems
 from embedfarm.web.jobs.events import TERMINAL
 from embedfarm.web.jobs.feeds import INDEX_MAX, NEXT, NOTE, PLACES, out_of_place, read_feed
 from embedfarm.web.jobs.formats import FORMATS, choose_format
-from embedfarm.web.jobs.job_watch import PLACE, Watch, Watching
+from embedfarm.web.jobs.job_watch import PLACE, JobWatch, Watching
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.services import Service, Services, need
 
@@ -53,7 +53,7 @@ ANSWERS[200]["content"] = {name: {"schema": {"type": "string"}} for name in FORM
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-class Look(NamedTuple):
+class FoundResults(NamedTuple):
     """Results of a job from a chunk on, as they were found.
 
     Attributes:
@@ -123,8 +123,8 @@ async def get_results(  # noqa: PLR0913, PLR0917 -- each is a parameter of the q
 
 
 async def _wait(
-    watch: Watch, job: str, look: Callable[[], Look], found: Look, seconds: float
-) -> Look:
+    watch: JobWatch, job: str, look: Callable[[], FoundResults], found: FoundResults, seconds: float
+) -> FoundResults:
     """Look again whenever the job has changed, until there is something or the time is over."""
     seen: JobFacts | None = None
     with watch.watching(job), contextlib.suppress(TimeoutError):
@@ -137,7 +137,7 @@ async def _wait(
     return found
 
 
-def _look(services: Services, job: str, start: int, limit: int) -> Look:
+def _look(services: Services, job: str, start: int, limit: int) -> FoundResults:
     """Look which results of a job are there now.
 
     Raises:
@@ -149,7 +149,7 @@ def _look(services: Services, job: str, start: int, limit: int) -> Look:
     try:
         if handle.noted(NOTE):
             chunks = read_feed(services, handle, status, start, limit)
-            return Look(start, chunks, status.chunk_count, handle.status().state)
+            return FoundResults(start, chunks, status.chunk_count, handle.status().state)
         rows = services.settings.http_results_bytes_max // (
             status.vector_bytes or VECTOR_BYTES_GUESSED
         )
@@ -157,17 +157,19 @@ def _look(services: Services, job: str, start: int, limit: int) -> Look:
     except NotBegun as error:
         if status.state in TERMINAL:
             raise HTTPException(409, f"{error}, or not any more") from error
-        return Look(start, None, -1, status.state)
+        return FoundResults(start, None, -1, status.state)
     except (OutputError, RecordError, OSError) as error:
         raise HTTPException(409, f"the output cannot be read: {error}") from error
 
 
-def _look_on_disk(settings: Settings, job: str, status: JobStatus, start: int, limit: int) -> Look:
+def _look_on_disk(
+    settings: Settings, job: str, status: JobStatus, start: int, limit: int
+) -> FoundResults:
     with open_output(settings, job, status) as reader:
         if reader.count is not None and start > reader.count:
             raise out_of_place(f"the job has {reader.count} chunks", reader.count)
         total = -1 if reader.count is None else reader.count
-        return Look(start, reader.read(start, limit), total, status.state)
+        return FoundResults(start, reader.read(start, limit), total, status.state)
 
 
 def open_output(settings: Settings, job: str, status: JobStatus) -> OutputReader:

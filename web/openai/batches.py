@@ -62,7 +62,7 @@ class BatchRequest(BaseModel):
     metadata: Annotated[Metadata, Field(max_length=16)] | None = None
 
 
-class Asked(msgspec.Struct):
+class AskedBatch(msgspec.Struct):
     """Record of what a batch was asked for, and on whose behalf."""
 
     input_file_id: str
@@ -74,14 +74,14 @@ class Asked(msgspec.Struct):
     tenant: str = ""
 
 
-class Stopped(msgspec.Struct):
+class StoppedBatch(msgspec.Struct):
     """Record of a batch that was cancelled or has expired, and when."""
 
     state: Literal["cancelled", "expired"]
     at: Seconds
 
 
-class Completed(msgspec.Struct):
+class CompletedBatch(msgspec.Struct):
     """Record of what a completed batch came to: counts, tokens and its files."""
 
     total: int
@@ -287,7 +287,7 @@ def read_batch(services: Services, batch: str) -> Batch:
     directory = services.find_batch(batch)
     if not (directory / ASKED).exists():
         raise HTTPException(404, f"no such batch: {batch}")
-    asked = read_kept(directory / ASKED, Asked)
+    asked = read_kept(directory / ASKED, AskedBatch)
     if asked is None:
         raise HTTPException(404, f"what is kept of {batch} cannot be read")
     facts = {
@@ -322,14 +322,16 @@ def _end(services: Services, batch: str, directory: Path, created_at: int) -> di
         return _completed(directory, completed_at)
     stopped_at = _changed(directory / STOPPED)
     if stopped_at is not None:
-        stopped = read_kept(directory / STOPPED, Stopped) or Stopped("cancelled", stopped_at)
+        stopped = read_kept(directory / STOPPED, StoppedBatch) or StoppedBatch(
+            "cancelled", stopped_at
+        )
         return _stopped(services, batch, stopped)
     try:
         status = services.farm.job(batch).status()
     except JobGone:
         status = JobStatus(state="failed", reason="its job is gone", ended_ms=created_at * 1000)
     if status.state == "cancelled":
-        return _stopped(services, batch, Stopped("cancelled", created_at))
+        return _stopped(services, batch, StoppedBatch("cancelled", created_at))
     if status.state == "failed" or not services.submissions.pending(batch):
         if (directory / COMPLETED).exists():  # since it was looked for
             return _end(services, batch, directory, created_at)
@@ -338,7 +340,7 @@ def _end(services: Services, batch: str, directory: Path, created_at: int) -> di
 
 
 def _completed(directory: Path, at: int) -> dict[str, Any]:
-    report = read_kept(directory / COMPLETED, Completed)
+    report = read_kept(directory / COMPLETED, CompletedBatch)
     if report is None:
         return _failed("what it came to cannot be read", at)
     return {
@@ -360,7 +362,7 @@ def _failed(reason: str, at: int) -> dict[str, Any]:
     return {"status": "failed", "errors": {"data": [fault]}, "failed_at": at}
 
 
-def _stopped(services: Services, batch: str, stopped: Stopped) -> dict[str, Any]:
+def _stopped(services: Services, batch: str, stopped: StoppedBatch) -> dict[str, Any]:
     if stopped.state == "expired":
         return {"status": stopped.state, "expired_at": stopped.at}
     if services.submissions.running(batch):
@@ -372,7 +374,7 @@ def _cancel(services: Services, batch: str) -> None:
     """Let nothing more be done for a batch; the time of the first cancel stays."""
     path = services.settings.jobs_path / batch / STOPPED
     if not path.exists():
-        put(path, msgspec.json.encode(Stopped("cancelled", int(time.time()))))
+        put(path, msgspec.json.encode(StoppedBatch("cancelled", int(time.time()))))
     with contextlib.suppress(JobGone, ChangeRefused):
         services.farm.job(batch).cancel()
     services.submissions.cancel(batch)

@@ -57,7 +57,7 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Embeddings(BaseModel):
+class CreateEmbeddingResponse(BaseModel):
     """Vectors in the order of the input."""
 
     object: Literal["list"]
@@ -84,7 +84,7 @@ class Models(BaseModel):
 
 @router.post(
     "/embeddings",
-    response_model=Embeddings,
+    response_model=CreateEmbeddingResponse,
     responses=openai_problems(404),
     dependencies=need(Scope.SUBMIT),
 )

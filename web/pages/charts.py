@@ -9,8 +9,8 @@ from embedfarm.web.auth.keys import Scope
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.pages.drawing import (
     COLOURS,
-    Course,
-    Look,
+    ChartStyle,
+    Curve,
     Theme,
     Width,
     draw_bars,
@@ -28,11 +28,11 @@ MINUTES_MIN: Final = 300.0  # seconds at least on the axis, for a job that has j
 router: Final = APIRouter(prefix="/charts", include_in_schema=False, dependencies=need(Scope.READ))
 
 
-def _look(theme: Theme = "light", width: Width = "wide") -> Look:
-    return Look(theme, width)
+def _look(theme: Theme = "light", width: Width = "wide") -> ChartStyle:
+    return ChartStyle(theme, width)
 
 
-Drawn = Annotated[Look, Depends(_look)]
+Drawn = Annotated[ChartStyle, Depends(_look)]
 
 
 @router.get("/farm.svg")
@@ -44,7 +44,7 @@ def farm_chart(reader: Reader, who: Caller, gallery: Charts, look: Drawn) -> Res
         times = [each.time for each in view.rates]
         values = [each.tokens_per_second for each in view.rates]
         since = view.time - HOUR_SECONDS
-        return draw_courses([Course("tokens per second", times, values)], since, view.time, look)
+        return draw_courses([Curve("tokens per second", times, values)], since, view.time, look)
 
     return _answer(gallery.show(("farm", who.tenant, look), draw))
 
@@ -60,8 +60,8 @@ def job_chart(
         times = [each.time for each in course]
         now = times[-1] if times else reader.read().time
         courses = [
-            Course("tokens per second", times, [each.tokens_per_second for each in course]),
-            Course("chunks per second", times, [each.chunks_per_second for each in course]),
+            Curve("tokens per second", times, [each.tokens_per_second for each in course]),
+            Curve("chunks per second", times, [each.chunks_per_second for each in course]),
         ]
         since = min([now - MINUTES_MIN, *times])
         return draw_courses(courses, since, now, look)

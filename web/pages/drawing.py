@@ -61,7 +61,7 @@ STYLE: Final[dict[Any, Any]] = {
 }
 
 
-class Course(NamedTuple):
+class Curve(NamedTuple):
     """A quantity over time.
 
     Attributes:
@@ -75,7 +75,7 @@ class Course(NamedTuple):
     values: Sequence[float]
 
 
-class Look(NamedTuple):
+class ChartStyle(NamedTuple):
     """Theme and width of a chart."""
 
     theme: Theme
@@ -101,7 +101,7 @@ class Gallery:
             return data
 
 
-def draw_courses(courses: Sequence[Course], since: float, now: float, look: Look) -> bytes:
+def draw_courses(courses: Sequence[Curve], since: float, now: float, look: ChartStyle) -> bytes:
     """Draw quantities over the same time, one above the other.
 
     Args:
@@ -128,7 +128,7 @@ def draw_courses(courses: Sequence[Course], since: float, now: float, look: Look
     return data.getvalue()
 
 
-def draw_bars(bars: Sequence[Bar], lanes: Sequence[str], seconds: float, look: Look) -> bytes:
+def draw_bars(bars: Sequence[Bar], lanes: Sequence[str], seconds: float, look: ChartStyle) -> bytes:
     """Draw the micro-batches of the last seconds as bars, in a lane for each worker; 0 is now."""
     colours = COLOURS[look.theme]
     named = {lane: _drawable(lane) for lane in lanes[:LANES_MAX]}
@@ -145,7 +145,7 @@ def draw_bars(bars: Sequence[Bar], lanes: Sequence[str], seconds: float, look: L
     return data.getvalue()
 
 
-def draw_pairs(pairs: Sequence[tuple[float, float]], look: Look) -> bytes:
+def draw_pairs(pairs: Sequence[tuple[float, float]], look: ChartStyle) -> bytes:
     """Draw seconds taken over seconds predicted; on the dotted line the two are the same."""
     colours = COLOURS[look.theme]
     most = 1.1 * max([each for pair in pairs for each in pair], default=1.0)
@@ -165,7 +165,7 @@ def draw_pairs(pairs: Sequence[tuple[float, float]], look: Look) -> bytes:
 
 
 @contextmanager
-def _figure(look: Look, inches_high: float) -> Iterator[tuple[Figure, io.BytesIO]]:
+def _figure(look: ChartStyle, inches_high: float) -> Iterator[tuple[Figure, io.BytesIO]]:
     """Give an empty figure; what it has at the end of the block is written as SVG."""
     data = io.BytesIO()
     with mpl.rc_context(STYLE):
@@ -181,7 +181,7 @@ def _dress(axes: Any, colours: Colours) -> None:  # noqa: ANN401 # matplotlib's 
         spine.set_color(colours.line)
 
 
-def _with_gaps(course: Course, now: float) -> tuple[list[float], list[float]]:
+def _with_gaps(course: Curve, now: float) -> tuple[list[float], list[float]]:
     """Return times before now and their values, with a gap where nobody looked for a while."""
     times: list[float] = []
     values: list[float] = []
@@ -194,7 +194,7 @@ def _with_gaps(course: Course, now: float) -> tuple[list[float], list[float]]:
     return times, values
 
 
-def _tell_time(axes: Any, seconds: float, look: Look) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
+def _tell_time(axes: Any, seconds: float, look: ChartStyle) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
     """Label the time axis with the last `seconds` up to now, at steps that people count in."""
     most = TICKS_MAX[look.width]
     step = next((each for each in STEPS if seconds / each <= most), STEPS[-1])

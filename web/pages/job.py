@@ -12,7 +12,7 @@ from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm import Farm
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.pace import Batch, Range
+from embedfarm.contract.pace import Range, TimedMicroBatch
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.watch.overview import read_job
@@ -43,7 +43,7 @@ class Moment(NamedTuple):
     chunks_per_second: float
 
 
-class Lane(NamedTuple):
+class WorkerShare(NamedTuple):
     """Work of a worker for a job lately: micro-batches, their chunks, and mean seconds of each."""
 
     worker: str
@@ -145,12 +145,12 @@ def read_course(farm: Farm, job: str) -> list[Moment]:
     return course[working[0] : working[-1] + 2] if working else []
 
 
-def lanes_of(batches: Mapping[str, Sequence[Batch]], job: str) -> list[Lane]:
+def lanes_of(batches: Mapping[str, Sequence[TimedMicroBatch]], job: str) -> list[WorkerShare]:
     """List which workers worked on a job lately, by name."""
     found = []
     for worker, bars in sorted(batches.items()):
         own = [bar for bar in bars if bar.job == job]
         if own:
             seconds = sum(bar.seconds for bar in own) / len(own)
-            found.append(Lane(worker, len(own), sum(bar.chunks for bar in own), seconds))
+            found.append(WorkerShare(worker, len(own), sum(bar.chunks for bar in own), seconds))
     return found

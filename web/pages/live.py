@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.status import JobGone
 from embedfarm.web.http.rendering import render, render_block
-from embedfarm.web.jobs.job_watch import Watch, Watching
+from embedfarm.web.jobs.job_watch import JobWatch, Watching
 
 REFRESH_SECONDS: Final = 1.0
 STREAM_SECONDS: Final = 60.0  # then the browser asks again, and says again who it is
@@ -64,7 +64,7 @@ async def _events(request: Request, template: str, read: Read) -> AsyncIterator[
         except JobGone:
             return _event("note", GONE)
 
-    watch: Watch = request.app.state.watch
+    watch: JobWatch = request.app.state.watch
     sent, end = "", time.monotonic() + STREAM_SECONDS
     yield f"retry: {int(REFRESH_SECONDS * 1000)}\n\n"
     while time.monotonic() < end and not watch.closed:
