@@ -31,7 +31,7 @@ from typing import Final
 
 from benchmarks.corpora import MODEL, documentation, write_corpus
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.records import LaneAnswer
@@ -200,7 +200,7 @@ def texts() -> list[str]:
 class Watch:
     """Observer that follows a job in a thread, and notes what becomes of it in a phase."""
 
-    def __init__(self, farm: Farm, job: str) -> None:
+    def __init__(self, farm: FarmClient, job: str) -> None:
         self._farm = farm
         self._job = job
         self._ended = threading.Event()
@@ -252,7 +252,7 @@ def measure(
         run_local_farm(directory / "farm", settings, "cpu", workers) as local,
         closing_client(local.url) as client,
     ):
-        farm = Farm(client)
+        farm = FarmClient(client)
         traffic = Traffic(Lane(client, settings), JobSpec(model=MODEL), share)
         with embedding(few, directory / "few", local.url) as process:
             process.wait()  # after it all workers have the model
@@ -265,7 +265,9 @@ def measure(
     return report
 
 
-def measure_phases(report: Report, farm: Farm, job: str, traffic: Traffic, seconds: float) -> None:
+def measure_phases(
+    report: Report, farm: FarmClient, job: str, traffic: Traffic, seconds: float
+) -> None:
     """Run a phase without requests and one with, of so many seconds each."""
     watch, settings = Watch(farm, job), traffic.lane.settings
     threading.Event().wait(settings.lane_quiet_seconds + settings.micro_batch_seconds_max)
@@ -284,7 +286,7 @@ def measure_phases(report: Report, farm: Farm, job: str, traffic: Traffic, secon
     report.lane_tokens += sum(answer.token_count for _, answer in answers)
 
 
-def wait_for_job(farm: Farm) -> str:
+def wait_for_job(farm: FarmClient) -> str:
     """Wait until a job runs at full speed, and return its id.
 
     Raises:

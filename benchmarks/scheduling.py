@@ -24,7 +24,7 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.records import Completion
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.private_farm import run_local_farm
@@ -78,7 +78,7 @@ def run_policies(
         run_local_farm(directory / "farm", settings, "cpu", len(SLOWDOWN)) as local,
         closing_client(local.url) as client,
     ):
-        farm = Farm(client)
+        farm = FarmClient(client)
         runs: list[Run] = []
         for policy in ["fair", *(each for _ in range(rounds) for each in policies)]:
             farm.plans.set_policy(POLICIES[policy])

@@ -41,7 +41,7 @@ from embedfarm.collector.feed_results import acknowledge, take
 from embedfarm.contract import wire
 from embedfarm.contract.broker import connect
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Rows
@@ -189,9 +189,9 @@ class Driver:
         return connect(self.url)
 
     @cached_property
-    def farm(self) -> Farm:
+    def farm(self) -> FarmClient:
         """The farm on the server."""
-        return Farm(self.client)
+        return FarmClient(self.client)
 
     def do(self, number: int) -> str:
         """Do a whole job, and return its kind."""

@@ -143,13 +143,13 @@ def _assemble(out: Path, manifest: "Manifest", settings: Settings) -> "Tally":
 def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator[int]:
     """Yield the tokens of each chunk, as the workers have counted and cut them."""
     from embedfarm.contract.broker import closing_client
-    from embedfarm.contract.farm import Farm
+    from embedfarm.contract.farm import FarmClient
     from embedfarm.contract.model_files import find_local
     from embedfarm.contract.token_ids import TokenEncoder
     from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
 
     with closing_client(settings.redis_url) as client:
-        recipe = Farm(client).reports.recipe(manifest.job)
+        recipe = FarmClient(client).reports.recipe(manifest.job)
     directory = find_local(manifest.model, settings.model_cache)
     encoder = TokenEncoder.open(directory, recipe) if directory and recipe else None
     for rows in read_corpus([str(corpus)], CorpusOptions(), fail_on_bad_row):

@@ -24,7 +24,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.progress import worker_table
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import KEEPS_KEYS, ServerError, closing_client, find_server
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.redaction import hide_password
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
@@ -41,7 +41,7 @@ def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
         unreadable: dict[str, str] = {}
-        beats = Farm(client, unreadable.__setitem__).workers()
+        beats = FarmClient(client, unreadable.__setitem__).workers()
     for place, reason in unreadable.items():
         typer.echo(f"{place} is left out: {reason}", err=True)
     if as_json:
@@ -126,7 +126,7 @@ def _examine_server(settings: Settings) -> Iterator[tuple[str, bool, str]]:
     try:
         with closing_client(settings.redis_url) as client:
             facts = client.info()
-            unreadable = examine_records(Farm(client))
+            unreadable = examine_records(FarmClient(client))
     except redis_client.RedisError as error:
         yield "server", False, f"{hide_password(settings.redis_url)}: {error}"
         return
@@ -140,7 +140,7 @@ def _examine_server(settings: Settings) -> Iterator[tuple[str, bool, str]]:
         yield "record", False, f"{place} is left out: {reason}"
 
 
-def examine_records(farm: Farm) -> dict[str, str]:
+def examine_records(farm: FarmClient) -> dict[str, str]:
     """Return why records on the server cannot be read, by the place of each."""
     unreadable: dict[str, str] = {}
     reader = replace(farm, on_unreadable=unreadable.__setitem__)

@@ -38,7 +38,7 @@ from embedfarm.cli.term_options import (
     describe_left,
 )
 from embedfarm.contract.broker import closing_client, persist
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.formatting import format_seconds
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.scheduling_terms import (
@@ -255,14 +255,14 @@ def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
 
 
 @contextmanager
-def on_farm(redis: str) -> Iterator[Farm]:
+def on_farm(redis: str) -> Iterator[FarmClient]:
     """Open the farm on the server that is meant; errors become a sentence and an exit status."""
     url = need_server(read_settings(redis))
     with plain_errors(), closing_client(url) as client:
-        yield Farm(client)
+        yield FarmClient(client)
 
 
-def find_job(farm: Farm, name: str) -> Job:
+def find_job(farm: FarmClient, name: str) -> Job:
     """Return the job of that id, or the only one whose id begins so.
 
     Raises:

@@ -23,7 +23,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.supervision import all_beat, keep
 from embedfarm.contract import tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, refuse_eviction, wait_until_ready
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.notify import Notifier
 from embedfarm.contract.processes import Supervisor, watch_lifeline
 from embedfarm.contract.redaction import hide_password, start_logging
@@ -59,12 +59,12 @@ def up(
         if port:
             console.print(f"serving http://{LOOPBACK}:{port}")
         with closing_client(farm.url) as client:
-            ready = partial(_is_up, farm, Farm(client), port)
+            ready = partial(_is_up, farm, FarmClient(client), port)
             keep(stop, lambda: farm.failed, ready, partial(notifier.tick, "up"))
         notifier.stop()
 
 
-def _is_up(local: "LocalFarm", farm: Farm, port: int) -> bool:
+def _is_up(local: "LocalFarm", farm: FarmClient, port: int) -> bool:
     """Tell whether all processes of a farm on this machine have begun to work."""
     pids = local.stations.pids
     workers = [pid for name, pid in pids.items() if name.startswith("worker-")]
@@ -107,13 +107,13 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
         with Supervisor(children(chosen, settings), logs, settings.drain_seconds) as supervisor:
             labels = ", ".join(device.label for device in chosen)
             console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")
-            ready = partial(_all_work, supervisor, Farm(client), len(chosen))
+            ready = partial(_all_work, supervisor, FarmClient(client), len(chosen))
             tick = partial(notifier.tick, f"working on {labels}")
             keep(stop, lambda: supervisor.failed, ready, tick)
             notifier.stop()
 
 
-def _all_work(supervisor: Supervisor, farm: Farm, count: int) -> bool:
+def _all_work(supervisor: Supervisor, farm: FarmClient, count: int) -> bool:
     """Tell whether all workers of this host run, and have sent a heartbeat."""
     pids = supervisor.pids.values()
     return len(pids) == count and all_beat(farm, pids)

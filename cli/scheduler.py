@@ -19,7 +19,7 @@ from embedfarm.cli.options import (
     read_settings,
 )
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.formatting import moment_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def list_passes(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa:
 
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        active = _active(Farm(client))
+        active = _active(FarmClient(client))
     others = [name for name in pass_names() if name not in active]
     if as_json:
         print_json({"active": active, "others": others})
@@ -56,7 +56,7 @@ def add_pass(name: Name, before: Before = "", redis: RedisUrl = "") -> None:
     """Add a pass, from the next decision on."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        farm = Farm(client)
+        farm = FarmClient(client)
         names = _active(farm)
         if name in names:
             fail(f"{name} is there already: {', '.join(names)}", USAGE)
@@ -71,7 +71,7 @@ def remove_pass(name: Name, redis: RedisUrl = "") -> None:
     """Leave a pass out, from the next decision on."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        farm = Farm(client)
+        farm = FarmClient(client)
         names = _active(farm)
         if name not in names:
             fail(f"{name!r} is none of {', '.join(names)}", USAGE)
@@ -87,7 +87,7 @@ def use_policy(policy: Policy = "fair", redis: RedisUrl = "") -> None:
     if policy not in POLICIES:
         fail(f"{policy!r} is none of {', '.join(POLICIES)}", USAGE)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        _use(Farm(client), POLICIES[policy])
+        _use(FarmClient(client), POLICIES[policy])
 
 
 @scheduler_app.command("explain")
@@ -100,7 +100,7 @@ def explain(
     """Show what each pass did in the last decisions, of which one in a second is kept."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        decisions = [each.about(worker) for each in Farm(client).plans.decisions(last)]
+        decisions = [each.about(worker) for each in FarmClient(client).plans.decisions(last)]
     if not decisions:
         fail("no scheduler has decided anything yet")
     if as_json:
@@ -124,7 +124,7 @@ def show_stats(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: 
     """Show figures of the active scheduler, over the last minute."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        stats = Farm(client).plans.scheduler_stats()
+        stats = FarmClient(client).plans.scheduler_stats()
     if stats is None:
         fail("no scheduler is active")
     if as_json:
@@ -147,14 +147,14 @@ def show_stats(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: 
     Console(highlight=False, soft_wrap=True).print(table)
 
 
-def _active(farm: Farm) -> list[str]:
+def _active(farm: FarmClient) -> list[str]:
     """Return the passes that are chosen, else those of the default policy."""
     from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES
 
     return farm.plans.policy() or list(POLICIES[DEFAULT_POLICY])
 
 
-def _use(farm: Farm, names: "Sequence[str]") -> None:
+def _use(farm: FarmClient, names: "Sequence[str]") -> None:
     """Choose passes that can be had and that give workers something to do."""
     from embedfarm.scheduler.policies import PolicyRefused, check_policy
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from embedfarm.contract.broker import UNAVAILABLE, host_name
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.processes import ChildError
 
 WATCH_SECONDS = 0.5
@@ -44,7 +44,7 @@ def keep(
             tick()
 
 
-def all_beat(farm: Farm, pids: Collection[int]) -> bool:
+def all_beat(farm: FarmClient, pids: Collection[int]) -> bool:
     """Tell whether all these processes of this host are workers that have sent a heartbeat."""
     alive = {beat.pid for beat in farm.workers() if beat.host == host_name()}
     return bool(pids) and alive.issuperset(pids)

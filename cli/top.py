@@ -27,7 +27,7 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.formatting import format_bytes, format_count, format_range, one_line
 from embedfarm.watch.overview import JobFacts
 from embedfarm.watch.view import FarmReader, FarmView, JobView, WorkerView
@@ -52,7 +52,7 @@ def top(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 
     """Show the farm at a glance, live; one snapshot with --json, or where there is no terminal."""
     settings = read_settings(redis)
     with plain_errors(), closing_client(need_server(settings)) as client:
-        reader = FarmReader(Farm(client), settings)
+        reader = FarmReader(FarmClient(client), settings)
         view = reader.read()
         console = Console(highlight=False)
         if as_json:

@@ -19,7 +19,7 @@ from embedfarm.collector.writer import Writer
 from embedfarm.contract.broker import UNAVAILABLE, persist
 from embedfarm.contract.encoding import ForeignVersion, RecordError
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Result
 from embedfarm.contract.settings import Settings
@@ -285,7 +285,7 @@ class Collector:
             gone: Exception = JobEnded(f"the job is {status.state}")
         except JobGone as error:
             gone = error
-        server = self._persist(Farm(self.job.client).server_id)
+        server = self._persist(FarmClient(self.job.client).server_id)
         before, looks = self._gone
         self._gone = server, 1 + looks if server == before else 1
         if self._gone[1] > GONE_LOOKS:

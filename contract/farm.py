@@ -60,7 +60,7 @@ def length_class(tokens_mean: float) -> int:
 
 
 @dataclass
-class Farm(FarmKeys):
+class FarmClient(FarmKeys):
     """A farm's jobs and workers; `embedfarm.contract.tenants` has what one tenant sees of it.
 
     Its other keys are in three parts: `reports` has what workers say about jobs, `plans` what the

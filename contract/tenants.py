@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import PLACE_SECONDS, RETRY_SECONDS_MAX, Farm, FarmFull
+from embedfarm.contract.farm import PLACE_SECONDS, RETRY_SECONDS_MAX, FarmClient, FarmFull
 from embedfarm.contract.farm_statistics import FarmStatistics
 from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.contract.records import Heartbeat, Sample
@@ -43,7 +43,7 @@ class TenantStatistics(FarmStatistics):
 
 
 @dataclass
-class TenantFarm(Farm):
+class TenantFarm(FarmClient):
     """The part of a farm that one tenant sees.
 
     Workers are seen by everybody, since their number and speed are what a tenant may hope for; but
@@ -88,7 +88,7 @@ class TenantFarm(Farm):
         try:
             # The farm's list is looked through by a farm that sees all: to one that does not, the
             # places of others would look empty.
-            Farm(self.client, self.on_unreadable).admit(job, jobs_max)
+            FarmClient(self.client, self.on_unreadable).admit(job, jobs_max)
         except FarmFull as error:
             self.client.zrem(wire.tenant_key(str(self.tenant)), job)
             # How many jobs others have is theirs to know.

@@ -14,9 +14,9 @@ import redis
 from numpy.typing import NDArray
 
 from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
-from embedfarm.contract import farm as contract
 from embedfarm.contract.broker import connect
 from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
@@ -131,12 +131,12 @@ class Farm:
 
     def jobs(self) -> list[JobFacts]:
         """Return the jobs that are not over, oldest first, and then the last ones that are."""
-        farm = contract.Farm(self._client)
+        farm = FarmClient(self._client)
         return read_jobs(farm, [*farm.job_ids(), *farm.ended_ids(ENDED_MAX)])
 
     def job(self, job: str) -> Job:
         """Return a handle on a job, to pause, resume or cancel it or to change its terms."""
-        return contract.Farm(self._client).job(job)
+        return FarmClient(self._client).job(job)
 
     def status(self, job: str) -> JobStatus:
         """Return how a job goes.

@@ -12,7 +12,7 @@ from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.utils import get_call_string
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
@@ -100,7 +100,7 @@ class Submissions:
         Raises:
             JobGone: The job was there, and is there no more.
         """
-        if Farm(self.client).exists(job):
+        if FarmClient(self.client).exists(job):
             return True
         output = self.settings.jobs_path / job / OUTPUT
         if output.exists() or self._request(job) is not None:
@@ -109,7 +109,7 @@ class Submissions:
 
     def is_forgotten(self, job: str) -> bool:
         """Tell whether a job that is there goes on while nobody was asked to do anything for it."""
-        status = Farm(self.client).job(job).status()
+        status = FarmClient(self.client).job(job).status()
         over = status.ended or status.state == "cancelled"
         return not over and self._request(job) is None
 

@@ -15,7 +15,7 @@ from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.job import Job, JobStatus
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
@@ -80,7 +80,7 @@ def number_in(meta: Mapping[str, Any], name: str) -> int:
     return max(0, value) if isinstance(value, int) else 0
 
 
-def look(farm: Farm, out: Path) -> None:
+def look(farm: FarmClient, out: Path) -> None:
     """Note how far the farm is with the current job, and end that job if nobody wants it now."""
     try:
         for job in farm_jobs(out):
@@ -121,7 +121,7 @@ class DownloadProgress:
             self._next = time.monotonic() + LOOK_SECONDS
 
 
-def _end_unwanted(farm: Farm, out: Path) -> None:
+def _end_unwanted(farm: FarmClient, out: Path) -> None:
     """Ask the worker to stop the current job if that was cancelled or deleted while it runs."""
     job = get_current_job()
     if job is None:
@@ -142,7 +142,7 @@ def farm_jobs(out: Path) -> Iterator[str]:
             yield from path.read_text(encoding="utf-8", errors="replace").split()[:1]
 
 
-def cancel_farm_jobs(farm: Farm, out: Path) -> None:
+def cancel_farm_jobs(farm: FarmClient, out: Path) -> None:
     """Cancel the farm's jobs for an output, but for those that are gone already."""
     for job in farm_jobs(out):
         with contextlib.suppress(JobGone):
@@ -156,7 +156,7 @@ def cancel_request(job: Job, connection: redis.Redis) -> None:
         if "out" in meta:
             with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written it
                 out = allow(str(meta["out"]), Settings().task_roots)
-                cancel_farm_jobs(Farm(connection), out)
+                cancel_farm_jobs(FarmClient(connection), out)
         job.meta["state"] = "cancelled"
         job.save_meta()
     tell(job, "cancelled")
@@ -176,7 +176,7 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
         return
     if not isinstance(name, str):
         return
-    farm = Farm(job.connection)
+    farm = FarmClient(job.connection)
     with contextlib.suppress(JobGone):
         status = farm.job(name).status()
         if not status.ended and status.state != "cancelled":

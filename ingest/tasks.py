@@ -20,7 +20,7 @@ from rq.exceptions import NoSuchJobError
 from rq.registry import CanceledJobRegistry
 
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
@@ -105,7 +105,7 @@ def embed_batch(job_id: str, model: str) -> Report:
     begin(f"answer {job_id} with {model}", out / "vectors")
     words = ["batch", f"--out={out}", f"--model={model}", f"--job-id={job_id}", "--json"]
     with closing_client(settings.redis_url) as client:
-        see = partial(look, Farm(client), out / "vectors")
+        see = partial(look, FarmClient(client), out / "vectors")
         corpus = directory / BATCH_INPUT
         report: Report = run_command([*words, "--", str(corpus)], limit(settings, [corpus]), see)
     complete_batch(settings, job_id, report)
@@ -174,7 +174,7 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
     with closing_client(settings.redis_url) as client:
         whole, microseconds = client.time()
         now = min(time.time(), whole + microseconds / 1e6)  # neither clock alone makes old
-        before, farm = now - seconds, Farm(client)
+        before, farm = now - seconds, FarmClient(client)
         ended = [job for job, status in farm.statuses().items() if _is_over(status, before)]
         for job in ended:
             farm.job(job).delete()
@@ -230,7 +230,7 @@ def _embed(
     model = f" with {options['model']}" if "model" in options else ""
     begin(f"{verb} {_names(sources)} into {place}{model}", place)
     with closing_client(settings.redis_url) as client:
-        watch = partial(look, Farm(client), place)
+        watch = partial(look, FarmClient(client), place)
         fetched = _fetch(sources, place, settings, watch)
         try:
             report: Report = run_command(

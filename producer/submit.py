@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from embedfarm.contract.broker import persist
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import BlocksLost, JobTaken
 from embedfarm.contract.records import Block, Rows
@@ -93,7 +93,7 @@ class Submitter:
         redis.ConnectionError: The server stayed away, or `stop` was set while it was.
     """
 
-    farm: Farm
+    farm: FarmClient
     job: str
     spec: JobSpec
     start: int

@@ -11,7 +11,7 @@ from embedfarm.collector.durable_files import sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
 from embedfarm.collector.output import REQUEST_FILE, OutputBusy, list_output_files, locked
 from embedfarm.contract.broker import UNAVAILABLE, PrivateServer, closing_client, persist
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import BlocksLost
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
@@ -22,7 +22,7 @@ from embedfarm.runs.private_farm import SERVER_DIRECTORY
 log = logging.getLogger(__name__)
 
 
-def end_job(farm: Farm, manifest: Manifest, owner: str, settings: Settings) -> bool:
+def end_job(farm: FarmClient, manifest: Manifest, owner: str, settings: Settings) -> bool:
     """Leave no more than a record of a finished job on the server; tell whether that is done.
 
     A server that stays away must not spoil what is on disk; the next run of the command ends it.
@@ -69,7 +69,7 @@ def _end_and_remove(out: Path, manifest: Manifest, settings: Settings) -> None:
             with closing_client(settings.redis_url) as client:
                 own = read_own_job(out)
                 owner = own.owner if own is not None else ""
-                if not end_job(Farm(client), manifest, owner, settings):
+                if not end_job(FarmClient(client), manifest, owner, settings):
                     return
         remove_state(out)
 

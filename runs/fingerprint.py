@@ -9,7 +9,7 @@ from typing import Final
 
 from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.own_job import OwnJob
 
@@ -32,7 +32,7 @@ class Fingerprint:
     def _path(self) -> Path:
         return self.out / STATE_DIRECTORY / FINGERPRINT_FILE
 
-    def recall(self, farm: Farm, job: OwnJob, make_again: Callable[[], object]) -> None:
+    def recall(self, farm: FarmClient, job: OwnJob, make_again: Callable[[], object]) -> None:
         """Hold the workers to the model that earlier runs of this output used.
 
         Args:
@@ -54,7 +54,7 @@ class Fingerprint:
             else:
                 return
 
-    def learn(self, farm: Farm, job: OwnJob) -> None:
+    def learn(self, farm: FarmClient, job: OwnJob) -> None:
         """See which model the workers agreed on; remind a server that has lost it.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import OutputError
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.status import JobGone
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished
@@ -53,7 +53,7 @@ def make_own_job(out: Path, name: str) -> OwnJob:
     return job
 
 
-def refuse_copy(farm: Farm, job: OwnJob, out: Path) -> None:
+def refuse_copy(farm: FarmClient, job: OwnJob, out: Path) -> None:
     """Refuse an output that is a copy of the one that the job fills.
 
     Raises:

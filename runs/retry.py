@@ -21,7 +21,7 @@ from embedfarm.collector.output import State, locked, read_state
 from embedfarm.collector.patch import patch
 from embedfarm.collector.source import PrefixCheck
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.private import make_private
 from embedfarm.contract.records import text_checksums
 from embedfarm.producer.readers import CorpusOptions, read_corpus
@@ -65,7 +65,7 @@ def retry_failed(request: Request, place: Place, embed: Embed) -> Manifest:
         shutil.rmtree(state)
     if place.settings.redis_url:
         with closing_client(place.settings.redis_url) as client:
-            Farm(client).job(manifest.job).retried(manifest.failed)
+            FarmClient(client).job(manifest.job).retried(manifest.failed)
     return manifest
 
 

@@ -21,7 +21,7 @@ from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import Farm, FarmFull
+from embedfarm.contract.farm import FarmClient, FarmFull
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.private import make_private
@@ -186,24 +186,24 @@ class Run:
     def _drive(self, output: Output, url: str, local: LocalFarm | None) -> Manifest:
         """Run producer, watcher and collector until the output is complete."""
         own = self._with_room(lambda: make_own_job(self.place.out, self.place.job_id))
-        job, farm = own.name, Farm(connect(url))
+        job, farm = own.name, FarmClient(connect(url))
         if local is None:
             self._persist(lambda: refuse_copy(farm, own, self.place.out))
-        submitter = self._submitter(Farm(connect(url)), own, output)
+        submitter = self._submitter(FarmClient(connect(url)), own, output)
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
         self._persist(lambda: self._fingerprint.recall(farm, own, submitter.attach))
         self._start("producer", lambda: self._sending.send(submitter, output, self._trace))
         readable = self.request.identity() | {"sources": list(self.request.sources)}
         reconciler = Reconciler(
-            Farm(connect(url)).job(job, own.owner), output, readable,
+            FarmClient(connect(url)).job(job, own.owner), output, readable,
             self.place.settings, self.stop, self._outage,
         )  # fmt: skip
         self._start("reconciler", reconciler.watch)
-        self._start("watcher", lambda: self._watch(Farm(connect(url)), own, local))
+        self._start("watcher", lambda: self._watch(FarmClient(connect(url)), own, local))
         manifest = None
         try:
-            manifest = self._collect(Farm(connect(url)), own, output)
+            manifest = self._collect(FarmClient(connect(url)), own, output)
         except BaseException as error:  # noqa: BLE001 # raised below, unless a thread failed first
             self._failure = self._failure or error
         self.stop.set()
@@ -211,22 +211,22 @@ class Run:
             thread.join(STOP_SECONDS_MAX)  # a producer may hang in its source, such as a pipe
         if self._failure is not None:
             if isinstance(self._failure, (*FOR_GOOD, OutputError)):
-                self._fail(Farm(connect(url)), own, output, hide_secrets(str(self._failure)))
+                self._fail(FarmClient(connect(url)), own, output, hide_secrets(str(self._failure)))
             raise self._failure
         if manifest is None:
             raise Interrupted
         # Not sooner: until it has stopped, the producer makes a job again that is not there.
-        self._ended = end_job(Farm(connect(url)), manifest, own.owner, self.place.settings)
+        self._ended = end_job(FarmClient(connect(url)), manifest, own.owner, self.place.settings)
         return manifest
 
-    def _fail(self, farm: Farm, own: OwnJob, output: Output, reason: str) -> None:
+    def _fail(self, farm: FarmClient, own: OwnJob, output: Output, reason: str) -> None:
         """End the job; what has come of it stays, for a run that goes on."""
         with contextlib.suppress(OSError):
             output.flush()
         with contextlib.suppress(JobGone, *UNAVAILABLE):
             farm.end(own.name, "failed", reason, self.place.settings, owner=own.owner)
 
-    def _submitter(self, farm: Farm, own: OwnJob, output: Output) -> Submitter:
+    def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
         place, spec, start = self.place, self.request.spec, output.next_index
         files = model_files.find_local(spec.model, place.settings.model_cache)
         notes = {"out": str(place.out.resolve()), "command": place.command}
@@ -240,7 +240,7 @@ class Run:
             submitter.start_over(start)
         return submitter
 
-    def _collect(self, farm: Farm, own: OwnJob, output: Output) -> Manifest | None:
+    def _collect(self, farm: FarmClient, own: OwnJob, output: Output) -> Manifest | None:
         """Collect all results and write the manifest; None when `stop` came first."""
 
         def on_part() -> None:
@@ -287,7 +287,7 @@ class Run:
 
     # The watcher.
 
-    def _watch(self, farm: Farm, own: OwnJob, local: LocalFarm | None) -> None:
+    def _watch(self, farm: FarmClient, own: OwnJob, local: LocalFarm | None) -> None:
         """Show how the job goes, and stop the run when it cannot go on."""
         handle = farm.job(*own)
         look_at = 0.0
@@ -310,13 +310,15 @@ class Run:
 
     # The end, and what the next run must know.
 
-    def _note(self, farm: Farm, own: OwnJob) -> None:
+    def _note(self, farm: FarmClient, own: OwnJob) -> None:
         """Keep the model's fingerprint with the first part."""
         if not self._fingerprint.known:
             self._persist(lambda: self._fingerprint.learn(farm, own))
         self._fingerprint.keep()
 
-    def _finish(self, collector: Collector, farm: Farm, own: OwnJob, count: int) -> Manifest | None:
+    def _finish(
+        self, collector: Collector, farm: FarmClient, own: OwnJob, count: int
+    ) -> Manifest | None:
         """Write the manifest; None when `stop` came first."""
         self._persist(lambda: self._fingerprint.learn(farm, own))
         status = self._last_status(farm, own)
@@ -342,7 +344,7 @@ class Run:
         self._trace_part(collector.output)
         return manifest
 
-    def _last_status(self, farm: Farm, own: OwnJob) -> JobStatus:
+    def _last_status(self, farm: FarmClient, own: OwnJob) -> JobStatus:
         """Return what the server counted; nothing, if it has lost the job now that all is here."""
         try:
             return self._persist(farm.job(*own).status)

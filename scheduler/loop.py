@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from embedfarm.contract.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.notify import Notifier
 from embedfarm.contract.records import Decision, JobShare, Plan
 from embedfarm.contract.settings import Settings
@@ -63,7 +63,7 @@ class Scheduler:
     _publish_all_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.farm = Farm(connect(self.url))
+        self.farm = FarmClient(connect(self.url))
         self._observer = self._new_observer()
         self._sampler = Sampler(time.monotonic())
 

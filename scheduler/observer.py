@@ -10,7 +10,7 @@ import redis
 from embedfarm.contract.backlog import Backlog, read_backlogs
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.entries import Pending
-from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.farm import FarmClient, length_class
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Heartbeat
 from embedfarm.contract.status import JobGone, is_gone
@@ -36,7 +36,7 @@ class Observer:
         model_bytes: Device memory that models took, by key, where a worker said so.
     """
 
-    farm: Farm
+    farm: FarmClient
     history: History
     ledger: Ledger
     window: FarmWindow

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat, Result, Rows, text_checksums
 from embedfarm.contract.settings import Settings
@@ -106,7 +106,7 @@ class HashWorker:
     def __init__(
         self, client: redis.Redis, job: str, settings: Settings, tokens_per_second: float = 0.0
     ) -> None:
-        self.farm = Farm(client)
+        self.farm = FarmClient(client)
         self.job = Job(client, job)
         self._settings = settings
         self._speed = tokens_per_second

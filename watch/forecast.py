@@ -18,7 +18,7 @@ import numpy as np
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.farm import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
@@ -150,7 +150,7 @@ def remembered_speeds(
         ForecastError: No such worker has embedded anything with the model.
     """
     with closing_client(settings.redis_url) as client:
-        farm, history = Farm(client), History(settings.rate_half_life_seconds)
+        farm, history = FarmClient(client), History(settings.rate_half_life_seconds)
         history.recall(farm.statistics.history())
         alive = {beat.worker for beat in farm.workers() if beat.state != "draining"}
     rates = history.rates(model_key(spec), length_class(chunk_tokens))
@@ -213,7 +213,7 @@ def _await_workers(farm: LocalFarm, workers: int) -> None:
     """Wait for the workers and the scheduler: a worker that came late would find nothing to do."""
     deadline = time.monotonic() + START_SECONDS_MAX
     with closing_client(farm.url) as client:
-        here = Farm(client)
+        here = FarmClient(client)
         while (there := len(here.workers())) < workers or here.plans.scheduler_stats() is None:
             if farm.failed:
                 raise farm.failed

@@ -8,7 +8,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import RecordError, decode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, JobUnreadable, status_from
 from embedfarm.contract.unreadable import names_of
@@ -42,7 +42,7 @@ class Page(NamedTuple):
     next: str | None
 
 
-def read_job(farm: Farm, job: str) -> JobFacts:
+def read_job(farm: FarmClient, job: str) -> JobFacts:
     """Return the facts of one job.
 
     Raises:
@@ -54,7 +54,7 @@ def read_job(farm: Farm, job: str) -> JobFacts:
     return found[0]
 
 
-def read_jobs(farm: Farm, jobs: Sequence[str]) -> list[JobFacts]:
+def read_jobs(farm: FarmClient, jobs: Sequence[str]) -> list[JobFacts]:
     """Return the facts of those of the jobs that exist, in one round trip for each thousand."""
     stats = farm.plans.scheduler_stats()
     late = {} if stats is None else stats.late
@@ -64,7 +64,7 @@ def read_jobs(farm: Farm, jobs: Sequence[str]) -> list[JobFacts]:
     return found
 
 
-def _read(farm: Farm, jobs: Sequence[str], late: Mapping[str, float]) -> list[JobFacts]:
+def _read(farm: FarmClient, jobs: Sequence[str], late: Mapping[str, float]) -> list[JobFacts]:
     pipe = farm.client.pipeline(transaction=False)
     for job in jobs:
         meta = wire.JobKeys(job).meta
@@ -89,7 +89,7 @@ def _read(farm: Farm, jobs: Sequence[str], late: Mapping[str, float]) -> list[Jo
 
 
 def _describe(
-    farm: Farm,
+    farm: FarmClient,
     job: str,
     values: Any,  # noqa: ANN401 # the server's reply, or what went wrong
     notes: Any,  # noqa: ANN401 # the server's reply, or what went wrong
@@ -128,7 +128,7 @@ def _describe(
 
 
 def read_page(
-    farm: Farm, after: str, count: int, state: str | None = None, tenant: str | None = None
+    farm: FarmClient, after: str, count: int, state: str | None = None, tenant: str | None = None
 ) -> Page:
     """Return a page of up to `count` jobs, of a state and a tenant if these are given.
 

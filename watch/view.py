@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.pace import (
     AVERAGE_SECONDS,
     NOW_SECONDS,
@@ -280,7 +280,7 @@ class FarmReader:
     many looks.
     """
 
-    farm: Farm
+    farm: FarmClient
     settings: Settings = field(default_factory=Settings)
     _course: RecentHistory = field(default_factory=RecentHistory)
     _after: str = "-"  # samples from there on are new

@@ -11,7 +11,7 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.scheduling_terms import Terms, priority_name
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
@@ -73,11 +73,11 @@ class Services:
         return name or models[0]
 
     @property
-    def farm(self) -> Farm:
+    def farm(self) -> FarmClient:
         """The farm, as far as the caller may see it."""
         tenant = self.caller.tenant
         if tenant is None:
-            return Farm(self.client)
+            return FarmClient(self.client)
         jobs_max = self.settings.limits_of(tenant).jobs
         return TenantFarm(self.client, tenant=tenant, jobs_max=jobs_max)
 

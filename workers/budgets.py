@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.workers.engines.engine import Engine
 
@@ -24,7 +24,7 @@ class Budgets:
         batch_tokens_max: Tokens with which a budget begins; 0 takes the engine's own.
     """
 
-    farm: Farm | None = None
+    farm: FarmClient | None = None
     device: str = ""
     batch_tokens_max: int = 0
     _known: dict[str, int] = field(default_factory=dict)

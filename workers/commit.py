@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract import tracing
 from embedfarm.contract.broker import UNAVAILABLE, persist
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Result
 from embedfarm.contract.settings import Settings
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class Committer:
     """Commits the results of one worker, and tells the scheduler how fast it is."""
 
-    farm: Farm
+    farm: FarmClient
     worker: str
     holdings: Holdings
     settings: Settings

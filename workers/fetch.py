@@ -15,7 +15,7 @@ from embedfarm.contract import sizing, wire
 from embedfarm.contract.broker import BLOCK_SECONDS_MAX
 from embedfarm.contract.encoding import ForeignVersion, RecordError, decode
 from embedfarm.contract.entries import Entry, Pending
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobShare
 from embedfarm.contract.settings import Settings
@@ -43,7 +43,7 @@ class Fetcher:
         when_idle: Called when there is no work; tells whether it found some of another kind.
     """
 
-    farm: Farm
+    farm: FarmClient
     worker: str
     holdings: Holdings
     models: Models

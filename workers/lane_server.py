@@ -21,7 +21,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.broker import FIRST_PAUSE_SECONDS, PAUSE_SECONDS_MAX, UNAVAILABLE
 from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.farm import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, Taken
 from embedfarm.contract.model_files import ModelError
@@ -80,7 +80,7 @@ class LaneServer:
         tally: What was done since the start: "rounds", "pieces", "texts" and "tokens".
     """
 
-    farm: Farm
+    farm: FarmClient
     worker: str
     models: Models
     settings: Settings

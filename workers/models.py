@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import redis
 
 from embedfarm.contract.encoding import RecordError
-from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.farm import FarmClient, engine_key
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.model_files import ModelError, is_null, resolve
@@ -58,7 +58,7 @@ class Models:
         serving: Held while requests are answered on an idle device, and while a model is replaced.
     """
 
-    farm: Farm
+    farm: FarmClient
     worker: str
     torch_device: str
     settings: Settings

@@ -2,12 +2,12 @@
 
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.status import is_gone
 from embedfarm.workers.leases import Holdings
 
 
-def lose_ended(farm: Farm, holdings: Holdings) -> bool:
+def lose_ended(farm: FarmClient, holdings: Holdings) -> bool:
     """Mark leases of cancelled and deleted jobs as lost; tell whether there are such jobs."""
     jobs = holdings.jobs()
     ended = farm.ended(jobs) if jobs else set()
@@ -15,7 +15,7 @@ def lose_ended(farm: Farm, holdings: Holdings) -> bool:
     return bool(ended)
 
 
-def renew(farm: Farm, worker: str, holdings: Holdings) -> None:
+def renew(farm: FarmClient, worker: str, holdings: Holdings) -> None:
     """Renew our leases; mark those that are lost, so that the device skips them."""
     for (job, stream), leases in holdings.by_stream().items():
         try:
@@ -28,7 +28,7 @@ def renew(farm: Farm, worker: str, holdings: Holdings) -> None:
             lease.lost = lease.lost or lease.entry.id in lost
 
 
-def hand_back(farm: Farm, worker: str, holdings: Holdings) -> None:
+def hand_back(farm: FarmClient, worker: str, holdings: Holdings) -> None:
     """Give up what was leased and not begun; what was begun is left to expire: it was a try."""
     for (job, stream), leases in holdings.by_stream().items():
         ids = [lease.entry.id for lease in leases if not lease.tried]

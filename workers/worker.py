@@ -28,7 +28,7 @@ from embedfarm.contract.broker import (
     connect,
     host_name,
 )
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
@@ -90,7 +90,7 @@ class Worker:
         self.name = f"{host_name()}:{self.device}"
         self.incarnation = f"{time.time_ns():020d}-{os.getpid()}"
         self.client = connect(self.url)  # its pool gives each thread a connection of its own
-        farm = Farm(self.client)
+        farm = FarmClient(self.client)
         self.holdings = Holdings()
         self.watchdog = Watchdog(self.settings)
         self.models = Models(farm, self.name, self.torch_device, self.settings, self.watchdog)
@@ -298,7 +298,7 @@ class Worker:
 
     def _beat(self) -> None:
         """Renew leases and say that we live, until the stages have ended."""
-        farm = Farm(self.client)
+        farm = FarmClient(self.client)
         renew_at, beaten = 0.0, False
         while not self._ended.is_set():
             try:
@@ -327,7 +327,7 @@ class Worker:
             log.critical("%s; giving up %d blocks with this process", reason, len(hung.leases))
             self.stop.set()
             self.fetcher.conclude(hung.leases, reason)
-            hand_back(Farm(self.client), self.name, self.holdings)
+            hand_back(FarmClient(self.client), self.name, self.holdings)
         except Exception:
             log.exception("leases not handed back")
         finally:
@@ -375,7 +375,7 @@ class Worker:
         """Hand back what was leased and not begun; a server that is away finds out by itself."""
         if self.superseded:
             return  # name and leases are the other process's
-        farm = Farm(self.client)
+        farm = FarmClient(self.client)
         try:
             farm.leave(self.name)
             hand_back(farm, self.name, self.holdings)

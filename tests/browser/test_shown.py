@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Completion, Decision, Heartbeat, Rate, Sample
@@ -53,7 +53,7 @@ GIBIBYTE: Final = 1 << 30
 
 def fill(client: redis.Redis) -> None:
     """Fill a farm in the middle of its work: jobs, workers, a lost one, an hour of samples."""
-    farm, now = Farm(client), time.time()
+    farm, now = FarmClient(client), time.time()
     add_workers(farm)
     for place in range(360):
         rate = 40_000 + 9_000 * ((place * 37) % 11) / 11 - (30_000 if 150 < place < 170 else 0)
@@ -91,7 +91,7 @@ def fill(client: redis.Redis) -> None:
     add_jobs(client)
 
 
-def add_workers(farm: Farm) -> None:
+def add_workers(farm: FarmClient) -> None:
     """Add two GPUs, a CPU, and a worker that died."""
     for name, speed in (("gpu:cuda-0", 41_000.0), ("gpu:cuda-1", 36_000.0), ("box:cpu-0", 3_000.0)):
         gpu = "cuda" in name
@@ -129,7 +129,7 @@ def add_workers(farm: Farm) -> None:
 
 def add_jobs(client: redis.Redis) -> None:
     """Add three jobs in work, and some that have ended."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     notes = {
         "out": "/data/vectors/handbook",
         "command": "embedfarm embed handbook.parquet --out vectors",
@@ -240,7 +240,7 @@ def test_nothing_that_others_wrote_comes_alive(
     browser: Browser, server: LiveServer, client: redis.Redis
 ) -> None:
     """Markup in names, reasons, paths and commands is text on each page, also after an event."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     job = Job(client, "odd")
     notes = {"out": f"/data/{ODD}", "command": f"embed {ODD}"}
     job.create(

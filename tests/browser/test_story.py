@@ -15,7 +15,7 @@ import redis
 from playwright.sync_api import Browser, Page, expect
 
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, ChunkError, Result, text_checksums
 from tests.browser.conftest import SECONDS, Watched
@@ -56,7 +56,7 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[st
         worker(server, "cpu-0"),
         served(server, **home) as ((host, port), _),
     ):
-        wait_until(lambda: Farm(client).workers(), SECONDS)
+        wait_until(lambda: FarmClient(client).workers(), SECONDS)
         yield f"http://{host}:{port}"
 
 
@@ -109,7 +109,7 @@ def test_a_job_from_submit_to_download(
     watched = Watched(browser.new_context())
     page = watched.page
     with worker(server, "cpu-1") as second:
-        wait_until(lambda: len(Farm(client).workers()) == 2, SECONDS)
+        wait_until(lambda: len(FarmClient(client).workers()) == 2, SECONDS)
         job = Job(client, submit(page, farm, TEXTS))
         wait_until(lambda: (job.status().chunks_in, fail_one(job))[1] >= 0, SECONDS)
         failed = job.results.failures(1)[1][0].index
@@ -126,7 +126,7 @@ def test_a_job_from_submit_to_download(
         do(page, "Resume", "Resume")
         expect(page.locator(".badge").first).to_have_text("running")
 
-        name = next(beat.worker for beat in Farm(client).workers() if "cpu-1" in beat.device)
+        name = next(beat.worker for beat in FarmClient(client).workers() if "cpu-1" in beat.device)
         second.kill()
         page.goto(farm)
         expect(page.get_by_text(f"worker {name} is lost")).to_be_visible()

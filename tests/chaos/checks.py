@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from embedfarm.contract.broker import closing_client, persist
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.runs.own_job import JOB_ID_FILE
 from tests.chaos.commands import Job, World
 from tests.chaos.corpora import Vectors, Version, compare, write_texts
@@ -75,7 +75,7 @@ class Checks:
         """
         never = threading.Event()
         with closing_client(self.world.settings.redis_url) as client:
-            handle = Farm(client).job(job.name)
+            handle = FarmClient(client).job(job.name)
             status = persist(handle.status, never, ANSWER_SECONDS)
             left = persist(lambda: client.exists(*handle.keys.all()), never, ANSWER_SECONDS)
             record = (handle.keys.meta, handle.keys.failed)

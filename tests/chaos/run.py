@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from tests.chaos.callers import Asker, Callers
 from tests.chaos.checks import Checks
@@ -163,7 +163,7 @@ class Chaos:
     def _embed_quietly(self, texts: list[str]) -> Vectors:
         """Embed all texts once the model is loaded, and return their vectors."""
         with closing_client(self._world.settings.redis_url) as client:
-            wait_until(lambda: len(Farm(client).workers()) == WORKERS, START_SECONDS)
+            wait_until(lambda: len(FarmClient(client).workers()) == WORKERS, START_SECONDS)
         job = self._job("quiet", "quiet", texts)
         job.run()
         indices, vectors, _ = read_parquet(job.out)

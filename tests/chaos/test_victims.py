@@ -11,7 +11,7 @@ from rq.job import Job
 from rq.utils import now
 
 from embedfarm.contract.broker import host_name
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.ingest.task_worker import worker_name
 from embedfarm.ingest.tasks import QUEUE
 from tests.chaos.tally import Tally
@@ -63,7 +63,7 @@ def test_what_is_handed_back_must_be_taken(witness: Witness, client: redis.Redis
 
 def test_a_scheduler_has_decided(witness: Witness, client: redis.Redis) -> None:
     """A scheduler is at work once it has the lock and has decided after the fault."""
-    farm, proof = Farm(client), witness.proof("scheduler")
+    farm, proof = FarmClient(client), witness.proof("scheduler")
     farm.plans.tell(msgspec.structs.replace(DECISION, time=time.time()), STATS)
     since = time.monotonic()
     assert farm.plans.elect("token", 60)
@@ -125,7 +125,7 @@ def test_embed_has_written(witness: Witness, client: redis.Redis) -> None:
 def test_growth_that_began_before_does_not_count(witness: Witness, client: redis.Redis) -> None:
     """Chunks done between the last look and the fault do not count as done after it."""
     job = make_job(client, 4)
-    watch, farm = witness.watch, Farm(client)
+    watch, farm = witness.watch, FarmClient(client)
     watch.job = job.id
     watch._look(farm)
     job.stream.commit([embed(entry) for entry in job.stream.read(HIT, 1)])

@@ -14,7 +14,7 @@ from rq.job import Job
 from rq.utils import now
 
 from embedfarm.contract.broker import closing_client, host_name, persist
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.ingest.tasks import QUEUE
 from tests.chaos.tally import Tally
 from tests.chaos.watch import Watch, leases
@@ -65,7 +65,7 @@ class Witness:
     def _has_decided(self, since: float) -> bool:
         at = time.time() - (time.monotonic() - since)
         with closing_client(self.url) as client:
-            farm = Farm(client)
+            farm = FarmClient(client)
             return farm.plans.has_scheduler() and any(
                 each.time > at for each in farm.plans.decisions(1)
             )
@@ -100,7 +100,7 @@ class Witness:
     def _held(self, worker: str) -> dict[tuple[str, str], float]:
         """Return the idle seconds of a worker's leases, by stream and entry."""
         with closing_client(self.url) as client:
-            found = leases(Farm(client), worker)
+            found = leases(FarmClient(client), worker)
             return {(lease.stream, lease.id): lease.idle_ms / 1000 for lease in found}
 
 

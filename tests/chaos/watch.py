@@ -11,7 +11,7 @@ import redis
 
 from embedfarm.contract.broker import UNAVAILABLE, connect
 from embedfarm.contract.entries import Pending
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.status import JobGone, is_gone
 
 LOOK_SECONDS: Final = 0.1
@@ -21,7 +21,7 @@ HANDED_BACK_SECONDS: Final = 86_400  # what `release` hands back seems that old
 PATIENCE_SECONDS: Final = 2.0
 
 
-def leases(farm: Farm, worker: str | None = None) -> Iterator[Pending]:
+def leases(farm: FarmClient, worker: str | None = None) -> Iterator[Pending]:
     """Yield the leases of one worker or of all, on all jobs."""
     for name in farm.job_ids():
         job = farm.job(name)
@@ -99,7 +99,7 @@ class Watch:
         return time.monotonic() - since
 
     def _run(self) -> None:
-        farm = Farm(self._client)
+        farm = FarmClient(self._client)
         while not self._ended.wait(LOOK_SECONDS):
             try:
                 self._look(farm)
@@ -112,7 +112,7 @@ class Watch:
                 if not is_gone(error):  # it ended between two of our commands
                     raise
 
-    def _look(self, farm: Farm) -> None:
+    def _look(self, farm: FarmClient) -> None:
         name, at = self.job, time.monotonic()
         status = farm.job(name).status()
         self.chunks_done = 0 if status.ended else status.first_chunk + status.chunks_done
@@ -124,7 +124,7 @@ class Watch:
             self.written_after = self._looked_at
         self._before, self._looked_at = now, at
 
-    def _look_at_leases(self, farm: Farm) -> None:
+    def _look_at_leases(self, farm: FarmClient) -> None:
         for lease in leases(farm):
             idle = lease.idle_ms / 1000 % HANDED_BACK_SECONDS
             if idle > self.idle_seconds_max:

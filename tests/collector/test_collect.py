@@ -15,7 +15,7 @@ from embedfarm.collector.collect import Collector, JobEnded
 from embedfarm.collector.manifest import About, OutputError
 from embedfarm.collector.output import Output
 from embedfarm.contract.encoding import decode, encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
@@ -81,7 +81,7 @@ class Desk:
 
     def produce(self, count: int) -> None:
         """Push the whole corpus, as the producer of a run does."""
-        farm, start = Farm(self.bench.client()), self.output.next_index
+        farm, start = FarmClient(self.bench.client()), self.output.next_index
         submitter = Submitter(
             farm,
             "j",

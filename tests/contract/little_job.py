@@ -7,7 +7,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.farm import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
@@ -139,7 +139,7 @@ def enqueue_everything(client: redis.Redis) -> None:
 
 def run_everything(client: redis.Redis) -> Job:
     """Make a job and a farm that have every kind of key, and return the job."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     assert farm.beat(heartbeat("one"), 60)
     fence = farm.plans.elect("scheduler", 60)
     plan = Plan(worker="one", fence=fence, shares=[])

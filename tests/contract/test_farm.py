@@ -8,7 +8,7 @@ import redis
 
 from embedfarm.contract import broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client
-from embedfarm.contract.farm import Farm, FarmFull, length_class
+from embedfarm.contract.farm import FarmClient, FarmFull, length_class
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
@@ -29,7 +29,7 @@ def plan(worker: str, fence: int) -> Plan:
 
 def test_newest_incarnation_owns_the_name(client: redis.Redis) -> None:
     """A process started later takes a worker's name; the earlier one is told at its next beat."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     assert farm.beat(heartbeat("w", "1"), 60)
     assert farm.beat(heartbeat("w", "2"), 60)
     assert not farm.beat(heartbeat("w", "1"), 60)
@@ -39,7 +39,7 @@ def test_newest_incarnation_owns_the_name(client: redis.Redis) -> None:
 
 def test_silent_worker_is_forgotten(client: redis.Redis) -> None:
     """A worker that beats no more is off the list after its time, and a later start is welcome."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     assert farm.beat(heartbeat("b", "2"), 60)
     assert farm.beat(heartbeat("a", "2"), 0.2)
     wait_until(lambda: farm.workers() == [heartbeat("b", "2")])
@@ -51,7 +51,7 @@ def test_silent_worker_is_forgotten(client: redis.Redis) -> None:
 
 def test_names_are_forgotten_after_an_hour(client: redis.Redis) -> None:
     """The list of names does not grow with every worker there ever was."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.beat(heartbeat("new"), 60)
     client.zadd(wire.WORKERS, {"old": client.time()[0] - 3601})
     farm.workers()
@@ -63,7 +63,7 @@ def test_names_are_forgotten_after_an_hour(client: redis.Redis) -> None:
 
 def test_one_scheduler_is_active(client: redis.Redis) -> None:
     """The holder keeps the lock and its fence; another one stands by."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     fence = farm.plans.elect("one", 60)
     assert fence
     assert farm.plans.elect("two", 60) == 0
@@ -72,7 +72,7 @@ def test_one_scheduler_is_active(client: redis.Redis) -> None:
 
 def test_standby_takes_over_with_a_higher_fence(client: redis.Redis) -> None:
     """A standby takes over from a silent holder, whose plans are refused from then on."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     old = farm.plans.elect("one", 60)
     assert farm.plans.publish([plan("w", old), plan("x", old)], old, 60)
     assert farm.plans.elect("one", 0.2) == old
@@ -87,7 +87,7 @@ def test_standby_takes_over_with_a_higher_fence(client: redis.Redis) -> None:
 
 def test_renewal_keeps_the_lock(client: redis.Redis) -> None:
     """An election that is won again starts the time of the lock anew."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.plans.elect("one", 5)
     farm.plans.elect("one", 60)
     assert client.pttl(wire.SCHEDULER) > 5000
@@ -95,7 +95,7 @@ def test_renewal_keeps_the_lock(client: redis.Redis) -> None:
 
 def test_abdication(client: redis.Redis) -> None:
     """A scheduler that stops frees the lock at once, but not somebody else's."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     fence = farm.plans.elect("one", 60)
     farm.plans.abdicate(fence - 1)
     farm.plans.abdicate(0)
@@ -107,7 +107,7 @@ def test_abdication(client: redis.Redis) -> None:
 
 def test_plan_expires(client: redis.Redis) -> None:
     """A plan that nobody renews is not followed for ever."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     assert farm.plans.plan("w") is None
     fence = farm.plans.elect("one", 60)
     assert farm.plans.publish([plan("w", fence)], fence, 0.2)
@@ -119,7 +119,7 @@ def test_plan_expires(client: redis.Redis) -> None:
 
 def test_events_go_on_where_they_ended(client: redis.Redis) -> None:
     """Every completion is read once; other events only end the waiting."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.statistics.report(COMPLETION, 100)
     make_job(client, 0)
     last, completions = farm.statistics.events("0", 0)
@@ -137,7 +137,7 @@ def test_events_wait_for_the_next(
     seen: list[str] = []
     with closing_client(server.url) as other:
         waiting = threading.Thread(
-            target=lambda: seen.append(Farm(other).statistics.events("$", 99)[0])
+            target=lambda: seen.append(FarmClient(other).statistics.events("$", 99)[0])
         )
         waiting.start()
         wait_until(lambda: client.info("clients")["blocked_clients"])
@@ -148,7 +148,7 @@ def test_events_wait_for_the_next(
 
 def test_events_are_capped(client: redis.Redis) -> None:
     """The stream of statistics stays about as long as it may be."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     for _ in range(300):
         farm.statistics.report(COMPLETION, 10)
     assert client.xlen(wire.EVENTS) < 200
@@ -156,7 +156,7 @@ def test_events_are_capped(client: redis.Redis) -> None:
 
 def test_history(client: redis.Redis) -> None:
     """Remembered rates come back as they were, and those given up are gone."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     rates = {
         f"w{number}|m|3": Rate(
             tokens_per_second=0.1 + number, overhead_seconds=0.01, updated=1e9, samples=number
@@ -194,7 +194,7 @@ def test_model_key() -> None:
 
 def test_the_dead_are_told_from_those_who_left(client: redis.Redis) -> None:
     """A worker whose heartbeat has expired is lost, one that left or is alive is not."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     for name in ("alive", "left", "dead"):
         assert farm.beat(heartbeat(name), 60)
     farm.leave("left")
@@ -206,7 +206,7 @@ def test_the_dead_are_told_from_those_who_left(client: redis.Redis) -> None:
 
 def test_workers_agree_on_a_model(client: redis.Redis) -> None:
     """The first fingerprint counts; another one is refused by name of what differs."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     make_job(client, 0)
     assert farm.reports.fingerprint("little") == {}
     farm.reports.agree("little", {"weights": "1", "dtype": "f"})
@@ -219,7 +219,7 @@ def test_workers_agree_on_a_model(client: redis.Redis) -> None:
 
 def test_refusals(client: redis.Redis) -> None:
     """The last reason of each worker that refuses a job is kept."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     make_job(client, 0)
     for worker, reason in (("h:cpu-0", "old"), ("h:cpu-0", "no memory"), ("g:cpu-1", "no files")):
         farm.reports.refuse("little", worker, reason)
@@ -228,7 +228,7 @@ def test_refusals(client: redis.Redis) -> None:
 
 def test_jobs_are_listed_oldest_first(client: redis.Redis) -> None:
     """Jobs come in the order in which they were submitted."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     for name in ("c", "b", "a", "b"):
         farm.job(name).create(JobSpec(model="m"), 0)
     assert farm.job_ids() == ["c", "b", "a"]
@@ -236,7 +236,7 @@ def test_jobs_are_listed_oldest_first(client: redis.Redis) -> None:
 
 def test_workers_agree_on_token_ids(client: redis.Redis) -> None:
     """The first recipe is the job's; whoever has another one, or none, is refused."""
-    job, farm = make_job(client, 0), Farm(client)
+    job, farm = make_job(client, 0), FarmClient(client)
     one = TokenRecipe(tokenizer="1", prompt="", tokens_max=9)
     assert farm.reports.recipe(job.id) is None
     farm.reports.agree_on_tokens(job.id, one)
@@ -251,20 +251,20 @@ def test_workers_agree_on_token_ids(client: redis.Redis) -> None:
 
 def test_a_job_of_texts_is_for_all(client: redis.Redis) -> None:
     """Others may have a recipe where the first worker needs texts; nobody will use it."""
-    job, farm = make_job(client, 0), Farm(client)
+    job, farm = make_job(client, 0), FarmClient(client)
     farm.reports.agree_on_tokens(job.id, None)
     farm.reports.agree_on_tokens(job.id, TokenRecipe(tokenizer="1", prompt="", tokens_max=9))
     assert farm.reports.recipe(job.id) is None
 
 
-def full(farm: Farm, jobs: int) -> list[Job]:
+def full(farm: FarmClient, jobs: int) -> list[Job]:
     """Make so many jobs, of two blocks each."""
     return [make_job(farm.client, 2, f"job-{index}") for index in range(jobs)]
 
 
 def test_full_farm_takes_no_new_job(client: redis.Redis) -> None:
     """A full farm refuses a new job without a trace, and admits those that exist."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     jobs = full(farm, 3)
     before = snapshot(client)
     with pytest.raises(FarmFull, match=r"the farm is full \(3 jobs\), try again in 3,600 s"):
@@ -279,7 +279,7 @@ def test_full_farm_takes_no_new_job(client: redis.Redis) -> None:
 
 def test_room_for_a_new_job(client: redis.Redis) -> None:
     """A job that is deleted or cancelled makes room for one."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     jobs = full(farm, 3)
     jobs[0].delete()
     farm.admit("new", 3)
@@ -295,7 +295,7 @@ def test_creators_at_once(client: redis.Redis, server: LiveServer) -> None:
 
     def create(name: str) -> None:
         with closing_client(server.url) as own:
-            farm = Farm(own)
+            farm = FarmClient(own)
             try:
                 farm.admit(name, 5)
                 farm.job(name).create(JobSpec(model="m"), 0)
@@ -307,13 +307,13 @@ def test_creators_at_once(client: redis.Redis, server: LiveServer) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(Farm(client).statuses()) == len(Farm(client).job_ids()) == 5
+    assert len(FarmClient(client).statuses()) == len(FarmClient(client).job_ids()) == 5
     assert len(refused) == 15
 
 
 def test_place_of_a_creator_that_died(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reserved place is given away in time; a slow creator gets on the list all the same."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.admit("slow", 1)
     with pytest.raises(FarmFull):
         farm.admit("new", 1)
@@ -327,7 +327,7 @@ def test_place_of_a_creator_that_died(client: redis.Redis, monkeypatch: pytest.M
 @pytest.mark.parametrize(("speed", "seconds"), [(20.0, 3), (10_000.0, 1), (0.001, 3600)])
 def test_when_to_try_again(client: redis.Redis, speed: float, seconds: int) -> None:
     """A refused creator is told when the workers will have done all jobs that are not cancelled."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     done, cancelled = full(farm, 3)[:2]
     done.stream.commit([embed(entry) for entry in done.stream.read("one", 1)])
     cancelled.cancel()
@@ -342,7 +342,7 @@ def test_when_to_try_again(client: redis.Redis, speed: float, seconds: int) -> N
 
 def test_ended_jobs(client: redis.Redis) -> None:
     """Jobs that were cancelled or deleted are told from those that go on."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     running, paused, cancelled, deleted = full(farm, 4)
     paused.pause()
     cancelled.cancel()

@@ -5,7 +5,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job, JobTaken
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
@@ -16,7 +16,7 @@ def test_a_late_commit_does_not_reach_the_next_generation(client: redis.Redis) -
     """A worker that was stopped while its job failed and was made anew changes nothing there."""
     job = make_job(client, 1)
     zombie = job.stream.read("one", 1)[0]
-    Farm(client).end(job.id, "failed", "a bad row", Settings())
+    FarmClient(client).end(job.id, "failed", "a bad row", Settings())
     make_job(client, 1)
     anew = job.stream.read("two", 1)[0]
     assert (anew.id, anew.data) == (zombie.id, zombie.data)

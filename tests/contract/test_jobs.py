@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from embedfarm.contract import broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client, persist
 from embedfarm.contract.encoding import decode, encode
-from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.farm import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
 from embedfarm.contract.records import Block, ChunkError
@@ -77,7 +77,7 @@ def test_create_twice_changes_nothing(client: redis.Redis) -> None:
     )
     job.set_state("cancelled")
     assert job.create(SPEC, 0) == "cancelled"
-    assert Farm(client).job_ids() == ["little"]
+    assert FarmClient(client).job_ids() == ["little"]
 
 
 def test_terms(client: redis.Redis) -> None:
@@ -113,7 +113,7 @@ def test_a_job_with_impossible_values_is_none(client: redis.Redis, name: str, va
     client.hset(job.keys.meta, name, value)
     with pytest.raises(JobGone, match="cannot be read"):
         job.status()
-    assert list(Farm(client).statuses()) == ["good"]
+    assert list(FarmClient(client).statuses()) == ["good"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_pause_and_resume(client: redis.Redis, state: str) -> None:
 def test_changes_of_state_are_news(client: redis.Redis) -> None:
     """A wait for events learns that a job was paused, resumed, cancelled or has other terms."""
     job = make_job(client, 1)
-    farm = Farm(client)
+    farm = FarmClient(client)
     last = farm.statistics.events("0", 0)[0]
     for change in (job.pause, job.resume, lambda: job.set_terms(weight=2), job.cancel):
         change()
@@ -186,7 +186,7 @@ def test_what_has_ended_is_not_paused(client: redis.Redis) -> None:
 def test_create_ends_the_wait_for_work(client: redis.Redis) -> None:
     """A worker without jobs, which waits for events, learns of a new one."""
     make_job(client, 0)
-    last, completions = Farm(client).statistics.events("0", 0)
+    last, completions = FarmClient(client).statistics.events("0", 0)
     assert (last == "0", completions) == (False, [])
 
 
@@ -576,7 +576,7 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
         job.cancel,
         job.set_terms,
         lambda: job.set_terms(weight=2),
-        lambda: Farm(client).reports.agree(job.id, {"weights": "1"}),
+        lambda: FarmClient(client).reports.agree(job.id, {"weights": "1"}),
     ]
     for command in told:
         with pytest.raises(JobGone):
@@ -594,14 +594,18 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
     assert job.close(2) == "gone"
     job.stream.begin()
     job.results.drain(2, [0])
-    Farm(client).reports.refuse(job.id, "one", "no memory")
-    assert Farm(client).reports.fingerprint(job.id) == Farm(client).reports.refusals(job.id) == {}
+    FarmClient(client).reports.refuse(job.id, "one", "no memory")
+    assert (
+        FarmClient(client).reports.fingerprint(job.id)
+        == FarmClient(client).reports.refusals(job.id)
+        == {}
+    )
     assert set(client.scan_iter()) == {wire.EVENTS.encode()}
 
 
 def test_delete_leaves_nothing(client: redis.Redis) -> None:
     """Deleting a job with every kind of key leaves none of them, and the farm's own keys stay."""
-    others = Farm(client)
+    others = FarmClient(client)
     job = run_everything(client)
     job.delete()
     assert not [key for key in client.scan_iter() if b"little" in key]
@@ -611,7 +615,7 @@ def test_delete_leaves_nothing(client: redis.Redis) -> None:
 
 def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
     """An ended job leaves a record with its counters and failures, for some time, and no work."""
-    farm, job = Farm(client), make_job(client, 2)
+    farm, job = FarmClient(client), make_job(client, 2)
     one, other = job.stream.read("one", 2)
     job.stream.commit([embed(one, 1)])
     farm.end(job.id, "finished", "", Settings(), chunks_in=4, chunks_done=4)
@@ -635,7 +639,7 @@ def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
 
 def test_a_finished_job_is_done(client: redis.Redis) -> None:
     """A finished job counts as done, even on a replica that has not heard of all results."""
-    farm, job = Farm(client), make_job(client, 2)
+    farm, job = FarmClient(client), make_job(client, 2)
     job.stream.commit([embed(job.stream.read("one", 1)[0])])
     bytes_in = job.status().bytes_in
     farm.end(job.id, "finished", "", Settings(), first_chunk=0, chunks_in=6)
@@ -646,7 +650,7 @@ def test_a_finished_job_is_done(client: redis.Redis) -> None:
 
 def test_a_failed_job_is_as_it_was(client: redis.Redis) -> None:
     """The record of a failed job says how far it came."""
-    farm, job = Farm(client), make_job(client, 2)
+    farm, job = FarmClient(client), make_job(client, 2)
     job.stream.commit([embed(job.stream.read("one", 1)[0])])
     farm.end(job.id, "failed", "no such file", Settings())
     status = job.status()
@@ -655,7 +659,7 @@ def test_a_failed_job_is_as_it_was(client: redis.Redis) -> None:
 
 def test_an_ended_job_begins_anew(client: redis.Redis) -> None:
     """A job that has ended can be created again under the same id, without its old record."""
-    farm, job = Farm(client), make_job(client, 1)
+    farm, job = FarmClient(client), make_job(client, 1)
     job.stream.commit([embed(job.stream.read("one", 1)[0], 1)])
     farm.end(job.id, "failed", "no such file", Settings())
     assert job.status().reason == "no such file"
@@ -669,7 +673,7 @@ def test_an_ended_job_begins_anew(client: redis.Redis) -> None:
 
 def test_records_of_ended_jobs_are_bounded(client: redis.Redis) -> None:
     """The oldest records of ended jobs go when there are too many, and all go in time."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     few = Settings().model_copy(update={"ended_jobs_max": 2})
     for name in ("a", "b", "c"):
         make_job(client, 1, name)
@@ -692,7 +696,7 @@ def test_records_of_ended_jobs_are_bounded(client: redis.Redis) -> None:
 
 def test_a_job_that_goes_on_is_no_old_record(client: redis.Redis) -> None:
     """A job that a late end of an earlier one put among the ended ones keeps its work."""
-    farm, job = Farm(client), make_job(client, 1, "again")
+    farm, job = FarmClient(client), make_job(client, 1, "again")
     none = Settings().model_copy(update={"ended_jobs_max": 0})
     client.zadd(wire.ENDED, {job.id: 1.0})
     client.zrem(wire.JOBS, job.id)
@@ -718,7 +722,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
     }
     job = run_everything(client)
     job.stream.commit([embed(entry) for entry in job.stream.read("one", 9)])
-    Farm(client).job("other").delete()
+    FarmClient(client).job("other").delete()
     client.zadd(wire.ENDED, {"other": 1})
     found = {key: client.type(key) for key in cast("Iterator[bytes]", client.scan_iter())}
     assert found == {key.encode(): of.encode() for key, of in documented.items()}

@@ -10,7 +10,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.watch.view import ENDED_MAX, JOBS_MAX, FarmReader
 from tests.contract.little_job import CHUNKS, COMPLETION, SAMPLE, embed, heartbeat, make_job
@@ -18,17 +18,17 @@ from tests.contract.little_job import CHUNKS, COMPLETION, SAMPLE, embed, heartbe
 BLOCKS = 5
 
 
-def beat(farm: Farm, name: str, **facts: Any) -> None:  # noqa: ANN401 -- fields of any type
+def beat(farm: FarmClient, name: str, **facts: Any) -> None:  # noqa: ANN401 -- fields of any type
     """Send a heartbeat of a worker with some facts."""
     farm.beat(msgspec.structs.replace(heartbeat(name), **facts), 60)
 
 
-def report(farm: Farm, **facts: Any) -> None:  # noqa: ANN401 -- fields of any type
+def report(farm: FarmClient, **facts: Any) -> None:  # noqa: ANN401 -- fields of any type
     """Report a completed micro-batch."""
     farm.statistics.report(msgspec.structs.replace(COMPLETION, **facts), 100)
 
 
-def embed_two(farm: Farm) -> None:
+def embed_two(farm: FarmClient) -> None:
     """Make a job of five blocks: two are embedded, one with a failed chunk, and one is leased."""
     job = make_job(farm.client, BLOCKS)
     job.close(BLOCKS * CHUNKS)
@@ -38,7 +38,7 @@ def embed_two(farm: Farm) -> None:
 
 def test_figures_of_a_busy_farm(client: redis.Redis) -> None:
     """Each figure is what jobs, workers and micro-batches amount to, and goes into JSON."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.plans.elect("scheduler", 60)
     embed_two(farm)
     gpu = {"memory_used_bytes": 3.0, "memory_total_bytes": 8.0, "temperature_celsius": 61.0}
@@ -64,7 +64,7 @@ def test_figures_of_a_busy_farm(client: redis.Redis) -> None:
 
 def test_an_empty_farm_has_a_view(client: redis.Redis) -> None:
     """An empty farm has a view that says that scheduler and workers are missing."""
-    view = FarmReader(Farm(client)).read()
+    view = FarmReader(FarmClient(client)).read()
     assert (view.tokens_per_second, view.backlog_chunks, view.backlog_seconds) == (0, 0, (0, 0))
     assert (view.jobs, view.workers, view.rates) == ((), (), ())
     assert [each.text for each in view.bottlenecks] == [
@@ -75,7 +75,7 @@ def test_an_empty_farm_has_a_view(client: redis.Redis) -> None:
 
 def test_a_reader_adds_what_is_new_to_its_curves(client: redis.Redis) -> None:
     """A second look has the first sample once, the second after it, and shares out of both."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     reader = FarmReader(farm)
     beat(farm, "one")
     beat(farm, "two")
@@ -92,7 +92,7 @@ def test_a_reader_adds_what_is_new_to_its_curves(client: redis.Redis) -> None:
 
 def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
     """The end is foretold from the pace now and the averages: 4 and 0.2 chunks/s give a range."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     embed_two(farm)
     beat(farm, "one", state="busy")
     farm.statistics.sample(SAMPLE)
@@ -106,7 +106,7 @@ def test_no_end_is_foretold_of_a_job_that_stands(
     client: redis.Redis, change: Callable[[Any], None]
 ) -> None:
     """A paused or cancelled job has no foretold end, and is not in the time for the backlog."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     embed_two(farm)
     report(farm)
     change(farm.job("little"))
@@ -117,7 +117,7 @@ def test_no_end_is_foretold_of_a_job_that_stands(
 
 def test_no_end_is_foretold_of_a_job_that_is_being_read(client: redis.Redis) -> None:
     """A job that is still being read has no foretold end, and is counted as such."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     make_job(client, BLOCKS)
     report(farm)
     view = FarmReader(farm).read()
@@ -127,7 +127,7 @@ def test_no_end_is_foretold_of_a_job_that_is_being_read(client: redis.Redis) -> 
 
 def test_jobs_that_have_ended_stay_in_sight(client: redis.Redis) -> None:
     """The last ended jobs are in the view, apart from those that are in work."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     embed_two(farm)
     for number in range(ENDED_MAX + 2):
         make_job(client, 1, f"job-{number}").end("finished", "", 60)
@@ -139,7 +139,7 @@ def test_jobs_that_have_ended_stay_in_sight(client: redis.Redis) -> None:
 
 def test_a_place_without_a_job_is_no_job(client: redis.Redis) -> None:
     """A place that is reserved for a job to come does not count as a job."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.admit("coming", 10)
     view = FarmReader(farm).read()
     assert (view.jobs, view.jobs_total) == ((), 0)
@@ -154,7 +154,7 @@ def test_the_newest_jobs_are_looked_at(client: redis.Redis) -> None:
         pipe.hset(wire.JobKeys(name).meta, mapping={"spec": b"", "state": "closed"})
     pipe.zadd(wire.JOBS, names)
     pipe.execute()
-    view = FarmReader(Farm(client)).read()
+    view = FarmReader(FarmClient(client)).read()
     assert [each.job for each in view.jobs] == list(names)[5:]
     assert view.jobs_total == JOBS_MAX + 5
     assert view.bottlenecks[-1].text == "only the newest 1,000 of 1,005 jobs are looked at"
@@ -162,7 +162,7 @@ def test_the_newest_jobs_are_looked_at(client: redis.Redis) -> None:
 
 def test_a_look_takes_few_round_trips(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look takes eight round trips, however many jobs and workers there are."""
-    farm, pool, trips = Farm(client), client.connection_pool, list[None]()
+    farm, pool, trips = FarmClient(client), client.connection_pool, list[None]()
     for number in range(4):
         make_job(client, 1, f"job-{number}")
         beat(farm, f"worker-{number}")
@@ -179,7 +179,7 @@ def test_a_look_takes_few_round_trips(client: redis.Redis, monkeypatch: pytest.M
 
 def test_what_others_wrote_is_skipped(client: redis.Redis) -> None:
     """Samples and completions of another version, or none at all, hide no others."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.statistics.sample(SAMPLE)
     client.xadd(wire.SAMPLES, {"sample": b"\x02" + encode(SAMPLE)[1:]})
     client.xadd(wire.SAMPLES, {"other": b""})
@@ -193,7 +193,7 @@ def test_what_others_wrote_is_skipped(client: redis.Redis) -> None:
 
 def test_samples_end_when_they_were_noted(client: redis.Redis) -> None:
     """Samples and bars come with the server's time, oldest first, and older ones stay out."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     client.xadd(wire.SAMPLES, {"sample": encode(SAMPLE)}, id="1000-0")
     report(farm, worker="two", chunks=7)
     report(farm, worker="two", chunks=8)
@@ -213,7 +213,7 @@ def test_samples_end_when_they_were_noted(client: redis.Redis) -> None:
 
 def test_an_hour_of_samples_is_kept(client: redis.Redis) -> None:
     """The stream does not grow with the farm's age."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     for _ in range(365):
         farm.statistics.sample(SAMPLE)
     assert client.xlen(wire.SAMPLES) == 360
@@ -221,7 +221,7 @@ def test_an_hour_of_samples_is_kept(client: redis.Redis) -> None:
 
 def test_idle_times_slow_the_farm_down(client: redis.Redis) -> None:
     """Samples without progress count in the time for the backlog, once something was done."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     embed_two(farm)
     idle = msgspec.structs.replace(SAMPLE, workers={}, jobs={})
     for sample in (idle, SAMPLE, idle):

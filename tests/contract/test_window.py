@@ -3,7 +3,7 @@
 import redis
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import ROOMY
@@ -19,7 +19,7 @@ NEW = JobStatus(state="open")
 
 def job_of(client: redis.Redis, name: str, tenant: str, size: int) -> JobStatus:
     """Make a job that has so many bytes of results on the server."""
-    job = Farm(client).job(name)
+    job = FarmClient(client).job(name)
     job.create(SPEC, 0, Terms(tenant=tenant))
     client.hset(job.keys.meta, mapping={"result_bytes": size, "pushed_upto": 1})
     return job.status()
@@ -123,7 +123,7 @@ def test_every_job_gets_one_block_through(client: redis.Redis) -> None:
 def test_a_cancelled_job_holds_what_it_left(client: redis.Redis) -> None:
     """A cancelled job's results count until it is deleted, and it has no share."""
     job_of(client, "a", "one", 300)
-    job = Farm(client).job("a")
+    job = FarmClient(client).job("a")
     job.cancel()
     window = FarmWindow(client, SETTINGS)
     room = window.look()

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import JobGone
 from embedfarm.workers.engines.null import NullEngine
@@ -150,7 +150,7 @@ class Embedding:
         socket = self.out / ".embedfarm" / "server" / "socket"
         try:
             with closing_client(f"unix://{socket.read_text()}") as client:
-                farm = Farm(client)
+                farm = FarmClient(client)
                 return farm.job(farm.job_ids()[0]).status().chunks_done
         except (*UNAVAILABLE, FileNotFoundError, JobGone, IndexError):
             return -1

@@ -15,7 +15,7 @@ from embedfarm.collector.collect import Collector
 from embedfarm.collector.output import Output
 from embedfarm.contract import wire
 from embedfarm.contract.entries import read_number
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.records import LanePiece
@@ -50,10 +50,10 @@ class Stations:
     settings: Settings
     home: Path
     secret: str = ""
-    farm: Farm = field(init=False)
+    farm: FarmClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.farm = Farm(self.client)
+        self.farm = FarmClient(self.client)
         self.settings = self.settings.model_copy(
             update={
                 "redis_url": self.server.url,

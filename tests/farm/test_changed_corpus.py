@@ -21,7 +21,7 @@ from embedfarm.collector.manifest import OutputError, read_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.source import SourceChanged
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.records import Result, Rows, text_checksums
@@ -92,7 +92,7 @@ class Bench:
     """A corpus, an output, and a farm with a worker."""
 
     def __init__(self, server: LiveServer, client: redis.Redis, home: Path) -> None:
-        self.server, self.farm, self.home = server, Farm(client), home
+        self.server, self.farm, self.home = server, FarmClient(client), home
         self.corpus, self.out = home / "corpus.jsonl", home / "out"
         self.write(TEXTS)
 

@@ -13,7 +13,7 @@ import redis
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
 from embedfarm.collector.output import locked
 from embedfarm.contract import wire
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.runs import ending
@@ -34,11 +34,11 @@ def test_a_server_that_lost_the_end_is_told_again(
     server: LiveServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that lost the end of a job is told it again, even if no error showed its crash."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.job("j").create(JobSpec(model="null"), 0)
-    end, ends = Farm.end, 0
+    end, ends = FarmClient.end, 0
 
-    def end_and_crash(self: Farm, *arguments: Any, **counters: Any) -> None:  # noqa: ANN401 # those of `end`
+    def end_and_crash(self: FarmClient, *arguments: Any, **counters: Any) -> None:  # noqa: ANN401 # those of `end`
         nonlocal ends
         before = log_bytes(server)
         end(self, *arguments, **counters)
@@ -47,7 +47,7 @@ def test_a_server_that_lost_the_end_is_told_again(
             crash(server, before)
             client.connection_pool.disconnect()
 
-    monkeypatch.setattr(Farm, "end", end_and_crash)
+    monkeypatch.setattr(FarmClient, "end", end_and_crash)
     assert end_job(farm, MANIFEST, "", Settings())
     assert ends == 2
     assert farm.job("j").status().state == "finished"
@@ -57,7 +57,7 @@ def test_a_server_that_lost_the_end_is_told_again(
 
 def test_what_was_deleted_stays_deleted(client: redis.Redis) -> None:
     """Ending a job that was deleted does nothing, and is no failure."""
-    assert end_job(Farm(client), MANIFEST, "", Settings())
+    assert end_job(FarmClient(client), MANIFEST, "", Settings())
     assert not client.exists(wire.JobKeys("j").meta)
 
 

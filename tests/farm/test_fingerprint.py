@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
@@ -35,7 +35,7 @@ def out(tmp_path: Path) -> Path:
 
 def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
     """A server that has lost the fingerprint gets it back from the run."""
-    farm, fingerprint = Farm(job.client), Fingerprint(out)
+    farm, fingerprint = FarmClient(job.client), Fingerprint(out)
     fingerprint.learn(farm, OWN)
     fingerprint.keep()
     assert not (out / STATE_DIRECTORY / FINGERPRINT_FILE).exists()
@@ -51,7 +51,7 @@ def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
 
 def test_another_server_learns_it(job: Job, out: Path) -> None:
     """A fingerprint that was kept with the output is set on the server of a later run."""
-    farm, first = Farm(job.client), Fingerprint(out)
+    farm, first = FarmClient(job.client), Fingerprint(out)
     farm.reports.agree("j", OURS)
     first.learn(farm, OWN)
     first.keep()
@@ -64,7 +64,7 @@ def test_another_server_learns_it(job: Job, out: Path) -> None:
 
 def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None:
     """A job that the server loses before the fingerprint is set is created again."""
-    farm, first = Farm(job.client), Fingerprint(out, OURS)
+    farm, first = FarmClient(job.client), Fingerprint(out, OURS)
     first.keep()
     job.delete()
     Fingerprint(out).recall(farm, OWN, lambda: job.create(JobSpec(model="m"), 0))
@@ -73,7 +73,7 @@ def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None
 
 def test_another_model_is_refused_while_the_job_runs(job: Job, out: Path) -> None:
     """Workers with another model on a server that lost the job end the run."""
-    farm, fingerprint = Farm(job.client), Fingerprint(out, OURS)
+    farm, fingerprint = FarmClient(job.client), Fingerprint(out, OURS)
     farm.reports.agree("j", OURS | {"weights": "2"})
     with pytest.raises(ModelRefused, match="weights"):
         fingerprint.learn(farm, OWN)
@@ -81,7 +81,7 @@ def test_another_model_is_refused_while_the_job_runs(job: Job, out: Path) -> Non
 
 def test_an_earlier_job_of_the_name_teaches_nothing(job: Job, out: Path) -> None:
     """What workers said about a job that another output had is neither believed nor changed."""
-    farm, own = Farm(job.client), OwnJob("j", "mine")
+    farm, own = FarmClient(job.client), OwnJob("j", "mine")
     job.note("owner", "theirs")
     farm.reports.agree("j", OURS | {"weights": "2"})
     farm.reports.refuse("j", "one", "no such model")

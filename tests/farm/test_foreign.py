@@ -14,7 +14,7 @@ from embedfarm.cli.inspection import examine_records
 from embedfarm.collector.manifest import OutputError
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import RecordError
-from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.farm import FarmClient, engine_key
 from embedfarm.contract.lane import Lane, LaneError
 from embedfarm.contract.records import Plan
 from embedfarm.contract.settings import Settings
@@ -80,7 +80,7 @@ class Reader(NamedTuple):
 
 def readers_of(client: redis.Redis) -> Iterator[Reader]:
     """Yield all reads of commands and pages."""
-    farm, lane = Farm(client), Lane(client, SETTINGS)
+    farm, lane = FarmClient(client), Lane(client, SETTINGS)
     yield Reader("workers", farm.workers)
     yield Reader("plan", lambda: farm.plans.plan("one"))
     yield Reader("policy", farm.plans.policy)
@@ -131,7 +131,7 @@ def prepare(stations: Stations) -> None:
 
 def roles_of(stations: Stations, key: str) -> Iterator[Reader]:
     """Yield the work of each role, which must go on with what is not spoiled."""
-    healthy = Farm(stations.client).job("healthy")
+    healthy = FarmClient(stations.client).job("healthy")
 
     def decide() -> None:
         stations.work()  # so that there is somebody to plan for
@@ -202,7 +202,7 @@ def test_every_role_goes_on(
 
 def test_doctor_names_what_is_left_out(client: redis.Redis) -> None:
     """`doctor` names records of another version by their place, with what to do."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.beat(heartbeat("one"), 60)
     farm.beat(heartbeat("two"), 60)
     client.hset(wire.worker_key("two"), "heartbeat", JUNK["newer"])
@@ -222,7 +222,7 @@ def test_a_job_whose_spec_cannot_be_read_can_be_ended(
 ) -> None:
     """A job with an unreadable spec can be shown and ended; what needs the spec says why not."""
     job = make_job(client, 1)
-    Farm(client).admit(job.id, 9)
+    FarmClient(client).admit(job.id, 9)
     job.note(NOTE, 1)
     client.hset(job.keys.meta, "spec", JUNK[name])
     order = {"start": 2, "texts": ["more"]}

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import DiskRefused, connect
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus
 from tests.farm.harness import Embedding, check_output, role, run, texts_of, write_corpus
@@ -36,7 +36,7 @@ class Scene:
         corpus = write_corpus(folder / "corpus.jsonl", self.texts)
         words = [corpus, "--model", MODEL, "--redis", server.url, "--job-id", "j"]
         self.embedding = Embedding(words, self.out, SMALL)
-        self.job = Farm(self.client).job("j")
+        self.job = FarmClient(self.client).job("j")
 
     def status(self) -> JobStatus:
         """Return the job's status, an empty one while there is no job."""
@@ -102,7 +102,7 @@ def fill_the_memory(scene: Scene) -> None:
     with pytest.raises(TimeoutError):
         wait_until(lambda: scene.ended, 3)
     assert scene.status().chunks_in < CHUNKS
-    assert Farm(scene.client).workers()
+    assert FarmClient(scene.client).workers()
     scene.client.config_set("maxmemory", 0)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
@@ -28,7 +28,7 @@ def test_the_example_of_a_feed(server: LiveServer, client: redis.Redis, tmp_path
         role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"),
         served(server, models=json.dumps([MODEL])) as ((host, port), _),
     ):
-        wait_until(Farm(client).workers)
+        wait_until(FarmClient(client).workers)
         done = subprocess.run(
             ["/bin/bash", "-euc", f"FARM=http://{host}:{port}\n{example}"],
             capture_output=True,
@@ -46,8 +46,8 @@ def test_the_example_of_a_feed(server: LiveServer, client: redis.Redis, tmp_path
     assert [line.get("id") for line in lines] == [None, None, "c"]
     vectors = np.array([line["vector"] for line in lines], "<f4")
     np.testing.assert_array_equal(vectors, null_vectors(texts, 16))
-    (feed,) = Farm(client).ended_ids(9)
-    assert Farm(client).job(feed).status().state == "finished"
+    (feed,) = FarmClient(client).ended_ids(9)
+    assert FarmClient(client).job(feed).status().state == "finished"
 
 
 def test_the_routes_of_the_page(server: LiveServer, client: redis.Redis) -> None:

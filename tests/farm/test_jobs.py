@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import ChunkError
@@ -37,7 +37,7 @@ def jobs(server: LiveServer, *words: object) -> subprocess.CompletedProcess[str]
     return run("jobs", *words, "--redis", server.url)
 
 
-def begun(farm: Farm) -> Job:
+def begun(farm: FarmClient) -> Job:
     """Return the only job, once some of it is embedded."""
     wait_until(lambda: [each.chunks_done for each in farm.statuses().values()] > [0], 30)
     return farm.job(farm.job_ids()[0])
@@ -62,7 +62,7 @@ def test_pause_in_mid_job(
     ):
         words = ("embed", corpus, "--out", out, "--redis", server.url, *MODEL)
         embedding: Future[subprocess.CompletedProcess[str]] = at_once.submit(run, *words)
-        job = begun(Farm(client))
+        job = begun(FarmClient(client))
         assert jobs(server, "pause", job.id[:8]).returncode == 0
         wait_until(lambda: not job.stream.backlog()[1] and idle_seconds(job) > QUIET_SECONDS, 30)
         status = job.status()
@@ -86,11 +86,11 @@ def test_cancel_in_mid_job(
     with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
         words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
         embedding = at_once.submit(run, *words)
-        job = begun(Farm(client))
+        job = begun(FarmClient(client))
         watching = at_once.submit(jobs, server, "watch", job.id)
         assert jobs(server, "cancel", job.id).returncode == 0
         ended = time.monotonic()
-        wait_until(lambda: [beat.held_tokens for beat in Farm(client).workers()] == [0])
+        wait_until(lambda: [beat.held_tokens for beat in FarmClient(client).workers()] == [0])
         assert time.monotonic() - ended < 5
         for done in (embedding.result(), watching.result()):
             assert done.returncode == 1
@@ -106,10 +106,10 @@ def test_terms_of_an_embedding(
     words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
     terms = ("--priority", "high", "--tenant", "acme", "--weight", 3, "--deadline", "2h")
     first = start(*words, *terms)
-    wait_until(lambda: Farm(client).statuses(), 30)
+    wait_until(lambda: FarmClient(client).statuses(), 30)
     first.terminate()
     assert first.wait(30) == 130
-    job = Farm(client).job(Farm(client).job_ids()[0])
+    job = FarmClient(client).job(FarmClient(client).job_ids()[0])
     status = job.status()
     assert (status.priority, status.tenant, status.weight) == (1, "acme", 3)
     assert abs(status.deadline_ms / 1000 - time.time() - 7200) < 120
@@ -194,7 +194,7 @@ def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> 
         first = json.loads(watching.stdout.readline())
         job.stream.commit([embed(job.stream.read("one", 1)[0])])
         second = json.loads(watching.stdout.readline())
-        Farm(client).end(job.id, "finished", "", Settings())
+        FarmClient(client).end(job.id, "finished", "", Settings())
         assert json.loads(watching.stdout.readline())["state"] == "finished"
         assert watching.wait(10) == 0
     assert (first["chunks_done"], second["chunks_done"]) == (0, 2)
@@ -207,11 +207,11 @@ def test_a_run_stays_on_record(server: LiveServer, client: redis.Redis, tmp_path
         file.write("{\n")
     out = tmp_path / "out"
     words = ("embed", corpus, "--out", out, "--job-id", "mine", *MODEL, "--redis", server.url)
-    job = Farm(client).job("mine")
+    job = FarmClient(client).job("mine")
     with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
         assert run(*words).returncode == 2
         status = job.status()
-        assert (status.state, Farm(client).job_ids()) == ("failed", [])
+        assert (status.state, FarmClient(client).job_ids()) == ("failed", [])
         assert f"{corpus} line 51" in status.reason
         assert "failed" in jobs(server, "watch", "mine").stderr
         write_corpus(corpus, list(texts_of(50)))

@@ -18,7 +18,7 @@ import pytest
 
 from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.records import Heartbeat
 from tests.farm.harness import Embedding, check_output, role, run, write_corpus
 from tests.support import LiveServer, wait_until
@@ -126,7 +126,7 @@ def sleep_into_the_next_generation(server: LiveServer, home: Path, seed: int) ->
     environment = {**ENVIRONMENT, "EMBEDFARM_PART_BYTES_MAX": str(5900 * 4 * DIMENSIONS)}
     with ExitStack() as stack:
         client = stack.enter_context(closing_client(server.url))
-        farm = Farm(client)
+        farm = FarmClient(client)
         stack.enter_context(role(server, home, "work", "--devices", "cpu", "--workers", "2"))
         wait_until(lambda: len(farm.workers()) == 2, SECONDS_MAX)
         first = Embedding(words, out, environment)
@@ -145,7 +145,7 @@ def sleep_into_the_next_generation(server: LiveServer, home: Path, seed: int) ->
     check_output(out, changed, DIMENSIONS)
 
 
-def await_holders(farm: Farm) -> list[Heartbeat]:
+def await_holders(farm: FarmClient) -> list[Heartbeat]:
     """Wait until some workers hold blocks of a job, and return them."""
     holders: list[Heartbeat] = []
 

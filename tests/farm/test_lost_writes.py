@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus
 from tests.farm.harness import Embedding, check_output, role, texts_of, write_corpus
@@ -46,7 +46,7 @@ class Scene:
     def look(self) -> JobStatus:
         """Return the job's status, an empty one while there is no job."""
         try:
-            return Farm(self.client).job("j").status()
+            return FarmClient(self.client).job("j").status()
         except JobGone:
             return JobStatus()
 
@@ -230,6 +230,6 @@ def test_replica_without_the_last_writes_takes_over(server: LiveServer, tmp_path
             scene.client.set("more", "1")
         refused = second.info("errorstats")
         wait_until(lambda: second.info("errorstats") != refused)
-        assert Farm(second).job("j").status().chunks_done <= cut < lost
+        assert FarmClient(second).job("j").status().chunks_done <= cut < lost
         second.replicaof("NO", "ONE")
         scene.check()

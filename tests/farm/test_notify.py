@@ -13,7 +13,7 @@ import pytest
 import redis
 from rq import Worker
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.notify import Notifier
 from embedfarm.workers.watchdog import HUNG_STATUS
 from tests.farm.harness import COMMAND
@@ -90,7 +90,7 @@ def listens(port: int) -> bool:
 
 def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
     """Every role says when it is ready, that it is alive, and at SIGTERM that it stops."""
-    farm, port, own_port = Farm(client), free_port(), free_port()
+    farm, port, own_port = FarmClient(client), free_port(), free_port()
     alone = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
     roles: dict[str, tuple[list[str], Callable[[], object]]] = {
         "worker": (alone, lambda: [b for b in farm.workers() if b.device == "cpu-9"]),

@@ -16,7 +16,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import Record, encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block, ChunkError, Result, TokenIds, TokenRecipe
 from embedfarm.contract.settings import Settings
@@ -35,14 +35,14 @@ SECONDS_MAX: Final = 60
 
 
 @pytest.fixture
-def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Farm]:
+def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[FarmClient]:
     """Start a scheduler and a worker."""
     with (
         role(server, tmp_path, "schedule"),
         role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"),
     ):
-        wait_until(Farm(client).workers)
-        yield Farm(client)
+        wait_until(FarmClient(client).workers)
+        yield FarmClient(client)
 
 
 def code(language: str) -> str:
@@ -85,7 +85,7 @@ def run_example(language: str, folder: Path, server: LiveServer, model: str) -> 
 
 @pytest.mark.parametrize("language", [pytest.param("bash", marks=pytest.mark.system), "js"])
 def test_the_example_runs(
-    farm: Farm, server: LiveServer, client: redis.Redis, tmp_path: Path, language: str
+    farm: FarmClient, server: LiveServer, client: redis.Redis, tmp_path: Path, language: str
 ) -> None:
     """The example embeds its texts with a Redis client only, in order, and leaves nothing."""
     printed = run_example(language, tmp_path / "example", server, f"null:{DIMENSIONS}")
@@ -98,7 +98,7 @@ def test_the_example_runs(
     assert not left
 
 
-def test_a_job_that_no_worker_takes_says_why(farm: Farm) -> None:
+def test_a_job_that_no_worker_takes_says_why(farm: FarmClient) -> None:
     """A wrong word in a spec costs its own job only: `refused:<worker>` names the field."""
     wrong = farm.job("wrong")
     wrong.create(JobSpec(model="null:4"), 0)

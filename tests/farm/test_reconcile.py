@@ -12,7 +12,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from tests.farm.harness import Embedding, check_output, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 
@@ -31,7 +31,7 @@ class Scene:
         words = [corpus, "--model", MODEL, "--redis", server.url, "--job-id", "j"]
         self.environment = {"EMBEDFARM_RECONCILE_SECONDS": "1"}
         self.words = words
-        self.job = Farm(client).job("j")
+        self.job = FarmClient(client).job("j")
         self.embedding = self.start()
         wait_until(lambda: client.exists(self.job.keys.meta))
         wait_until(lambda: self.job.status().blocks_in >= 10)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.status import JobGone
 from tests.farm.harness import Embedding, null_vectors, role, texts_of, write_corpus
 from tests.support import LiveServer, force_log, wait_until
@@ -33,7 +33,7 @@ def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[ht
         stack.enter_context(role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"))
         settings = {"ingest_roots": json.dumps([str(tmp_path)]), "models": json.dumps([MODEL])}
         (host, port), _ = stack.enter_context(served(server, **settings))
-        wait_until(lambda: Farm(client).workers())
+        wait_until(lambda: FarmClient(client).workers())
         yield stack.enter_context(httpx.Client(base_url=f"http://{host}:{port}", timeout=SECONDS))
 
 
@@ -96,7 +96,7 @@ def test_a_corpus_is_read_while_it_runs(
 def out_is_known(client: redis.Redis) -> bool:
     """Tell whether the job is there, and has a note of its output."""
     try:
-        return bool(Farm(client).job("corpus").status().out)
+        return bool(FarmClient(client).job("corpus").status().out)
     except JobGone:
         return False
 

@@ -10,7 +10,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.records import Completion
 from tests.farm.harness import check_output, manifest, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
@@ -52,7 +52,7 @@ def test_unequal_workers_finish_together(
     micro-batches of the second job are as large as its sizing rule allows.
     """
     del farm
-    wait_until(lambda: len(Farm(client).workers()) == 2, 30)
+    wait_until(lambda: len(FarmClient(client).workers()) == 2, 30)
     texts = list(texts_of(12_000))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     jobs = []
@@ -86,7 +86,7 @@ def test_the_farm_goes_on_without_a_scheduler(
         done = run("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
     assert done.returncode == 0, done.stderr
     check_output(tmp_path / "out", texts, 16)
-    assert not Farm(client).job_ids()
+    assert not FarmClient(client).job_ids()
 
 
 def test_people_can_look(server: LiveServer, tmp_path: Path) -> None:

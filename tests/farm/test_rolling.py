@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.status import JobStatus
 from tests.farm.harness import COMMAND, check_output, run, texts_of, write_corpus
 from tests.farm.service import Service
@@ -36,7 +36,7 @@ def test_what_a_stopped_worker_holds_goes_on_at_once(
 
     Leases last an hour here, so that nothing else could free them.
     """
-    farm = Farm(client)
+    farm = FarmClient(client)
     # The first of each worker takes four seconds, in which it leases its next.
     texts = ["x" * 96] * 2 + ["chunk"] * 22
     blocks = [block_of(10 * n, 10, text) for n, text in enumerate(texts)]
@@ -63,7 +63,7 @@ class Rolling:
     """A farm of separate processes at work on one corpus, each of which is restarted."""
 
     def __init__(self, server: LiveServer, client: redis.Redis, folder: Path) -> None:
-        self.farm = Farm(client)
+        self.farm = FarmClient(client)
         self.out = folder / "out"
         self.texts = list(texts_of(CHUNKS))
         self.corpus = write_corpus(folder / "corpus.jsonl", self.texts)

@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.scheduling import run_policies
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
@@ -35,7 +35,7 @@ SLACK_SECONDS = 0.3  # to decide, to lease and to commit, on a machine that does
 
 def submit(client: redis.Redis, name: str, chunks: int, terms: Terms) -> Job:
     """Push and close a job at once, and return it."""
-    job = Farm(client).job(name)
+    job = FarmClient(client).job(name)
     job.create(SPEC, 0, terms)
     for first in range(0, chunks, 500 * BLOCK_CHUNKS):
         starts = range(first, min(chunks, first + 500 * BLOCK_CHUNKS), BLOCK_CHUNKS)
@@ -72,10 +72,10 @@ def running(
     work = ("work", "--devices", "cpu", "--workers", str(WORKERS))
     with contextlib.ExitStack() as roles:
         first = roles.enter_context(killable(server, tmp_path, "schedule", **settings))
-        wait_until(lambda: Farm(client).client.exists("ef:{farm}:scheduler"), 30)
+        wait_until(lambda: FarmClient(client).client.exists("ef:{farm}:scheduler"), 30)
         roles.enter_context(role(server, tmp_path, "schedule", **settings))
         roles.enter_context(role(server, tmp_path, *work, **settings))
-        wait_until(lambda: len(Farm(client).workers()) == WORKERS, 60)
+        wait_until(lambda: len(FarmClient(client).workers()) == WORKERS, 60)
         warm = submit(client, "warm", 400, Terms())
         wait_until(lambda: warm.status().embedded, 60)
         warm.delete()
@@ -167,13 +167,16 @@ def take_over(kill: Callable[[], int], client: redis.Redis) -> tuple[float, floa
     began, tokens = time.monotonic(), bulk.status().tokens_done
     wait_until(lambda: time.monotonic() - began > 6 or bulk.status().embedded, 30)
     before = (bulk.status().tokens_done - tokens) / (time.monotonic() - began)
-    name = Farm(client).workers()[0].worker
-    plan = Farm(client).plans.plan(name)
+    name = FarmClient(client).workers()[0].worker
+    plan = FarmClient(client).plans.plan(name)
     assert plan is not None
     began, tokens = time.monotonic(), bulk.status().tokens_done
     kill()
     wait_until(
-        lambda: (made := Farm(client).plans.plan(name)) is not None and made.fence > plan.fence, 20
+        lambda: (
+            (made := FarmClient(client).plans.plan(name)) is not None and made.fence > plan.fence
+        ),
+        20,
     )
     seconds = time.monotonic() - began
     meanwhile = (bulk.status().tokens_done - tokens) / seconds

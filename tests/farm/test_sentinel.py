@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import UNAVAILABLE, carried_server, closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from tests.farm.guarded_server import make_passwords
 from tests.farm.harness import COMMAND, check_output, texts_of, write_corpus
@@ -123,5 +123,5 @@ def test_the_primary_dies_in_the_middle_of_a_job(ring: Ring, tmp_path: Path) -> 
 
 def _chunks_done(client: redis.Redis) -> int:
     with contextlib.suppress(*UNAVAILABLE):
-        return sum(status.chunks_done for status in Farm(client).statuses().values())
+        return sum(status.chunks_done for status in FarmClient(client).statuses().values())
     return 0

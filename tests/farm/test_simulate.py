@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.records import Rate
 from embedfarm.contract.settings import Settings
@@ -93,7 +93,11 @@ def test_all_workers_are_waited_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A speed that is stored later counts; a worker that never has one is named in the end."""
-    farm, spec, settings = Farm(client), JobSpec(model="null:4"), Settings(redis_url=server.url)
+    farm, spec, settings = (
+        FarmClient(client),
+        JobSpec(model="null:4"),
+        Settings(redis_url=server.url),
+    )
 
     def remember(worker: str, speed: float) -> None:
         farm.statistics.remember({f"{worker}|{model_key(spec)}|5": Rate(speed, 0.0, 1.0, 1)}, [])
@@ -120,7 +124,7 @@ def test_a_scheduler_explains_itself(
     url = ("--redis", server.url)
     assert run("scheduler", "stats", *url).returncode == 1
     with role(server, tmp_path, "schedule"):
-        farm = Farm(client)
+        farm = FarmClient(client)
         wait_until(lambda: farm.plans.scheduler_stats() is not None, 30)
         assert "tail" in json.loads(run("scheduler", "passes", *url, "--json").stdout)["active"]
         assert run("scheduler", "add-pass", "sjf", "--before", "fair", *url).returncode == 0

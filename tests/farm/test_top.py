@@ -17,7 +17,7 @@ import redis
 from rich.console import Console
 
 from embedfarm.cli.top import divide, draw, spark
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.watch.view import FarmReader, FarmView
 from tests.contract.little_job import CHUNKS, COMPLETION, embed, heartbeat, make_job
 from tests.farm.harness import COMMAND, run
@@ -27,9 +27,9 @@ HOME = b"\x1b[H"  # each screen begins there
 HARMFUL = "\x1b[2J\nnotes"
 
 
-def make_farm(client: redis.Redis, jobs: int = 1, workers: int = 1) -> Farm:
+def make_farm(client: redis.Redis, jobs: int = 1, workers: int = 1) -> FarmClient:
     """Make half embedded jobs, one with a failed chunk, and workers, of which the first is busy."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     for number in range(jobs):
         job = make_job(client, 2, f"job-{number}")
         job.close(2 * CHUNKS)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from embedfarm.cli.app import app
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from tests.farm.guarded_server import (
     USERS,
@@ -154,7 +154,7 @@ def lose(farm: WholeFarm, server: GuardedServer) -> None:
     """Kill a worker and delete a block while a corpus is embedded, which must be complete."""
     with ThreadPoolExecutor(1) as pool, closing_client(server.url("admin")) as admin:
         embedding = pool.submit(farm.embed_corpus, "lost", 2000, SLOW)
-        seen = Farm(admin)
+        seen = FarmClient(admin)
         wait_until(seen.job_ids, 60)
         job = seen.job(seen.job_ids()[0])
         # Some of it waits, and some is leased.

@@ -19,7 +19,7 @@ from embedfarm.collector.output import Output
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Result, text_checksums
@@ -102,7 +102,7 @@ class Crowd:
         """Begin more feeds."""
         for _ in range(count):
             name = self.web.post("/v1/feeds", json={"model": MODEL}).json()["job"]
-            self.feeds.append(Feed(self.web, Farm(self.client).job(name)))
+            self.feeds.append(Feed(self.web, FarmClient(self.client).job(name)))
 
     def look(self) -> None:
         """Assert that the server uses no more memory than it may."""
@@ -182,7 +182,7 @@ class Line:
 
     def begin(self, count: int) -> None:
         """Start the job's producer and its collector."""
-        farm = Farm(self.bench.client())
+        farm = FarmClient(self.bench.client())
         submitter = Submitter(farm, self.name, JobSpec(model="hash"), 0, SMALL, self.bench.stop)
         size = SMALL.part_bytes_max
         self.output = Output(self.directory, {}, sink="jsonl", part_bytes_max=size)

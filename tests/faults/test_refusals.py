@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from tests.farm.harness import Embedding, check_output, role, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 
@@ -47,7 +47,7 @@ def test_a_job_waits_and_goes_on(server: LiveServer, client: redis.Redis, tmp_pa
     """Every role waits while writes are refused, none ends, and then the job is finished."""
     texts = list(texts_of(COUNT))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    farm = Farm(client)
+    farm = FarmClient(client)
 
     def done() -> int:
         return sum(status.chunks_done for status in farm.statuses().values())

@@ -16,7 +16,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
@@ -108,7 +108,7 @@ def test_workers(client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
         "XADD": [LOST],
     }
     aim(proxy, aims)
-    job = Farm(client).job("j")
+    job = FarmClient(client).job("j")
     with work(proxy, tmp_path):
         texts = push_until(
             job, texts_of(100_000), lambda: len(proxy.hits) == sum(map(len, aims.values()))
@@ -134,7 +134,7 @@ def embed(server: LiveServer | Proxy, home: Path, **settings: object) -> None:
 
 def check_ended(client: redis.Redis) -> None:
     """Assert that one job was there, of which a record is left, and each block counted once."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     assert not farm.job_ids()
     [name] = farm.ended_ids(10)
     status = farm.job(name).status()
@@ -181,7 +181,7 @@ def test_a_command_that_dies_at_its_very_end(
         embedding = Embedding([*words, proxy.url], out, {})
         proxy.wait_hit("end", 60)
         embedding.kill()
-    assert Farm(client).job_ids()
+    assert FarmClient(client).job_ids()
     assert run("embed", *words, server.url, "--out", out).returncode == 0
     check_output(out, texts, DIMENSIONS)
     assert not (out / ".embedfarm").exists()
@@ -201,7 +201,7 @@ def test_a_scheduler(server: LiveServer, client: redis.Redis, tmp_path: Path, pr
         embed(server, tmp_path)
         for command in aims:
             proxy.wait_hit(command)
-        wait_until(Farm(client).plans.has_scheduler, 20)
+        wait_until(FarmClient(client).plans.has_scheduler, 20)
         proxy.aim("abdicate", LOST)
     check_ended(client)
 

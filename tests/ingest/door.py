@@ -15,7 +15,7 @@ from rq import Queue
 from rq.job import Job
 
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.status import JobStatus
 from tests.farm.harness import COMMAND, role
 from tests.support import LiveServer, wait_until
@@ -79,7 +79,7 @@ class Door:
     def farm_jobs(self) -> dict[str, JobStatus]:
         """Return the statuses of the farm's jobs by id."""
         with closing_client(self.server.url) as client:
-            return Farm(client).statuses()
+            return FarmClient(client).statuses()
 
     def farm_states(self) -> list[str]:
         """Return the states of the farm's jobs."""
@@ -88,7 +88,7 @@ class Door:
     def cancel_farm_job(self, job: str) -> None:
         """Cancel a job on the farm like `embedfarm jobs cancel`."""
         with closing_client(self.server.url) as client:
-            Farm(client).job(job).cancel()
+            FarmClient(client).job(job).cancel()
 
     def log(self, worker: int = 0) -> str:
         """Return the log of an RQ worker."""

@@ -7,7 +7,7 @@ from typing import Any
 from rq import Retry
 
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, manifest, texts_of, write_corpus
@@ -107,7 +107,7 @@ def test_options_that_are_none(door: Door, tmp_path: Path) -> None:
 def test_cleanup(door: Door) -> None:
     """`cleanup` removes cancelled jobs, on the farm and in the queue, once they are old enough."""
     with closing_client(door.server.url) as client:
-        farm = Farm(client)
+        farm = FarmClient(client)
         for name in ("wanted", "unwanted"):
             farm.job(name).create(JobSpec(model="null:16"), 0)
         farm.job("unwanted").cancel()

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Rate, Rows, TokenRecipe
@@ -54,7 +54,7 @@ def opened(bench: Bench) -> Open:
     def open_job(
         start: int = 0, settings: Settings = LARGE, tokenizer: Path | None = None
     ) -> Submitter:
-        farm = Farm(bench.client())
+        farm = FarmClient(bench.client())
         return Submitter(farm, "j", SPEC, start, settings, bench.stop, tokenizer)
 
     return open_job
@@ -122,7 +122,7 @@ def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Pat
 
     def source() -> Iterator[Rows]:
         yield from corpus(0, 100)
-        Farm(job.client).reports.agree_on_tokens("j", encoder.recipe)
+        FarmClient(job.client).reports.agree_on_tokens("j", encoder.recipe)
         submitter._look_at = 0.0
         yield from corpus(100, 300)
 
@@ -142,7 +142,7 @@ def test_texts_are_sent_with_another_tokenizer(opened: Open, job: Job, tmp_path:
     """Texts are sent where the producer's tokenizer is not the workers'."""
     submitter = opened(tokenizer=write_tokenizer(tmp_path))
     recipe = TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9)
-    Farm(job.client).reports.agree_on_tokens("j", recipe)
+    FarmClient(job.client).reports.agree_on_tokens("j", recipe)
     assert submitter.submit(corpus(0, 300)) == 300
     assert tiling(job) == 300
 
@@ -170,7 +170,7 @@ def test_blocks_follow_history(opened: Open, job: Job, bench: Bench) -> None:
     HashWorker(bench.client(), "j", SMALL).beat()
     rate = Rate(tokens_per_second=6_000, overhead_seconds=0, updated=0, samples=1)
     fast = Rate(tokens_per_second=1, overhead_seconds=0, updated=0, samples=1)
-    Farm(job.client).statistics.remember(
+    FarmClient(job.client).statistics.remember(
         {f"hash|{model_key(SPEC)}|3": rate, "hash|other|3": fast}, []
     )
     opened(settings=Settings(block_chunks_min=1, block_seconds=0.01)).submit(corpus(0, 500))
@@ -516,7 +516,9 @@ def test_what_is_on_disk_is_not_the_server_s_to_say(
 ) -> None:
     """Blocks that only an earlier try's record takes for collected are kept, and sent again."""
     size = log_bytes(server)
-    submitter = Submitter(Farm(bench.client()), "j", SPEC, 0, LARGE, bench.stop, on_disk=lambda: 0)
+    submitter = Submitter(
+        FarmClient(bench.client()), "j", SPEC, 0, LARGE, bench.stop, on_disk=lambda: 0
+    )
 
     def source() -> Iterator[Rows]:
         yield from corpus(0, 60)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.scheduler.loop import Scheduler
 from embedfarm.scheduler.policies import ENTRY_POINTS
 from tests.scheduler.live import SETTINGS, Running, Start
@@ -32,9 +32,9 @@ def start(server: LiveServer) -> Iterator[Start]:
 
 
 @pytest.fixture
-def farm(client: redis.Redis) -> Farm:
+def farm(client: redis.Redis) -> FarmClient:
     """Return the test's own handle on the farm."""
-    return Farm(client)
+    return FarmClient(client)
 
 
 @pytest.fixture

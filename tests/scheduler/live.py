@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.farm import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Completion, Heartbeat, JobShare, Rate
@@ -53,7 +53,7 @@ class Running:
 Start = Callable[[], Running]
 
 
-def beat(farm: Farm, worker: str, state: str = "idle") -> None:
+def beat(farm: FarmClient, worker: str, state: str = "idle") -> None:
     """Send a heartbeat of a worker."""
     farm.beat(
         Heartbeat(worker=worker, incarnation="1", host="here", pid=1, device="cpu-0", state=state),
@@ -61,7 +61,7 @@ def beat(farm: Farm, worker: str, state: str = "idle") -> None:
     )
 
 
-def fill(farm: Farm, blocks: int, name: str = "job") -> Job:
+def fill(farm: FarmClient, blocks: int, name: str = "job") -> Job:
     """Push a closed job of equal blocks, and return it."""
     job = farm.job(name)
     job.create(SPEC, 0)
@@ -89,12 +89,12 @@ def completion(worker: str, tokens: int, seconds: float) -> Completion:
     )
 
 
-def report(farm: Farm, worker: str, tokens: int, seconds: float) -> None:
+def report(farm: FarmClient, worker: str, tokens: int, seconds: float) -> None:
     """Report a completed micro-batch to the farm."""
     farm.statistics.report(completion(worker, tokens, seconds), SETTINGS.events_max)
 
 
-def remember(farm: Farm, worker: str, speed: float, model: str = SPEC.model) -> None:
+def remember(farm: FarmClient, worker: str, speed: float, model: str = SPEC.model) -> None:
     """Store a rate, as an earlier scheduler did."""
     kind = model_key(JobSpec(model=model)), length_class(BLOCK_TOKENS / CHUNKS)
     key = rate_key(worker, *kind)
@@ -102,18 +102,18 @@ def remember(farm: Farm, worker: str, speed: float, model: str = SPEC.model) -> 
     farm.statistics.remember({key: rate}, [])
 
 
-def at(farm: Farm) -> dict[str, str]:
+def at(farm: FarmClient) -> dict[str, str]:
     """Return the environment in which a command finds the farm's server."""
     path = farm.client.connection_pool.connection_kwargs["path"]
     return {"EMBEDFARM_REDIS_URL": f"unix://{path}"}
 
 
-def share(farm: Farm, worker: str, job: str = "job") -> JobShare | None:
+def share(farm: FarmClient, worker: str, job: str = "job") -> JobShare | None:
     """Return a job's share in a worker's plan now; None without a plan or a share."""
     plan = farm.plans.plan(worker)
     return next((each for each in plan.shares if each.job == job), None) if plan else None
 
 
-def planned(farm: Farm, worker: str, blocks: int) -> Callable[[], bool]:
+def planned(farm: FarmClient, worker: str, blocks: int) -> Callable[[], bool]:
     """Return a predicate: a worker may lease exactly so many blocks of the job."""
     return lambda: (now := share(farm, worker)) is not None and now.blocks == blocks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.farm import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.records import Decision, Rate
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
@@ -36,7 +36,7 @@ def test_a_farm_may_have_one_worker(scenario: str) -> None:
     assert 0.5 < row["efficiency_mean"] <= 1.1
 
 
-def test_a_history_may_have_one_worker(farm: Farm) -> None:
+def test_a_history_may_have_one_worker(farm: FarmClient) -> None:
     """A farm whose history has one worker can be simulated."""
     remember(farm, "worker", 30_000, DEFAULT_MODEL)
     done = run("simulate", "--from-history", *QUICK, "--json", environment=at(farm))
@@ -63,13 +63,13 @@ def corpus(tmp_path: Path) -> list[str]:
     return [str(path)]
 
 
-def plan(farm: Farm, corpus: Sequence[str]) -> Forecast:
+def plan(farm: FarmClient, corpus: Sequence[str]) -> Forecast:
     """Return the forecast of a job on this farm."""
     settings = Settings(redis_url=at(farm)["EMBEDFARM_REDIS_URL"])
     return forecast.forecast(corpus, JobSpec(model="null:4"), settings, "cpu", 1)
 
 
-def test_a_job_is_forecast_for_those_who_are_alive(farm: Farm, corpus: list[str]) -> None:
+def test_a_job_is_forecast_for_those_who_are_alive(farm: FarmClient, corpus: list[str]) -> None:
     """A forecast counts the live workers; where nobody is alive, all that are remembered."""
     remember(farm, "alive", 1000, "null:4")
     remember(farm, "gone", 9000, "null:4")
@@ -83,7 +83,7 @@ def test_a_job_is_forecast_for_those_who_are_alive(farm: Farm, corpus: list[str]
 
 
 def test_a_worker_that_was_never_measured_is_not_in_a_forecast(
-    farm: Farm, corpus: list[str]
+    farm: FarmClient, corpus: list[str]
 ) -> None:
     """A forecast counts only the live workers whose rate is known."""
     remember(farm, "known", 1000, "null:4")
@@ -92,7 +92,7 @@ def test_a_worker_that_was_never_measured_is_not_in_a_forecast(
     assert plan(farm, corpus).workers == 1
 
 
-def test_a_job_is_forecast_by_chunks_of_its_length(farm: Farm, corpus: list[str]) -> None:
+def test_a_job_is_forecast_by_chunks_of_its_length(farm: FarmClient, corpus: list[str]) -> None:
     """Forecast and simulator take the rate of the length class, not the newest rate."""
     remember(farm, "worker", 1000, "null:4")
     key = rate_key("worker", model_key(JobSpec(model="null:4")), length_class(4000))
@@ -106,7 +106,7 @@ def test_a_job_is_forecast_by_chunks_of_its_length(farm: Farm, corpus: list[str]
 
 
 def test_a_farm_that_does_not_know_a_model_is_calibrated(
-    farm: Farm, corpus: list[str], monkeypatch: pytest.MonkeyPatch
+    farm: FarmClient, corpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forecast calibrates where no live worker has embedded anything with the model."""
     monkeypatch.setattr(forecast, "_calibrate", lambda *_: [1234.0])
@@ -120,14 +120,14 @@ def test_a_farm_that_does_not_know_a_model_is_calibrated(
 # What it says of its decisions.
 
 
-def explain(farm: Farm, *words: str) -> str:
+def explain(farm: FarmClient, *words: str) -> str:
     """Run `embedfarm scheduler explain`, and return its output."""
     done = run("scheduler", "explain", *words, environment=at(farm))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_a_decision_is_explained_for_one_worker(farm: Farm, start: Start) -> None:
+def test_a_decision_is_explained_for_one_worker(farm: FarmClient, start: Start) -> None:
     """`--worker` shows the notes of every pass about one worker or all, and none about another."""
     fill(farm, 64, "bulk")
     fill(farm, 64, "wanted").set_terms(priority=2)
@@ -152,7 +152,9 @@ def test_a_decision_is_explained_for_one_worker(farm: Farm, start: Start) -> Non
     assert "other may lease" in explain(farm)
 
 
-def test_notes_that_are_not_kept_are_counted(farm: Farm, start: Start, install: Install) -> None:
+def test_notes_that_are_not_kept_are_counted(
+    farm: FarmClient, start: Start, install: Install
+) -> None:
     """A pass whose notes were all over the limit is shown with their number."""
     install("talking", TALKING)
     farm.plans.set_policy(["talking", "size"])

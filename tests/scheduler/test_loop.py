@@ -9,7 +9,7 @@ import pytest
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Plan
@@ -31,7 +31,7 @@ from tests.scheduler.live import (
 from tests.support import LiveServer, wait_until
 
 
-def test_completions_lead_to_plans_in_proportion(farm: Farm, start: Start) -> None:
+def test_completions_lead_to_plans_in_proportion(farm: FarmClient, start: Start) -> None:
     """Two workers that did 3 to 1 may lease 3 to 1: six tenths of what waits, between them."""
     fill(farm, 64)
     beat(farm, "fast")
@@ -44,7 +44,7 @@ def test_completions_lead_to_plans_in_proportion(farm: Farm, start: Start) -> No
     wait_until(planned(farm, "slow", 10))
 
 
-def test_a_worker_without_work_is_told_so(farm: Farm, start: Start) -> None:
+def test_a_worker_without_work_is_told_so(farm: FarmClient, start: Start) -> None:
     """A worker gets an empty plan where there is no job, and none while it drains."""
     beat(farm, "worker")
     beat(farm, "leaving", "draining")
@@ -54,7 +54,7 @@ def test_a_worker_without_work_is_told_so(farm: Farm, start: Start) -> None:
     assert farm.plans.plan("leaving") is None
 
 
-def test_what_was_sent_again_is_planned(farm: Farm, start: Start) -> None:
+def test_what_was_sent_again_is_planned(farm: FarmClient, start: Start) -> None:
     """A job whose results are at their limit is planned again once a lost block was sent again."""
     job = fill(farm, 4)
     farm.client.hset(job.keys.meta, "result_bytes", SETTINGS.results_bytes_max)
@@ -66,7 +66,7 @@ def test_what_was_sent_again_is_planned(farm: Farm, start: Start) -> None:
 
 
 def test_plans_that_say_the_same_are_written_now_and_then(
-    farm: Farm, start: Start, monkeypatch: pytest.MonkeyPatch
+    farm: FarmClient, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan is written when it is new, and again before it lapses, not at each decision."""
     decisions: list[int] = []
@@ -87,7 +87,7 @@ def test_plans_that_say_the_same_are_written_now_and_then(
     wait_until(lambda: farm.plans.plan("other"))
 
 
-def test_jobs_come_and_go(farm: Farm, start: Start) -> None:
+def test_jobs_come_and_go(farm: FarmClient, start: Start) -> None:
     """The plan follows when a job is created, paused, resumed and deleted."""
     beat(farm, "worker")
     start()
@@ -101,7 +101,7 @@ def test_jobs_come_and_go(farm: Farm, start: Start) -> None:
     wait_until(lambda: share(farm, "worker") is None)
 
 
-def test_a_job_that_nobody_can_read_stops_nobody(farm: Farm, start: Start) -> None:
+def test_a_job_that_nobody_can_read_stops_nobody(farm: FarmClient, start: Start) -> None:
     """A spec of another program's making goes to the workers, who refuse it and say why."""
     fill(farm, 4, "strange")
     farm.job("strange").note("spec", b"nonsense")
@@ -111,7 +111,7 @@ def test_a_job_that_nobody_can_read_stops_nobody(farm: Farm, start: Start) -> No
     wait_until(lambda: share(farm, "worker") and share(farm, "worker", "strange"))
 
 
-def test_the_tail_is_copied_by_an_idle_worker(farm: Farm, start: Start) -> None:
+def test_the_tail_is_copied_by_an_idle_worker(farm: FarmClient, start: Start) -> None:
     """An idle worker's plan names the blocks that a slow worker has leased to the last."""
     job = fill(farm, 4)
     beat(farm, "slow")
@@ -125,7 +125,7 @@ def test_the_tail_is_copied_by_an_idle_worker(farm: Farm, start: Start) -> None:
     assert not now.copies
 
 
-def test_what_is_repeated_is_not_given_to_a_faster_worker(farm: Farm, start: Start) -> None:
+def test_what_is_repeated_is_not_given_to_a_faster_worker(farm: FarmClient, start: Start) -> None:
     """A worker that comes later gets none of the blocks that another one was told to repeat."""
     job = fill(farm, 4)
     for worker, speed in (("slow", 100), ("idle", 10_000), ("late", 100_000)):
@@ -143,7 +143,7 @@ def test_what_is_repeated_is_not_given_to_a_faster_worker(farm: Farm, start: Sta
     assert len(idle.copies) == 4
 
 
-def test_one_of_two_is_active(server: LiveServer, farm: Farm, start: Start) -> None:
+def test_one_of_two_is_active(server: LiveServer, farm: FarmClient, start: Start) -> None:
     """While one scheduler holds the lock, the other one stands by and publishes nothing."""
     beat(farm, "worker")
     start()
@@ -156,7 +156,7 @@ def test_one_of_two_is_active(server: LiveServer, farm: Farm, start: Start) -> N
     second.farm.client.close()
 
 
-def test_a_standby_goes_on_when_the_active_one_stops(farm: Farm, start: Start) -> None:
+def test_a_standby_goes_on_when_the_active_one_stops(farm: FarmClient, start: Start) -> None:
     """A clean stop gives the lock up: the next one has a higher fence, and plans."""
     beat(farm, "worker")
     first = start()
@@ -168,7 +168,7 @@ def test_a_standby_goes_on_when_the_active_one_stops(farm: Farm, start: Start) -
     wait_until(lambda: (plan := farm.plans.plan("worker")) is not None and plan.fence > 1)
 
 
-def test_a_standby_takes_over_from_the_dead(farm: Farm, start: Start) -> None:
+def test_a_standby_takes_over_from_the_dead(farm: FarmClient, start: Start) -> None:
     """A holder that is gone without a word loses the lock when it is old."""
     assert farm.plans.elect("dead", SETTINGS.scheduler_ttl_seconds) == 1
     beat(farm, "worker")
@@ -177,7 +177,7 @@ def test_a_standby_takes_over_from_the_dead(farm: Farm, start: Start) -> None:
     wait_until(lambda: (plan := farm.plans.plan("worker")) is not None and plan.fence == 2)
 
 
-def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) -> None:
+def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: FarmClient) -> None:
     """Plans of a scheduler that lost the lock while it decided are refused; newer ones stay."""
 
     @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def test_a_fenced_scheduler_publishes_nothing(server: LiveServer, farm: Farm) ->
     old.farm.client.close()
 
 
-def test_who_lost_the_lock_reads_the_history_again(server: LiveServer, farm: Farm) -> None:
+def test_who_lost_the_lock_reads_the_history_again(server: LiveServer, farm: FarmClient) -> None:
     """A scheduler that gets the lock back uses the rates that another one has learned meanwhile."""
     scheduler = Scheduler(server.url, SETTINGS, threading.Event())
     scheduler._step()
@@ -216,7 +216,7 @@ def test_who_lost_the_lock_reads_the_history_again(server: LiveServer, farm: Far
     scheduler.farm.client.close()
 
 
-def test_what_one_has_learned_the_next_one_knows(farm: Farm, start: Start) -> None:
+def test_what_one_has_learned_the_next_one_knows(farm: FarmClient, start: Start) -> None:
     """A second scheduler does not probe a worker that the first one has measured."""
     fill(farm, 64)
     beat(farm, "worker")
@@ -231,7 +231,7 @@ def test_what_one_has_learned_the_next_one_knows(farm: Farm, start: Start) -> No
     assert planned(farm, "worker", 38)()
 
 
-def test_an_outage_is_waited_out(server: LiveServer, farm: Farm, start: Start) -> None:
+def test_an_outage_is_waited_out(server: LiveServer, farm: FarmClient, start: Start) -> None:
     """The server is killed and comes back: the same scheduler plans again, for what is there."""
     beat(farm, "worker")
     running = start()
@@ -240,7 +240,7 @@ def test_an_outage_is_waited_out(server: LiveServer, farm: Farm, start: Start) -
     wait_until(lambda: not running.scheduler.fence)
     server.start()
     with closing_client(server.url) as client:
-        again = Farm(client)
+        again = FarmClient(client)
         again.client.delete(wire.plan_key("worker"))
         beat(again, "worker")
         wait_until(lambda: again.plans.plan("worker"), 20)
@@ -248,7 +248,7 @@ def test_an_outage_is_waited_out(server: LiveServer, farm: Farm, start: Start) -
         wait_until(lambda: share(again, "worker"))
 
 
-def test_a_clean_stop_leaves_everything_to_the_next(server: LiveServer, farm: Farm) -> None:
+def test_a_clean_stop_leaves_everything_to_the_next(server: LiveServer, farm: FarmClient) -> None:
     """A scheduler that is stopped stores what it has learned, and frees the lock at once."""
     scheduler = Scheduler(server.url, SETTINGS, threading.Event())
     scheduler._step()

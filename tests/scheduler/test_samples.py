@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.scheduler import samples
 from embedfarm.scheduler.samples import SAMPLE_SECONDS, Sampler
 from tests.scheduler.live import Start, beat, completion, fill, report
@@ -39,7 +39,7 @@ def test_no_sample_before_its_time() -> None:
     assert sample.workers == {"one": (1000, 10)}
 
 
-def test_a_standby_goes_on(farm: Farm, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_goes_on(farm: FarmClient, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples on the server have what was reported before and after a scheduler was replaced."""
     monkeypatch.setattr(samples, "SAMPLE_SECONDS", 0.2)
     fill(farm, 64)

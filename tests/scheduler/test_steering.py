@@ -9,7 +9,7 @@ import pytest
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.plans import DECISIONS_MAX, STATS_SECONDS
 from embedfarm.contract.records import Decision, SchedulerStats
 from embedfarm.scheduler.loop import NOTES_MAX, TELL_SECONDS
@@ -48,7 +48,7 @@ class Own:
 """
 
 
-def stats(farm: Farm) -> SchedulerStats:
+def stats(farm: FarmClient) -> SchedulerStats:
     """Wait for the figures of the active scheduler, and return them."""
     wait_until(farm.plans.scheduler_stats)
     found = farm.plans.scheduler_stats()
@@ -56,13 +56,13 @@ def stats(farm: Farm) -> SchedulerStats:
     return found
 
 
-def follows(farm: Farm, passes: list[str]) -> bool:
+def follows(farm: FarmClient, passes: list[str]) -> bool:
     """Tell whether the active scheduler says that it follows these passes."""
     found = farm.plans.scheduler_stats()
     return found is not None and found.passes == passes
 
 
-def test_a_policy_is_followed_at_the_next_decision(farm: Farm, start: Start) -> None:
+def test_a_policy_is_followed_at_the_next_decision(farm: FarmClient, start: Start) -> None:
     """A running scheduler follows a policy once it is chosen, and the default once it is not."""
     fill(farm, 64)
     beat(farm, "new")
@@ -77,7 +77,7 @@ def test_a_policy_is_followed_at_the_next_decision(farm: Farm, start: Start) -> 
 
 
 def test_a_deadline_that_will_be_missed_is_told_once(
-    farm: Farm, start: Start, caplog: pytest.LogCaptureFixture
+    farm: FarmClient, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A late job is warned of once, and stays in the figures until it is given more time."""
     deadline = int(1000 * time.time()) + 60_000
@@ -99,7 +99,7 @@ def test_a_deadline_that_will_be_missed_is_told_once(
     assert len(warned) == 1
 
 
-def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
+def test_a_policy_outlives_the_scheduler(farm: FarmClient, start: Start) -> None:
     """A scheduler follows the policy that was chosen before it started."""
     farm.plans.set_policy(POLICIES["fixed"])
     fill(farm, 64)
@@ -108,7 +108,7 @@ def test_a_policy_outlives_the_scheduler(farm: Farm, start: Start) -> None:
     wait_until(planned(farm, "new", FIXED_BLOCKS))
 
 
-def test_a_policy_that_cannot_be_had_is_not_followed(farm: Farm, start: Start) -> None:
+def test_a_policy_that_cannot_be_had_is_not_followed(farm: FarmClient, start: Start) -> None:
     """A policy with an unknown pass is not followed, and the figures say what was wrong."""
     farm.plans.set_policy(POLICIES["fixed"])
     fill(farm, 64)
@@ -126,7 +126,9 @@ def test_a_policy_that_cannot_be_had_is_not_followed(farm: Farm, start: Start) -
     assert stats(farm).dropped == {}
 
 
-def test_the_first_policy_that_cannot_be_had_leaves_the_default(farm: Farm, start: Start) -> None:
+def test_the_first_policy_that_cannot_be_had_leaves_the_default(
+    farm: FarmClient, start: Start
+) -> None:
     """A scheduler that starts with a policy that it cannot follow follows the default."""
     farm.plans.set_policy(["nonsense"])
     fill(farm, 64)
@@ -136,7 +138,7 @@ def test_the_first_policy_that_cannot_be_had_leaves_the_default(farm: Farm, star
     wait_until(lambda: follows(farm, list(POLICIES[DEFAULT_POLICY])))
 
 
-def test_a_pass_that_raises_is_left_out(farm: Farm, start: Start, install: Install) -> None:
+def test_a_pass_that_raises_is_left_out(farm: FarmClient, start: Start, install: Install) -> None:
     """A pass that raises is left out from that decision on, and the figures say what was wrong."""
     install("own", RAISING)
     farm.plans.set_policy(["defer", "own", "fcfs", "fixed"])
@@ -151,7 +153,7 @@ def test_a_pass_that_raises_is_left_out(farm: Farm, start: Start, install: Insta
 
 
 def test_a_last_pass_that_gives_nothing_is_left_out(
-    farm: Farm, start: Start, install: Install
+    farm: FarmClient, start: Start, install: Install
 ) -> None:
     """A last pass that returns no draft is left out, and the scheduler goes on."""
     install("own", SILENT)
@@ -166,7 +168,7 @@ def test_a_last_pass_that_gives_nothing_is_left_out(
 
 
 def test_a_pass_that_was_left_out_is_tried_again_when_chosen(
-    farm: Farm, start: Start, install: Install
+    farm: FarmClient, start: Start, install: Install
 ) -> None:
     """A new choice of passes forgets the failures of the last one."""
     install("own", RAISING)
@@ -185,7 +187,7 @@ def test_a_pass_that_was_left_out_is_tried_again_when_chosen(
 # What it keeps for people.
 
 
-def test_decisions_are_kept_with_their_reasons(farm: Farm, start: Start) -> None:
+def test_decisions_are_kept_with_their_reasons(farm: FarmClient, start: Start) -> None:
     """About one decision in a second is kept with passes, time and notes, the newest first."""
     fill(farm, 64)
     fill(farm, 8, "paused").set_state("paused")
@@ -202,7 +204,7 @@ def test_decisions_are_kept_with_their_reasons(farm: Farm, start: Start) -> None
     assert newest.time - older[0].time >= 0.9 * TELL_SECONDS
 
 
-def test_kept_decisions_are_bounded(farm: Farm) -> None:
+def test_kept_decisions_are_bounded(farm: FarmClient) -> None:
     """Only the newest hundred decisions are kept, however long the farm runs."""
     figures = SchedulerStats([], {}, 0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     for number in range(DECISIONS_MAX + 5):
@@ -213,7 +215,7 @@ def test_kept_decisions_are_bounded(farm: Farm) -> None:
     assert 0 < int(str(farm.client.ttl(wire.STATS))) <= STATS_SECONDS
 
 
-def test_notes_are_bounded(farm: Farm, start: Start, install: Install) -> None:
+def test_notes_are_bounded(farm: FarmClient, start: Start, install: Install) -> None:
     """A decision keeps a limited number of notes, however much a pass talks."""
     install("talking", TALKING)
     farm.plans.set_policy(["talking"])
@@ -222,7 +224,7 @@ def test_notes_are_bounded(farm: Farm, start: Start, install: Install) -> None:
     assert len(farm.plans.decisions(1)[0].notes) == NOTES_MAX
 
 
-def test_figures_follow_the_completions(farm: Farm, start: Start) -> None:
+def test_figures_follow_the_completions(farm: FarmClient, start: Start) -> None:
     """The figures count micro-batches, tokens, their time, and how far the predictions were off."""
     fill(farm, 64)
     beat(farm, "worker")
@@ -243,7 +245,7 @@ def test_figures_follow_the_completions(farm: Farm, start: Start) -> None:
     assert found.tokens_per_second > 0
 
 
-def test_nobody_schedules_nobody_says_so(farm: Farm) -> None:
+def test_nobody_schedules_nobody_says_so(farm: FarmClient) -> None:
     """There are no figures without an active scheduler."""
     assert farm.plans.scheduler_stats() is None
     assert farm.plans.decisions(5) == []
@@ -257,7 +259,7 @@ def wait_in_thread(server: LiveServer, worker: str) -> threading.Thread:
 
     def wait() -> None:
         with closing_client(server.url) as client:
-            farm, until = Farm(client), time.monotonic() + 60
+            farm, until = FarmClient(client), time.monotonic() + 60
             while not farm.plans.wait_for_plan(worker, 60) and time.monotonic() < until:
                 pass
 
@@ -267,7 +269,7 @@ def wait_in_thread(server: LiveServer, worker: str) -> threading.Thread:
 
 
 def test_an_idle_worker_wakes_when_its_plan_changes(
-    server: LiveServer, farm: Farm, start: Start
+    server: LiveServer, farm: FarmClient, start: Start
 ) -> None:
     """A worker that waits without work is woken as soon as its plan has a new job."""
     beat(farm, "idle")
@@ -280,7 +282,9 @@ def test_an_idle_worker_wakes_when_its_plan_changes(
     assert share(farm, "idle")
 
 
-def test_an_idle_worker_wakes_for_copies(server: LiveServer, farm: Farm, start: Start) -> None:
+def test_an_idle_worker_wakes_for_copies(
+    server: LiveServer, farm: FarmClient, start: Start
+) -> None:
     """An idle worker is woken when it may repeat the blocks of one that hangs."""
     job = fill(farm, 4)
     beat(farm, "slow")
@@ -299,7 +303,7 @@ def test_an_idle_worker_wakes_for_copies(server: LiveServer, farm: Farm, start: 
     assert now.copies
 
 
-def test_a_worker_at_work_is_not_woken(farm: Farm, start: Start) -> None:
+def test_a_worker_at_work_is_not_woken(farm: FarmClient, start: Start) -> None:
     """A busy worker's changed plan does not ring: it would end the next wait for nothing."""
     job = fill(farm, 8)
     beat(farm, "busy")
@@ -312,7 +316,7 @@ def test_a_worker_at_work_is_not_woken(farm: Farm, start: Start) -> None:
 
 
 def test_a_paused_job_does_not_keep_stragglers_from_being_repeated(
-    farm: Farm, start: Start
+    farm: FarmClient, start: Start
 ) -> None:
     """Blocks that wait in a paused job do not keep another job's tail from being copied."""
     fill(farm, 8, "paused").set_state("paused")

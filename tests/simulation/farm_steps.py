@@ -12,7 +12,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import Farm, FarmFull, engine_key
+from embedfarm.contract.farm import FarmClient, FarmFull, engine_key
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
@@ -62,7 +62,7 @@ class Steps(RuleBasedStateMachine):
     def __init__(self, live: LiveServer) -> None:
         super().__init__()
         self.both = BothServers(live)
-        self.farm = Farm(self.both.client())
+        self.farm = FarmClient(self.both.client())
 
     def teardown(self) -> None:
         """Close the connection to the real server."""

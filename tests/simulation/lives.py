@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import ChangeRefused, Job
 from embedfarm.contract.status import JobGone
 from tests.simulation.corpora import Corpus
@@ -234,7 +234,7 @@ class Lives:
         def command() -> None:
             with contextlib.suppress(JobGone, ChangeRefused, *UNAVAILABLE):
                 with closing_client(URL) as client:
-                    verb(Farm(client).job(name))
+                    verb(FarmClient(client).job(name))
                 self._say(f"{name}: {getattr(verb, '__name__', '')}")
 
         self._begin(command)

@@ -15,7 +15,7 @@ from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
 from embedfarm.collector.source import SourceChanged
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
@@ -302,7 +302,7 @@ class User:
         """Delete the job like `embedfarm jobs rm --force`; do nothing if the server is away."""
         self.scene.steered.add(work.place.job_id)
         with contextlib.suppress(*UNAVAILABLE), closing_client(URL) as client:
-            Farm(client).job(work.place.job_id).delete()
+            FarmClient(client).job(work.place.job_id).delete()
 
     # What must hold.
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from rq import Worker
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.wire import JobKeys
@@ -221,7 +221,7 @@ def test_a_batch_is_cancelled(web: TestClient, client: redis.Redis) -> None:
     for _ in range(2):
         answer = web.post(f"/v1/batches/{batch}/cancel").json()
         assert (answer["status"], answer["output_file_id"]) == ("cancelled", None)
-    assert Farm(client).job(batch).status().state == "cancelled"
+    assert FarmClient(client).job(batch).status().state == "cancelled"
     other = create(web, upload(web, line("a", input="a")))["id"]
     web.post(f"/v1/jobs/{other}/cancel")
     assert web.get(f"/v1/batches/{other}").json()["status"] == "cancelled"
@@ -234,7 +234,7 @@ def test_time_alone_ends_no_batch(web: TestClient, client: redis.Redis, jobs: Pa
     path.write_text(json.dumps(json.loads(path.read_text()) | {"created_at": 1000}))
     answer = web.get(f"/v1/batches/{batch}").json()
     assert (answer["status"], answer["expires_at"]) == ("validating", 1000 + 86_400)
-    assert Farm(client).job(batch).status().state == "open"
+    assert FarmClient(client).job(batch).status().state == "open"
     (jobs / batch / "stopped.json").write_text('{"state": "expired", "at": 90000}')
     answer = web.get(f"/v1/batches/{batch}").json()
     assert (answer["status"], answer["expired_at"]) == ("expired", 90_000)
@@ -299,7 +299,7 @@ def test_a_repeat_finds_the_batch_as_it_is(
     """A repeat, after a server died that kept no answer, finds the batch as it is: a failed one."""
     file = upload(web, line("a", input="a"))
     batch = create(web, file, **{"idempotency-key": "k"})
-    Farm(client).end(batch["id"], "failed", "no luck", Settings())
+    FarmClient(client).end(batch["id"], "failed", "no luck", Settings())
     client.hset(f"rq:job:http-{batch['id']}", "status", "failed")
     client.delete("rq:queue:embedfarm")
     before = client.hgetall(JobKeys(batch["id"]).meta)

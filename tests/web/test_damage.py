@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from embedfarm.cli.app import app
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.scheduling_terms import DEADLINE_MS_MAX
 from embedfarm.ingest.job_directories import new_id, remove_old
 from tests.support import LiveServer
@@ -102,7 +102,7 @@ def test_a_clock_that_is_ahead_cancels_nothing(
     for path in ("/v1/batches", f"/v1/batches/{batch}"):
         assert web.get(path).status_code == 200
     monkeypatch.undo()
-    assert Farm(client).job(batch).status().state == "open"
+    assert FarmClient(client).job(batch).status().state == "open"
     assert web.get(f"/v1/batches/{batch}").json()["status"] == "validating"
 
 
@@ -170,7 +170,7 @@ def test_times_beyond_the_calendar_are_shown(
     job = web.post("/v1/feeds", json={}).json()["job"]
     for at in (2**53, -1, 0):
         for name in ("deadline_ms", "created_ms", "first_read_ms", "ended_ms"):
-            client.hset(Farm(client).job(job).keys.meta, name, at)
+            client.hset(FarmClient(client).job(job).keys.meta, name, at)
         show(web, server, job)
 
 

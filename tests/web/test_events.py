@@ -11,7 +11,7 @@ import httpx
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.watch.overview import JobFacts, read_jobs
 from embedfarm.web.jobs.job_watch import JobWatch
 from tests.contract.little_job import CHUNKS, embed, make_job
@@ -112,7 +112,7 @@ def test_a_look_for_who_has_left_is_nobodys(client: redis.Redis) -> None:
     begun, go = threading.Event(), threading.Event()
 
     def read(jobs: Sequence[str]) -> list[JobFacts]:
-        found = read_jobs(Farm(client), jobs)
+        found = read_jobs(FarmClient(client), jobs)
         begun.set()
         assert go.wait(SECONDS)
         return found

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
 from embedfarm.web.auth.keys import Key, Scope
@@ -211,7 +211,7 @@ def test_a_feed_ends_when_it_is_acknowledged(feed: Feed, client: redis.Redis) ->
         assert done.headers["x-state"] == state
         for _ in range(2):
             assert feed.acknowledge(2).json()["state"] == "finished"
-    assert Farm(client).ended_ids(9) == [feed.job.id]
+    assert FarmClient(client).ended_ids(9) == [feed.job.id]
     assert feed.get(1).status_code == 409
     assert feed.close(2).status_code == 200
     assert feed.send(1, "a").status_code == 409

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.scheduling_terms import Terms
@@ -50,7 +50,7 @@ def test_names_are_those_of_the_command_line(
     web: TestClient, server: LiveServer, client: redis.Redis
 ) -> None:
     """A job by HTTP has every field that `jobs show --json` has, and their values."""
-    Farm(client).reports.refuse(make_job(client, 2).id, "one", "no memory")
+    FarmClient(client).reports.refuse(make_job(client, 2).id, "one", "no memory")
     shown = json.loads(run("jobs", "show", "little", "--redis", server.url, "--json").stdout)
     assert shown.pop("age")
     assert web.get("/v1/jobs/little").json() == shown
@@ -75,7 +75,7 @@ def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None
 
 def test_ended_jobs_follow(web: TestClient, client: redis.Redis) -> None:
     """The ended jobs follow the unfinished ones, newest first, each once."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     for number in range(20):
         make_job(client, 1, f"e{number:02}")
         farm.end(f"e{number:02}", "failed" if number % 2 else "finished", "", Settings())
@@ -136,7 +136,7 @@ def test_terms_are_changed(web: TestClient, client: redis.Redis) -> None:
     for wrong in ({}, {"priority": 3}, {"weight": 0}, {"tenant": "a\nb"}, {"state": "open"}):
         answer = web.patch("/v1/jobs/little", json=wrong)
         assert answer.status_code == 422, wrong
-    status = read_job(Farm(client), "little")
+    status = read_job(FarmClient(client), "little")
     assert Terms(status.priority, status.tenant, status.weight, status.deadline_ms) == Terms(
         2, "a", 7
     )
@@ -154,7 +154,7 @@ def test_only_what_has_ended_is_deleted(web: TestClient, client: redis.Redis) ->
     assert web.delete("/v1/jobs/little").status_code == 404
     make_job(client, 1).cancel()
     assert web.delete("/v1/jobs/little").status_code == 204
-    assert not Farm(client).job_ids()
+    assert not FarmClient(client).job_ids()
     assert not client.exists(*Job(client, "little").keys.all())
 
 
@@ -179,7 +179,7 @@ def test_a_job_that_is_not_there(web: TestClient, verb: str, path: str) -> None:
 def test_facts_are_the_status(client: redis.Redis) -> None:
     """What people see of a job is its status, unchanged."""
     job = make_job(client, 2)
-    facts = asdict(read_job(Farm(client), job.id))
+    facts = asdict(read_job(FarmClient(client), job.id))
     status = asdict(job.status())
     assert status.items() <= facts.items()
     assert set(facts) - set(status) == {"job", "name", "model", "late_seconds", "refused"}

@@ -8,7 +8,7 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.web import gate
 from embedfarm.web.auth.keys import Key, KeysError, make_key, read_keys
 from embedfarm.web.operations.routes import OLD_KEYS
@@ -102,7 +102,7 @@ def test_a_stream_ends_with_its_key(
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
         assert process.poll() is None
-    assert Farm(client).job_ids() == [job.id]
+    assert FarmClient(client).job_ids() == [job.id]
 
 
 def test_a_key_of_a_tenant(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import redis
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Decision, Heartbeat
 from embedfarm.contract.settings import Settings
@@ -34,9 +34,9 @@ def figures(web: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def make_ready(client: redis.Redis, server: LiveServer) -> Farm:
+def make_ready(client: redis.Redis, server: LiveServer) -> FarmClient:
     """Make a farm with a scheduler, a worker and an ingest worker."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     ingest = TaskWorker(Settings(redis_url=server.url))
     ingest.register_birth()
     ingest.connection.close()
@@ -56,7 +56,7 @@ def test_ready_says_what_is_missing(
         "no worker is alive",
         "no ingest worker is alive: jobs by HTTP and RQ wait",
     ]
-    Farm(client).beat(heartbeat("one"), 60)
+    FarmClient(client).beat(heartbeat("one"), 60)
     assert web.get("/readyz").status_code == 200  # others can do without the rest
     assert len(web.get("/readyz").json()["reasons"]) == 2
     make_ready(client, server)
@@ -83,13 +83,13 @@ def test_the_scheduler_explains_itself(web: TestClient, client: redis.Redis) -> 
     """The scheduler's figures and decisions are shown, filtered by worker; 404 without one."""
     assert web.get("/v1/scheduler/stats").status_code == 404
     assert web.get("/v1/scheduler/explain").json() == []
-    Farm(client).plans.tell(DECISION, STATS)
+    FarmClient(client).plans.tell(DECISION, STATS)
     assert web.get("/v1/scheduler/stats").json() == msgspec.structs.asdict(STATS)
     told = web.get("/v1/scheduler/explain").json()
     assert told[0]["notes"] == [["size", "nothing"]]
     notes = [("size", "x gets much"), ("size", "y gets little"), ("defer", "job is paused")]
     decision = msgspec.structs.replace(DECISION, notes=notes, workers=["x", "y", ""])
-    Farm(client).plans.tell(decision, STATS)
+    FarmClient(client).plans.tell(decision, STATS)
     told = web.get("/v1/scheduler/explain", params={"worker": "x"}).json()
     assert told[0]["notes"] == [["size", "x gets much"], ["defer", "job is paused"]]
     assert told[0]["workers"] == ["x", ""]
@@ -102,11 +102,11 @@ def test_passes_are_chosen(web: TestClient, client: redis.Redis) -> None:
     assert sorted(before["active"] + before["others"]) == pass_names()
     chosen = list(POLICIES["sjf"])
     assert web.put("/v1/scheduler/passes", json={"active": chosen}).json()["active"] == chosen
-    assert Farm(client).plans.policy() == chosen
+    assert FarmClient(client).plans.policy() == chosen
     for wrong in ([], ["defer"], ["none"]):
         answer = web.put("/v1/scheduler/passes", json={"active": wrong})
         assert answer.status_code == 409, wrong
-    assert Farm(client).plans.policy() == chosen
+    assert FarmClient(client).plans.policy() == chosen
 
 
 def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: LiveServer) -> None:
@@ -144,7 +144,7 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
 
 def test_metrics_count_micro_batches_and_requests(web: TestClient, client: redis.Redis) -> None:
     """Metrics count each micro-batch once between scrapes, and requests by their route."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     web.get("/metrics")
     farm.statistics.report(COMPLETION, 100)
     assert figures(web)["farm_batch_tokens_sum", ()] == COMPLETION.tokens

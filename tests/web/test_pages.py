@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.status import JobStatus
@@ -103,13 +103,13 @@ def test_pages_of_a_farm_at_work(web: TestClient, client: redis.Redis) -> None:
 def test_notes_that_are_not_kept_are_counted(web: TestClient, client: redis.Redis) -> None:
     """The notes of a pass that were not kept are counted on the scheduler's page."""
     decision = msgspec.structs.replace(DECISION, left_out={"tail": 1234})
-    Farm(client).plans.tell(decision, STATS)
+    FarmClient(client).plans.tell(decision, STATS)
     assert "notes not kept: 1,234" in web.get("/scheduler", headers=BROWSER).text
 
 
 def test_a_micro_batch_of_no_tokens_is_shown(web: TestClient, client: redis.Redis) -> None:
     """A micro-batch without a token count is no error on the workers' page."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     farm.statistics.remember({"one|null:2|0": RATE}, [])
     farm.statistics.report(msgspec.structs.replace(COMPLETION, tokens=0), 100)
     assert web.get("/workers", headers=BROWSER).status_code == 200
@@ -142,8 +142,8 @@ def test_what_others_wrote_stays_text(web: TestClient, client: redis.Redis) -> N
     job.create(spec, 0)
     job.set_terms(tenant=ODD[:60])
     job.note("command", ODD)
-    Farm(client).reports.refuse("odd", ODD, ODD)
-    Farm(client).beat(heartbeat(ODD), 60)
+    FarmClient(client).reports.refuse("odd", ODD, ODD)
+    FarmClient(client).beat(heartbeat(ODD), 60)
     for page in (*PAGES, "/jobs/odd", "/jobs/odd/cancel", f"/scheduler/passes?passes={ODD}"):
         text = web.get(page, headers=BROWSER).text
         assert "<script>alert" not in text, page
@@ -258,7 +258,7 @@ def test_passes_are_switched(web: TestClient, client: redis.Redis) -> None:
     asked = web.get("/scheduler/passes", params={"passes": "defer,size"})
     assert "defer → size" in asked.text
     web.post("/scheduler/passes", data={"passes": "defer,size"})
-    assert Farm(client).plans.policy() == ["defer", "size"]
+    assert FarmClient(client).plans.policy() == ["defer", "size"]
     assert web.post("/scheduler/passes", data={"passes": "nonsense"}).status_code == 409
 
 

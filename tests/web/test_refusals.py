@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from tests.contract.little_job import embed, push
@@ -199,7 +199,7 @@ def test_markup_is_inert(address: Address, client: redis.Redis) -> None:
     job = Job(client, XSS)
     job.create(JobSpec(model="null:2", name=XSS), 0)
     job.set_terms(tenant=XSS)
-    Farm(client).reports.refuse(XSS, XSS, XSS)
+    FarmClient(client).reports.refuse(XSS, XSS, XSS)
     push(job, 0)
     [entry] = job.stream.read("one", 1)
     _, result = embed(entry, 0)

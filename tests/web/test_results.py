@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import Settings
@@ -67,7 +67,7 @@ def open_output(out: Path) -> Output:
 
 def end(client: redis.Redis) -> None:
     """End the job, as its collector does at last."""
-    Farm(client).end("job", "finished", "", Settings(), drained_upto=COUNT)
+    FarmClient(client).end("job", "finished", "", Settings(), drained_upto=COUNT)
 
 
 def read_all(web: TestClient, accept: str, limit: int) -> Iterator[tuple[int, int, bytes]]:

@@ -15,7 +15,7 @@ from schemathesis.engine import events, from_schema
 from schemathesis.openapi import from_dict
 from schemathesis.schemas import BaseSchema
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import DEFAULT_MODEL
 from embedfarm.web.auth.keys import make_key
 from embedfarm.web.operations.routes import NO_INGEST
@@ -123,7 +123,7 @@ def count(schema: BaseSchema) -> int:
 @pytest.fixture
 def busy(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[LiveServer]:
     """A farm that has everything that can be asked for."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     run_everything(client)
     for number in range(JOBS):
         job = make_job(client, 1, f"job-{number}")

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from rq import Worker
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
@@ -123,13 +123,13 @@ def test_every_form_is_embedded(
     assert (made[2]["name"], made[2]["priority"]) == ("mine", 2)
     assert (made[4]["name"], made[4]["weight"]) == ("raw", 3)
     assert (made[1]["tenant"], made[1]["deadline_ms"]) == ("a", 5_000_000_000_000)
-    assert Farm(client).job_ids() == [each["job"] for each in made]
+    assert FarmClient(client).job_ids() == [each["job"] for each in made]
     with doing(server, tmp_path):
         ended = [wait_for(web, each["job"], "finished") for each in made]
     for each in ended:
         check_output(Path(each["out"]), texts, 16)
     assert not list((tmp_path / "jobs" / "uploads").iterdir())
-    command = Farm(client).job(made[2]["job"]).noted("command")
+    command = FarmClient(client).job(made[2]["job"]).noted("command")
     assert command.startswith("embedfarm embed --model=null:16 --job-id=")
 
 
@@ -178,7 +178,7 @@ def test_what_is_refused_leaves_nothing(
     answer = web.post("/v1/jobs", **request_)
     assert answer.status_code == status, answer.text
     assert answer.json()["detail"]
-    assert not Farm(client).job_ids()
+    assert not FarmClient(client).job_ids()
     assert not left(jobs)
 
 
@@ -210,7 +210,7 @@ def test_a_full_farm_and_a_full_disk(server: LiveServer, client: redis.Redis, jo
     with client_of(server, models=(NULL,), jobs_directory=jobs, http_disk_bytes_min=room) as web:
         for request in ({"json": order}, {"content": b"a", "headers": JSONL}):
             assert web.post("/v1/jobs", **request).status_code == 507
-    assert Farm(client).job_ids() == [job]
+    assert FarmClient(client).job_ids() == [job]
 
 
 def test_uploads_have_limits_of_their_own(
@@ -226,7 +226,7 @@ def test_uploads_have_limits_of_their_own(
         assert web.post("/v1/jobs", content=line * 8000, headers=JSONL).status_code == 413
         assert web.post("/v1/jobs", json={"texts": ["a" * 1000]}).status_code == 413
         assert web.post("/v1/embeddings", content=line * 1000, headers=JSONL).status_code == 413
-    assert len(Farm(client).job_ids()) == 1
+    assert len(FarmClient(client).job_ids()) == 1
     assert not list((jobs / "uploads").iterdir())
 
 
@@ -260,7 +260,7 @@ def test_the_same_request_makes_one_job(
     for another in ({"texts": ["b"]}, {"texts": ["a"], "name": "n"}):
         answer = web.post("/v1/jobs", json=another, headers={"idempotency-key": "k"})
         assert answer.status_code == 422
-    assert len(Farm(client).job_ids()) == 1
+    assert len(FarmClient(client).job_ids()) == 1
     (key,) = client.scan_iter(wire.answer_key("*"))
     assert 0 < client.ttl(key) <= 86_400
 
@@ -282,7 +282,7 @@ def test_a_key_is_its_owners(
     assert {scope: answer.status_code for scope, answer in answers.items()} == {
         "submit": 201, "admin": 201, "read": 403,
     }  # fmt: skip
-    assert len(Farm(client).job_ids()) == 2
+    assert len(FarmClient(client).job_ids()) == 2
 
 
 def test_concurrent_requests_make_one_job(web: TestClient, client: redis.Redis) -> None:
@@ -298,7 +298,7 @@ def test_concurrent_requests_make_one_job(web: TestClient, client: redis.Redis) 
         answers = list(pool.map(ask, range(8)))
     assert {status for status, _ in answers} <= {201, 409}
     assert len({content for status, content in answers if status == 201}) == 1
-    assert len(Farm(client).job_ids()) == 1
+    assert len(FarmClient(client).job_ids()) == 1
 
 
 def test_a_request_whose_server_died_is_done_once(web: TestClient, client: redis.Redis) -> None:
@@ -313,7 +313,7 @@ def test_a_request_whose_server_died_is_done_once(web: TestClient, client: redis
     client.set(key.replace(b"answer", b"in-work"), 1)
     busy = web.post("/v1/jobs", **order)  # type: ignore[arg-type] # as above
     assert (busy.status_code, busy.headers["retry-after"]) == (409, "1")
-    assert Farm(client).job_ids() == [first["job"]]
+    assert FarmClient(client).job_ids() == [first["job"]]
 
 
 def forget_answer(client: redis.Redis) -> None:
@@ -346,7 +346,7 @@ def test_a_repeat_finds_the_job_as_it_is(
     if state == "cancelled":
         assert web.post(f"/v1/jobs/{job}/cancel").status_code == 200
     elif state in {"failed", "finished"}:
-        Farm(client).end(job, cast("Any", state), "", Settings())
+        FarmClient(client).end(job, cast("Any", state), "", Settings())
     if state not in {"open", "cancelled"}:
         client.hset(f"rq:job:http-{job}", "status", state)
         client.delete("rq:queue:embedfarm")
@@ -367,9 +367,9 @@ def test_a_repeat_does_what_was_left(web: TestClient, client: redis.Redis) -> No
     assert web.post("/v1/jobs", **order).json() == facts(web, job)  # type: ignore[arg-type] # as above
     assert client.lrange("rq:queue:embedfarm", 0, -1) == [f"http-{job}".encode()]
     forget_answer(client)
-    Farm(client).job(job).delete()
+    FarmClient(client).job(job).delete()
     assert web.post("/v1/jobs", **order).status_code == 404  # type: ignore[arg-type] # as above
-    assert not Farm(client).job_ids()
+    assert not FarmClient(client).job_ids()
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_a_request_whose_record_cannot_be_read_is_refused(
         assert answer.status_code == 409, answer.text
         assert f"{key.decode()} cannot be read" in answer.json()["detail"]
     assert client.get(key) == record
-    assert Farm(client).job_ids() == [first["job"]]
+    assert FarmClient(client).job_ids() == [first["job"]]
     assert web.post("/v1/jobs", json=order, headers={"idempotency-key": "l"}).status_code == 201
     client.delete(key)
     assert web.post("/v1/jobs", json=order, headers={"idempotency-key": "k"}).status_code == 201
@@ -510,7 +510,7 @@ def test_cleanup_removes_what_nobody_knows(
     names = [web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"] for _ in range(2)]
     (jobs / "mine").mkdir()
     (jobs / "uploads" / "broken").touch()
-    Farm(client).job(names[0]).delete()
+    FarmClient(client).job(names[0]).delete()
     monkeypatch.setenv("EMBEDFARM_REDIS_URL", server.url)
     monkeypatch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(jobs))
     assert cleanup()["directories"] == []

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.settings.door_limits import TenantLimits
 from embedfarm.ingest.tenant_storage import stored_bytes
@@ -66,8 +66,8 @@ def test_jobs_of_a_tenant_are_limited(
         assert submit(web, beta).status_code == 201
         made = [each.json()["job"] for each in answers if each.is_success]
         web.post(f"/v1/jobs/{made[0]}/cancel", headers=alpha)
-        Farm(client).end(made[1], "finished", "", Settings())
-        Farm(client).job(made[2]).delete()
+        FarmClient(client).end(made[1], "finished", "", Settings())
+        FarmClient(client).job(made[2]).delete()
         client.zincrby(wire.tenant_key("alpha"), -100, made[2])  # a young place is being filled
         assert [submit(web, alpha).status_code for _ in range(4)] == [201, 201, 201, 429]
 
@@ -79,7 +79,7 @@ def test_a_failed_job_needs_a_place_again(
     with limited(server, tmp_path, jobs=1) as (web, alpha, _):
         job = submit(web, alpha).json()["job"]
         client.delete(f"rq:job:http-{job}")
-        Farm(client).end(job, "failed", "no memory", Settings())
+        FarmClient(client).end(job, "failed", "no memory", Settings())
         other = submit(web, alpha).json()["job"]
         assert web.post(f"/v1/jobs/{job}/retry", headers=alpha).status_code == 429
         web.post(f"/v1/jobs/{other}/cancel", headers=alpha)
@@ -97,7 +97,7 @@ def test_a_full_farm_does_not_say_how_full(
         client.zadd(wire.JOBS, {job: 1})  # a place that would be empty, if it had no job
         refused = submit(web, bearer(yours))
         assert refused.status_code == 429
-        assert Farm(client).job_ids() == [job]
+        assert FarmClient(client).job_ids() == [job]
         assert refused.json()["detail"].startswith("the farm is full, try again in")
 
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import JobShare, Plan
@@ -166,7 +166,7 @@ def routes(web: TestClient) -> set[str]:
 
 def work_for(client: redis.Redis, job: str) -> None:
     """Let a farm at work report all that it can about a job."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     beat = msgspec.structs.replace(
         heartbeat("one"), state="busy", job=job, model=f"{CANARY}|auto|0|", refused=[job]
     )
@@ -211,7 +211,7 @@ def world(
         # One that came by another door, on behalf of the tenant, and has ended.
         ended = Job(client, "ended-by-command")
         ended.create(JobSpec(model=NULL, name=CANARY), 0, Terms(tenant="alpha"), {"out": CANARY})
-        Farm(client).job(ended.id).end("failed", CANARY, 600)
+        FarmClient(client).job(ended.id).end("failed", CANARY, 600)
         job = asked.json()["job"]
         work_for(client, job)
         ids = {

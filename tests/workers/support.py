@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobShare, Plan, Result
@@ -58,7 +58,7 @@ def null_vectors(texts: Sequence[str], model: str = NULL) -> NDArray[np.float32]
 
 
 def create_job(
-    farm: Farm, blocks: Sequence[Block], name: str = "j", model: str = NULL, prompt: str = ""
+    farm: FarmClient, blocks: Sequence[Block], name: str = "j", model: str = NULL, prompt: str = ""
 ) -> Job:
     """A closed job with these blocks."""
     job = farm.job(name)
@@ -68,7 +68,7 @@ def create_job(
     return job
 
 
-def plan_blocks(farm: Farm, worker: str, blocks: int, job: str = "j") -> None:
+def plan_blocks(farm: FarmClient, worker: str, blocks: int, job: str = "j") -> None:
     """A plan that allows so many blocks at a time."""
     fence = farm.plans.elect("test", 60)
     share = JobShare(job=job, tokens=blocks, blocks=blocks)

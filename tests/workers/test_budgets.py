@@ -7,7 +7,7 @@ import redis
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
@@ -26,22 +26,22 @@ SPEC = JobSpec(model=MINILM)
 def test_budgets_are_shared_by_like_devices(client: redis.Redis) -> None:
     """A worker on a device of the same kind begins with the learned budget; others do not."""
     engine = FakeEngine()
-    one = Budgets(Farm(client), "a GPU, 24 GiB")
+    one = Budgets(FarmClient(client), "a GPU, 24 GiB")
     assert one.tokens(SPEC, engine) == engine.batch_tokens
     one.halve(SPEC, 600)
     assert one.tokens(SPEC, engine) == 300
-    assert Budgets(Farm(client), "a GPU, 24 GiB").tokens(SPEC, engine) == 300
-    assert Budgets(Farm(client), "a GPU, 24 GiB", 200).tokens(SPEC, engine) == 200
-    assert Budgets(Farm(client), "a GPU, 80 GiB").tokens(SPEC, engine) == engine.batch_tokens
+    assert Budgets(FarmClient(client), "a GPU, 24 GiB").tokens(SPEC, engine) == 300
+    assert Budgets(FarmClient(client), "a GPU, 24 GiB", 200).tokens(SPEC, engine) == 200
+    assert Budgets(FarmClient(client), "a GPU, 80 GiB").tokens(SPEC, engine) == engine.batch_tokens
     other = JobSpec(model=MINILM, dtype="float16")
-    assert Budgets(Farm(client), "a GPU, 24 GiB").tokens(other, engine) == engine.batch_tokens
+    assert Budgets(FarmClient(client), "a GPU, 24 GiB").tokens(other, engine) == engine.batch_tokens
     (key,) = client.scan_iter("ef:{farm}:budget:*")
     assert 0 < client.ttl(key) <= 7 * 86400
 
 
 def test_a_lost_server_costs_no_budget(server: LiveServer, client: redis.Redis) -> None:
     """A worker without the server keeps and halves a budget of its own."""
-    budgets = Budgets(Farm(client), "a kind")
+    budgets = Budgets(FarmClient(client), "a kind")
     server.kill()
     assert budgets.tokens(SPEC, FakeEngine()) == FakeEngine.batch_tokens
     budgets.halve(SPEC, 500)
@@ -70,7 +70,7 @@ def test_full_memory_settles_the_budget(
             role(server, tmp_path, "schedule"),
             role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1", **limits),
         ):
-            wait_until(lambda: len(Farm(client).workers()) == 1, 30)
+            wait_until(lambda: len(FarmClient(client).workers()) == 1, 30)
             done = run("embed", corpus, "--out", tmp_path / name, *words)
         assert done.returncode == 0, done.stderr
         assert len(read_parquet(tmp_path / name)[0]) == len(texts)
@@ -79,7 +79,7 @@ def test_full_memory_settles_the_budget(
         (key,) = client.scan_iter(match="ef:{farm}:budget:*")
         assert int(client.get(key) or 0) == account["budget_tokens"]
         client.set(key, account["budget_tokens"] // 2)
-        wait_until(lambda: not Farm(client).workers(), 30)
+        wait_until(lambda: not FarmClient(client).workers(), 30)
     first, second = accounts
     assert 1 <= first["batches_refused"] <= 10
     assert first["budget_tokens"] < 65536

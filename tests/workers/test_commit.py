@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
@@ -31,12 +31,12 @@ from tests.workers.support import (
 
 
 @pytest.fixture
-def farm(client: redis.Redis) -> Farm:
+def farm(client: redis.Redis) -> FarmClient:
     """A farm on the test's server."""
-    return Farm(client)
+    return FarmClient(client)
 
 
-def committer_on(farm: Farm, settings: Settings | None = None) -> Committer:
+def committer_on(farm: FarmClient, settings: Settings | None = None) -> Committer:
     """A third stage on a farm."""
     return Committer(
         farm, "w", Holdings(), settings or Settings(), threading.Event(), "1", "a kind"
@@ -58,7 +58,7 @@ def commit(committer: Committer, batch: MicroBatch) -> None:
     committer.commit(batch, Embedder().embed(batch))
 
 
-def test_results_are_stored_and_acknowledged(farm: Farm) -> None:
+def test_results_are_stored_and_acknowledged(farm: FarmClient) -> None:
     """A commit stores every block's result and leaves no lease, and the counters agree."""
     blocks = [block_of(0, 3), block_of(3, 5)]
     job = create_job(farm, blocks)
@@ -76,7 +76,7 @@ def test_results_are_stored_and_acknowledged(farm: Farm) -> None:
     )
 
 
-def test_accounts_are_noted_with_the_job(farm: Farm) -> None:
+def test_accounts_are_noted_with_the_job(farm: FarmClient) -> None:
     """A worker's account of a job is there before the job's last result, restarts included."""
     blocks = [block_of(0, 3), block_of(3, 5)]
     create_job(farm, blocks)
@@ -97,7 +97,7 @@ def test_accounts_are_noted_with_the_job(farm: Farm) -> None:
         assert account.parity == Parity(texts=3)
 
 
-def test_large_results_go_in_several_round_trips(farm: Farm) -> None:
+def test_large_results_go_in_several_round_trips(farm: FarmClient) -> None:
     """More vectors than one round trip takes are all stored."""
     model = "null:4096"
     blocks = [block_of(100 * i, 100) for i in range(10)]
@@ -108,7 +108,7 @@ def test_large_results_go_in_several_round_trips(farm: Farm) -> None:
     assert np.array_equal(embedded(job), null_vectors(texts, model))
 
 
-def test_second_commit_changes_nothing(farm: Farm) -> None:
+def test_second_commit_changes_nothing(farm: FarmClient) -> None:
     """The first commit counts: a copy, or a commit after a lost reply, is a duplicate."""
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
@@ -125,7 +125,7 @@ def test_second_commit_changes_nothing(farm: Farm) -> None:
     assert second.holdings.tokens == 0
 
 
-def test_lost_leases_are_dropped(farm: Farm) -> None:
+def test_lost_leases_are_dropped(farm: FarmClient) -> None:
     """A lease that went to somebody else is not committed, and not held any longer."""
     blocks = [block_of(0, 3), block_of(3, 3)]
     job = create_job(farm, blocks)
@@ -138,7 +138,7 @@ def test_lost_leases_are_dropped(farm: Farm) -> None:
 
 
 @pytest.mark.parametrize("fate", ["deleted", "cancelled"])
-def test_unwanted_results_are_dropped(fate: str, farm: Farm) -> None:
+def test_unwanted_results_are_dropped(fate: str, farm: FarmClient) -> None:
     """Results of a job that was deleted or cancelled meanwhile leave nothing on the server."""
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
@@ -154,7 +154,7 @@ def test_unwanted_results_are_dropped(fate: str, farm: Farm) -> None:
     assert fate == "cancelled" or not farm.client.exists(*job.keys.all())
 
 
-def test_failed_chunks_are_counted_and_listed(farm: Farm) -> None:
+def test_failed_chunks_are_counted_and_listed(farm: FarmClient) -> None:
     """A chunk that could not be embedded is in the job's error stream, with reason and attempts."""
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
@@ -168,7 +168,7 @@ def test_failed_chunks_are_counted_and_listed(farm: Farm) -> None:
     ]
 
 
-def test_rate_counts_the_whole_pipeline(farm: Farm) -> None:
+def test_rate_counts_the_whole_pipeline(farm: FarmClient) -> None:
     """The rate is tokens over the time from one commit to the next, or from fetch to commit.
 
     The scheduler gets the same numbers.
@@ -195,7 +195,7 @@ def test_rate_counts_the_whole_pipeline(farm: Farm) -> None:
     assert completions[0].overhead_seconds == 0.5
 
 
-def test_commit_waits_for_the_server(server: LiveServer, farm: Farm) -> None:
+def test_commit_waits_for_the_server(server: LiveServer, farm: FarmClient) -> None:
     """A server that is killed during a commit and starts again gets the commit, once."""
     blocks = [block_of(0, 3)]
     job = create_job(farm, blocks)
@@ -210,7 +210,7 @@ def test_commit_waits_for_the_server(server: LiveServer, farm: Farm) -> None:
     assert job.status().chunks_done == 3
 
 
-def test_stop_ends_the_waiting(server: LiveServer, farm: Farm) -> None:
+def test_stop_ends_the_waiting(server: LiveServer, farm: FarmClient) -> None:
     """A worker that is to stop while the server is away gives up its commit at once."""
     blocks = [block_of(0, 3)]
     committer = committer_on(farm)

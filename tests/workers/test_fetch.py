@@ -14,7 +14,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobShare, Plan, TokenIds, TokenRecipe
@@ -45,19 +45,19 @@ LONG = Settings(lease_seconds=3600)
 BLOCKS = "ef:{j}:in"
 
 
-def fetcher_on(farm: Farm, worker: str = "w", settings: Settings = LONG) -> Fetcher:
+def fetcher_on(farm: FarmClient, worker: str = "w", settings: Settings = LONG) -> Fetcher:
     """A first stage; another one of the same name is the same worker after a crash."""
     models = Models(farm, worker, "cpu", settings, Watchdog(settings))
     return Fetcher(farm, worker, Holdings(), models, settings, threading.Event())
 
 
 @pytest.fixture
-def farm(client: redis.Redis) -> Farm:
+def farm(client: redis.Redis) -> FarmClient:
     """A farm without a scheduler."""
-    return Farm(client)
+    return FarmClient(client)
 
 
-def give_plan(farm: Farm, *shares: JobShare, worker: str = "w") -> None:
+def give_plan(farm: FarmClient, *shares: JobShare, worker: str = "w") -> None:
     """Publish a plan for a worker, valid for a minute."""
     fence = farm.plans.elect("test", 60)
     assert farm.plans.publish([Plan(worker=worker, fence=fence, shares=list(shares))], fence, 60)
@@ -93,7 +93,7 @@ def commit(fetcher: Fetcher, batch: MicroBatch) -> None:
     fetcher.holdings.remove(batch.leases)
 
 
-def test_plan_decides_how_much(farm: Farm) -> None:
+def test_plan_decides_how_much(farm: FarmClient) -> None:
     """A fetch leases as many blocks as the plan says: the first job's first, the oldest first."""
     create_job(farm, [block_of(10 * i, 10) for i in range(6)], "a")
     create_job(farm, [block_of(0, 10)], "b")
@@ -105,7 +105,7 @@ def test_plan_decides_how_much(farm: Farm) -> None:
     assert fetcher.holdings.tokens == 7 * 40
 
 
-def test_without_plan_a_worker_goes_at_its_own_rate(farm: Farm) -> None:
+def test_without_plan_a_worker_goes_at_its_own_rate(farm: FarmClient) -> None:
     """A worker without a plan takes one block first, then as its rate says, at most half of all."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(20)])
     fetcher = fetcher_on(farm)
@@ -117,7 +117,7 @@ def test_without_plan_a_worker_goes_at_its_own_rate(farm: Farm) -> None:
     assert job.status().first_read_ms > 0
 
 
-def test_rows_are_the_texts_end_to_end(farm: Farm) -> None:
+def test_rows_are_the_texts_end_to_end(farm: FarmClient) -> None:
     """Each lease knows its rows in the micro-batch, in which texts lie end to end."""
     create_job(farm, [block_of(0, 3), block_of(3, 5)])
     give_plan(farm, share(2))
@@ -127,7 +127,7 @@ def test_rows_are_the_texts_end_to_end(farm: Farm) -> None:
     assert len(batch.tokenised.lengths) == 8
 
 
-def test_nothing_to_do_is_no_error(farm: Farm) -> None:
+def test_nothing_to_do_is_no_error(farm: FarmClient) -> None:
     """A fetch with nothing to lease returns None after a short wait."""
     fetcher = fetcher_on(farm)
     assert fetcher.fetch() is None
@@ -136,7 +136,7 @@ def test_nothing_to_do_is_no_error(farm: Farm) -> None:
     assert fetcher.fetch() is None
 
 
-def test_block_ends_the_waiting(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_ends_the_waiting(farm: FarmClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for work has a new block long before the wait would end."""
     monkeypatch.setattr("embedfarm.contract.broker.BLOCK_SECONDS_MAX", 8.0)
     job = create_job(farm, [])
@@ -153,7 +153,7 @@ def test_block_ends_the_waiting(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("state", ["cancelled", "paused"])
-def test_jobs_that_are_not_open_are_left_alone(state: str, farm: Farm) -> None:
+def test_jobs_that_are_not_open_are_left_alone(state: str, farm: FarmClient) -> None:
     """Nothing is leased of a cancelled or paused job."""
     job = create_job(farm, [block_of(0, 3)])
     job.set_state(state)
@@ -161,7 +161,7 @@ def test_jobs_that_are_not_open_are_left_alone(state: str, farm: Farm) -> None:
     assert job.stream.backlog() == (1, 0)
 
 
-def test_stop_leases_nothing_more(farm: Farm) -> None:
+def test_stop_leases_nothing_more(farm: FarmClient) -> None:
     """A first stage that comes back from loading a model after a stop leaves the blocks alone."""
     job = create_job(farm, [block_of(0, 3)])
     fetcher = fetcher_on(farm)
@@ -173,7 +173,7 @@ def test_stop_leases_nothing_more(farm: Farm) -> None:
 # Leases that other workers left, and a worker's own that it lost sight of.
 
 
-def test_leases_of_a_dead_worker_are_rescued(farm: Farm) -> None:
+def test_leases_of_a_dead_worker_are_rescued(farm: FarmClient) -> None:
     """Leases that nobody renews go to a live worker once they have expired, and not before."""
     job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
     give_plan(farm, share(2), worker="dead")
@@ -186,7 +186,7 @@ def test_leases_of_a_dead_worker_are_rescued(farm: Farm) -> None:
     assert [row.worker for row in job.stream.pending(BLOCKS, None, 9)] == ["live", "live"]
 
 
-def test_a_job_full_of_results_is_rescued_all_the_same(farm: Farm) -> None:
+def test_a_job_full_of_results_is_rescued_all_the_same(farm: FarmClient) -> None:
     """An expired lease of a job full of results is rescued: its collector may wait for it."""
     job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
     farm.client.hset(job.keys.meta, "result_bytes", SHORT.results_bytes_max)
@@ -197,7 +197,7 @@ def test_a_job_full_of_results_is_rescued_all_the_same(farm: Farm) -> None:
     assert starts(fetch(fetcher)) == [0]
 
 
-def test_rescue_takes_no_more_than_the_plan_allows(farm: Farm) -> None:
+def test_rescue_takes_no_more_than_the_plan_allows(farm: FarmClient) -> None:
     """A rescuer takes a micro-batch at a time, and goes on with the rest at once."""
     create_job(farm, [block_of(3 * i, 3) for i in range(5)])
     give_plan(farm, share(5), worker="dead")
@@ -207,7 +207,7 @@ def test_rescue_takes_no_more_than_the_plan_allows(farm: Farm) -> None:
     assert [starts(fetch(live)) for _ in range(3)] == [[0, 3], [6, 9], [12]]
 
 
-def test_each_job_is_rescued(farm: Farm) -> None:
+def test_each_job_is_rescued(farm: FarmClient) -> None:
     """Looking for expired leases of one job does not put off looking for those of the next."""
     for name in ("a", "b"):
         create_job(farm, [block_of(0, 3), block_of(3, 3)], name)
@@ -220,7 +220,7 @@ def test_each_job_is_rescued(farm: Farm) -> None:
     assert [starts(batch) for batch in found] == [[0], [0], [3], [3]]
 
 
-def test_what_nobody_works_on_does_not_wait_behind_another_job(farm: Farm) -> None:
+def test_what_nobody_works_on_does_not_wait_behind_another_job(farm: FarmClient) -> None:
     """A block that was handed back is leased before what is new of a job that may never end."""
     create_job(farm, [block_of(10 * i, 10) for i in range(20)], "large")
     small = create_job(farm, [block_of(0, 3)], "small")
@@ -233,7 +233,7 @@ def test_what_nobody_works_on_does_not_wait_behind_another_job(farm: Farm) -> No
     assert fetch(fetcher).job == "small"
 
 
-def test_own_leases_are_taken_up_after_a_crash(farm: Farm) -> None:
+def test_own_leases_are_taken_up_after_a_crash(farm: FarmClient) -> None:
     """A worker that starts again has at once what it had before, without waiting for it to expire.
 
     Leases that a live process holds are not taken for stranded.
@@ -245,7 +245,7 @@ def test_own_leases_are_taken_up_after_a_crash(farm: Farm) -> None:
     assert deliveries(fetch(fetcher_on(farm))) == [2]
 
 
-def test_lost_reply_strands_nothing(farm: Farm) -> None:
+def test_lost_reply_strands_nothing(farm: FarmClient) -> None:
     """A block whose delivery never arrived is found after `recover`, without waiting."""
     create_job(farm, [block_of(0, 3), block_of(3, 3)])
     fetcher = fetcher_on(farm)
@@ -257,7 +257,7 @@ def test_lost_reply_strands_nothing(farm: Farm) -> None:
     assert (starts(found), deliveries(found)) == ([3], [2])
 
 
-def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -> None:
+def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: FarmClient) -> None:
     """A block is found again when the server goes away between lease and hand-over.
 
     A lease that was held but not handed on would be renewed for ever, and never embedded.
@@ -269,7 +269,7 @@ def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -
             server.kill()
             super().begin()
 
-    class FarmWithOutage(Farm):
+    class FarmWithOutage(FarmClient):
         def job(self, job: str, owner: str = "") -> Job:
             found = super().job(job, owner)
             found.stream = Outage(self.client, job, owner)
@@ -285,7 +285,7 @@ def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: Farm) -
     assert starts(fetch(fetcher)) == [0]
 
 
-def test_copies_are_second_tries(farm: Farm) -> None:
+def test_copies_are_second_tries(farm: FarmClient) -> None:
     """An idle worker repeats blocks that the plan names as copies, and renews no lease of them."""
     job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
     give_plan(farm, share(2), worker="slow")
@@ -306,7 +306,7 @@ def test_copies_are_second_tries(farm: Farm) -> None:
 # Poison messages: blocks that bring workers down.
 
 
-def test_block_that_failed_before_goes_alone(farm: Farm) -> None:
+def test_block_that_failed_before_goes_alone(farm: FarmClient) -> None:
     """A block at its last delivery is leased alone: no other block counts as tried with it."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
     give_plan(farm, share(3))
@@ -322,7 +322,7 @@ def test_block_that_failed_before_goes_alone(farm: Farm) -> None:
     assert (starts(fetch(fetcher))) == [10]
 
 
-def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
+def test_healthy_blocks_and_suspects_are_kept_apart(farm: FarmClient) -> None:
     """A healthy block goes before a suspect one, and nothing is leased beside either."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
     for _ in range(2):
@@ -342,7 +342,7 @@ def test_healthy_blocks_and_suspects_are_kept_apart(farm: Farm) -> None:
     assert starts(fetch(fetcher)) == [20]
 
 
-def test_try_that_failed_knowingly_is_settled_at_once(farm: Farm) -> None:
+def test_try_that_failed_knowingly_is_settled_at_once(farm: FarmClient) -> None:
     """A last try whose failure is known splits the block, or fails the chunk with that reason."""
     job = create_job(farm, [block_of(0, 2)])
     give_plan(farm, share(8))
@@ -358,7 +358,7 @@ def test_try_that_failed_knowingly_is_settled_at_once(farm: Farm) -> None:
     assert (error.index, error.reason, error.attempts) == (0, "it did not end, 1 times", 2)
 
 
-def test_poison_costs_only_its_chunk(farm: Farm) -> None:
+def test_poison_costs_only_its_chunk(farm: FarmClient) -> None:
     """A chunk that kills every worker fails alone, with the reason; all others are embedded.
 
     Its block is split after three deliveries, each piece after one; the single chunk has three.
@@ -407,7 +407,7 @@ def test_pieces_make_up_the_block(count: int, number: int, with_ids: bool) -> No
     assert sum(part.token_count for part in parts) == block.token_count
 
 
-def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
+def test_unreadable_block_fails_with_the_reason(farm: FarmClient) -> None:
     """A damaged block costs its own chunks and stops nobody."""
     job = farm.job("j")
     job.create(JobSpec(model="null:8"), 0)
@@ -425,7 +425,7 @@ def test_unreadable_block_fails_with_the_reason(farm: Farm) -> None:
 @pytest.mark.parametrize(
     "block", [block_of(0, 4), block_of(3, 2), Block(start=3, texts=["a"] * 4, ids=["1"])]
 )
-def test_a_block_that_is_not_its_entry_s_fails(farm: Farm, block: Block) -> None:
+def test_a_block_that_is_not_its_entry_s_fails(farm: FarmClient, block: Block) -> None:
     """A block that contradicts its entry costs the chunks that the entry names, and no others."""
     job = farm.job("j")
     job.create(JobSpec(model="null:8"), 0)
@@ -438,7 +438,7 @@ def test_a_block_that_is_not_its_entry_s_fails(farm: Farm, block: Block) -> None
     assert [error.index for error in bad.errors] == [3, 4, 5, 6]
 
 
-def test_tokenizer_that_raises_costs_only_the_chunk(farm: Farm) -> None:
+def test_tokenizer_that_raises_costs_only_the_chunk(farm: FarmClient) -> None:
     """A text that the tokenizer cannot take fails by name; the others are tokenised."""
 
     class Picky(FakeEngine):
@@ -460,7 +460,7 @@ def test_tokenizer_that_raises_costs_only_the_chunk(farm: Farm) -> None:
 # Jobs that go, and models that come.
 
 
-def test_deleted_job_is_forgotten(farm: Farm) -> None:
+def test_deleted_job_is_forgotten(farm: FarmClient) -> None:
     """A job that is deleted under the worker is no error, and may come back as another one."""
     give_plan(farm, share(1))
     job = create_job(farm, [block_of(0, 3), block_of(3, 3)])
@@ -474,7 +474,7 @@ def test_deleted_job_is_forgotten(farm: Farm) -> None:
     assert job.status().first_read_ms > 0
 
 
-def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
+def test_refused_job_says_why_and_others_go_on(farm: FarmClient) -> None:
     """A model that cannot be loaded is noted as a refusal, and costs other jobs nothing."""
     create_job(farm, [block_of(0, 3)], "a-wrong", "null:nonsense")
     create_job(farm, [block_of(0, 3)], "b-right")
@@ -486,7 +486,7 @@ def test_refused_job_says_why_and_others_go_on(farm: Farm) -> None:
     assert farm.reports.refusals("b-right") == {}
 
 
-def test_refused_job_that_is_made_anew_is_looked_at_afresh(farm: Farm) -> None:
+def test_refused_job_that_is_made_anew_is_looked_at_afresh(farm: FarmClient) -> None:
     """A job that was refused and made anew is at once embedded by the worker that refused it."""
     job = create_job(farm, [block_of(0, 3)], model="null:nonsense")
     fetcher = fetcher_on(farm)
@@ -498,7 +498,7 @@ def test_refused_job_that_is_made_anew_is_looked_at_afresh(farm: Farm) -> None:
     assert fetch(fetcher).engine.dimensions == 4
 
 
-def test_what_a_late_worker_says_is_not_of_a_job_made_anew(farm: Farm) -> None:
+def test_what_a_late_worker_says_is_not_of_a_job_made_anew(farm: FarmClient) -> None:
     """A worker that slept while its job was made anew says nothing about the new one."""
     job = create_job(farm, [block_of(0, 3)], model="null:4")
     late, (_, before) = fetcher_on(farm), job.identity()
@@ -518,7 +518,7 @@ def test_what_a_late_worker_says_is_not_of_a_job_made_anew(farm: Farm) -> None:
     assert fetch(late).engine.dimensions == 8
 
 
-def test_a_refused_key_that_is_no_job_stops_nobody(farm: Farm) -> None:
+def test_a_refused_key_that_is_no_job_stops_nobody(farm: FarmClient) -> None:
     """A refused job whose key something else has got is simply not there."""
     job = create_job(farm, [block_of(0, 3)], model="null:nonsense")
     fetcher = fetcher_on(farm)
@@ -528,7 +528,7 @@ def test_a_refused_key_that_is_no_job_stops_nobody(farm: Farm) -> None:
     assert fetcher.models.refusals() == []
 
 
-def test_spec_that_cannot_be_read_is_refused(farm: Farm) -> None:
+def test_spec_that_cannot_be_read_is_refused(farm: FarmClient) -> None:
     """A job written by hand, or by a newer version, stops no worker."""
     job = create_job(farm, [block_of(0, 3)])
     farm.client.hset(job.keys.meta, "spec", b"\x07what")
@@ -549,7 +549,11 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("entry", "fields"), FOREIGN)
 @pytest.mark.parametrize("stream", [BLOCKS, "ef:{j}:retry"])
 def test_an_entry_that_is_none_of_the_job_s_goes(
-    farm: Farm, entry: str, fields: dict[str, Any], stream: str, caplog: pytest.LogCaptureFixture
+    farm: FarmClient,
+    entry: str,
+    fields: dict[str, Any],
+    stream: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A foreign entry in a stream is named in the log, taken off, and counted nowhere."""
     job = create_job(farm, [block_of(0, 3)])
@@ -566,7 +570,7 @@ def test_an_entry_that_is_none_of_the_job_s_goes(
     assert (status.blocks_in, status.chunks_failed) == (1, 0)
 
 
-def test_a_damaged_piece_fails_by_what_is_beside_it(farm: Farm) -> None:
+def test_a_damaged_piece_fails_by_what_is_beside_it(farm: FarmClient) -> None:
     """A damaged piece of a split block fails exactly the chunks that its entry names."""
     job = create_job(farm, [block_of(0, 4)])
     (entry,) = job.stream.read("w", 1)
@@ -585,7 +589,7 @@ def test_a_damaged_piece_fails_by_what_is_beside_it(farm: Farm) -> None:
     assert [error.index for error in bad.errors] == [2, 3]
 
 
-def test_a_block_of_another_version_waits_for_who_reads_it(farm: Farm) -> None:
+def test_a_block_of_another_version_waits_for_who_reads_it(farm: FarmClient) -> None:
     """A worker hands back a block of a newer version, says so, and takes other jobs."""
     job = farm.job("j")
     job.create(JobSpec(model="null:8"), 0)
@@ -606,7 +610,9 @@ def test_a_block_of_another_version_waits_for_who_reads_it(farm: Farm) -> None:
     )
 
 
-def test_what_is_known_of_jobs_is_bounded(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_of_jobs_is_bounded(
+    farm: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that has done very many jobs remembers the last ones only."""
     monkeypatch.setattr(models, "JOBS_MAX", 3)
     monkeypatch.setattr(first_stage, "JOBS_MAX", 3)
@@ -625,7 +631,7 @@ def test_what_is_known_of_jobs_is_bounded(farm: Farm, monkeypatch: pytest.Monkey
     assert len(fetcher._rescue_at) <= 3
 
 
-def test_foreign_token_ids_fail_by_name(farm: Farm) -> None:
+def test_foreign_token_ids_fail_by_name(farm: FarmClient) -> None:
     """Ids by a recipe that is not the job's are given up on; its other blocks are embedded."""
     tokens = TokenIds(
         recipe=TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9),
@@ -646,7 +652,7 @@ def test_foreign_token_ids_fail_by_name(farm: Farm) -> None:
     ]
 
 
-def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: Farm) -> None:
+def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: FarmClient) -> None:
     """A worker without the job's token recipe leaves the job to workers that have it."""
     create_job(farm, [block_of(0, 3)])
     farm.reports.agree_on_tokens("j", TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9))
@@ -654,7 +660,7 @@ def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: Farm) -> None:
     assert "token ids" in farm.reports.refusals("j")["w"]
 
 
-def test_other_files_than_the_jobs_are_refused(farm: Farm) -> None:
+def test_other_files_than_the_jobs_are_refused(farm: FarmClient) -> None:
     """A worker whose model files are not those that the job began with says what differs."""
     create_job(farm, [block_of(0, 3)])
     farm.reports.agree("j", {"weights": "others"})
@@ -662,7 +668,7 @@ def test_other_files_than_the_jobs_are_refused(farm: Farm) -> None:
     assert "weights" in farm.reports.refusals("j")["w"]
 
 
-def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: Farm) -> None:
+def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: FarmClient) -> None:
     """A model is swapped only when a block waits for the other one and the device is idle.
 
     Two models at a time may not fit, and swapping for nothing would cost the job at hand.
@@ -684,7 +690,7 @@ def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: Farm) 
     assert fetch(fetcher).engine.dimensions == 4
 
 
-def test_same_model_serves_every_job(farm: Farm) -> None:
+def test_same_model_serves_every_job(farm: FarmClient) -> None:
     """Jobs whose specs differ in nothing that the engine does share one engine."""
     create_job(farm, [block_of(0, 3)], "a")
     other = farm.job("b")

@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm, engine_key
+from embedfarm.contract.farm import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
@@ -60,9 +60,9 @@ SECONDS = 20.0  # every answer must be there by then
 
 
 @pytest.fixture
-def farm(client: redis.Redis) -> Farm:
+def farm(client: redis.Redis) -> FarmClient:
     """A farm without a scheduler."""
-    return Farm(client)
+    return FarmClient(client)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_stored_types_do_not_matter(server: LiveServer, lane: Lane) -> None:
             assert np.array_equal(lane.embed(spec, ["a"], SECONDS), null_vectors(["a"]))
 
 
-def test_several_requests_share_a_run(server: LiveServer, farm: Farm, lane: Lane) -> None:
+def test_several_requests_share_a_run(server: LiveServer, farm: FarmClient, lane: Lane) -> None:
     """Requests that come within `lane_wait_seconds` of the first are run together.
 
     The wait is seconds long here, so that the threads' own pace does not matter.
@@ -141,7 +141,7 @@ def test_several_requests_share_a_run(server: LiveServer, farm: Farm, lane: Lane
 # Beside a job.
 
 
-def test_requests_go_before_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
+def test_requests_go_before_a_job(server: LiveServer, farm: FarmClient, lane: Lane) -> None:
     """A request is answered between the device batches of a job, and both have right vectors."""
     blocks = [block_of(0, 3000)]
     texts = blocks[0].texts
@@ -179,7 +179,7 @@ def test_device_batches_are_full_size_again_when_requests_are_over(
         assert time.monotonic() - answered <= quiet + 1
 
 
-def test_real_vectors_beside_a_job(server: LiveServer, farm: Farm, lane: Lane) -> None:
+def test_real_vectors_beside_a_job(server: LiveServer, farm: FarmClient, lane: Lane) -> None:
     """Answers of MiniLM in float32 beside a job are the vectors of `encode`."""
     spec = JobSpec(model=MODEL, dtype="float32", engine="torch")
     texts = mixed_texts(200)
@@ -203,7 +203,7 @@ def test_real_vectors_beside_a_job(server: LiveServer, farm: Farm, lane: Lane) -
         assert cosine(vectors, model.encode(each)).min() >= 0.9999
 
 
-def test_a_jobs_rate_is_its_own(server: LiveServer, farm: Farm, lane: Lane) -> None:
+def test_a_jobs_rate_is_its_own(server: LiveServer, farm: FarmClient, lane: Lane) -> None:
     """A job's reported rate is not lowered by the time that goes to requests."""
     blocks = [block_of(100 * index, 100) for index in range(40)]
     job = create_job(farm, blocks, model=SLOW)  # 4 s
@@ -221,7 +221,7 @@ def test_a_jobs_rate_is_its_own(server: LiveServer, farm: Farm, lane: Lane) -> N
     assert rate == pytest.approx(alone * per_real_token, rel=0.15)
 
 
-def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: Farm, lane: Lane) -> None:
+def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: FarmClient, lane: Lane) -> None:
     """A worker swaps its model for a request only when idle; until then the client is told so."""
     job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
     with working(worker_on(server)) as worker:
@@ -234,7 +234,9 @@ def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: Farm, lane: 
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
 
 
-def test_a_worker_at_work_serves_other_prompts(server: LiveServer, farm: Farm, lane: Lane) -> None:
+def test_a_worker_at_work_serves_other_prompts(
+    server: LiveServer, farm: FarmClient, lane: Lane
+) -> None:
     """A worker at work on documents answers queries with other prompts on the same weights."""
     job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
     queries = [JobSpec(model=SLOW, task="query"), JobSpec(model=SLOW, prompt="p: ")]
@@ -248,7 +250,7 @@ def test_a_worker_at_work_serves_other_prompts(server: LiveServer, farm: Farm, l
 
 
 def test_jobs_with_other_prompts_share_a_model(
-    server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, farm: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs that differ in their prompts only share one loaded model."""
     opened = []
@@ -270,7 +272,7 @@ def test_jobs_with_other_prompts_share_a_model(
 
 
 def test_a_model_is_gone_before_the_next_one_is_loaded(
-    server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that answered requests is gone from memory before another one loads."""
     opened: list[weakref.ref[Engine]] = []
@@ -312,7 +314,7 @@ def test_devices_share_a_request(server: LiveServer, lane: Lane) -> None:
 # What goes wrong.
 
 
-def test_a_killed_workers_request_is_answered(server: LiveServer, farm: Farm) -> None:
+def test_a_killed_workers_request_is_answered(server: LiveServer, farm: FarmClient) -> None:
     """A request of a worker that got kill -9 is answered by another, soon after the lease ends."""
     lane = Lane(farm.client)
     command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
@@ -382,7 +384,9 @@ def test_a_model_that_nobody_has(server: LiveServer, lane: Lane) -> None:
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
 
 
-def test_a_prompt_that_the_model_does_not_have(server: LiveServer, farm: Farm, lane: Lane) -> None:
+def test_a_prompt_that_the_model_does_not_have(
+    server: LiveServer, farm: FarmClient, lane: Lane
+) -> None:
     """A worker at work refuses an unknown prompt at once, though it loads nothing meanwhile."""
     job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
     with working(worker_on(server, batch_tokens_max=100)) as worker:
@@ -471,7 +475,7 @@ class Deadly(NullEngine):
 
 
 def test_a_deadly_request_takes_nobody_with_it(
-    server: LiveServer, farm: Farm, lane: Lane, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that shared a run with one that kills workers are answered; that one is refused."""
     monkeypatch.setattr(models, "open_engine", lambda spec, *_: Deadly.open(spec))

@@ -8,7 +8,7 @@ import threading
 
 import redis
 
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.watchdog import LOOK_SECONDS_MAX, Watchdog, Watched
 from tests.support import LiveServer, wait_until
@@ -70,7 +70,7 @@ def test_it_looks_until_it_is_over() -> None:
 
 def test_a_stopped_process_does_not_hang(server: LiveServer, client: redis.Redis) -> None:
     """A worker stopped in mid-batch for long goes on after SIGCONT and ends well."""
-    farm = Farm(client)
+    farm = FarmClient(client)
     job = create_job(farm, [block_of(0, 300)], model="null:8:300")
     limits = {"HANG_SECONDS": 3, "HANG_FACTOR": 1, "HEARTBEAT_TTL_SECONDS": TTL_SECONDS}
     environment = os.environ | {f"EMBEDFARM_{name}": str(v) for name, v in limits.items()}

@@ -16,7 +16,7 @@ import redis
 from numpy.typing import NDArray
 
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat
 from embedfarm.workers import models
@@ -51,15 +51,15 @@ def check(job: Job, blocks: Sequence[Block]) -> None:
 
 
 @pytest.fixture
-def farm(client: redis.Redis) -> Farm:
+def farm(client: redis.Redis) -> FarmClient:
     """A farm without a scheduler."""
-    return Farm(client)
+    return FarmClient(client)
 
 
 # What a worker does.
 
 
-def test_vectors_are_right(server: LiveServer, farm: Farm) -> None:
+def test_vectors_are_right(server: LiveServer, farm: FarmClient) -> None:
     """Two workers share a job without a scheduler; every vector is the one of its text."""
     blocks = blocks_of(60)
     job = create_job(farm, blocks)
@@ -69,7 +69,7 @@ def test_vectors_are_right(server: LiveServer, farm: Farm) -> None:
     assert {result.worker.split(":")[1] for result in results(job)} <= {"cpu-0", "cpu-1"}
 
 
-def test_jobs_that_come_later_are_served(server: LiveServer, farm: Farm) -> None:
+def test_jobs_that_come_later_are_served(server: LiveServer, farm: FarmClient) -> None:
     """An idle worker notices a new job, and a block that is pushed late."""
     with working(worker_on(server)):
         wait_until(farm.workers)
@@ -82,7 +82,7 @@ def test_jobs_that_come_later_are_served(server: LiveServer, farm: Farm) -> None
     check(job, [block_of(0, 10), block_of(10, 5)])
 
 
-def test_heartbeat_tells_what_it_does(server: LiveServer, farm: Farm) -> None:
+def test_heartbeat_tells_what_it_does(server: LiveServer, farm: FarmClient) -> None:
     """A heartbeat says "busy" with job and held tokens at work, and then "idle" with a rate."""
     create_job(farm, blocks_of(4), model=SLOW)
     beats: list[Heartbeat] = []
@@ -104,7 +104,7 @@ def test_heartbeat_tells_what_it_does(server: LiveServer, farm: Farm) -> None:
         assert done(farm.job("j"))
 
 
-def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: Farm) -> None:
+def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: FarmClient) -> None:
     """A worker has one micro-batch on the device and one in hand, and leases no others.
 
     A third is leased only for the moment in which its results are being stored.
@@ -124,7 +124,7 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
 
 
 @pytest.mark.alone
-def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None:
+def test_next_micro_batch_is_leased_late(server: LiveServer, farm: FarmClient) -> None:
     """A worker holds only what is on the device most of the time: others may need the rest."""
     blocks = [block_of(10 * i, 10, "x" * 32) for i in range(10)]  # half a second each
     job = create_job(farm, blocks, model="null:8:160")
@@ -143,7 +143,7 @@ def test_next_micro_batch_is_leased_late(server: LiveServer, farm: Farm) -> None
     assert leased.count(3) < len(leased) / 10
 
 
-def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
+def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: FarmClient) -> None:
     """A model that cannot be loaded is noted as a refusal, and other jobs are served."""
     create_job(farm, blocks_of(1), "a-wrong", "null:nonsense")
     right = create_job(farm, blocks_of(3), "b-right")
@@ -155,7 +155,7 @@ def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
     assert farm.job("a-wrong").stream.backlog() == (1, 0)
 
 
-def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) -> None:
+def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: FarmClient) -> None:
     """A job that is deleted in mid-work leaves nothing on the server or in the worker's hands."""
     job = create_job(farm, blocks_of(50), "a", SLOW)
     with working(worker_on(server)) as worker:
@@ -167,7 +167,7 @@ def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: Farm) ->
     assert not farm.client.exists(*job.keys.all())
 
 
-def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
+def test_cancelled_job_is_left(server: LiveServer, farm: FarmClient) -> None:
     """A cancelled job gets no new lease, and what was begun of it is not stored."""
     job = create_job(farm, blocks_of(50, 40), model=SLOW)  # the first one takes 1.75 s
     with working(worker_on(server)) as worker:
@@ -181,7 +181,9 @@ def test_cancelled_job_is_left(server: LiveServer, farm: Farm) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("end", ["cancel", "delete"])
-def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, farm: Farm) -> None:
+def test_micro_batch_of_an_ended_job_is_dropped(
+    end: str, server: LiveServer, farm: FarmClient
+) -> None:
     """A device stops work on an ended job within a heartbeat and a device batch, and takes others.
 
     The two micro-batches that the worker holds would take five seconds each.
@@ -215,7 +217,7 @@ def test_micro_batch_of_an_ended_job_is_dropped(end: str, server: LiveServer, fa
 # Leases.
 
 
-def test_leases_are_renewed(server: LiveServer, farm: Farm) -> None:
+def test_leases_are_renewed(server: LiveServer, farm: FarmClient) -> None:
     """A micro-batch that takes longer than a lease stays with its worker."""
     job = create_job(farm, [block_of(0, 95)], model=SLOW)  # 4.5 s
     with working(worker_on(server, lease_seconds=2.0)) as worker:
@@ -228,7 +230,7 @@ def test_leases_are_renewed(server: LiveServer, farm: Farm) -> None:
     assert result.seconds > 2.0
 
 
-def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: Farm) -> None:
+def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: FarmClient) -> None:
     """A job whose worker got kill -9 in mid-work is finished by another worker."""
     blocks = blocks_of(10)
     job = create_job(farm, blocks)
@@ -243,7 +245,7 @@ def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: Farm) -
     check(job, blocks)
 
 
-def test_lost_leases_are_marked(server: LiveServer, farm: Farm) -> None:
+def test_lost_leases_are_marked(server: LiveServer, farm: FarmClient) -> None:
     """A lease that the server gave to somebody else is marked before the device reaches it."""
     job = create_job(farm, blocks_of(3))
     worker = worker_on(server)
@@ -259,7 +261,7 @@ def test_lost_leases_are_marked(server: LiveServer, farm: Farm) -> None:
     worker.client.close()
 
 
-def test_server_killed_and_restarted_in_mid_work(server: LiveServer, farm: Farm) -> None:
+def test_server_killed_and_restarted_in_mid_work(server: LiveServer, farm: FarmClient) -> None:
     """A worker waits for a server that comes back, and every chunk is embedded once."""
     blocks = blocks_of(30)
     job = create_job(farm, blocks, model="null:8:2000")
@@ -275,7 +277,7 @@ def test_server_killed_and_restarted_in_mid_work(server: LiveServer, farm: Farm)
 # How a worker ends.
 
 
-def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
+def test_drain_hands_leases_back(server: LiveServer, farm: FarmClient) -> None:
     """A stopped worker finishes what is on the device, hands the rest back, and leaves the list.
 
     Deliveries of blocks that were handed back do not count, since nobody tried them.
@@ -298,7 +300,7 @@ def test_drain_hands_leases_back(server: LiveServer, farm: Farm) -> None:
     ]
 
 
-def test_idle_worker_ends_at_once(server: LiveServer, farm: Farm) -> None:
+def test_idle_worker_ends_at_once(server: LiveServer, farm: FarmClient) -> None:
     """An idle worker that is stopped ends at once and leaves the list."""
     running = Running(worker_on(server))
     wait_until(farm.workers)
@@ -307,7 +309,7 @@ def test_idle_worker_ends_at_once(server: LiveServer, farm: Farm) -> None:
     assert farm.workers() == []
 
 
-def test_newer_process_takes_the_name(server: LiveServer, farm: Farm) -> None:
+def test_newer_process_takes_the_name(server: LiveServer, farm: FarmClient) -> None:
     """A second process of the same name wins: the first stops, and takes nothing from it."""
     old = Running(worker_on(server))
     wait_until(farm.workers)
@@ -317,7 +319,7 @@ def test_newer_process_takes_the_name(server: LiveServer, farm: Farm) -> None:
         assert [beat.incarnation for beat in farm.workers()] == [new.incarnation]
 
 
-def test_stop_while_the_server_is_away(server: LiveServer, farm: Farm) -> None:
+def test_stop_while_the_server_is_away(server: LiveServer, farm: FarmClient) -> None:
     """A worker with results in hand and no server gives up; its leases expire by themselves."""
     create_job(farm, blocks_of(50), model="null:8:400")
     running = Running(worker_on(server))
@@ -327,7 +329,7 @@ def test_stop_while_the_server_is_away(server: LiveServer, farm: Farm) -> None:
     assert running.error is None
 
 
-def test_failed_server_connection_is_a_failure(server: LiveServer, farm: Farm) -> None:
+def test_failed_server_connection_is_a_failure(server: LiveServer, farm: FarmClient) -> None:
     """A server that stays away ends a worker that was not stopped with a `ConnectionError`."""
     create_job(farm, blocks_of(50), model="null:8:400")
     running = Running(worker_on(server, reconnect_seconds_max=0.2))
@@ -342,7 +344,7 @@ class Failure(Exception):
 
 
 @pytest.mark.parametrize("stage", ["fetch", "embed", "commit", "facts"])
-def test_failed_stage_ends_the_worker(stage: str, server: LiveServer, farm: Farm) -> None:
+def test_failed_stage_ends_the_worker(stage: str, server: LiveServer, farm: FarmClient) -> None:
     """A failure of any stage, with the queues full, ends `run`, which raises it.
 
     Blocks that were not begun are handed back; blocks that were begun count as tried.
@@ -373,7 +375,7 @@ def test_failed_stage_ends_the_worker(stage: str, server: LiveServer, farm: Farm
 
 
 def test_stop_while_a_model_is_loading(
-    server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, farm: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that takes for ever to load does not keep the worker from ending.
 
@@ -403,7 +405,7 @@ def test_stop_while_a_model_is_loading(
 
 
 @pytest.mark.parametrize("moment", ["loading", "working"])
-def test_process_ends_with_sigterm(moment: str, server: LiveServer, farm: Farm) -> None:
+def test_process_ends_with_sigterm(moment: str, server: LiveServer, farm: FarmClient) -> None:
     """SIGTERM ends the process with status 0, even while a model is being loaded."""
     model = "null:8" if moment == "working" else "sentence-transformers/all-MiniLM-L6-v2"
     job = create_job(farm, blocks_of(3), model=model)
@@ -420,7 +422,7 @@ def test_process_ends_with_sigterm(moment: str, server: LiveServer, farm: Farm) 
     assert farm.workers() == []
 
 
-def test_memory_of_a_micro_batch_ends_with_its_commit(server: LiveServer, farm: Farm) -> None:
+def test_memory_of_a_micro_batch_ends_with_its_commit(server: LiveServer, farm: FarmClient) -> None:
     """A worker that waits for work keeps no micro-batch, nor the model that it refers to."""
     job = create_job(farm, blocks_of(3))
     kept: list[weakref.ref[MicroBatch]] = []
@@ -439,7 +441,7 @@ def test_memory_of_a_micro_batch_ends_with_its_commit(server: LiveServer, farm: 
 
 
 def test_model_is_gone_before_the_next_one_is_loaded(
-    server: LiveServer, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, farm: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model is gone from memory before the next one loads, since both may not fit."""
     opened: list[weakref.ref[Engine]] = []

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
 from embedfarm.contract.status import JobStatus
 from embedfarm.web.auth.keys import Scope as KeyScope
@@ -45,7 +45,7 @@ class Figures(Collector):
         registry: Prometheus registry with this collector, and with what this program counts.
     """
 
-    farm: Farm
+    farm: FarmClient
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     _after: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -266,7 +266,7 @@ class Meter:
 class TenantFigures(Collector):
     """The metrics that `/metrics` shows to a tenant: its own jobs, and the live workers."""
 
-    farm: Farm
+    farm: FarmClient
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the tenant's jobs and of the workers now."""

@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.records import Decision, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
@@ -86,7 +86,7 @@ def ready(services: Service, request: Request, response: Response) -> Ready:
     return Ready(ready=is_ready, reasons=reasons)
 
 
-def missing(farm: Farm, settings: Settings) -> list[str]:
+def missing(farm: FarmClient, settings: Settings) -> list[str]:
     """Return the reasons why a farm is not whole: no server, scheduler, worker, ingest or room."""
     try:
         found = {

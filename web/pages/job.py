@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from embedfarm.contract.encoding import RecordError
-from embedfarm.contract.farm import Farm
+from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.pace import Range, TimedMicroBatch
@@ -133,7 +133,7 @@ def actions_for(job: JobStatus) -> list[str]:
     return found
 
 
-def read_course(farm: Farm, job: str) -> list[Moment]:
+def read_course(farm: FarmClient, job: str) -> list[Moment]:
     """Read a job's speed over the last hour, from its first micro-batch to its last."""
     course = [
         Moment(

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, cast
 from fastapi import APIRouter, Request, Response
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import Farm, length_class
+from embedfarm.contract.farm import FarmClient, length_class
 from embedfarm.contract.records import Completion, Heartbeat, Rate
 from embedfarm.contract.unreadable import readable
 from embedfarm.watch.view import FarmReader
@@ -84,7 +84,7 @@ def where_time_goes(beat: Heartbeat) -> dict[str, float]:
     return {name: each / whole for name, each in seconds.items()} if seconds["forward"] else {}
 
 
-def read_learned(farm: Farm) -> dict[str, list[Learned]]:
+def read_learned(farm: FarmClient) -> dict[str, list[Learned]]:
     """Read the rates that were learned, by worker, the shortest chunks first."""
     found: defaultdict[str, list[Learned]] = defaultdict(list)
     for name, rate in sorted(farm.statistics.history().items()):
@@ -96,7 +96,7 @@ def read_learned(farm: Farm) -> dict[str, list[Learned]]:
     return dict(found)
 
 
-def read_pairs(farm: Farm) -> list[Pair]:
+def read_pairs(farm: FarmClient) -> list[Pair]:
     """Read the last micro-batches with the seconds that today's rates would predict for them."""
     rates = farm.statistics.history()
     rows = cast("list[Any]", farm.client.xrevrange(wire.EVENTS, count=PAIRS_MAX))
