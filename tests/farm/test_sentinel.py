@@ -12,9 +12,9 @@ import redis
 from embedfarm.contract.broker import UNAVAILABLE, carried_server, closing_client
 from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
+from tests.farm.farm_of_all_roles import whole_farm
 from tests.farm.guarded_server import make_passwords
 from tests.farm.harness import COMMAND, check_output, texts_of, write_corpus
-from tests.farm.whole import whole_farm
 from tests.support import SERVERS, LiveServer, free_port, wait_until
 
 NAME: Final = "primary"

@@ -8,8 +8,8 @@ import pytest
 import trustme
 
 from embedfarm.contract.settings import Settings
+from tests.farm.farm_of_all_roles import whole_farm
 from tests.farm.harness import run
-from tests.farm.whole import whole_farm
 from tests.support import LiveServer, free_port
 
 pytestmark = pytest.mark.system

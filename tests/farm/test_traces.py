@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from embedfarm.contract.tracing import is_installed
 from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus
-from tests.outbound.neighbour import Neighbour
+from tests.ingest.loopback_server import Neighbour
 from tests.support import LiveServer, free_port, wait_until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

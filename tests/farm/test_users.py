@@ -19,6 +19,7 @@ from embedfarm.cli.app import app
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.settings import Settings
+from tests.farm.farm_of_all_roles import MODEL, WholeFarm, whole_farm
 from tests.farm.guarded_server import (
     USERS,
     USERS_FILE,
@@ -26,7 +27,6 @@ from tests.farm.guarded_server import (
     command_of,
     guarded_server,
 )
-from tests.farm.whole import MODEL, WholeFarm, whole_farm
 from tests.support import SERVERS, LiveServer, wait_until
 
 LINES: Final = {line.split()[1]: line for line in USERS_FILE.read_text().splitlines()}

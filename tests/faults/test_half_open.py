@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from embedfarm.contract.settings import Settings
-from tests.farm.whole import MODEL, WholeFarm, whole_farm
+from tests.farm.farm_of_all_roles import MODEL, WholeFarm, whole_farm
 from tests.faults.proxy import Fault, Proxy
 from tests.support import SERVERS, LiveServer, wait_until
 

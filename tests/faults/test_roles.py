@@ -30,7 +30,7 @@ from tests.farm.harness import (
     write_corpus,
 )
 from tests.faults.proxy import Fault, Proxy, Rain
-from tests.ingest.door import Door, wait_for
+from tests.ingest.rq_farm import Door, wait_for
 from tests.support import LiveServer, wait_until
 from tests.web.test_gate import served
 from tests.workers.support import embedded

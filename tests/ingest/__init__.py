@@ -1,1 +1,1 @@
-"""Tests of the RQ door, with real processes."""
+"""Tests of jobs that others enqueue: the RQ door, downloads, webhooks, what is allowed."""

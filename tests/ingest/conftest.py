@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ingest.door import Door
+from tests.ingest.rq_farm import Door
 from tests.support import LiveServer
 
 

@@ -12,7 +12,7 @@ from rq.job import Job
 from embedfarm.ingest.rq_jobs import DEATHS
 from embedfarm.ingest.task_job import GIVEN_UP
 from tests.farm.harness import check_output, run, texts_of, write_corpus
-from tests.ingest.door import (
+from tests.ingest.rq_farm import (
     ENDLESS,
     SLOW,
     START_SECONDS,

@@ -15,7 +15,7 @@ import redis
 from rq import Retry
 
 from embedfarm.ingest.task_worker import worker_name
-from tests.ingest.door import START_SECONDS, Door, wait_for
+from tests.ingest.rq_farm import START_SECONDS, Door, wait_for
 from tests.support import wait_until
 
 GARBAGE: Final = (b"\xff", b"[5]")

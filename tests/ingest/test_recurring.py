@@ -11,7 +11,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.settings import Recurring, Settings
 from embedfarm.ingest.recurring import Timetable, identify
 from tests.farm.harness import run
-from tests.ingest.door import START_SECONDS, Door
+from tests.ingest.rq_farm import START_SECONDS, Door
 from tests.support import LiveServer, wait_until
 
 HOURLY: Final = Recurring(cron="30 * * * *", task="cleanup", arguments={"seconds": 5})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rq import Callback, Queue, Webhook
 
-from tests.ingest.door import START_SECONDS, Door, failure, wait_for
+from tests.ingest.rq_farm import START_SECONDS, Door, failure, wait_for
 from tests.support import wait_until
 
 

@@ -11,7 +11,7 @@ from embedfarm.contract.farm import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, manifest, texts_of, write_corpus
-from tests.ingest.door import SLOW, START_SECONDS, Door, failure, returned, wait_for
+from tests.ingest.rq_farm import SLOW, START_SECONDS, Door, failure, returned, wait_for
 from tests.support import wait_until
 
 

@@ -28,7 +28,7 @@ SIMULATED: Final = (
     "tests.simulation.run",
     "tests.simulation.monitor",
     "tests.simulation.judge",
-    "tests.simulation.lives",
+    "tests.simulation.user_steps",
     "tests.simulation.pages",
     "tests.simulation.scene",
     "tests.simulation.shrink",

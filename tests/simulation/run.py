@@ -29,11 +29,11 @@ from tests.simulation.farm import (
 from tests.simulation.faults import Faults
 from tests.simulation.judge import DIMENSIONS, Failure
 from tests.simulation.link import Host
-from tests.simulation.lives import Lives
 from tests.simulation.monitor import Monitor
 from tests.simulation.mount import mounted
 from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
+from tests.simulation.user_steps import Lives
 from tests.simulation.users import SIZES, User
 from tests.simulation.views import Broken
 from tests.simulation.world import World, enter

@@ -8,8 +8,8 @@ import pytest
 
 from tests.simulation.corpora import Corpus, Version
 from tests.simulation.judge import Failure, Stored, expected_vectors, judge
-from tests.simulation.lives import EDITS
 from tests.simulation.pages import Pages
+from tests.simulation.user_steps import EDITS
 from tests.simulation.views import GONE, Broken, View, Views
 
 OLD, NEW = ["a", "b", "c"], ["b", "a", "c", "d"]

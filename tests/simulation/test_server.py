@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.simulation import words
+from tests.simulation import command_strategies
 from tests.simulation.both import BothServers
 from tests.simulation.farm_steps import FarmSteps, JobSteps, Steps
 from tests.simulation.server.server import DATA
@@ -34,23 +34,23 @@ class WordsMachine(RuleBasedStateMachine):
         """Close the connection to the real server."""
         self.both.close()
 
-    @rule(each=st.one_of(words.COMMANDS))
+    @rule(each=st.one_of(command_strategies.COMMANDS))
     def run(self, each: list[bytes]) -> None:
         """Execute one command."""
         self.both.execute(each)
 
-    @rule(each=st.one_of(words.COMMANDS))
+    @rule(each=st.one_of(command_strategies.COMMANDS))
     def run_without_arguments(self, each: list[bytes]) -> None:
         """Execute a command's name without its other words."""
         self.both.execute(each[:1])
 
-    @rule(each=words.SCRIPTED)
+    @rule(each=command_strategies.SCRIPTED)
     def evaluate(self, each: list[bytes]) -> None:
         """Execute a script."""
         self.both.execute(each)
 
     @rule(
-        each=st.lists(st.one_of(words.COMMANDS), max_size=4),
+        each=st.lists(st.one_of(command_strategies.COMMANDS), max_size=4),
         end=st.sampled_from(["EXEC", "DISCARD"]),
     )
     def run_together(self, each: list[list[bytes]], end: str) -> None:
@@ -65,7 +65,7 @@ class WordsMachine(RuleBasedStateMachine):
         """Make the servers' memory full, or give it room again."""
         self.both.fill(full=full)
 
-    @rule(sleeper=words.SLEEPERS, waker=words.WAKERS)
+    @rule(sleeper=command_strategies.SLEEPERS, waker=command_strategies.WAKERS)
     def wake(self, sleeper: list[bytes], waker: list[bytes]) -> None:
         """Send a command that waits, and one that may end its waiting."""
         self.both.wake(sleeper, waker)

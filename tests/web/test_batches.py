@@ -24,7 +24,7 @@ from embedfarm.ingest.openai_files import ASKED
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
 from tests.farm.harness import null_vectors, role
-from tests.ingest.door import Door
+from tests.ingest.rq_farm import Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import served

@@ -20,7 +20,7 @@ from embedfarm.contract.lane import Lane
 from embedfarm.web.auth.keys import Key, KeysError, Scope, find_key, make_key, read_keys
 from embedfarm.web.auth.rates import Buckets
 from tests.farm.harness import run
-from tests.ingest.door import START_SECONDS
+from tests.ingest.rq_farm import START_SECONDS
 from tests.support import LiveServer, Reachable, wait_until
 from tests.web.conftest import client_of
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from embedfarm.cli.app import app
 from embedfarm.web.auth.keys import Key
 from tests.farm.harness import texts_of, write_corpus
-from tests.ingest.door import START_SECONDS, Door
-from tests.outbound.neighbour import Neighbour, Reply
+from tests.ingest.loopback_server import Neighbour, Reply
+from tests.ingest.rq_farm import START_SECONDS, Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 

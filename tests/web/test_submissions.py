@@ -28,7 +28,7 @@ from embedfarm.ingest.tasks import cleanup
 from embedfarm.web.auth.keys import Key
 from embedfarm.web.jobs.job_requests import name_corpus
 from tests.farm.harness import check_output, texts_of, write_corpus
-from tests.ingest.door import START_SECONDS, Door
+from tests.ingest.rq_farm import START_SECONDS, Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import bearer, say, served

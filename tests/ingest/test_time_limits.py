@@ -14,7 +14,7 @@ from embedfarm.ingest.rq_jobs import NO_TIME, note
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
 from embedfarm.ingest.tasks import TASKS
-from tests.ingest.door import Door, failure, returned
+from tests.ingest.rq_farm import Door, failure, returned
 
 SECONDS = 1000
 SHORT = 9  # what is left of the time before a job says how far it is

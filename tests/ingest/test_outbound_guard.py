@@ -21,7 +21,7 @@ from embedfarm.ingest.outbound import (
     parse_url,
     send,
 )
-from tests.outbound.neighbour import Neighbour, Reply
+from tests.ingest.loopback_server import Neighbour, Reply
 
 PRIVATE = [
     "0.1.2.3", "10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1",

@@ -11,7 +11,8 @@ from rq.job import Job
 from standardwebhooks import Webhook
 
 from tests.farm.harness import check_output, texts_of, write_corpus
-from tests.ingest.door import (
+from tests.ingest.loopback_server import Neighbour, Reply, Request
+from tests.ingest.rq_farm import (
     ENDLESS,
     START_SECONDS,
     Door,
@@ -20,7 +21,6 @@ from tests.ingest.door import (
     wait_for,
     wait_for_parts,
 )
-from tests.outbound.neighbour import Neighbour, Reply, Request
 from tests.support import wait_until
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

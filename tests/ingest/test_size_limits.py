@@ -9,7 +9,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.ingest.job_limits import CHUNKS_MAX, OUTPUT_BYTES_MAX, limit
 from embedfarm.ingest.outbound import Url, parse_url
 from tests.farm.harness import texts_of, write_corpus
-from tests.ingest.door import Door, failure, wait_for
+from tests.ingest.rq_farm import Door, failure, wait_for
 
 COUNT = 2_000
 LIMITS = {"job_chunks_max": COUNT, "job_output_bytes_max": 60_000, "http_upload_bytes_max": 500}

@@ -11,7 +11,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import allow_url
 from embedfarm.ingest.downloads import fetch, place_of
 from embedfarm.ingest.outbound import RequestFailed, UrlRefused
-from tests.outbound.neighbour import Neighbour, Reply, Request
+from tests.ingest.loopback_server import Neighbour, Reply, Request
 
 BODY = b"a river\n" * 30_000
 

@@ -13,7 +13,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.outbound import RequestFailed, UrlRefused
 from embedfarm.ingest.webhooks import check_webhook, deliver, enqueue_notice, make_event
-from tests.outbound.neighbour import Neighbour, Reply
+from tests.ingest.loopback_server import Neighbour, Reply
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 EVENT = make_event("job.finished", "a run", {"job": "a", "failed": 0})

@@ -1,0 +1,1 @@
+"""Tests of verbs of the command line, in real processes."""

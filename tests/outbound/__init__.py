@@ -1,1 +1,0 @@
-"""Tests of what the farm sends outwards, to real servers on loopback."""

@@ -1,0 +1,1 @@
+"""Tests of a job from its request to its end, in real processes."""
