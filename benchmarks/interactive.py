@@ -31,7 +31,7 @@ from typing import Final
 
 from benchmarks.corpora import MODEL, documentation, write_corpus
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.records import LaneAnswer

@@ -24,7 +24,7 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Completion
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.private_farm import run_local_farm

@@ -41,13 +41,13 @@ from embedfarm.collector.feed_results import acknowledge, take
 from embedfarm.contract import wire
 from embedfarm.contract.broker import connect
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions
-from embedfarm.producer.submit import Submitter
+from embedfarm.producer.submitter import Submitter
 from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.runs.request import Request
 from embedfarm.runs.run import Place, Run

@@ -143,7 +143,7 @@ def _assemble(out: Path, manifest: "Manifest", settings: Settings) -> "Tally":
 def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator[int]:
     """Yield the tokens of each chunk, as the workers have counted and cut them."""
     from embedfarm.contract.broker import closing_client
-    from embedfarm.contract.farm import FarmClient
+    from embedfarm.contract.farm_client import FarmClient
     from embedfarm.contract.model_files import find_local
     from embedfarm.contract.token_ids import TokenEncoder
     from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus

@@ -20,10 +20,10 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.supervision import keep
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, wait_until_ready
-from embedfarm.contract.notify import Notifier
 from embedfarm.contract.processes import Child, Supervisor, watch_lifeline
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.systemd_notify import Notifier
 
 if TYPE_CHECKING:
     from redis import Redis

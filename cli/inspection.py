@@ -24,7 +24,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.progress import worker_table
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import KEEPS_KEYS, ServerError, closing_client, find_server
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.redaction import hide_password
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings

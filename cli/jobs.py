@@ -38,7 +38,7 @@ from embedfarm.cli.term_options import (
     describe_left,
 )
 from embedfarm.contract.broker import closing_client, persist
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.formatting import format_seconds
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.scheduling_terms import (

@@ -23,11 +23,11 @@ from embedfarm.cli.options import (
 from embedfarm.cli.supervision import all_beat, keep
 from embedfarm.contract import tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, refuse_eviction, wait_until_ready
-from embedfarm.contract.farm import FarmClient
-from embedfarm.contract.notify import Notifier
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.processes import Supervisor, watch_lifeline
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.systemd_notify import Notifier
 
 if TYPE_CHECKING:
     from embedfarm.runs.private_farm import LocalFarm

@@ -19,7 +19,7 @@ from embedfarm.cli.options import (
     read_settings,
 )
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.formatting import moment_of
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from embedfarm.contract.broker import UNAVAILABLE, host_name
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.processes import ChildError
 
 WATCH_SECONDS = 0.5

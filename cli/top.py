@@ -27,7 +27,7 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.formatting import format_bytes, format_count, format_range, one_line
 from embedfarm.watch.overview import JobFacts
 from embedfarm.watch.view import FarmReader, FarmView, JobView, WorkerView

@@ -14,12 +14,12 @@ import redis
 from embedfarm.collector.manifest import About, Manifest, OutputError, Part
 from embedfarm.collector.output import Output
 from embedfarm.collector.result_span import check_place
-from embedfarm.collector.source import SourceChanged, SourceCheck
+from embedfarm.collector.source_check import SourceChanged, SourceCheck
 from embedfarm.collector.writer import Writer
 from embedfarm.contract.broker import UNAVAILABLE, persist
 from embedfarm.contract.encoding import ForeignVersion, RecordError
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Result
 from embedfarm.contract.settings import Settings

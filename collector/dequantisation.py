@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.sinks.batch import Matrix
+from embedfarm.collector.sinks.part_rows import Matrix
 
 _STEPS: Final = 255  # of an int8, between the ends of its component's range
 

@@ -18,7 +18,7 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output import State, list_output_files, locked, read_state
 from embedfarm.collector.sinks import open_sink
-from embedfarm.collector.sinks.batch import spread
+from embedfarm.collector.sinks.part_rows import spread
 
 ORIGIN_FILE = "export.json"
 

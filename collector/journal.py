@@ -7,7 +7,7 @@ import msgspec
 
 from embedfarm.collector.durable_files import ByteRange, read_pieces, replacing, sync
 from embedfarm.collector.manifest import Failure, Layout, OutputError, Part, WorkerFigures
-from embedfarm.collector.source import Mark
+from embedfarm.collector.source_check import Mark
 
 
 class JournalError(OutputError):

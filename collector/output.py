@@ -43,7 +43,7 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.result_span import describe, gather, layout_of
 from embedfarm.collector.sinks import UnknownSink, open_sink, sink_kind, sink_names
-from embedfarm.collector.source import Mark
+from embedfarm.collector.source_check import Mark
 from embedfarm.contract.records import Result
 
 REQUEST_FILE: Final = "job.json"

@@ -20,7 +20,7 @@ from embedfarm.collector.manifest import (
     Written,
 )
 from embedfarm.collector.sinks import PartRows
-from embedfarm.collector.source import names_sha256
+from embedfarm.collector.source_check import names_sha256
 from embedfarm.contract.records import Result
 
 _DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|i1": "int8", "|u1": "uint8"}

@@ -8,7 +8,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.status import JobGone, JobStatus, JobUnreadable, status_from
-from embedfarm.contract.unreadable import Report, name_once
+from embedfarm.contract.unreadable_records import Report, name_once
 
 
 class Backlog(NamedTuple):

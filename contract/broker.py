@@ -24,7 +24,7 @@ import redis.retry
 from redis.connection import DefaultParser
 
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.redaction import hide_password
 from embedfarm.contract.server_url import make_pool
 from embedfarm.contract.settings import Settings

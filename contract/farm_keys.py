@@ -6,7 +6,7 @@ from redis.commands.core import Script
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import R
-from embedfarm.contract.unreadable import Report, name_once, read_or_skip
+from embedfarm.contract.unreadable_records import Report, name_once, read_or_skip
 from embedfarm.contract.visibility import Sight
 
 

@@ -12,7 +12,7 @@ from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.contract.records import Completion, Rate, Sample
-from embedfarm.contract.unreadable import (
+from embedfarm.contract.unreadable_records import (
     readable,
 )
 

@@ -14,7 +14,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
 from embedfarm.contract.records import TokenRecipe
 from embedfarm.contract.status import JobGone
-from embedfarm.contract.unreadable import (
+from embedfarm.contract.unreadable_records import (
     read_words,
 )
 from embedfarm.contract.usage import Account

@@ -22,11 +22,11 @@ from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms
 from embedfarm.contract.encoding import RecordError, decode, encode
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import engine_key
+from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import ChunkError, LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.unreadable import names_of
+from embedfarm.contract.unreadable_records import names_of
 
 REPLY_SECONDS: Final = 30  # the asker waits for it; this is for one that died
 UNLOADED_SECONDS: Final = 30

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 
 LOGGER: Final = logging.getLogger(__name__)
 RESTART_SECONDS_MIN: Final = 0.1

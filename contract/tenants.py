@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import PLACE_SECONDS, RETRY_SECONDS_MAX, FarmClient, FarmFull
+from embedfarm.contract.farm_client import PLACE_SECONDS, RETRY_SECONDS_MAX, FarmClient, FarmFull
 from embedfarm.contract.farm_statistics import FarmStatistics
 from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.contract.records import Heartbeat, Sample

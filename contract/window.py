@@ -19,7 +19,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import ROOMY, VECTOR_BYTES_GUESSED, FarmRoom, used_bytes
 from embedfarm.contract.status import JobGone, JobStatus, status_from
-from embedfarm.contract.unreadable import names_of
+from embedfarm.contract.unreadable_records import names_of
 
 COUNT_MS: Final = 250
 TURN_MS: Final = 2000  # for one count, after which somebody else begins one

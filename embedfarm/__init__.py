@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from embedfarm.contract.errors import EmbedfarmError
     from embedfarm.embedding import Reading, embed
-    from embedfarm.live import Farm
+    from embedfarm.farm import Farm
     from embedfarm.outputs import Embeddings
     from embedfarm.outputs import open_output as open  # noqa: A004 # embedfarm.open
 
 _PLACES: Final = {
     "EmbedfarmError": ("embedfarm.contract.errors", "EmbedfarmError"),
     "Embeddings": ("embedfarm.outputs", "Embeddings"),
-    "Farm": ("embedfarm.live", "Farm"),
+    "Farm": ("embedfarm.farm", "Farm"),
     "Reading": ("embedfarm.embedding", "Reading"),
     "embed": ("embedfarm.embedding", "embed"),
     "open": ("embedfarm.outputs", "open_output"),

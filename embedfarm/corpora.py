@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.producer.readers import CorpusError, CorpusOptions
 
 CORPUS_FILE: Final = f"{STATE_DIRECTORY}/corpus.parquet"

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 import httpcore2
 import msgspec
 
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.redaction import name_source
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import allow_url

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.unreadable import name_once
+from embedfarm.contract.unreadable_records import name_once
 
 Kept = TypeVar("Kept")
 

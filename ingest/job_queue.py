@@ -12,11 +12,11 @@ from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.utils import get_call_string
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
-from embedfarm.contract.unreadable import name_once
+from embedfarm.contract.unreadable_records import name_once
 from embedfarm.ingest.job_directories import (
     OUTPUT,
     Call,

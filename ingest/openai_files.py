@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.job_directories import OUTPUT, new_id, put, read_kept, remove_directory
 

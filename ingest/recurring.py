@@ -23,7 +23,7 @@ from embedfarm.contract.entries import read_number
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.server_url import make_pool
 from embedfarm.contract.settings import Recurring, Settings
-from embedfarm.contract.unreadable import name_once
+from embedfarm.contract.unreadable_records import name_once
 from embedfarm.ingest.rq_keys import ReadableJob, over_unreadable
 from embedfarm.ingest.task_job import FAILURE_SECONDS
 from embedfarm.ingest.task_worker import RESULT_SECONDS

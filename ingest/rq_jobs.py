@@ -15,7 +15,7 @@ from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.job import Job, JobStatus
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone

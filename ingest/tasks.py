@@ -20,7 +20,7 @@ from rq.exceptions import NoSuchJobError
 from rq.registry import CanceledJobRegistry
 
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus

@@ -11,7 +11,7 @@ from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.window import FarmWindow
 from embedfarm.producer.blocks import TOKENS_MAX, Blocker
-from embedfarm.producer.submit import PROBE_TOKENS, RESULT_BYTES_MAX, JobRefused
+from embedfarm.producer.submitter import PROBE_TOKENS, RESULT_BYTES_MAX, JobRefused
 
 
 class OutOfPlace(RuntimeError):

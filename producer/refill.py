@@ -11,7 +11,7 @@ from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED
 from embedfarm.producer.blocks import Blocker
-from embedfarm.producer.submit import RESULT_BYTES_MAX
+from embedfarm.producer.submitter import RESULT_BYTES_MAX
 
 GROUP_BYTES: Final = 4 << 20  # text sent at a time
 

@@ -11,7 +11,7 @@ from embedfarm.collector.durable_files import sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
 from embedfarm.collector.output import REQUEST_FILE, OutputBusy, list_output_files, locked
 from embedfarm.contract.broker import UNAVAILABLE, PrivateServer, closing_client, persist
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import BlocksLost
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone

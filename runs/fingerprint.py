@@ -9,7 +9,7 @@ from typing import Final
 
 from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.own_job import OwnJob
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import OutputError
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobGone
 
 JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is unfinished

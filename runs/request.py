@@ -9,7 +9,7 @@ import numpy as np
 
 from embedfarm.collector.manifest import Manifest, OutputError, Part, read_manifest
 from embedfarm.collector.output import State, compare_requests, read_state
-from embedfarm.collector.source import PrefixCheck, SourceChanged
+from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, Decides, JobSpec, decided_by
 from embedfarm.contract.records import Rows, text_checksums

@@ -19,10 +19,10 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output import State, locked, read_state
 from embedfarm.collector.patch import patch
-from embedfarm.collector.source import PrefixCheck
+from embedfarm.collector.source_check import PrefixCheck
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
-from embedfarm.contract.private import make_private
+from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import text_checksums
 from embedfarm.producer.readers import CorpusOptions, read_corpus
 from embedfarm.runs.request import Request

@@ -21,10 +21,10 @@ from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import FarmClient, FarmFull
+from embedfarm.contract.farm_client import FarmClient, FarmFull
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import JobTaken
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.redaction import hide_secrets, name_source
 from embedfarm.contract.scheduling_terms import USUAL, Terms
@@ -32,7 +32,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.readers import CorpusError
-from embedfarm.producer.submit import Submitter
+from embedfarm.producer.submitter import Submitter
 from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint

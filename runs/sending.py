@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from embedfarm.collector.output import Output
-from embedfarm.collector.source import Mark, PrefixCheck, SourceChanged, SourceCheck
+from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
 from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.producer.readers import CorpusDigest, Cursor, fail_on_bad_row, look_at, read_corpus
 from embedfarm.producer.readers.limits import Limits
-from embedfarm.producer.submit import Rewind, Stale, Submitter
+from embedfarm.producer.submitter import Rewind, Stale, Submitter
 from embedfarm.runs.request import Request, file_facts
 from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile
 

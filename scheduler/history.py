@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from embedfarm.contract.costs import Cost, Costs
-from embedfarm.contract.farm import length_class
+from embedfarm.contract.farm_client import length_class
 from embedfarm.contract.farm_statistics import HISTORY_SECONDS
 from embedfarm.contract.records import Completion, Rate
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from embedfarm.contract.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
-from embedfarm.contract.farm import FarmClient
-from embedfarm.contract.notify import Notifier
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Decision, JobShare, Plan
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.contract.window import FarmWindow
 from embedfarm.scheduler.history import History
 from embedfarm.scheduler.ledger import Ledger

@@ -10,14 +10,14 @@ import redis
 from embedfarm.contract.backlog import Backlog, read_backlogs
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.entries import Pending
-from embedfarm.contract.farm import FarmClient, length_class
+from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Heartbeat
 from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow
 from embedfarm.scheduler.history import History
 from embedfarm.scheduler.ledger import Demand, Ledger
-from embedfarm.scheduler.speculative_copies import Copies
+from embedfarm.scheduler.speculative_copies import SpeculativeCopies
 from embedfarm.scheduler.state import FarmState, JobState, WorkerState
 
 ACTIVE: Final = frozenset({"open", "closed", "paused"})
@@ -40,7 +40,7 @@ class Observer:
     history: History
     ledger: Ledger
     window: FarmWindow
-    copies: Copies = field(default_factory=Copies)
+    copies: SpeculativeCopies = field(default_factory=SpeculativeCopies)
     model_bytes: dict[str, int] = field(default_factory=dict)
     _models: dict[str, str] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 
 from embedfarm.contract.records import JobShare
 
-Block = tuple[str, str]  # job, and ID of the entry
+EntryPlace = tuple[str, str]  # job, and ID of the entry
 
 
 @dataclass
-class Copies:
+class SpeculativeCopies:
     """Remembers which worker repeats which blocks, so that no two repeat the same one at a time.
 
     A worker is taken to repeat what its last plan told it, and what an earlier one did unless it
     has completed something since: it may still be at that when its plan tells it something else.
     """
 
-    _told: Mapping[Block, str] = field(default_factory=dict)
-    _known: Mapping[Block, str] = field(default_factory=dict)
+    _told: Mapping[EntryPlace, str] = field(default_factory=dict)
+    _known: Mapping[EntryPlace, str] = field(default_factory=dict)
 
     def told(self, shares: Mapping[str, Sequence[JobShare]]) -> None:
         """Take in what the plans of a decision say."""

@@ -48,7 +48,7 @@ class JobState:
     Attributes:
         job: Id of the job.
         model: Key of its model, under which rates are remembered.
-        length_class: Length class of its chunks (`embedfarm.contract.farm.length_class`).
+        length_class: Length class of its chunks (`embedfarm.contract.farm_client.length_class`).
         status: Counters and terms of the job.
         waiting_blocks: Blocks that nobody has leased.
         held_blocks: Blocks leased and not committed, by worker.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat, Result, Rows, text_checksums
 from embedfarm.contract.settings import Settings

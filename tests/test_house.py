@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from embedfarm.contract.settings.__main__ import to_markdown
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [each for each in (ROOT / "embedfarm").iterdir() if each.is_symlink()]
-PYTHON_FARM = ROOT / "embedfarm" / "live.py"  # whose tensors are made where they are asked for
+PYTHON_FARM = ROOT / "embedfarm" / "farm.py"  # whose tensors are made where they are asked for
 MODULE_LINES_MAX = 300
 FUNCTION_LINES_MAX = 60
 FUNCTION_LINES_MEDIAN = 8
@@ -33,6 +33,13 @@ NO_VERB = re.compile(
     r"(The|A|An|What|Whether|How|Where|Why|One|All|Each|Every|There|Number|Index|Key|Seconds|Bytes"
     r"|Tokens|Vectors|Texts|Chunks|Blocks|Rows|Jobs|Workers|Files|Names|Entries|Options)\b"
 )
+# Files that share a name are about the same thing, such as a format, or the subject of a verb.
+SHARED_FILES = {
+    "__init__", "__main__", "main",  # entry points
+    "app", "routes",  # what there is of a door
+    "jsonl", "parquet",  # read, and written
+    "jobs", "keys", "outputs", "overview", "scheduler",  # the thing, and the verb or page for it
+}  # fmt: skip
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -126,6 +133,21 @@ def test_docstrings_stand_alone() -> None:
             assert len(first.split()) >= 3, f"{name}: {first}"
             if should_have_verb and path in shipped:
                 assert not NO_VERB.match(first), f"{name}: {first}"
+
+
+def test_a_name_means_one_thing() -> None:
+    """Each class has a name of its own, and so has each file but those in `SHARED_FILES`."""
+    paths = modules()
+    trees = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in paths}
+    places: defaultdict[str, list[Path]] = defaultdict(list)
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path)
+    assert len(places) > 300
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+    files = Counter(path.stem for path in paths)
+    assert {name for name, count in files.items() if count > 1} == SHARED_FILES
 
 
 def test_rooms_are_links() -> None:
@@ -231,7 +253,7 @@ def test_decisions_have_an_index() -> None:
 
 LIGHT = {
     "embedfarm.cli.app": {"numpy", "pyarrow", "pydantic", "redis"},
-    "embedfarm.cli.embed, embedfarm.runs.completion, embedfarm.live": {
+    "embedfarm.cli.embed, embedfarm.runs.completion, embedfarm.farm": {
         "fastapi", "matplotlib", "openvino", "rq", "sentence_transformers", "torch", "uvicorn"
     },
 }  # fmt: skip

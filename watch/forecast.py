@@ -18,7 +18,7 @@ import numpy as np
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import FarmClient, length_class
+from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus

@@ -8,10 +8,10 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import RecordError, decode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, JobUnreadable, status_from
-from embedfarm.contract.unreadable import names_of
+from embedfarm.contract.unreadable_records import names_of
 
 STEP: Final = 1000  # jobs looked at in one round trip
 LOOKED_MAX: Final = 10_000  # for one page

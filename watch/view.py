@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.pace import (
     AVERAGE_SECONDS,
     NOW_SECONDS,
@@ -23,7 +23,7 @@ from embedfarm.contract.pace import (
 )
 from embedfarm.contract.records import Heartbeat, Sample
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.unreadable import names_of, readable
+from embedfarm.contract.unreadable_records import names_of, readable
 from embedfarm.contract.window import ask_room, room_from
 from embedfarm.watch.bottlenecks import Bottleneck, Situation, find_bottlenecks
 from embedfarm.watch.overview import JobFacts, read_jobs

@@ -30,7 +30,7 @@ from embedfarm.web.operations import routes as operations
 from embedfarm.web.operations.metrics import Figures, Meter
 from embedfarm.web.pages import charts, download, job, scheduler, sign_in, steer, submit, workers
 from embedfarm.web.pages import overview as farm
-from embedfarm.web.pages.drawing import Gallery
+from embedfarm.web.pages.chart_drawing import Gallery
 from embedfarm.web.pages.view_cache import Readers
 from embedfarm.web.services import Passes, Services
 from embedfarm.web.tei import routes as tei_protocol

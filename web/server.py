@@ -17,8 +17,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from embedfarm.contract.notify import Notifier
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.web.gate import HEAD_BYTES_MAX
 from embedfarm.web.http.problems import MEDIA_TYPE, SECURITY_HEADERS, Problem
 

@@ -11,7 +11,7 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.scheduling_terms import Terms, priority_name
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.workers.engines.engine import Engine
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract import tracing
 from embedfarm.contract.broker import UNAVAILABLE, persist
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Result
 from embedfarm.contract.settings import Settings

@@ -15,7 +15,7 @@ from embedfarm.contract import sizing, wire
 from embedfarm.contract.broker import BLOCK_SECONDS_MAX
 from embedfarm.contract.encoding import ForeignVersion, RecordError, decode
 from embedfarm.contract.entries import Entry, Pending
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobShare
 from embedfarm.contract.settings import Settings
@@ -24,7 +24,7 @@ from embedfarm.contract.window import FarmWindow
 from embedfarm.workers.cut_results import failure
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
-from embedfarm.workers.models import JOBS_MAX, Models
+from embedfarm.workers.models import JOBS_MAX, ModelStore
 from embedfarm.workers.texts import tokenise
 
 PIECES: Final = 8  # a block that failed is split into this many
@@ -46,7 +46,7 @@ class Fetcher:
     farm: FarmClient
     worker: str
     holdings: Holdings
-    models: Models
+    models: ModelStore
     settings: Settings
     stop: threading.Event
     tokens_per_second: float = 0.0

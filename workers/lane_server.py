@@ -21,7 +21,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.broker import FIRST_PAUSE_SECONDS, PAUSE_SECONDS_MAX, UNAVAILABLE
 from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import FarmClient, engine_key
+from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, Taken
 from embedfarm.contract.model_files import ModelError
@@ -30,7 +30,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import is_gone
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
-from embedfarm.workers.models import REFUSAL_SECONDS, Models
+from embedfarm.workers.models import REFUSAL_SECONDS, ModelStore
 from embedfarm.workers.texts import tokenise
 
 LISTEN_SECONDS: Final = 0.5  # a stop, or a request that a dead worker left, waits at most so long
@@ -82,7 +82,7 @@ class LaneServer:
 
     farm: FarmClient
     worker: str
-    models: Models
+    models: ModelStore
     settings: Settings
     stop: threading.Event
     wake: Callable[[], None]

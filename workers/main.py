@@ -11,10 +11,10 @@ import os
 import sys
 
 from embedfarm.contract import tracing
-from embedfarm.contract.notify import Notifier
 from embedfarm.contract.processes import stop_when_asked
 from embedfarm.contract.redaction import start_logging
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.workers import devices
 from embedfarm.workers.watchdog import show_what_held_the_lock
 from embedfarm.workers.worker import Worker

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import redis
 
 from embedfarm.contract.encoding import RecordError
-from embedfarm.contract.farm import FarmClient, engine_key
+from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.model_files import ModelError, is_null, resolve
@@ -43,7 +43,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass
-class Models:
+class ModelStore:
     """Loads the model that a job needs, in place of the model before.
 
     Jobs that differ in what does not touch the weights, such as the prompt, share them: each such
@@ -70,7 +70,7 @@ class Models:
     model_bytes: int = 0
     serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
-    # By `embedfarm.contract.farm.engine_key`; None for one on other weights.
+    # By `embedfarm.contract.farm_client.engine_key`; None for one on other weights.
     _variants: dict[str, Engine | None] = field(default_factory=dict)
     _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
     _identities: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)

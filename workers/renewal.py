@@ -2,7 +2,7 @@
 
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import is_gone
 from embedfarm.workers.leases import Holdings
 

@@ -52,7 +52,7 @@ class Timings:
 
         Args:
             seconds: Time that the device may take.
-            model: `embedfarm.contract.farm.model_key` of the engine's spec.
+            model: `embedfarm.contract.farm_client.model_key` of the engine's spec.
             engine: The engine.
         """
         taken = self._costs[_key(model, engine)].estimate(SHORT_TOKENS**2, SHORT_TOKENS**3)

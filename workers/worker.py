@@ -28,16 +28,16 @@ from embedfarm.contract.broker import (
     connect,
     host_name,
 )
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.commit import Committer
-from embedfarm.workers.embed import Embedder
+from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.fetch import Fetcher
 from embedfarm.workers.lane_server import LaneServer
 from embedfarm.workers.leases import Holdings, MicroBatch
-from embedfarm.workers.models import Models
+from embedfarm.workers.models import ModelStore
 from embedfarm.workers.renewal import hand_back, lose_ended, renew
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import HUNG_STATUS, Watchdog, Watched
@@ -93,7 +93,7 @@ class Worker:
         farm = FarmClient(self.client)
         self.holdings = Holdings()
         self.watchdog = Watchdog(self.settings)
-        self.models = Models(farm, self.name, self.torch_device, self.settings, self.watchdog)
+        self.models = ModelStore(farm, self.name, self.torch_device, self.settings, self.watchdog)
         self.fetcher = Fetcher(
             farm, self.name, self.holdings, self.models, self.settings, self.stop
         )

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
-from embedfarm.collector.sinks.batch import PartError, PartRows, Vectors
 from embedfarm.collector.sinks.jsonl import Jsonl
 from embedfarm.collector.sinks.npy import Npy
 from embedfarm.collector.sinks.parquet import Parquet
+from embedfarm.collector.sinks.part_rows import PartError, PartRows, Vectors
 from embedfarm.contract.errors import EmbedfarmError
 
 __all__ = [

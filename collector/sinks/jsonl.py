@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
-from embedfarm.collector.sinks.batch import (
+from embedfarm.collector.sinks.part_files import keep_parts, write_part
+from embedfarm.collector.sinks.part_rows import (
     Matrix,
     PartError,
     PartRows,
@@ -18,7 +19,6 @@ from embedfarm.collector.sinks.batch import (
     check_layout,
     spread,
 )
-from embedfarm.collector.sinks.part_files import keep_parts, write_part
 
 # As text a component takes about three times its memory: convert so many at a time.
 _COMPONENTS_AT_A_TIME: Final = 1 << 20

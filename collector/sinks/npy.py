@@ -21,7 +21,7 @@ from embedfarm.collector.durable_files import (
     sync_directory,
 )
 from embedfarm.collector.manifest import IDS_FILE, Failure, Layout, Part, Written, read_failures
-from embedfarm.collector.sinks.batch import Matrix, PartError, PartRows, Vectors, check_layout
+from embedfarm.collector.sinks.part_rows import Matrix, PartError, PartRows, Vectors, check_layout
 
 EMBEDDINGS_FILE: Final = "embeddings.npy"
 PARTIAL_SUFFIX: Final = ".partial"

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
-from embedfarm.collector.sinks.batch import (
+from embedfarm.collector.sinks.part_files import keep_parts, write_part
+from embedfarm.collector.sinks.part_rows import (
     Matrix,
     PartError,
     PartRows,
@@ -16,7 +17,6 @@ from embedfarm.collector.sinks.batch import (
     check_layout,
     spread,
 )
-from embedfarm.collector.sinks.part_files import keep_parts, write_part
 
 # Encoding vectors as they are is what keeps up with a farm: components hardly ever repeat, so
 # dictionaries, compression and statistics cost time and save nothing. Few large batches of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from embedfarm.collector.durable_files import HashingFile, replacing
 from embedfarm.collector.manifest import Part, Written
-from embedfarm.collector.sinks.batch import PartError
+from embedfarm.collector.sinks.part_rows import PartError
 
 
 def write_part(path: Path, write: Callable[[HashingFile], object]) -> Written:

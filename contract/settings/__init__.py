@@ -19,7 +19,7 @@ from pydantic_settings import (
 from embedfarm.contract.settings.door_limits import DEFAULT_MODEL, DoorSettings, Recurring
 from embedfarm.contract.settings.farm_limits import FarmSettings
 from embedfarm.contract.settings.profiles import PROFILES, PROPORTIONS
-from embedfarm.contract.settings.trusted import TrustedToml, UntrustedFile
+from embedfarm.contract.settings.trusted_files import TrustedToml, UntrustedFile
 
 __all__ = ["DEFAULT_MODEL", "Recurring", "Settings", "UntrustedFile"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.entries import Pending
-from embedfarm.contract.farm import length_class
+from embedfarm.contract.farm_client import length_class
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.scheduler.ledger import Service

@@ -32,7 +32,7 @@ from embedfarm.scheduler.simulation.machines import (
 )
 from embedfarm.scheduler.simulation.modelled_jobs import JobRun, make_job
 from embedfarm.scheduler.simulation.scenario import Scenario
-from embedfarm.scheduler.speculative_copies import Copies
+from embedfarm.scheduler.speculative_copies import SpeculativeCopies
 from embedfarm.scheduler.state import FarmState, WorkerState
 
 IDLE_SECONDS: Final = 0.25  # an idle worker looks for expired leases and copies this often
@@ -93,7 +93,7 @@ class Simulation:
         self._random = np.random.default_rng((seed, 1))
         self._history = History(settings.rate_half_life_seconds)
         self._ledger = Ledger(settings.tenant_weights)
-        self._copies = Copies()
+        self._copies = SpeculativeCopies()
         self._shares: Mapping[str, Sequence[JobShare]] = {}
         self._events: list[tuple[float, int, Action]] = []
         self._order = itertools.count()

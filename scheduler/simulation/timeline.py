@@ -7,8 +7,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from embedfarm.scheduler.drawing import Bar, draw_lanes
 from embedfarm.scheduler.simulation.simulated_farm import Outcome
+from embedfarm.scheduler.timeline_drawing import Bar, draw_lanes
 
 INCHES_WIDE: Final = 11.0
 INCHES_PER_LANE: Final = 0.28

@@ -18,7 +18,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 import embedfarm
-from embedfarm.collector.source import SourceChanged
+from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Heartbeat

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Completion, Decision, Heartbeat, Rate, Sample

@@ -15,7 +15,7 @@ import redis
 from playwright.sync_api import Browser, Page, expect
 
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, ChunkError, Result, text_checksums
 from tests.browser.conftest import SECONDS, Watched

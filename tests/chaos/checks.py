@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from embedfarm.contract.broker import closing_client, persist
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.runs.own_job import JOB_ID_FILE
 from tests.chaos.commands import Job, World
 from tests.chaos.corpora import Vectors, Version, compare, write_texts

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from tests.chaos.callers import Asker, Callers
 from tests.chaos.checks import Checks

@@ -11,7 +11,7 @@ from rq.job import Job
 from rq.utils import now
 
 from embedfarm.contract.broker import host_name
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.ingest.task_worker import worker_name
 from embedfarm.ingest.tasks import QUEUE
 from tests.chaos.tally import Tally

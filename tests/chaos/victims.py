@@ -14,7 +14,7 @@ from rq.job import Job
 from rq.utils import now
 
 from embedfarm.contract.broker import closing_client, host_name, persist
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.ingest.tasks import QUEUE
 from tests.chaos.tally import Tally
 from tests.chaos.watch import Watch, leases

@@ -11,7 +11,7 @@ import redis
 
 from embedfarm.contract.broker import UNAVAILABLE, connect
 from embedfarm.contract.entries import Pending
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobGone, is_gone
 
 LOOK_SECONDS: Final = 0.1

@@ -12,7 +12,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from tests.farm.harness import Embedding, check_output, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.records import Rate
 from embedfarm.contract.settings import Settings

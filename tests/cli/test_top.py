@@ -17,7 +17,7 @@ import redis
 from rich.console import Console
 
 from embedfarm.cli.top import divide, draw, spark
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.watch.view import FarmReader, FarmView
 from tests.contract.little_job import CHUNKS, COMPLETION, embed, heartbeat, make_job
 from tests.farm.harness import COMMAND, run

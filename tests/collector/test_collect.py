@@ -15,14 +15,14 @@ from embedfarm.collector.collect import Collector, JobEnded
 from embedfarm.collector.manifest import About, OutputError
 from embedfarm.collector.output import Output
 from embedfarm.contract.encoding import decode, encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
-from embedfarm.producer.submit import Submitter
+from embedfarm.producer.submitter import Submitter
 from tests.hash_worker import (
     VECTOR_BYTES,
     Bench,

@@ -23,7 +23,7 @@ from embedfarm.collector.manifest import (
     tile,
 )
 from embedfarm.collector.output import Output, OutputBusy, State, read_request, read_state
-from embedfarm.collector.source import PrefixCheck, SourceChanged
+from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract.records import ChunkError, Result, text_checksums
 
 ABOUT = About(job="j", model="m", fingerprint={}, source={}, created=0.0)

@@ -7,7 +7,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import FarmClient, engine_key
+from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane

@@ -8,7 +8,7 @@ import redis
 
 from embedfarm.contract import broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client
-from embedfarm.contract.farm import FarmClient, FarmFull, length_class
+from embedfarm.contract.farm_client import FarmClient, FarmFull, length_class
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
@@ -317,7 +317,7 @@ def test_place_of_a_creator_that_died(client: redis.Redis, monkeypatch: pytest.M
     farm.admit("slow", 1)
     with pytest.raises(FarmFull):
         farm.admit("new", 1)
-    monkeypatch.setattr("embedfarm.contract.farm.PLACE_SECONDS", 0)
+    monkeypatch.setattr("embedfarm.contract.farm_client.PLACE_SECONDS", 0)
     farm.admit("new", 1)
     make_job(client, 1, "slow")
     assert set(farm.job_ids()) == {"slow", "new"}

@@ -5,7 +5,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job, JobTaken
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from embedfarm.cli.embed import embed
-from embedfarm.contract.farm import engine_key
+from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import (
     JOB_DEFAULTS,
     JOB_FIELDS,

@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from embedfarm.contract import broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client, persist
 from embedfarm.contract.encoding import decode, encode
-from embedfarm.contract.farm import FarmClient, engine_key
+from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
 from embedfarm.contract.records import Block, ChunkError

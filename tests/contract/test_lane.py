@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import decode, encode
-from embedfarm.contract.farm import engine_key
+from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import (
     Lane,

@@ -3,7 +3,7 @@
 import redis
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import ROOMY

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import JobGone
 from embedfarm.workers.engines.null import NullEngine

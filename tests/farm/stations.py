@@ -15,7 +15,7 @@ from embedfarm.collector.collect import Collector
 from embedfarm.collector.output import Output
 from embedfarm.contract import wire
 from embedfarm.contract.entries import read_number
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.records import LanePiece

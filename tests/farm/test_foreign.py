@@ -14,7 +14,7 @@ from embedfarm.cli.inspection import examine_records
 from embedfarm.collector.manifest import OutputError
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import RecordError
-from embedfarm.contract.farm import FarmClient, engine_key
+from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.lane import Lane, LaneError
 from embedfarm.contract.records import Plan
 from embedfarm.contract.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import DiskRefused, connect
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus
 from tests.farm.harness import Embedding, check_output, role, run, texts_of, write_corpus

@@ -18,7 +18,7 @@ from embedfarm.collector.manifest import OutputError
 from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
 from embedfarm.contract.encoding import COUNT_MAX, VERSION, Record, RecordError, encode
-from embedfarm.contract.farm import engine_key
+from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.lane import Lane, LaneError
 from embedfarm.contract.records import (
     Block,

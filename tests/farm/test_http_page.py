@@ -10,7 +10,7 @@ import numpy as np
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of

@@ -18,7 +18,7 @@ import pytest
 
 from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Heartbeat
 from tests.farm.harness import Embedding, check_output, role, run, write_corpus
 from tests.support import LiveServer, wait_until

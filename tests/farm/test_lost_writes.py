@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus
 from tests.farm.harness import Embedding, check_output, role, texts_of, write_corpus

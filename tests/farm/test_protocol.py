@@ -16,7 +16,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import Record, encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block, ChunkError, Result, TokenIds, TokenRecipe
 from embedfarm.contract.settings import Settings

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobGone
 from tests.farm.harness import Embedding, null_vectors, role, texts_of, write_corpus
 from tests.support import LiveServer, force_log, wait_until

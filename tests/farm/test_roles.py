@@ -10,7 +10,7 @@ import redis
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Completion
 from tests.farm.harness import check_output, manifest, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until

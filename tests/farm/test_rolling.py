@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobStatus
 from tests.farm.harness import COMMAND, check_output, run, texts_of, write_corpus
 from tests.farm.service import Service

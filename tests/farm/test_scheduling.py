@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.scheduling import run_policies
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block

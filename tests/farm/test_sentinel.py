@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import UNAVAILABLE, carried_server, closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from tests.farm.farm_of_all_roles import whole_farm
 from tests.farm.guarded_server import make_passwords

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from embedfarm.cli.app import app
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from tests.farm.farm_of_all_roles import MODEL, WholeFarm, whole_farm
 from tests.farm.guarded_server import (

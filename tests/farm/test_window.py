@@ -19,13 +19,13 @@ from embedfarm.collector.output import Output
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Result, text_checksums
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.window import FarmWindow
-from embedfarm.producer.submit import Submitter
+from embedfarm.producer.submitter import Submitter
 from tests.hash_worker import VECTOR_BYTES, Bench, HashWorker, corpus
 from tests.support import LiveServer
 from tests.web.conftest import client_of

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from tests.farm.harness import Embedding, check_output, role, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 

@@ -15,7 +15,7 @@ from rq import Queue
 from rq.job import Job
 
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobStatus
 from tests.farm.harness import COMMAND, role
 from tests.support import LiveServer, wait_until

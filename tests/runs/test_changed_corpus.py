@@ -19,16 +19,16 @@ from rich.console import Console
 from embedfarm.cli.progress import View
 from embedfarm.collector.manifest import OutputError, read_manifest
 from embedfarm.collector.output import Output
-from embedfarm.collector.source import SourceChanged
+from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.records import Result, Rows, text_checksums
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import CorpusError, CorpusOptions, facts, read_corpus
+from embedfarm.producer.readers import CorpusError, CorpusOptions, corpus_digest, read_corpus
 from embedfarm.producer.readers.limits import Limits
-from embedfarm.producer.submit import Submitter
+from embedfarm.producer.submitter import Submitter
 from embedfarm.runs import sending as module
 from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.request import Request
@@ -258,7 +258,7 @@ def test_a_bad_row_late_in_the_corpus(bench: Bench, monkeypatch: pytest.MonkeyPa
 
 def test_a_resume_reads_what_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume reads an unchanged corpus on from a mark in the journal."""
-    monkeypatch.setattr(facts, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr(corpus_digest, "FRESH_SECONDS", -1.0)
     texts = [f"chunk {index}" for index in range(20_000)]
     bench.write(texts)
     bench.embed_all(6, parts_of=2000)
@@ -280,7 +280,7 @@ def test_a_resume_trusts_no_mark_of_a_changed_corpus(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume reads a changed corpus from its start, and finds a change before all marks."""
-    monkeypatch.setattr(facts, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr(corpus_digest, "FRESH_SECONDS", -1.0)
     bench.embed_all(3)
     bench.write(["changed", *TEXTS[1:]])
     with pytest.raises(SourceChanged, match="rows 0 to 999 "):
@@ -291,7 +291,7 @@ def test_a_server_that_wants_rows_before_the_mark(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume reads the corpus from its start when the server wants earlier rows."""
-    monkeypatch.setattr(facts, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr(corpus_digest, "FRESH_SECONDS", -1.0)
     bench.write(texts := [f"chunk {index}" for index in range(8000)])
     bench.embed_all(3, parts_of=2000)
     request, stop = bench.request(), threading.Event()

@@ -13,7 +13,7 @@ import redis
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
 from embedfarm.collector.output import locked
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.runs import ending

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job

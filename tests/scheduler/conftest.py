@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.scheduler.loop import Scheduler
 from embedfarm.scheduler.policies import ENTRY_POINTS
 from tests.scheduler.live import SETTINGS, Running, Start

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient, length_class
+from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Completion, Heartbeat, JobShare, Rate

@@ -20,7 +20,7 @@ from embedfarm.scheduler.passes import decide
 from embedfarm.scheduler.passes.baselines import BATCH_CHUNKS, BATCH_CHUNKS_MAX
 from embedfarm.scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, RESCUES_MAX
 from embedfarm.scheduler.policies import POLICIES, make_passes
-from embedfarm.scheduler.speculative_copies import Copies
+from embedfarm.scheduler.speculative_copies import SpeculativeCopies
 from embedfarm.scheduler.state import SHARES_MAX, Draft, FarmState, JobState
 from tests.scheduler import support
 from tests.scheduler.farms import SETTINGS, farms
@@ -283,7 +283,10 @@ def test_every_decision(policy: str, state: FarmState) -> None:
 
 
 def tail_of(
-    holders: Mapping[str, str], speeds: Mapping[str, float], at_work: set[str], copies: Copies
+    holders: Mapping[str, str],
+    speeds: Mapping[str, float],
+    at_work: set[str],
+    copies: SpeculativeCopies,
 ) -> FarmState:
     """Return a farm with one job, all of whose blocks are leased by `holders`, and its workers."""
     job = replace(
@@ -307,7 +310,7 @@ def test_no_block_is_repeated_by_two(policy: str, data: st.DataObject) -> None:
     """
     names, speeds = ["a", "b", "c", "d"], st.sampled_from([10.0, 1000.0, 100_000.0])
     holders = {f"{8 * n + 1}-8": data.draw(st.sampled_from(names)) for n in range(9)}
-    copies, passes = Copies(), make_passes(POLICIES[policy], SETTINGS)
+    copies, passes = SpeculativeCopies(), make_passes(POLICIES[policy], SETTINGS)
     doing: dict[str, set[str]] = {}
     for _ in range(data.draw(st.integers(2, 6))):
         live = data.draw(st.dictionaries(st.sampled_from(names), speeds, min_size=1))

@@ -9,7 +9,7 @@ import pytest
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Plan

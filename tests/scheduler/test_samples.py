@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.scheduler import samples
 from embedfarm.scheduler.samples import SAMPLE_SECONDS, Sampler
 from tests.scheduler.live import Start, beat, completion, fill, report

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embedfarm.contract.farm import FarmClient, length_class
+from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.records import Decision, Rate
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings

@@ -9,7 +9,7 @@ import pytest
 
 from embedfarm.contract import wire
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.plans import DECISIONS_MAX, STATS_SECONDS
 from embedfarm.contract.records import Decision, SchedulerStats
 from embedfarm.scheduler.loop import NOTES_MAX, TELL_SECONDS

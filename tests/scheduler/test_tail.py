@@ -9,7 +9,7 @@ from embedfarm.contract.records import JobShare
 from embedfarm.scheduler.passes import decide
 from embedfarm.scheduler.passes.size import Size
 from embedfarm.scheduler.passes.tail import Tail
-from embedfarm.scheduler.speculative_copies import Copies
+from embedfarm.scheduler.speculative_copies import SpeculativeCopies
 from embedfarm.scheduler.state import FarmState, JobState
 from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
 
@@ -100,7 +100,7 @@ def test_who_repeats_something_gets_the_next_when_that_is_done() -> None:
 
 def test_what_a_worker_was_told_is_remembered() -> None:
     """Copies are remembered until the worker completes something after that plan, or dies."""
-    copies = Copies()
+    copies = SpeculativeCopies()
     share = JobShare(job="job", tokens=0, blocks=1, copies=["1-0"])
     copies.told({"one": (share,), "other": (msgspec.structs.replace(share, copies=[]),)})
     copies.completed("one")  # of something before that plan

@@ -19,7 +19,7 @@ from embedfarm.contract.records import Heartbeat, Rows
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
-from embedfarm.producer import submit
+from embedfarm.producer import submitter
 from embedfarm.producer.readers import corpus, read_corpus
 from embedfarm.runs import run, sending
 from embedfarm.runs.completion import complete
@@ -157,7 +157,7 @@ _forward: Final = NullEngine.forward
 
 def guess_vectors(dimensions: int) -> None:
     """Make producers guess the size of vectors right: of guessed large ones, a block has one."""
-    setattr(submit, "VECTOR_BYTES_GUESSED", 4 * dimensions)  # noqa: B010 # in this process alone
+    setattr(submitter, "VECTOR_BYTES_GUESSED", 4 * dimensions)  # noqa: B010 # in this process alone
 
 
 def read_slowly(rows: int, seconds: float, on_read: Callable[[Sequence[str], bool], None]) -> None:

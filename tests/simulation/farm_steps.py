@@ -12,7 +12,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import FarmClient, FarmFull, engine_key
+from embedfarm.contract.farm_client import FarmClient, FarmFull, engine_key
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job

@@ -12,7 +12,7 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.sinks import jsonl
 from embedfarm.contract import wire
 from embedfarm.contract.records import Result
-from embedfarm.producer.submit import Rewind
+from embedfarm.producer.submitter import Rewind
 from embedfarm.runs import completion
 from embedfarm.runs.own_job import JOB_ID_FILE
 from tests.simulation.link import Host

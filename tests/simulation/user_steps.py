@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import ChangeRefused, Job
 from embedfarm.contract.status import JobGone
 from tests.simulation.corpora import Corpus

@@ -12,17 +12,17 @@ from typing import Final
 from embedfarm.collector.collect import JobEnded
 from embedfarm.collector.durable_files import sync_directory
 from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
-from embedfarm.collector.source import SourceChanged
+from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import JobGone
 from embedfarm.producer.readers import CorpusError, CorpusOptions
-from embedfarm.producer.submit import JobRefused
+from embedfarm.producer.submitter import JobRefused
 from embedfarm.runs.request import Request
 from embedfarm.runs.run import Place
 from tests.simulation.corpora import Corpus

@@ -3,7 +3,7 @@
 import redis
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.watch.overview import read_jobs
 from tests.contract.little_job import make_job
 

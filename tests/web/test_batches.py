@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from rq import Worker
 from sentence_transformers import SentenceTransformer
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.wire import JobKeys

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from embedfarm.cli.app import app
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.scheduling_terms import DEADLINE_MS_MAX
 from embedfarm.ingest.job_directories import new_id, remove_old
 from tests.support import LiveServer

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.watch.overview import JobFacts, read_jobs
 from embedfarm.web.jobs.job_watch import JobWatch
 from tests.contract.little_job import CHUNKS, embed, make_job

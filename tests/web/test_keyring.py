@@ -8,7 +8,7 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.web import gate
 from embedfarm.web.auth.keys import Key, KeysError, make_key, read_keys
 from embedfarm.web.operations.routes import OLD_KEYS

@@ -15,15 +15,15 @@ from fastapi.testclient import TestClient
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.status import JobStatus
-from embedfarm.scheduler.drawing import Bar
+from embedfarm.scheduler.timeline_drawing import Bar
 from embedfarm.web.auth.keys import Key, Scope
 from embedfarm.web.auth.sessions import COOKIE
 from embedfarm.web.http.rendering import duration, local_path, number, percent, size, span
-from embedfarm.web.pages.drawing import (
+from embedfarm.web.pages.chart_drawing import (
     ChartStyle,
     Curve,
     Theme,

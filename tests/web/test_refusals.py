@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from tests.contract.little_job import embed, push

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import Settings

@@ -15,7 +15,7 @@ from schemathesis.engine import events, from_schema
 from schemathesis.openapi import from_dict
 from schemathesis.schemas import BaseSchema
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import DEFAULT_MODEL
 from embedfarm.web.auth.keys import make_key
 from embedfarm.web.operations.routes import NO_INGEST

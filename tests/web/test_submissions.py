@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from rq import Worker
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.settings.door_limits import TenantLimits
 from embedfarm.ingest.tenant_storage import stored_bytes

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import JobShare, Plan
@@ -24,7 +24,7 @@ from embedfarm.ingest.job_directories import OUTPUT
 from embedfarm.ingest.openai_files import complete_batch
 from embedfarm.watch import overview
 from embedfarm.web.auth.keys import make_key
-from embedfarm.web.pages import live
+from embedfarm.web.pages import page_events
 from tests.contract.little_job import COMPLETION, DECISION, SAMPLE, STATS, heartbeat, snapshot
 from tests.support import LiveServer
 from tests.web.conftest import client_of
@@ -187,8 +187,8 @@ def world(
     server: LiveServer, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     """A farm on which a tenant has something of everything."""
-    monkeypatch.setattr(live, "STREAM_SECONDS", 0.01)
-    monkeypatch.setattr(live, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(page_events, "STREAM_SECONDS", 0.01)
+    monkeypatch.setattr(page_events, "REFRESH_SECONDS", 0.01)
     made = [
         make_key("of-a", ["submit", "read"], "alpha"),
         make_key("of-b", ["submit", "read"], "beta"),

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobShare, Plan, Result

@@ -8,14 +8,14 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.usage import Parity
 from embedfarm.workers.commit import PIPELINE_BYTES, Committer
-from embedfarm.workers.embed import Embedder
+from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
 from tests.support import LiveServer, force_log

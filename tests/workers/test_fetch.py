@@ -14,7 +14,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobShare, Plan, TokenIds, TokenRecipe
@@ -23,11 +23,11 @@ from embedfarm.contract.status import JobGone
 from embedfarm.workers import fetch as first_stage
 from embedfarm.workers import models
 from embedfarm.workers.cut_results import results_of
-from embedfarm.workers.embed import Embedder
+from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import Chunk, Tokenised
 from embedfarm.workers.fetch import Fetcher, pieces
 from embedfarm.workers.leases import Holdings, MicroBatch
-from embedfarm.workers.models import Models
+from embedfarm.workers.models import ModelStore
 from embedfarm.workers.watchdog import Watchdog
 from tests.support import LiveServer, force_log, wait_until
 from tests.workers.support import (
@@ -47,7 +47,7 @@ BLOCKS = "ef:{j}:in"
 
 def fetcher_on(farm: FarmClient, worker: str = "w", settings: Settings = LONG) -> Fetcher:
     """A first stage; another one of the same name is the same worker after a crash."""
-    models = Models(farm, worker, "cpu", settings, Watchdog(settings))
+    models = ModelStore(farm, worker, "cpu", settings, Watchdog(settings))
     return Fetcher(farm, worker, Holdings(), models, settings, threading.Event())
 
 

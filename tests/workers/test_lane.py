@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient, engine_key
+from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
@@ -32,7 +32,7 @@ from embedfarm.contract.model_files import resolve
 from embedfarm.contract.records import Block
 from embedfarm.workers import models
 from embedfarm.workers.budgets import Budgets
-from embedfarm.workers.embed import Embedder
+from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, Tokenised
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import MicroBatch

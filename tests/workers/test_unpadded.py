@@ -19,7 +19,7 @@ from transformers import AttentionInterface, DataCollatorWithFlattening, MPNetCo
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.workers.embed import Embedder
+from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines import unpadded
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.tokenizer import Tokens, lay_end_to_end

@@ -8,7 +8,7 @@ import threading
 
 import redis
 
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.watchdog import LOOK_SECONDS_MAX, Watchdog, Watched
 from tests.support import LiveServer, wait_until

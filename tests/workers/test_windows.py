@@ -14,7 +14,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import Block
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.embed import Embedder
+from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import Finish, Tokenised
 from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine

@@ -16,7 +16,7 @@ import redis
 from numpy.typing import NDArray
 
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat
 from embedfarm.workers import models

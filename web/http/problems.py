@@ -16,7 +16,7 @@ from starlette.routing import Match
 
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import RecordError
-from embedfarm.contract.farm import FarmFull
+from embedfarm.contract.farm_client import FarmFull
 from embedfarm.contract.jobs import ChangeRefused
 from embedfarm.contract.status import JobGone
 from embedfarm.ingest.allow_list import PathRefused

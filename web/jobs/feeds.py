@@ -14,7 +14,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Rows
 from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.producer.feed import OutOfPlace, WindowFull, close, extend
-from embedfarm.producer.submit import JobRefused
+from embedfarm.producer.submitter import JobRefused
 from embedfarm.watch.overview import JobFacts, read_job
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.bodies import BoundedRoute

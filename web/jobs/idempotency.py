@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Header, HTTPException
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmFull
+from embedfarm.contract.farm_client import FarmFull
 from embedfarm.ingest.job_directories import new_id
 from embedfarm.web.auth.keys import Key
 from embedfarm.web.services import Services

@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 from rq.exceptions import DuplicateJobError
 from starlette.concurrency import run_in_threadpool
 
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.redaction import hide_in_word
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused, allow_source, allow_url, is_url

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from embedfarm.collector.durable_files import sync
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.settings.profiles import MEBIBYTE
 from embedfarm.ingest.job_directories import UPLOADS
 from embedfarm.ingest.tenant_storage import upload_suffix

@@ -21,7 +21,7 @@ from rq.exceptions import DuplicateJobError
 from embedfarm.contract.batch_requests import ENDPOINT
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import ChangeRefused
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.scheduling_terms import USUAL
 from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.ingest.job_directories import OUTPUT, put, read_kept, remove_directory

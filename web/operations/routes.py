@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.records import Decision, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings

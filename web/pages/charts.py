@@ -4,10 +4,10 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
 
-from embedfarm.scheduler.drawing import Bar
+from embedfarm.scheduler.timeline_drawing import Bar
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.jobs.routes import JobId
-from embedfarm.web.pages.drawing import (
+from embedfarm.web.pages.chart_drawing import (
     COLOURS,
     ChartStyle,
     Curve,

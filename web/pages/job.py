@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from embedfarm.contract.encoding import RecordError
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.pace import Range, TimedMicroBatch
@@ -21,7 +21,7 @@ from embedfarm.web.auth.keys import Scope
 from embedfarm.web.jobs.failures import PLACE, read_failures
 from embedfarm.web.jobs.routes import After, JobId
 from embedfarm.web.pages.download import why_not
-from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from embedfarm.watch.overview import read_page
 from embedfarm.watch.view import FarmReader, FarmView, Point
 from embedfarm.web.auth.keys import Scope
-from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 

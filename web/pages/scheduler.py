@@ -11,7 +11,7 @@ from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.rendering import render
 from embedfarm.web.operations import routes as operations
 from embedfarm.web.operations.routes import PassesChange
-from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, cast
 from fastapi import Depends, Request
 
 from embedfarm.watch.view import FarmReader
-from embedfarm.web.pages.drawing import Gallery
+from embedfarm.web.pages.chart_drawing import Gallery
 from embedfarm.web.services import Service, Services
 
 READERS_MAX: Final = 64

@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple, cast
 from fastapi import APIRouter, Request, Response
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm import FarmClient, length_class
+from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.records import Completion, Heartbeat, Rate
-from embedfarm.contract.unreadable import readable
+from embedfarm.contract.unreadable_records import readable
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
-from embedfarm.web.pages.live import LIVE, answer_live
+from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 

@@ -1,4 +1,4 @@
-"""Facts about a corpus from outside, by which it is seen to have changed."""
+"""Digests of what stores say about the files of a corpus, by which it is seen to have changed."""
 
 import hashlib
 import time

@@ -13,8 +13,8 @@ import pytest
 import redis
 from rq import Worker
 
-from embedfarm.contract.farm import FarmClient
-from embedfarm.contract.notify import Notifier
+from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.workers.watchdog import HUNG_STATUS
 from tests.farm.harness import COMMAND
 from tests.farm.service import Service

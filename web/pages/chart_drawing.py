@@ -17,7 +17,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
-from embedfarm.scheduler.drawing import Bar, draw_lanes
+from embedfarm.scheduler.timeline_drawing import Bar, draw_lanes
 from embedfarm.web.http.rendering import number
 
 FRESH_SECONDS: Final = 2.0

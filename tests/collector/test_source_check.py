@@ -11,7 +11,7 @@ from embedfarm.collector import collect
 from embedfarm.collector.collect import Collector
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
-from embedfarm.collector.source import SourceCheck
+from embedfarm.collector.source_check import SourceCheck
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
 from embedfarm.contract.broker import connect
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane

@@ -14,7 +14,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block, Result, text_checksums
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.cut_results import failure, results_of
-from embedfarm.workers.embed import Embedder, OpenReference
+from embedfarm.workers.embedder import Embedder, OpenReference
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import Lease, MicroBatch
@@ -356,7 +356,7 @@ def test_what_a_batch_takes_is_learned(
 ) -> None:
     """The account says after some batches how many seconds a token costs."""
     now = 0.0
-    monkeypatch.setattr("embedfarm.workers.embed.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("embedfarm.workers.embedder.time", SimpleNamespace(monotonic=lambda: now))
 
     class Slow(Queueing):
         def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from embedfarm.contract.broker import persist
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import BlocksLost, JobTaken
 from embedfarm.contract.records import Block, Rows

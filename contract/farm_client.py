@@ -22,7 +22,7 @@ from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
-from embedfarm.contract.unreadable import (
+from embedfarm.contract.unreadable_records import (
     names_of,
 )
 

@@ -12,14 +12,14 @@ import pytest
 import redis
 
 from embedfarm.contract.encoding import decode
-from embedfarm.contract.farm import FarmClient
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Rate, Rows, TokenRecipe
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
-from embedfarm.producer import submit
-from embedfarm.producer.submit import GROUPS_PER_WINDOW, JobRefused, Rewind, Submitter
+from embedfarm.producer import submitter as submission
+from embedfarm.producer.submitter import GROUPS_PER_WINDOW, JobRefused, Rewind, Submitter
 from tests.hash_worker import Bench, HashWorker, corpus, crash, log_bytes, text_of
 from tests.support import LiveServer, wait_until
 from tests.word_tokenizer import write_tokenizer
@@ -229,10 +229,10 @@ def test_probe(opened: Open, job: Job, bench: Bench, worker: HashWorker) -> None
     """A few small blocks are sent before a speed is known; then the window is filled."""
     worker.farm.leave("hash")
     pushed = bench.run(opened().submit, corpus(0, 15_000))
-    wait_until(lambda: job.status().blocks_in >= submit.PROBE_BLOCKS)
+    wait_until(lambda: job.status().blocks_in >= submission.PROBE_BLOCKS)
     wait_until(lambda: stuck(job, pushed))
     assert not pushed.done()
-    assert all(block.token_count < 2 * submit.PROBE_TOKENS for block in blocks_of(job))
+    assert all(block.token_count < 2 * submission.PROBE_TOKENS for block in blocks_of(job))
     worker.beat()
     assert pushed.result(60) == 15_000
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embedfarm.contract.private import make_private
+from embedfarm.contract.private_directories import make_private
 
 
 @pytest.fixture(params=[0, 0o022, 0o077])
