@@ -16,7 +16,7 @@ SEEDS ?= 100000
 SEED0 ?= 0
 SEED ?= 0
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
-SOURCES := embedfarm contract producer scheduler workers collector runs watch ingest cli web tests benchmarks
+SOURCES := embedfarm contract producer scheduler workers collector runs watch ingest cli web tests benchmarks docs/conf.py
 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+docs: .venv/installed-dev ## The documentation site, in build/site; what does not fit is an error.
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs . build/site
 
 audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.
 	$(BIN)/python -m tests.audit
@@ -101,4 +104,4 @@ bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models tha
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check audit test accept model-check soak mutants chaos bench bench-gpu bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check docs audit test accept model-check soak mutants chaos bench bench-gpu bench-peers bench-scheduling simulate week clean

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -249,6 +250,19 @@ def test_decisions_have_an_index() -> None:
     wanted = [(number, title, changed.get(number, "stands")) for number, title, _ in made]
     assert [number for number, *_ in wanted] == [str(1 + place) for place in range(len(wanted))]
     assert re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, flags=re.MULTILINE) == wanted
+
+
+def test_the_changelog_has_this_version() -> None:
+    """Each version has a dated section of the changelog, newest first; the package's is one."""
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.+)$", changelog, flags=re.MULTILINE)
+    versions = [re.fullmatch(r"([\d.]+) - (\d{4}-\d\d-\d\d)", each) for each in sections[1:]]
+    assert sections[0] == "Unreleased"
+    assert all(versions), sections
+    dates = [each[2] for each in versions if each]
+    assert dates == sorted(dates, reverse=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] in [each[1] for each in versions if each]
 
 
 LIGHT = {
