@@ -44,7 +44,7 @@ CHUNKS: Final = 500_000  # more than a run of 500 requests gets through
 TEXTS: Final = 100
 TEXT_CHARACTERS: Final = 80  # a line, as long as what people ask
 TIMEOUT_SECONDS: Final = 60.0
-ASKERS: Final = 64
+CALLERS: Final = 64
 PHASE_SECONDS: Final = (17.0, 29.0, 41.0)  # a part of the output is written about every 80
 WARM_TOKENS: Final = 50_000  # of the job, before anything is measured
 START_SECONDS_MAX: Final = 300.0
@@ -179,7 +179,7 @@ class Traffic:
     def send(self, requests: int, rate: float) -> list[tuple[float, LaneAnswer]]:
         """Send requests at a steady rate; return seconds since each was due, and its answer."""
         began = time.monotonic()
-        with ThreadPoolExecutor(max_workers=ASKERS) as pool:
+        with ThreadPoolExecutor(max_workers=CALLERS) as pool:
             asked = [pool.submit(self.ask, began + place / rate) for place in range(requests)]
             return [each.result() for each in asked]
 

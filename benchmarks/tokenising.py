@@ -42,10 +42,10 @@ def measure(chunks: int, rounds: int) -> dict[str, float]:
     texts = [text for _, text in islice(docstrings(), chunks)]
     spec = JobSpec(model=MODEL, dtype="float32")
     engine = SentenceTransformerEngine.open(spec, "cpu", None, measured=False)
-    recipe = engine.recipe
-    if recipe is None:
-        raise model_files.ModelError(f"{MODEL} has no recipe for token ids")
-    encoder = TokenEncoder.open(model_files.resolve(MODEL), recipe)
+    tokenisation = engine.tokenisation
+    if tokenisation is None:
+        raise model_files.ModelError(f"{MODEL} has no tokenisation settings")
+    encoder = TokenEncoder.open(model_files.resolve(MODEL), tokenisation)
     blocker = Blocker(0, Settings(), tokens_target=1e4)
     blocks = [
         encode(block) for block in [*blocker.add(Rows(texts, None), encoder), *blocker.flush()]

@@ -264,7 +264,7 @@ class Driver:
             chunks = take(job, start, CHUNKS, BYTES_MAX)
             if chunks is None:
                 _check(time.monotonic() < deadline, f"{name} stands still at chunk {start}")
-                job.wait(job.keys.bell, 1.0)
+                job.wait(job.keys.result_wakeup, 1.0)
                 continue
             start += len(chunks.batch.good)
             errors += len(chunks.failures)

@@ -23,7 +23,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.contract.batch_requests import Planned
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.processes import watch_lifeline
+from embedfarm.contract.processes import watch_parent_pipe
 from embedfarm.contract.settings import Settings
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "Manifest"
     )
     place = Place(out / VECTORS, settings, "all", 0, job_id, command_line())
     stop = stop_on_signals()
-    watch_lifeline(stop.set)
+    watch_parent_pipe(stop.set)
     try:
         return complete(request, place, stop, View(Console(stderr=True), lines=True)).manifest
     except Interrupted:
@@ -149,9 +149,9 @@ def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator
     from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
 
     with closing_client(settings.redis_url) as client:
-        recipe = FarmClient(client).reports.recipe(manifest.job)
+        tokenisation = FarmClient(client).reports.tokenisation(manifest.job)
     directory = find_local(manifest.model, settings.model_cache)
-    encoder = TokenEncoder.open(directory, recipe) if directory and recipe else None
+    encoder = TokenEncoder.open(directory, tokenisation) if directory and tokenisation else None
     for rows in read_corpus([str(corpus)], CorpusOptions(), fail_on_bad_row):
         for first in range(0, len(rows.texts), BATCH_ROWS):
             texts = rows.texts[first : first + BATCH_ROWS]

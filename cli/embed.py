@@ -29,7 +29,7 @@ from embedfarm.cli.term_options import Deadline, Priority, Tenant, Weight, read_
 from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.processes import watch_lifeline
+from embedfarm.contract.processes import watch_parent_pipe
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
 
@@ -152,7 +152,7 @@ def run_to_end(
     from embedfarm.runs.run import Interrupted
 
     stop = stop_on_signals()
-    watch_lifeline(stop.set)
+    watch_parent_pipe(stop.set)
     view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
     try:
         manifest, before = complete(request, place, stop, view, terms, retry=retry)

@@ -20,7 +20,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.supervision import keep
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, wait_until_ready
-from embedfarm.contract.processes import Child, Supervisor, watch_lifeline
+from embedfarm.contract.processes import Child, Supervisor, watch_parent_pipe
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
@@ -40,7 +40,7 @@ def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
     settings = read_settings(redis)
     url = need_server(settings)
     stop = stop_on_signals()
-    watch_lifeline(stop.set)
+    watch_parent_pipe(stop.set)
     notifier = Notifier()
     start_logging(logging.WARNING)
     with plain_errors(), closing_client(url) as client:

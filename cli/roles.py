@@ -24,7 +24,7 @@ from embedfarm.cli.supervision import all_beat, keep
 from embedfarm.contract import tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, refuse_eviction, wait_until_ready
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.processes import Supervisor, watch_lifeline
+from embedfarm.contract.processes import Supervisor, watch_parent_pipe
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
@@ -73,8 +73,8 @@ def _is_up(local: "LocalFarm", farm: FarmClient, port: int) -> bool:
 
 def _listens(port: int) -> bool:
     """Tell whether somebody takes connections at that port of loopback."""
-    with socket.socket() as asker:
-        return asker.connect_ex((LOOPBACK, port)) == 0
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def schedule(redis: RedisUrl = "") -> None:
@@ -145,7 +145,7 @@ def serve(
         fail(f"cannot listen at {host}, port {port}: {error}", USAGE)
     app = create_app(settings, keys, _passes(settings))
     server = make_server(app, settings, Notifier())
-    watch_lifeline(lambda: setattr(server, "should_exit", True))
+    watch_parent_pipe(lambda: setattr(server, "should_exit", True))
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"serving http://{shown}:{listener.getsockname()[1]} for {hide_password(url)}")
     server.run([listener])

@@ -311,7 +311,7 @@ class Collector:
         The client renews an idle connection without a word, so that an outage is not always met as
         an error. Results that came back with it are on disk, and in the way of new ones.
         """
-        if not self._persist(lambda: self.job.wait(self.job.keys.bell, WAIT_SECONDS)):
+        if not self._persist(lambda: self.job.wait(self.job.keys.result_wakeup, WAIT_SECONDS)):
             self._persist(self._forget_durable)
             self._persist(self._take_straddling)
             if self._persist(self._holds_up):

@@ -125,7 +125,7 @@ class BlockStream(JobHandle):
         for entry, result in results:
             errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
             commit(
-                keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.bell],
+                keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.result_wakeup],
                 args=[
                     entry.id,
                     result.start,

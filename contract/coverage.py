@@ -1,7 +1,7 @@
 """Coverage of a job: the chunks that the server has, and those that it should have but lacks.
 
 Nothing is lost between the stations: a server that forgets the end of its log forgets it
-everywhere, and the producer sends it again. A hole in the midst comes from a change by hand, a
+everywhere, and the producer sends it again. A gap in the midst comes from a change by hand, a
 server that evicts keys, or an old backup. Only the source can fill it.
 """
 
@@ -45,14 +45,14 @@ class Coverage:
         """Return ranges of pushed chunks, from `first` on, that neither disk nor server has."""
         there = chain(self.results, self.waiting, self.leased, self.added)
         upto = max(first, self.drained_upto)
-        holes = []
+        gaps = []
         for each in sorted(there, key=lambda each: each.start):
             if each.start > upto:
-                holes.append(range(upto, min(each.start, self.pushed_upto)))
+                gaps.append(range(upto, min(each.start, self.pushed_upto)))
             upto = max(upto, each.stop)
         if upto < self.pushed_upto:
-            holes.append(range(upto, self.pushed_upto))
-        return [each for each in holes if each]
+            gaps.append(range(upto, self.pushed_upto))
+        return [each for each in gaps if each]
 
 
 def reconcile(job: Job, blocks: Iterable[Block] = ()) -> Coverage:

@@ -3,8 +3,8 @@
 Every record is one byte, the version of its layout, and a msgpack array of its fields in the order
 of their classes. A reader that meets another version refuses it by name, without guessing:
 `ForeignVersion`. A field may be added at the end of a record, with a default, without a new
-version; but a new field of a `JobSpec` or a `TokenRecipe`, which decide the vectors, is refused by
-older readers.
+version; but a new field of a `JobSpec` or of `TokenisationSettings`, which decide the vectors, is
+refused by older readers.
 """
 
 from typing import Annotated, Final, TypeAlias, TypeVar

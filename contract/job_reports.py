@@ -12,7 +12,7 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
-from embedfarm.contract.records import TokenRecipe
+from embedfarm.contract.records import TokenisationSettings
 from embedfarm.contract.status import JobGone
 from embedfarm.contract.unreadable_records import (
     read_words,
@@ -58,36 +58,38 @@ class JobReports(FarmKeys):
         (data,) = Job(self.client, job, owner).notes("fingerprint").values() or [b"{}"]
         return read_words(data, f"fingerprint of {job}", self.on_unreadable)
 
-    def agree_on_tokens(self, job: str, recipe: TokenRecipe | None, of: str = "") -> None:
+    def agree_on_tokens(
+        self, job: str, tokenisation: TokenisationSettings | None, of: str = ""
+    ) -> None:
         """Make sure that every worker of a job can read its token ids.
 
-        The first worker's recipe becomes the job's. Without a recipe, the job's blocks are texts,
+        The first worker's settings become the job's. Without any, the job's blocks are texts,
         which all workers can read.
 
         Args:
             job: Id of the job.
-            recipe: How the caller makes token ids; None if it reads texts only.
+            tokenisation: How the caller makes token ids; None if it reads texts only.
             of: Owner or generation of the job that is meant; "" for whichever has the id.
 
         Raises:
-            ModelRefused: This worker's recipe differs.
+            ModelRefused: This worker's settings differ.
             JobGone: There is no such job, or another one has the id.
         """
-        ours = encode(recipe) if recipe else b""
+        ours = encode(tokenisation) if tokenisation else b""
         agreed = Job(self.client, job, of).note("recipe", ours, first=True)
         if agreed is None:
             raise JobGone(job)
         if agreed not in {b"", ours}:
             raise ModelRefused("this worker's tokenizer does not make the job's token ids")
 
-    def recipe(self, job: str) -> TokenRecipe | None:
-        """Return the recipe of a job's token ids; None if no worker gave one, or they need texts.
+    def tokenisation(self, job: str) -> TokenisationSettings | None:
+        """Return how a job's token ids are made; None if no worker said so, or they need texts.
 
         Raises:
-            RecordError: The recipe cannot be read, as from another version.
+            RecordError: The settings cannot be read, as from another version.
         """
         data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "recipe"))
-        return decode(TokenRecipe, data) if data else None
+        return decode(TokenisationSettings, data) if data else None
 
     def account(self, job: str, worker: str, incarnation: str, account: Account) -> None:
         """Note what a worker has done for a job so far, in place of what it noted before."""

@@ -288,7 +288,7 @@ class Job(JobHandle):
         answer = self._script("end")(
             keys=[
                 keys.meta, keys.failed,
-                keys.blocks, keys.retry, keys.results, keys.bell, keys.room,
+                keys.blocks, keys.retry, keys.results, keys.result_wakeup, keys.room,
             ],
             args=[state, reason, seconds, FAILURES_KEPT, self.owner, *_pairs(counters)],
         )  # fmt: skip
@@ -336,7 +336,7 @@ class Job(JobHandle):
         return answers
 
     def wait(self, key: str, seconds: float) -> bool:
-        """Wait until `key` (bell or room) is rung, or for `seconds`; tell whether it was rung."""
+        """Wait for a wake-up on `key` or for `seconds`; tell whether there was one."""
         return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
 
 

@@ -2,7 +2,7 @@
 
 A request is cut into pieces, entries of a stream that all workers with its model read as a group:
 the one whose device comes free first takes the next, and nobody dispatches. Their answers come in a
-list on which the asker waits. What a worker that died had taken is delivered again; the first
+list on which the caller waits. What a worker that died had taken is delivered again; the first
 answer to a piece counts.
 """
 
@@ -28,10 +28,10 @@ from embedfarm.contract.records import ChunkError, LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.unreadable_records import names_of
 
-REPLY_SECONDS: Final = 30  # the asker waits for it; this is for one that died
+REPLY_SECONDS: Final = 30  # the caller waits for it; this is for one that died
 UNLOADED_SECONDS: Final = 30
 LOADER_SECONDS: Final = 60  # a worker that loads for longer may get company
-BELLS_MAX: Final = 64
+WAKEUPS_MAX: Final = 64
 PIECE_BYTES: Final = 1024  # of text: what the slowest device does in a fraction of a second
 PIECES_MAX: Final = 64  # of a request: each costs a round trip's worth of the server's time
 
@@ -107,7 +107,7 @@ class Lane:
     def _script(self, name: str) -> Script:
         return self.client.register_script(wire.script(name))
 
-    # The asker's side.
+    # The caller's side.
 
     def embed(
         self, spec: JobSpec, texts: Sequence[str], timeout_seconds: float
@@ -158,7 +158,7 @@ class Lane:
         """
         engine, limits = engine_key(pieces[0].spec), self.settings
         word, *values = self._script("ask")(
-            keys=[wire.lane_key(engine), wire.LANES, wire.LANE_BELL, wire.LANE_SIZES],
+            keys=[wire.lane_key(engine), wire.LANES, wire.LANE_WAKEUPS, wire.LANE_SIZES],
             args=[
                 engine,
                 pieces[0].id,
@@ -216,7 +216,7 @@ class Lane:
 
     # The worker's side.
 
-    def bells(self, after: str, seconds: float) -> tuple[str, set[str]]:
+    def wakeups(self, after: str, seconds: float) -> tuple[str, set[str]]:
         """Return the engines that were asked for since ID `after`.
 
         Args:
@@ -226,13 +226,13 @@ class Lane:
         Returns:
             The ID to go on from, and the engines.
         """
-        answer = self.client.xread({wire.LANE_BELL: after}, BELLS_MAX, block_ms(seconds))
+        answer = self.client.xread({wire.LANE_WAKEUPS: after}, WAKEUPS_MAX, block_ms(seconds))
         items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
         last = items[-1][0].decode() if items else after
         return last, set(names_of(fields.get(b"engine", b"") for _, fields in items))
 
     def now(self) -> str:
-        """Return the server's time as an ID, after which `bells` finds later requests."""
+        """Return the server's time as an ID, after which `wakeups` finds later requests."""
         seconds, microseconds = self.client.time()
         return f"{seconds * 1000 + microseconds // 1000}-0"
 
@@ -267,8 +267,8 @@ class Lane:
         """Answer pieces, each given as entry's ID, request's id and answer, in one round trip.
 
         Returns:
-            Whether the asker gets each answer: not when another answer was first, nor when the
-            asker has given up.
+            Whether the caller gets each answer: not when another answer was first, nor when the
+            caller has given up.
         """
         pipe = self.client.pipeline(transaction=False)
         script = self._script("answer")

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 NOW_SECONDS: Final = 15.0  # "now": longer than the longest usual micro-batch
-AVERAGE_SECONDS: Final = (60.0, 300.0)  # beside now, what times are foretold by
+AVERAGE_SECONDS: Final = (60.0, 300.0)  # beside now, what times are forecast by
 
 
 class TimedMicroBatch(NamedTuple):
@@ -111,7 +111,7 @@ def averages(done: Sequence[WorkDone], now: float) -> dict[str, list[float]]:
     return rates
 
 
-def foretell(left: float, rates: Iterable[float]) -> Range | None:
+def forecast_seconds(left: float, rates: Iterable[float]) -> Range | None:
     """Return the seconds for what is left, by the fastest and slowest rate; None if all are 0."""
     if left <= 0:
         return Range(0.0, 0.0)

@@ -2,8 +2,8 @@
 
 Three ways out are covered. The supervisor stops: SIGTERM to every group, a drain, SIGKILL. A child
 dies: what is left of its group is killed and the child starts again, later each time. The
-supervisor itself is killed with -9: the write end of every child's stdin, the lifeline, closes with
-it; a Python child notices through `watch_lifeline`, another one through `die_with_parent`.
+supervisor itself is killed with -9: the write end of every child's stdin, the parent pipe, closes
+with it; a Python child notices by `watch_parent_pipe`, another one by `die_with_parent`.
 """
 
 import _thread
@@ -34,7 +34,7 @@ KILL_SECONDS: Final = 5.0
 EXITS_MAX: Final = 1000
 LOG_TAIL_BYTES: Final = 4096
 NOT_STARTED: Final = 127
-LIFELINE: Final = "EMBEDFARM_LIFELINE"
+PARENT_PIPE: Final = "EMBEDFARM_PARENT_PIPE"
 
 # An interpreter that becomes the program: Popen's preexec_fn can deadlock where threads run. It
 # asks for SIGTERM at the supervisor's death (1 is PR_SET_PDEATHSIG), looks whether that has
@@ -63,7 +63,7 @@ class Child:
         environment: Variables added to the supervisor's own.
         stop_signal: Signal that asks the whole group to drain.
         die_with_parent: Whether Linux sends SIGTERM when the supervisor dies, for programs that do
-            not watch the lifeline. Elsewhere it has no effect.
+            not watch the parent pipe. Elsewhere it has no effect.
     """
 
     name: str
@@ -211,7 +211,7 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **child.environment, LIFELINE: "stdin"},
+                env={**os.environ, **child.environment, PARENT_PIPE: "stdin"},
                 start_new_session=True,
             )
             self._running[child.name] = child, process
@@ -261,7 +261,7 @@ def stop_when_asked() -> threading.Event:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: set_by_signal(stop))
-    watch_lifeline(stop.set)
+    watch_parent_pipe(stop.set)
     return stop
 
 
@@ -275,14 +275,14 @@ def set_by_signal(event: threading.Event) -> None:
     _thread.start_new_thread(event.set, ())
 
 
-def watch_lifeline(stop: Callable[[], object]) -> None:
+def watch_parent_pipe(stop: Callable[[], object]) -> None:
     """Call `stop` from a thread as soon as the supervisor of this process is gone.
 
     In a process that no supervisor started, whose stdin is somebody else's, it does nothing.
     """
-    # Removed, so that this process's own children do not take their stdin for the lifeline.
-    if os.environ.pop(LIFELINE, ""):
-        threading.Thread(target=_wait_end, args=(stop,), name="lifeline", daemon=True).start()
+    # Removed, so that this process's own children do not take their stdin for the parent pipe.
+    if os.environ.pop(PARENT_PIPE, ""):
+        threading.Thread(target=_wait_end, args=(stop,), name="parent-pipe", daemon=True).start()
 
 
 def _wait_end(stop: Callable[[], object]) -> None:

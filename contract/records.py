@@ -28,8 +28,8 @@ class Rows(NamedTuple):
     ids: list[str] | None
 
 
-class TokenRecipe(Record, forbid_unknown_fields=True):
-    """Recipe by which texts become token ids (`embedfarm.contract.token_ids`).
+class TokenisationSettings(Record, forbid_unknown_fields=True):
+    """Settings by which texts become token ids (`embedfarm.contract.token_ids`).
 
     Attributes:
         tokenizer: SHA-256 of tokenizer.json.
@@ -46,14 +46,14 @@ class TokenIds(Record):
     """Chunks as a model's token ids, end to end.
 
     Attributes:
-        recipe: Recipe by which the ids were made.
+        tokenisation: Settings by which the ids were made.
         ids: Ids of all chunks, little-endian, of `width` bytes each.
         width: Bytes of an id, 2 or 4.
         lengths: Tokens of each chunk, little-endian uint32.
         checksums: `text_checksums` of the texts that the ids were made of.
     """
 
-    recipe: TokenRecipe
+    tokenisation: TokenisationSettings
     ids: bytes
     width: Count
     lengths: bytes
@@ -82,7 +82,7 @@ class TokenIds(Record):
         """Return the token ids of chunks `first` to `end - 1`, counted from 0."""
         begins, ends = (self.width * int(self.ends()[chunk]) for chunk in (first, end))
         return TokenIds(
-            recipe=self.recipe,
+            tokenisation=self.tokenisation,
             ids=self.ids[begins:ends],
             width=self.width,
             lengths=self.lengths[4 * first : 4 * end],
@@ -430,7 +430,7 @@ class LanePiece(Record):
         spec: Specification as of a job; its fields about storing vectors are ignored.
         place: Index in the request of the piece's first text.
         texts: Texts of the piece, at least one.
-        timeout_seconds: Time after the piece's arrival on the server for which the asker waits.
+        timeout_seconds: Time after the piece's arrival on the server for which the caller waits.
     """
 
     id: str

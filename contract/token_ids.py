@@ -1,7 +1,7 @@
 """Texts as a model's token ids, made by its tokenizer.json alone: the same anywhere, without torch.
 
-Workers find out whether that gives what the model's own preprocessing gives, and say with a
-`TokenRecipe` how; from then on a producer with the same tokenizer.json may send ids for texts.
+Workers find out whether that gives what the model's own preprocessing gives, and say by
+`TokenisationSettings` how; from then on a producer with the same tokenizer.json may send ids.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,27 +16,27 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from embedfarm.contract.model_files import sha256
-from embedfarm.contract.records import TokenRecipe
+from embedfarm.contract.records import TokenisationSettings
 
 FILE: Final = "tokenizer.json"
 IDS_AT_A_TIME: Final = 1 << 13  # each takes some 400 bytes while it is compared
 CHARACTERS_PER_TOKEN_MAX: Final = 32  # of texts that are cut before they are tokenised
 
 
-class RecipeMismatch(ValueError):
-    """Raised when the tokenizer at hand is not the one that a recipe is about."""
+class TokenisationMismatch(ValueError):
+    """Raised when the tokenizer at hand is not the one that tokenisation settings are about."""
 
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """Encoder that makes token ids by a recipe; several threads may use it."""
+    """Encoder that makes token ids by tokenisation settings; several threads may use it."""
 
-    recipe: TokenRecipe
+    tokenisation: TokenisationSettings
     tokenizer: Tokenizer
 
     @classmethod
     def describe(cls, directory: Path, prompt: str, tokens_max: int) -> "TokenEncoder":
-        """Make an encoder for the model in a directory, and with it the recipe.
+        """Make an encoder for the model in a directory, and with it the tokenisation settings.
 
         Args:
             directory: Directory with tokenizer.json.
@@ -48,27 +48,29 @@ class TokenEncoder:
             ValueError: The file is no tokenizer.
         """
         file = directory / FILE
-        recipe = TokenRecipe(tokenizer=sha256(file), prompt=prompt, tokens_max=tokens_max)
+        tokenisation = TokenisationSettings(
+            tokenizer=sha256(file), prompt=prompt, tokens_max=tokens_max
+        )
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more specific
             raise ValueError(f"{file}: not a tokenizer: {error}") from error
         tokenizer.no_padding()
         tokenizer.enable_truncation(tokens_max)
-        return cls(recipe, tokenizer)
+        return cls(tokenisation, tokenizer)
 
     @classmethod
-    def open(cls, directory: Path, recipe: TokenRecipe) -> "TokenEncoder":
-        """Make an encoder by a recipe that somebody else made.
+    def open(cls, directory: Path, tokenisation: TokenisationSettings) -> "TokenEncoder":
+        """Make an encoder by tokenisation settings that somebody else made.
 
         Raises:
-            RecipeMismatch: The directory's tokenizer is another one.
+            TokenisationMismatch: The directory's tokenizer is another one.
             OSError: There is no tokenizer.json.
             ValueError: The file is no tokenizer.
         """
-        encoder = cls.describe(directory, recipe.prompt, recipe.tokens_max)
-        if encoder.recipe != recipe:
-            raise RecipeMismatch(f"{directory / FILE} is another tokenizer than the workers'")
+        encoder = cls.describe(directory, tokenisation.prompt, tokenisation.tokens_max)
+        if encoder.tokenisation != tokenisation:
+            raise TokenisationMismatch(f"{directory / FILE} is another tokenizer than the workers'")
         return encoder
 
     @cached_property
@@ -81,7 +83,7 @@ class TokenEncoder:
 
         All cores are used unless TOKENIZERS_PARALLELISM says otherwise.
         """
-        limit = self.recipe.tokens_max
+        limit = self.tokenisation.tokens_max
         cut = cut_texts(texts, limit)
         rows = self._encode(cut)
         for place, (before, after) in enumerate(zip(texts, cut, strict=True)):
@@ -94,7 +96,7 @@ class TokenEncoder:
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text."""
-        prompt = self.recipe.prompt
+        prompt = self.tokenisation.prompt
         prompted = [prompt + text for text in texts] if prompt else list(texts)
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(prompted)]
 

@@ -41,20 +41,20 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:tenant:<name>  zset    job -> unix seconds of creation  web       -> web
     ef:{farm}:session:<hash> string  SHA-256 of who signed in's key   web       -> web        12 h
 
-    ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        asker     -> worker     120 s
-    ef:{farm}:lanes          zset    engine -> unix ms of a request   asker     -> worker     120 s
-    ef:{farm}:lane-sizes     hash    engine -> bytes of its pieces    asker     -> asker      120 s
-    ef:{farm}:lane-bell      stream  engines asked for, newest 64     asker     -> worker
+    ef:{farm}:lane:<engine>  stream  LanePiece by `engine_key`        caller    -> worker     120 s
+    ef:{farm}:lanes          zset    engine -> unix ms of a request   caller    -> worker     120 s
+    ef:{farm}:lane-sizes     hash    engine -> bytes of its pieces    caller    -> caller     120 s
+    ef:{farm}:lane-bell      stream  engines asked for, newest 64     caller    -> worker
     ef:{farm}:loader:<engine>  string  worker that loads it           worker    -> worker     60 s
     ef:{farm}:unloaded:<engine>  hash  worker -> why it cannot        worker    -> all        30 s
-    ef:{farm}:reply:<id>     list    LaneAnswer for each piece        worker    -> asker      30 s
+    ef:{farm}:reply:<id>     list    LaneAnswer for each piece        worker    -> caller     30 s
 
 RQ's keys (`rq:*`) are outside of this scheme and have no hash tag; RQ does not run on a cluster.
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
-workers agreed on, "recipe", the `TokenRecipe` by which they read token ids, "refused:<worker>",
-why one cannot embed the job, "account:<worker>#<incarnation>", an `Account` of what it did,
+workers agreed on, "recipe", the `TokenisationSettings` of token ids, "refused:<worker>", why one
+cannot embed the job, "account:<worker>#<incarnation>", an `Account` of what it did,
 "command", the command line that does the same, "traceparent", for `contract.tracing`, "feed",
 with feeds, "owner", the output that the job fills, and "generation", the making of the job: whoever
 makes it anew under the same name begins another one, and blocks of earlier ones count no more
@@ -83,7 +83,7 @@ INGEST_FENCE: Final = "ef:{farm}:ingest-fence"
 WINDOW: Final = "ef:{farm}:window"
 LANES: Final = "ef:{farm}:lanes"
 LANE_SIZES: Final = "ef:{farm}:lane-sizes"
-LANE_BELL: Final = "ef:{farm}:lane-bell"
+LANE_WAKEUPS: Final = "ef:{farm}:lane-bell"
 
 
 def worker_key(name: str) -> str:
@@ -186,19 +186,20 @@ class JobKeys:
         return self._key("failed")
 
     @property
-    def bell(self) -> str:
-        """Key of the list that the collector waits on."""
+    def result_wakeup(self) -> str:
+        """Key of the list that wakes the collector: a result came."""
         return self._key("bell")
 
     @property
     def room(self) -> str:
-        """Key of the list that the producer waits on."""
+        """Key of the list that wakes the producer: the window has room."""
         return self._key("room")
 
     def all(self) -> list[str]:
         """Return every key of the job, for deletion."""
         return [
-            self.blocks, self.retry, self.results, self.meta, self.failed, self.bell, self.room,
+            self.blocks, self.retry, self.results, self.meta, self.failed,
+            self.result_wakeup, self.room,
         ]  # fmt: skip
 
 

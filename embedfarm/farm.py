@@ -40,10 +40,10 @@ class Farm:
     stays warm until it is closed. Calls from several threads are safe.
 
     Attributes:
-        model: Name or path of the model of `encode` and its kin.
+        model: Name or path of the model of `encode` and the methods like it.
         devices: Devices of a private farm, as `embedfarm work --devices` names them.
         workers: CPU workers of a private farm, 0 for the default.
-        fields: Other fields of the spec of `encode` and its kin.
+        fields: Other fields of the spec of `encode` and the methods like it.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Farm:
 
         Args:
             url: URL of the farm's server; "" for a private farm.
-            model: Model of `encode` and its kin.
+            model: Model of `encode` and the methods like it.
             devices: Devices of a private farm.
             workers: CPU workers of a private farm.
             directory: Directory of a private farm's state and logs; None for a temporary one.
-            fields: Other fields of the spec of `encode` and its kin.
+            fields: Other fields of the spec of `encode` and the methods like it.
         """
         self.model, self.devices, self.workers, self.fields = model, devices, workers, fields
         self._given = url

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import IO, Any, Final
 
-from embedfarm.contract.processes import LIFELINE, set_by_signal
+from embedfarm.contract.processes import PARENT_PIPE, set_by_signal
 from embedfarm.contract.settings import Settings
 
 LOOK_SECONDS: Final = 1.0
@@ -83,7 +83,7 @@ def run_command(
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=log,
-            env=os.environ | settings.environment() | {LIFELINE: "stdin"},
+            env=os.environ | settings.environment() | {PARENT_PIPE: "stdin"},
         ) as child:
             try:
                 status = _wait(child, look)

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from embedfarm.contract.processes import watch_lifeline
+from embedfarm.contract.processes import watch_parent_pipe
 from embedfarm.contract.redaction import start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_worker import TaskWorker
@@ -15,7 +15,7 @@ def main() -> int:
     """Run jobs until SIGTERM, SIGINT or the end of the parent; any other end is an error."""
     start_logging(logging.INFO)
     worker = TaskWorker(Settings())
-    watch_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    watch_parent_pipe(lambda: os.kill(os.getpid(), signal.SIGTERM))
     worker.work()
     return 0 if worker.asked else 1
 

@@ -123,7 +123,7 @@ class Blocker:
         width = 2 if ids.max(initial=0) <= np.iinfo(np.uint16).max else 4
         lengths = np.fromiter(map(len, self._token_ids), dtype="<u4", count=len(self._token_ids))
         return TokenIds(
-            recipe=encoder.recipe,
+            tokenisation=encoder.tokenisation,
             ids=ids.astype(f"<u{width}").tobytes(),
             width=width,
             lengths=lengths.tobytes(),

@@ -61,25 +61,25 @@ def _blocks(
 ) -> Iterator[Block]:
     """Yield the missing chunks in blocks as large as may be, since each is a lease of its own."""
     wanted = iter(missing)
-    hole = next(wanted, None)
+    gap = next(wanted, None)
     blocker: Blocker | None = None
     first = 0
     for rows in source:
         end = first + len(rows.texts)
-        while hole is not None and hole.start < end:
+        while gap is not None and gap.start < end:
             if blocker is None:
-                blocker = Blocker(hole.start, settings)
+                blocker = Blocker(gap.start, settings)
                 blocker.chunks_max = chunks_max
                 blocker.tokens_target = float("inf")
-            part = slice(max(hole.start, first) - first, min(hole.stop, end) - first)
+            part = slice(max(gap.start, first) - first, min(gap.stop, end) - first)
             yield from blocker.add(
                 Rows(rows.texts[part], None if rows.ids is None else rows.ids[part])
             )
-            if hole.stop > end:
+            if gap.stop > end:
                 break
             yield from blocker.flush()
-            hole, blocker = next(wanted, None), None
-        if hole is None:
+            gap, blocker = next(wanted, None), None
+        if gap is None:
             return
         first = end
 

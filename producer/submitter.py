@@ -400,15 +400,15 @@ class Submitter:
         if time.monotonic() >= self._look_at:
             self._speed = self._persist(self._slowest)
             if self.tokenizer is not None and self._encoder is None:
-                self._persist(partial(self._learn_recipe, self.tokenizer))
+                self._persist(partial(self._learn_tokenisation, self.tokenizer))
             self._look_at = time.monotonic() + LOOK_SECONDS
 
-    def _learn_recipe(self, directory: Path) -> None:
+    def _learn_tokenisation(self, directory: Path) -> None:
         """Make token ids from now on, if the workers have said how and the tokenizer is theirs."""
         try:
-            recipe = self.farm.reports.recipe(self.job)
-            if recipe is not None:
-                self._encoder = TokenEncoder.open(directory, recipe)
+            tokenisation = self.farm.reports.tokenisation(self.job)
+            if tokenisation is not None:
+                self._encoder = TokenEncoder.open(directory, tokenisation)
         except (OSError, ValueError) as error:
             log.warning("texts are sent, and no token ids: %s", error)
             self.tokenizer = None

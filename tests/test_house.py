@@ -41,6 +41,16 @@ SHARED_FILES = {
     "jsonl", "parquet",  # read, and written
     "jobs", "keys", "outputs", "overview", "scheduler",  # the thing, and the verb or page for it
 }  # fmt: skip
+# Words of our own for which the field has one, and that one.
+INVENTED = {
+    "asker": "caller", "askers": "callers", "bell": "wake-up", "bells": "wake-ups",
+    "course": "history", "desk": "interactive requests", "foretell": "forecast",
+    "foretold": "forecast", "hole": "gap", "holes": "gaps", "kin": "like it", "knock": "wake-up",
+    "lifeline": "parent pipe", "recipe": "settings", "rung": "woken", "suspect": "may be poison",
+    "suspects": "may be poison",
+}  # fmt: skip
+# Keys and fields of the wire keep their names: programs of others read and write them.
+WIRE_NAMES = re.compile(r'"bell"|:bell\b|\blane-bell\b|"recipe"|`recipe`')
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -134,6 +144,24 @@ def test_docstrings_stand_alone() -> None:
             assert len(first.split()) >= 3, f"{name}: {first}"
             if should_have_verb and path in shipped:
                 assert not NO_VERB.match(first), f"{name}: {first}"
+
+
+def test_words_are_those_of_the_field() -> None:
+    """Code, messages, pages and documents use none of the words in `INVENTED`."""
+    pages = [path for room in ROOMS for path in room.resolve().rglob("*") if is_page(path)]
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("d*/*.md"), *ROOT.glob("docs/*.rst")]
+    assert len(pages) > 30
+    assert len(documents) > 10
+    for path in [*modules(), *pages, *documents]:
+        text = WIRE_NAMES.sub("", path.read_text(encoding="utf-8"))
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text)}
+        found = {word: INVENTED[word] for word in sorted(words & INVENTED.keys())}
+        assert not found, path.relative_to(ROOT)
+
+
+def is_page(path: Path) -> bool:
+    """Tell whether a file holds text of pages, or a script of the server."""
+    return path.suffix in {".html", ".lua"} or path.name in {"live.js", "style.css"}
 
 
 def test_a_name_means_one_thing() -> None:

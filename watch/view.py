@@ -17,7 +17,7 @@ from embedfarm.contract.pace import (
     TimedMicroBatch,
     WorkDone,
     averages,
-    foretell,
+    forecast_seconds,
     paces_now,
     total,
 )
@@ -193,7 +193,9 @@ def view_job(
         chunks_left=left,
         tokens_per_second=pace.tokens_per_second,
         chunks_per_second=pace.chunks_per_second,
-        seconds_left=foretell(left, rates) if left is not None and facts.state in MOVING else None,
+        seconds_left=forecast_seconds(left, rates)
+        if left is not None and facts.state in MOVING
+        else None,
     )
 
 
@@ -241,13 +243,13 @@ def real_tokens_left(job: JobFacts) -> float:
 
 @dataclass(frozen=True)
 class RecentHistory:
-    """Recent course of a farm: points of the last hour, and samples of the last five minutes."""
+    """Recent history of a farm: points of the last hour, and samples of the last five minutes."""
 
     points: tuple[Point, ...] = ()
     recent: tuple[tuple[float, Sample], ...] = ()
 
     def follow(self, samples: Sequence[tuple[float, Sample]], now: float) -> "RecentHistory":
-        """Return the course with new samples, and without those that are too old."""
+        """Return the history with new samples, and without those that are too old."""
         points = (*self.points, *(point(*each) for each in samples))
         recent = (*self.recent, *samples)
         return RecentHistory(
@@ -282,7 +284,7 @@ class FarmReader:
 
     farm: FarmClient
     settings: Settings = field(default_factory=Settings)
-    _course: RecentHistory = field(default_factory=RecentHistory)
+    _history: RecentHistory = field(default_factory=RecentHistory)
     _after: str = "-"  # samples from there on are new
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -311,7 +313,7 @@ class FarmReader:
         now = seconds + microseconds / 1e6
         if rows:
             self._after = f"({rows[-1][0].decode()}"
-        self._course = self._course.follow(
+        self._history = self._history.follow(
             self.farm.own_samples(list(readable(Sample, b"sample", rows, wire.SAMPLES))), now
         )
         names = dict.fromkeys(self.farm.own(names_of([*reversed(newest), *ended])))
@@ -338,7 +340,7 @@ class FarmReader:
             sees_all=self.farm.tenant is None,
         )
         ended_jobs = [each for each in found if each.ended]
-        return compose(now, situation, ended_jobs, batches, self._course)
+        return compose(now, situation, ended_jobs, batches, self._history)
 
 
 def compose(
@@ -346,7 +348,7 @@ def compose(
     situation: Situation,
     ended: Sequence[JobFacts],
     batches: Mapping[str, Sequence[TimedMicroBatch]],
-    course: RecentHistory,
+    history: RecentHistory,
 ) -> FarmView:
     """Return the view of a farm, from its situation, recent work, and the last hour's curves.
 
@@ -355,25 +357,25 @@ def compose(
         situation: Jobs, workers and server as they are now.
         ended: Jobs that have ended.
         batches: Micro-batches of the last `NOW_SECONDS`, by worker.
-        course: Course of the last hour.
+        history: History of the last hour.
     """
     busy = {beat.worker for beat in situation.workers if beat.state == "busy"}
     paces = paces_now(batches, busy, now)
     by_worker, by_job = _sum(paces, 0), _sum(paces, 1)
     pace = total(paces.values())
-    parts, rates = shares(course.recent, by_worker), course.chunk_rates(now)
+    parts, rates = shares(history.recent, by_worker), history.chunk_rates(now)
     moving = [job for job in situation.jobs if job.state in MOVING]
     unfinished = [job for job in situation.jobs if job.state in {*MOVING, "paused"}]
     return FarmView(
         time=now,
         tokens_per_second=pace.tokens_per_second,
         chunks_per_second=pace.chunks_per_second,
-        rates=course.points,
+        rates=history.points,
         backlog_chunks=sum(max(0, job.chunks_in - job.chunks_done) for job in unfinished),
         backlog_tokens=sum(max(0, job.tokens_in - job.tokens_done) for job in unfinished),
-        backlog_seconds=foretell(
+        backlog_seconds=forecast_seconds(
             sum(map(real_tokens_left, moving)),
-            [pace.tokens_per_second, *course.token_rates(now)],
+            [pace.tokens_per_second, *history.token_rates(now)],
         ),
         reading=sum(job.chunk_count < 0 for job in moving),
         chunks_failed=sum(job.chunks_failed for job in situation.jobs),

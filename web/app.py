@@ -19,7 +19,7 @@ from embedfarm.web.auth.keys import Key, Keyring
 from embedfarm.web.auth.sessions import Sessions
 from embedfarm.web.gate import Gate
 from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
-from embedfarm.web.interactive import Desk
+from embedfarm.web.interactive import InteractiveRequests
 from embedfarm.web.jobs import events, failures, feeds, results, retries, submissions
 from embedfarm.web.jobs import routes as jobs
 from embedfarm.web.jobs.job_watch import JobWatch
@@ -57,7 +57,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     path = settings.keys_file.expanduser() if keys and settings.keys_file else None
     keyring = Keyring(keys, path)
     sessions = Sessions(client, keyring, settings.http_session_seconds)
-    desk = Desk(Lane(client, settings), settings.http_waiting_max)
+    interactive = InteractiveRequests(Lane(client, settings), settings.http_waiting_max)
     watch = JobWatch(partial(read_jobs, services.farm), settings.http_streams_max)
 
     @asynccontextmanager
@@ -76,14 +76,14 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         telemetry={"auto_configure": False},  # nothing reports home (docs/decisions.md, 21)
     )
     app.state.services = services
-    app.state.desk = desk
+    app.state.interactive = interactive
     app.state.watch = watch
     app.state.keyring = keyring
     app.state.sessions = sessions
     app.state.readers = Readers()
     app.state.gallery = Gallery()
     app.state.figures = Figures(services.farm)
-    app.state.figures.waiting.set_function(lambda: desk.waiting)
+    app.state.figures.waiting.set_function(lambda: interactive.waiting)
     for each in (
         jobs,
         submissions,

@@ -22,7 +22,7 @@ FAILED_MAX: Final = 3  # texts that an error names
 
 
 @dataclass
-class Desk:
+class InteractiveRequests:
     """Takes interactive requests to the lane, each in a thread, and bounds how many wait.
 
     Attributes:
@@ -104,8 +104,8 @@ def shape(
     return (kept / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
 
 
-async def _desk(request: Request) -> Desk:
-    return cast("Desk", request.app.state.desk)
+async def _interactive(request: Request) -> InteractiveRequests:
+    return cast("InteractiveRequests", request.app.state.interactive)
 
 
-AtDesk = Annotated[Desk, Depends(_desk)]
+Interactive = Annotated[InteractiveRequests, Depends(_interactive)]

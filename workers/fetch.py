@@ -115,24 +115,24 @@ class Fetcher:
         return not self._alone
 
     def _choose(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
-        """Choose the healthy leases, else one suspect if nothing is held that could die with it.
+        """Choose the healthy leases, else one possible poison message if nothing else is held.
 
-        The rest is handed back, so that a delivery of a suspect always means that it was tried:
+        The rest is handed back, so that each delivery of such a block means that it was tried:
         beside one that kills the worker, the others would be counted out with it.
         """
-        suspects = [lease for lease in leases if self._suspect(lease)]
-        if not suspects:
+        poisonous = [lease for lease in leases if self._may_be_poison(lease)]
+        if not poisonous:
             return list(leases)
         self._alone = True
-        chosen = [lease for lease in leases if lease not in suspects]
+        chosen = [lease for lease in leases if lease not in poisonous]
         if not chosen and self.holdings.wait_empty(0):
-            chosen = suspects[:1]
+            chosen = poisonous[:1]
         for lease in leases:
             if lease not in chosen:
                 job.stream.release(lease.entry.stream, self.worker, [lease.entry.id])
         return chosen
 
-    def _suspect(self, lease: Lease) -> bool:
+    def _may_be_poison(self, lease: Lease) -> bool:
         """Tell whether a block may bring the worker down."""
         retried = lease.entry.stream == wire.JobKeys(lease.job).retry
         return retried or lease.deliveries >= self.settings.deliveries_max
@@ -356,12 +356,12 @@ class Fetcher:
             self.farm.job(lease.job).stream.split(lease.entry, parts, lease.attempts)
 
     def _can_read(self, lease: Lease) -> bool:
-        """Tell whether the block has texts, or token ids of this job's recipe."""
+        """Tell whether the block has texts, or token ids made as this job's are."""
         tokens = lease.block.tokens
         if tokens is None:
             return True
         engine = self.models.prepare(lease.job)
-        return engine is None or engine.recipe == tokens.recipe
+        return engine is None or engine.tokenisation == tokens.tokenisation
 
     def _give_up(self, lease: Lease, reason: str) -> None:
         """Commit a block as failed."""

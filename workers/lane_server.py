@@ -94,8 +94,8 @@ class LaneServer:
         default_factory=lambda: dict.fromkeys(("rounds", "pieces", "texts", "tokens"), 0.0)
     )
     lane: Lane = field(init=False)
-    _rung: dict[str, None] = field(default_factory=dict)  # engines to look for, in turn
-    _ringing: threading.Lock = field(default_factory=threading.Lock)
+    _requested: dict[str, None] = field(default_factory=dict)  # engines to look for, in turn
+    _requested_lock: threading.Lock = field(default_factory=threading.Lock)
     _rang_at: float = 0.0
     _heard_at: float = -float("inf")
     _held: Holdings = field(default_factory=Holdings)
@@ -111,7 +111,7 @@ class LaneServer:
     def take(self) -> MicroBatch | None:
         """Take requests that the loaded weights serve; ask the server only if there may be some."""
         try:
-            while not self.stop.is_set() and (key := self._next_rung()) is not None:
+            while not self.stop.is_set() and (key := self._next_requested()) is not None:
                 batch = self._take(key) if self.models.may_serve(key) else None
                 if batch is not None:
                     return batch
@@ -151,12 +151,12 @@ class LaneServer:
         spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
         return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
 
-    def _next_rung(self) -> str | None:
-        """Take an engine that was asked for off the list; a request after that rings again."""
-        with self._ringing:
-            key = next(iter(self._rung), None)
+    def _next_requested(self) -> str | None:
+        """Take the engine that was requested first off the list; a later request wakes it again."""
+        with self._requested_lock:
+            key = next(iter(self._requested), None)
             if key is not None:
-                del self._rung[key]
+                del self._requested[key]
         return key
 
     def _find(self, key: str) -> Engine | None:
@@ -247,12 +247,12 @@ class LaneServer:
     # Beside the device.
 
     def listen(self) -> None:
-        """Ring when somebody asks for what we serve, and when a request was left behind."""
+        """Wake the device for requests of engines that it serves, and for requests left behind."""
         after, look_at, pause = "", 0.0, FIRST_PAUSE_SECONDS
         while not self.stop.is_set():
             try:
                 after = after or self.lane.now()
-                after, engines = self.lane.bells(after, LISTEN_SECONDS)
+                after, engines = self.lane.wakeups(after, LISTEN_SECONDS)
                 pause = FIRST_PAUSE_SECONDS
                 if not engines and time.monotonic() >= look_at:
                     look_at = time.monotonic() + LISTEN_SECONDS
@@ -260,23 +260,23 @@ class LaneServer:
                     engines = set(filter(self.lane.waiting, asked))
                 for key in filter(self.models.may_serve, engines):
                     self._heard_at = time.monotonic()
-                    self.ring(key)
+                    self.wake_for(key)
             except UNAVAILABLE as error:
                 log.warning("not listening for requests, server away: %s", error)
                 self.stop.wait(pause)
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
-    def ring(self, key: str) -> None:
+    def wake_for(self, key: str) -> None:
         """Have the device look for requests of an engine, at once if it is idle."""
         self._note(key)
         self.wake()
 
     def _note(self, key: str) -> None:
         """Have the device look for requests of an engine when it looks next."""
-        with self._ringing:
-            if not self._rung:
+        with self._requested_lock:
+            if not self._requested:
                 self._rang_at = time.monotonic()
-            self._rung[key] = None
+            self._requested[key] = None
 
     def send(self) -> None:
         """Send answers until there is a None; one that the server does not get, others will make.
@@ -358,7 +358,7 @@ class LaneServer:
             self._refuse_together(key)
         else:
             self._heard_at = time.monotonic()
-            self.ring(key)
+            self.wake_for(key)
 
     def _refuse_together(self, key: str) -> None:
         """Refuse what waits for an engine that no worker of the farm could load."""

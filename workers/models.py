@@ -158,7 +158,7 @@ class ModelStore:
             check_ranges(self.spec(job), engine.dimensions)
             generation = self._identity(job)[1]
             self.farm.reports.agree(job, engine.fingerprint, generation)
-            self.farm.reports.agree_on_tokens(job, engine.recipe, generation)
+            self.farm.reports.agree_on_tokens(job, engine.tokenisation, generation)
         except (ModelError, ModelRefused, RecordError) as error:
             self.refuse(job, str(error))
             return None

@@ -125,7 +125,7 @@ class Worker:
             self.incarnation,
             self.device_kind,
         )
-        # None is a request's knock at an idle device.
+        # None wakes an idle device for a request.
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
         self._next_at = 0.0  # when to lease the next micro-batch, in monotonic time

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Answer a piece of a request, unless that was done before, or the asker has given up.
+-- Answer a piece of a request, unless that was done before, or the caller has given up.
 -- A size that is no number is not counted on: `ask` puts it right.
 -- KEYS: lane, reply, sizes   ARGV: entry id, engine, answer, life of the answer in ms
 local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]

@@ -1,6 +1,6 @@
--- Put a request into its lane, piece by piece, and ring; unless there are enough pieces in the lane,
+-- Put a request into its lane, piece by piece, and wake its workers; unless there are enough pieces in the lane,
 -- lanes, or bytes in all lanes. What nobody can be waiting for any more makes room first.
--- KEYS: lane, lanes, bell, sizes
+-- KEYS: lane, lanes, wakeups, sizes
 -- ARGV: engine, request id, pieces at most, lanes at most, bytes at most, life of a piece in ms,
 --       then the pieces
 -- Answers 'asked' and the entries' IDs, or 'full' and for how many ms the oldest has waited.

@@ -2,7 +2,7 @@
 -- Store the result of one block and acknowledge it, or change nothing at all.
 -- A block that is no longer pending was committed by somebody else: stragglers' copies, retries
 -- after a lost reply and zombies all end here, those too whose job was made anew meanwhile.
--- KEYS: in|retry, res, meta, failed, bell
+-- KEYS: in|retry, res, meta, failed, result wake-up
 -- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
 --       generation of the block, then index, reason, attempts of each failed chunk
 if (redis.call('HGET', KEYS[3], 'generation') or '') ~= ARGV[9] then return 'duplicate' end

@@ -19,7 +19,7 @@ from embedfarm.scheduler.state import JobState
 
 @dataclass
 class JobRun:
-    """A job in the course of a run.
+    """A job during a simulated run.
 
     Attributes:
         work: The job as the scenario describes it.

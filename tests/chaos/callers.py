@@ -22,7 +22,7 @@ ASK_SECONDS: Final = 2.0
 
 
 @dataclass
-class Asker:
+class InteractiveCaller:
     """A caller that asks for vectors by HTTP, and compares them with those of a quiet farm.
 
     Attributes:
@@ -69,12 +69,12 @@ class Callers:
     """All callers, each in a thread.
 
     Attributes:
-        asker, rq_jobs, http_jobs, readers: The callers.
+        interactive, rq_jobs, http_jobs, readers: The callers.
         tally: Counts what they got.
         ended: Set when they are to end.
     """
 
-    asker: Asker
+    interactive: InteractiveCaller
     rq_jobs: RqJobs
     http_jobs: HttpJobs
     readers: Sequence[Reader]
@@ -85,7 +85,7 @@ class Callers:
     def start(self) -> None:
         """Start all callers."""
         works: dict[str, Callable[[], None]] = {
-            "asking": lambda: self.asker.run(self.ended),
+            "asking": lambda: self.interactive.run(self.ended),
             "RQ jobs": self.rq_jobs.run,
             "jobs by HTTP": self.http_jobs.run,
         }

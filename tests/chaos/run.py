@@ -17,7 +17,7 @@ from typing import Final
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
-from tests.chaos.callers import Asker, Callers
+from tests.chaos.callers import Callers, InteractiveCaller
 from tests.chaos.checks import Checks
 from tests.chaos.commands import Job, World
 from tests.chaos.corpora import Corpus, Vectors, turn, vectors_of
@@ -146,8 +146,8 @@ class Chaos:
         asking = Asking(model, known, self.place, self._world, tally, ended)
         readers = [Reader(door, model) for door in doors]
         return Callers(
-            Asker(doors, model, known, tally), RqJobs(asking, tenants), HttpJobs(asking, doors),
-            readers, tally, ended,
+            InteractiveCaller(doors, model, known, tally), RqJobs(asking, tenants),
+            HttpJobs(asking, doors), readers, tally, ended,
         )  # fmt: skip
 
     def _disks(self, stack: ExitStack) -> tuple[Path, Path]:

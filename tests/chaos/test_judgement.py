@@ -22,7 +22,7 @@ import pytest
 from embedfarm.contract.processes import Child
 from embedfarm.contract.settings import Settings
 from tests.chaos import tenants
-from tests.chaos.callers import Asker
+from tests.chaos.callers import InteractiveCaller
 from tests.chaos.commands import Job, World
 from tests.chaos.corpora import Corpus, vectors_of
 from tests.chaos.outcome import Outcome
@@ -225,8 +225,10 @@ def test_a_loss_excuses_nothing_after_it(servers: Servers, deaths: Deaths) -> No
 
 
 @contextmanager
-def web(answer: Callable[[http.server.BaseHTTPRequestHandler], object]) -> Iterator[Asker]:
-    """Start a server that answers each request by a function, and yield an asker of it."""
+def web(
+    answer: Callable[[http.server.BaseHTTPRequestHandler], object],
+) -> Iterator[InteractiveCaller]:
+    """Start a server that answers each request by a function, and yield a caller of it."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -242,23 +244,23 @@ def web(answer: Callable[[http.server.BaseHTTPRequestHandler], object]) -> Itera
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield asker(server.server_port)
+        yield caller(server.server_port)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
-def asker(port: int) -> Asker:
-    """Return an asker at a port, for one text whose vector is [1, 0]."""
+def caller(port: int) -> InteractiveCaller:
+    """Return a caller at a port, for one text whose vector is [1, 0]."""
     tally = Tally()
     known = vectors_of(["text"], np.asarray([[1, 0]], np.float32))
-    return Asker([Door(port, tally)], "m", known, tally)
+    return InteractiveCaller([Door(port, tally)], "m", known, tally)
 
 
-def ask(asker: Asker) -> None:
+def ask(caller: InteractiveCaller) -> None:
     """Ask once for the vector of the text."""
-    asker.ask_for(asker.doors[0], "text")
+    caller.ask_for(caller.doors[0], "text")
 
 
 def reply(handler: http.server.BaseHTTPRequestHandler, status: int, words: str = "") -> None:
@@ -269,9 +271,9 @@ def reply(handler: http.server.BaseHTTPRequestHandler, status: int, words: str =
     handler.wfile.write(words.encode())
 
 
-def counts(asker: Asker) -> tuple[int, int, int, int]:
+def counts(caller: InteractiveCaller) -> tuple[int, int, int, int]:
     """Return the requests that were answered, refused, answered wrongly and not answered."""
-    tally = asker.tally
+    tally = caller.tally
     return tally.answered, tally.refused, len(tally.wrong), len(tally.unanswered)
 
 
@@ -297,7 +299,7 @@ def test_answers(status: int, words: str, expected: tuple[int, int, int, int]) -
 
 def test_a_restart_is_no_finding() -> None:
     """A server that is not there, or hangs up, counts as a refusal."""
-    asking = asker(free_port())
+    asking = caller(free_port())
     ask(asking)
     assert counts(asking) == (0, 1, 0, 0)
     with web(lambda handler: handler.connection.close()) as asking:

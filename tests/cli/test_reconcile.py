@@ -108,6 +108,6 @@ def test_what_cannot_be_sent_again_is_named(server: LiveServer, scene: Scene) ->
     scene.job.note("out", "/not/here")
     done = run("reconcile", "j", "--redis", server.url)
     assert done.returncode == 1
-    (hole,) = reconcile(scene.job).missing()
-    assert f"{hole.start} to {hole.stop - 1}" in done.stdout
+    (gap,) = reconcile(scene.job).missing()
+    assert f"{gap.start} to {gap.stop - 1}" in done.stdout
     assert scene.job.client.xlen(scene.job.keys.retry) == 0

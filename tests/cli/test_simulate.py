@@ -74,7 +74,7 @@ def test_what_is_not_there_is_a_sentence(words: list[str], said: str) -> None:
 
 
 def test_a_job_is_forecast(tmp_path: Path) -> None:
-    """The speed of two workers is measured, and the foretold time follows from it."""
+    """The speed of two workers is measured, and the forecast time follows from it."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(8000)))
     words = ["--plan", corpus, "--model", "null:16:20000", "--devices", "cpu", "--cpu-workers", "2"]
     done = run("simulate", *words, "--json")

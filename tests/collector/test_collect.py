@@ -48,7 +48,7 @@ SETTINGS = Settings(
 )
 
 
-class Desk:
+class Collecting:
     """A job, a worker that makes blocks of about ten chunks, and an output in small parts."""
 
     def __init__(self, bench: Bench, directory: Path) -> None:
@@ -118,13 +118,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def collecting(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Collecting]:
     """Yield a job, a worker and an output, with short waits."""
     monkeypatch.setattr(collect, "WAIT_SECONDS", 0.1)
     with Bench(server.url) as bench:
-        desk = Desk(bench, tmp_path / "out")
-        yield desk
-    desk.output.close()
+        collecting = Collecting(bench, tmp_path / "out")
+        yield collecting
+    collecting.output.close()
 
 
 def block(first: int, end: int) -> Block:
@@ -137,59 +139,61 @@ def block(first: int, end: int) -> Block:
 # The whole way.
 
 
-def test_path(desk: Desk) -> None:
+def test_path(collecting: Collecting) -> None:
     """Each chunk gets its own vector, in order, from producer over worker and collector."""
-    desk.bench.run(desk.worker.run, desk.bench.stop)
-    desk.produce(3_000)
-    assert desk.collect() == 3_000
-    assert len(desk.output.parts) >= 10
-    assert desk.job.status().drained_upto == desk.output.next_index
-    desk.check(3_000)
+    collecting.bench.run(collecting.worker.run, collecting.bench.stop)
+    collecting.produce(3_000)
+    assert collecting.collect() == 3_000
+    assert len(collecting.output.parts) >= 10
+    assert collecting.job.status().drained_upto == collecting.output.next_index
+    collecting.check(3_000)
 
 
-def test_empty(desk: Desk) -> None:
+def test_empty(collecting: Collecting) -> None:
     """A job of 0 chunks is complete as it is."""
-    desk.job.close(0)
-    assert desk.collect() == 0
-    assert desk.output.finish(0, ABOUT).count == 0
-    assert not desk.output.parts
+    collecting.job.close(0)
+    assert collecting.collect() == 0
+    assert collecting.output.finish(0, ABOUT).count == 0
+    assert not collecting.output.parts
 
 
 @pytest.mark.parametrize("lost", ["nothing", "the last half", "all"])
-def test_crash_of_the_server(server: LiveServer, desk: Desk, lost: str) -> None:
+def test_crash_of_the_server(server: LiveServer, collecting: Collecting, lost: str) -> None:
     """The output is whole even if the server crashes in the midst, and loses what came last."""
     size = log_bytes(server) if lost == "all" else None
-    desk.bench.run(desk.worker.run, desk.bench.stop)
-    done = desk.bench.run(desk.collect)
-    desk.produce(15_000)
-    wait_until(lambda: len(desk.output.parts) > 5)
+    collecting.bench.run(collecting.worker.run, collecting.bench.stop)
+    done = collecting.bench.run(collecting.collect)
+    collecting.produce(15_000)
+    wait_until(lambda: len(collecting.output.parts) > 5)
     if lost == "the last half":
         size = log_bytes(server)
-    wait_until(lambda: len(desk.output.parts) > 15)
+    wait_until(lambda: len(collecting.output.parts) > 15)
     assert not done.done()
     crash(server, size)
     assert done.result(60) == 15_000
-    assert desk.job.status().chunk_count == 15_000
-    desk.check(15_000)
+    assert collecting.job.status().chunk_count == 15_000
+    collecting.check(15_000)
 
 
-def test_crash_that_brings_back_a_job_further_on(server: LiveServer, desk: Desk) -> None:
+def test_crash_that_brings_back_a_job_further_on(
+    server: LiveServer, collecting: Collecting
+) -> None:
     """What a record of an earlier try takes for collected is embedded, though it is not here.
 
     The output was begun again from its start, as after a change of the corpus.
     """
-    desk.job.delete()
-    desk.job.create(SPEC, 500)
+    collecting.job.delete()
+    collecting.job.create(SPEC, 500)
     size = log_bytes(server)
-    desk.job.end("failed", "the corpus was changed", 60)
-    desk.job.create(SPEC, 0)
-    done = desk.bench.run(desk.collect)
-    desk.produce(15_000)
-    wait_until(lambda: desk.job.status().blocks_in > 5)
+    collecting.job.end("failed", "the corpus was changed", 60)
+    collecting.job.create(SPEC, 0)
+    done = collecting.bench.run(collecting.collect)
+    collecting.produce(15_000)
+    wait_until(lambda: collecting.job.status().blocks_in > 5)
     crash(server, size)
-    desk.bench.run(desk.worker.run, desk.bench.stop)
+    collecting.bench.run(collecting.worker.run, collecting.bench.stop)
     assert done.result(60) == 15_000
-    desk.check(15_000)
+    collecting.check(15_000)
 
 
 class Crash(Exception):
@@ -197,10 +201,12 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("when", ["before drain", "after drain"])
-def test_crash_of_the_collector(desk: Desk, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_crash_of_the_collector(
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     """A collector that ends between the disk and the server is continued without a trace."""
-    desk.push(*range(0, 1_001, 10))
-    desk.work()
+    collecting.push(*range(0, 1_001, 10))
+    collecting.work()
     drain = JobResults.drain
 
     def crash_at_third_part(self: JobResults, upto: int, starts: list[int]) -> str:
@@ -211,107 +217,109 @@ def test_crash_of_the_collector(desk: Desk, monkeypatch: pytest.MonkeyPatch, whe
 
     monkeypatch.setattr(JobResults, "drain", crash_at_third_part)
     with pytest.raises(Crash):
-        desk.collect()
+        collecting.collect()
     monkeypatch.setattr(JobResults, "drain", drain)
-    desk.reopen()
-    assert desk.output.next_index == 3 * PART_CHUNKS
-    assert desk.collect() == 1_000
-    assert desk.job.results.starts() == [990]
-    desk.check(1_000)
+    collecting.reopen()
+    assert collecting.output.next_index == 3 * PART_CHUNKS
+    assert collecting.collect() == 1_000
+    assert collecting.job.results.starts() == [990]
+    collecting.check(1_000)
 
 
 # What is on the server.
 
 
-def test_drained(desk: Desk) -> None:
+def test_drained(collecting: Collecting) -> None:
     """Results that are on disk leave the server, but for the last one; those in memory stay."""
-    desk.push(*range(0, 251, 10))
-    desk.work()
-    size = desk.job.status().result_bytes
-    assert desk.collect() == 250
-    assert (desk.output.next_index, desk.output.buffered.stop) == (200, 250)
-    assert sorted(desk.job.results.starts()) == [190, *range(200, 250, 10)]
-    assert desk.job.status().drained_upto == 200
-    assert 0 < desk.job.status().result_bytes < size / 3
+    collecting.push(*range(0, 251, 10))
+    collecting.work()
+    size = collecting.job.status().result_bytes
+    assert collecting.collect() == 250
+    assert (collecting.output.next_index, collecting.output.buffered.stop) == (200, 250)
+    assert sorted(collecting.job.results.starts()) == [190, *range(200, 250, 10)]
+    assert collecting.job.status().drained_upto == 200
+    assert 0 < collecting.job.status().result_bytes < size / 3
 
 
-def test_stale_results(desk: Desk) -> None:
+def test_stale_results(collecting: Collecting) -> None:
     """Results that a server made anew after a loss, and the disk has, are forgotten."""
-    desk.output.add(result_of(block(0, PART_CHUNKS)))
-    desk.push(*range(0, 151, 10))
-    desk.work()
-    assert desk.collect() == 150
-    assert min(desk.job.results.starts()) == PART_CHUNKS - 10
+    collecting.output.add(result_of(block(0, PART_CHUNKS)))
+    collecting.push(*range(0, 151, 10))
+    collecting.work()
+    assert collecting.collect() == 150
+    assert min(collecting.job.results.starts()) == PART_CHUNKS - 10
 
 
-def test_stale_results_that_nobody_noticed(desk: Desk) -> None:
+def test_stale_results_that_nobody_noticed(collecting: Collecting) -> None:
     """Results that a crash brings back while the collector waits are deleted."""
     blocks = [block(start, start + 10) for start in range(0, 200, 10)]
-    desk.job.push([(each, encode(each)) for each in blocks])
-    done = desk.bench.run(desk.collect)
-    desk.work()
-    wait_until(lambda: desk.job.results.starts() == [190])
+    collecting.job.push([(each, encode(each)) for each in blocks])
+    done = collecting.bench.run(collecting.collect)
+    collecting.work()
+    wait_until(lambda: collecting.job.results.starts() == [190])
     for start in range(0, 190, 10):  # as the end of a log brings them back
         stale = encode(result_of(block(start, start + 10)))
-        desk.job.client.hset(desk.job.keys.results, str(start), stale)
-    wait_until(lambda: desk.job.results.starts() == [190])
-    desk.push(*range(200, 251, 10))
-    desk.work()
+        collecting.job.client.hset(collecting.job.keys.results, str(start), stale)
+    wait_until(lambda: collecting.job.results.starts() == [190])
+    collecting.push(*range(200, 251, 10))
+    collecting.work()
     assert done.result() == 250
-    desk.check(250)
+    collecting.check(250)
 
 
-def test_disorder(desk: Desk) -> None:
+def test_disorder(collecting: Collecting) -> None:
     """Results are taken in order, however they come."""
-    desk.push(*range(0, 301, 10))
-    done = desk.bench.run(desk.collect)
-    for entry in reversed(desk.worker.lease(100)):
-        wait_until(desk.waits)
-        desk.worker.job.stream.commit([(entry, result_of(decode(Block, entry.data)))])
+    collecting.push(*range(0, 301, 10))
+    done = collecting.bench.run(collecting.collect)
+    for entry in reversed(collecting.worker.lease(100)):
+        wait_until(collecting.waits)
+        collecting.worker.job.stream.commit([(entry, result_of(decode(Block, entry.data)))])
     assert done.result(60) == 300
-    desk.check(300)
+    collecting.check(300)
 
 
 @pytest.mark.parametrize("collector", ["goes on", "starts anew"])
 @pytest.mark.parametrize("pieces", [1, 6, 12])
-def test_lost_split(server: LiveServer, desk: Desk, collector: str, pieces: int) -> None:
+def test_lost_split(
+    server: LiveServer, collecting: Collecting, collector: str, pieces: int
+) -> None:
     """The rest of a block is taken that a server embeds whole, since it lost the split.
 
     Some of the pieces are on disk, and some in memory only.
     """
-    desk.push(0, 200)
-    (entry,) = desk.worker.lease()
+    collecting.push(0, 200)
+    (entry,) = collecting.worker.lease()
     size = log_bytes(server)
-    desk.job.stream.split(entry, [block(first, first + 10) for first in range(0, 200, 10)])
-    desk.worker.job.stream.commit(
-        [(e, result_of(decode(Block, e.data))) for e in desk.job.stream.read("hash", pieces)]
+    collecting.job.stream.split(entry, [block(first, first + 10) for first in range(0, 200, 10)])
+    collecting.worker.job.stream.commit(
+        [(e, result_of(decode(Block, e.data))) for e in collecting.job.stream.read("hash", pieces)]
     )
-    done = desk.bench.run(desk.collect)
-    wait_until(lambda: desk.output.buffered.stop == 10 * pieces and desk.waits())
+    done = collecting.bench.run(collecting.collect)
+    wait_until(lambda: collecting.output.buffered.stop == 10 * pieces and collecting.waits())
     if collector == "starts anew":
-        desk.bench.stop.set()
+        collecting.bench.stop.set()
         assert done.result(60) is None
-        desk.reopen()
-        desk.bench.stop.clear()
+        collecting.reopen()
+        collecting.bench.stop.clear()
     crash(server, size)
-    wait_until(desk.worker.step)
-    assert desk.job.results.starts() == [0]
+    wait_until(collecting.worker.step)
+    assert collecting.job.results.starts() == [0]
     if collector == "starts anew":
-        done = desk.bench.run(desk.collect)
+        done = collecting.bench.run(collecting.collect)
     assert done.result(60) == 200
-    desk.check(200)
+    collecting.check(200)
 
 
-def test_cut_in_another_way(desk: Desk) -> None:
+def test_cut_in_another_way(collecting: Collecting) -> None:
     """Results that begin elsewhere than those in memory are taken from where these end."""
     for first in range(0, 180, 30):
-        desk.output.add(result_of(block(first, first + 30)))
-    assert (desk.output.next_index, desk.output.buffered.stop) == (120, 180)
-    desk.push(0, 70, 140, 210)
-    desk.work()
-    assert desk.collect() == 210
-    assert sorted(desk.job.results.starts()) == [70, 140]
-    desk.check(210)
+        collecting.output.add(result_of(block(first, first + 30)))
+    assert (collecting.output.next_index, collecting.output.buffered.stop) == (120, 180)
+    collecting.push(0, 70, 140, 210)
+    collecting.work()
+    assert collecting.collect() == 210
+    assert sorted(collecting.job.results.starts()) == [70, 140]
+    collecting.check(210)
 
 
 # Ends.
@@ -327,97 +335,97 @@ def test_cut_in_another_way(desk: Desk) -> None:
     ],
 )
 def test_a_damaged_result_is_made_anew(
-    desk: Desk, data: bytes, says: str, caplog: pytest.LogCaptureFixture
+    collecting: Collecting, data: bytes, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A damaged result is sent and embedded once more."""
-    desk.bench.run(desk.worker.run, desk.bench.stop)
-    desk.produce(3_000)
-    wait_until(lambda: max(desk.job.results.starts(), default=0) > 150)
-    start = min(each for each in desk.job.results.starts() if each >= 150)
-    desk.job.client.hset(desk.job.keys.results, str(start), data)
-    assert desk.collect() == 3_000
-    desk.check(3_000)
+    collecting.bench.run(collecting.worker.run, collecting.bench.stop)
+    collecting.produce(3_000)
+    wait_until(lambda: max(collecting.job.results.starts(), default=0) > 150)
+    start = min(each for each in collecting.job.results.starts() if each >= 150)
+    collecting.job.client.hset(collecting.job.keys.results, str(start), data)
+    assert collecting.collect() == 3_000
+    collecting.check(3_000)
     assert f"result {start} of job j is made anew: " in caplog.text
     assert says in caplog.text
 
 
-def test_a_result_that_stays_damaged_ends_the_run(desk: Desk) -> None:
+def test_a_result_that_stays_damaged_ends_the_run(collecting: Collecting) -> None:
     """A result that is damaged a second time ends the run, with an error that names it."""
-    desk.push(0, 10)
-    desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
-    collecting = desk.bench.run(desk.collect)
-    wait_until(lambda: not desk.job.results.starts())
-    desk.job.client.hset(desk.job.keys.results, "0", b"\x01")
+    collecting.push(0, 10)
+    collecting.job.client.hset(collecting.job.keys.results, "0", b"\x01")
+    done = collecting.bench.run(collecting.collect)
+    wait_until(lambda: not collecting.job.results.starts())
+    collecting.job.client.hset(collecting.job.keys.results, "0", b"\x01")
     with pytest.raises(OutputError, match="result 0 of job j, once more: not a Result"):
-        collecting.result(60)
+        done.result(60)
 
 
-def test_a_result_of_another_version_ends_the_run(desk: Desk) -> None:
+def test_a_result_of_another_version_ends_the_run(collecting: Collecting) -> None:
     """A result of another version ends the run, and stays for a program that reads it."""
-    desk.push(0, 10)
+    collecting.push(0, 10)
     newer = b"\x02" + encode(result_of(block(0, 10)))[1:]
-    desk.job.client.hset(desk.job.keys.results, "0", newer)
+    collecting.job.client.hset(collecting.job.keys.results, "0", newer)
     with pytest.raises(OutputError, match="result 0 of job j: Result record of version 2"):
-        desk.collect()
-    assert desk.job.results.starts() == [0]
+        collecting.collect()
+    assert collecting.job.results.starts() == [0]
 
 
-def test_cancelled(desk: Desk) -> None:
+def test_cancelled(collecting: Collecting) -> None:
     """A cancelled job ends the collection."""
-    done = desk.bench.run(desk.collect)
-    wait_until(desk.waits)
-    desk.job.set_state("cancelled")
+    done = collecting.bench.run(collecting.collect)
+    wait_until(collecting.waits)
+    collecting.job.set_state("cancelled")
     with pytest.raises(JobEnded, match="cancelled"):
         done.result(60)
 
 
-def test_paused_when_all_is_there(desk: Desk) -> None:
+def test_paused_when_all_is_there(collecting: Collecting) -> None:
     """A job of which every result came is complete, whatever became of its state."""
-    desk.push(0, 10)
-    desk.work()
-    desk.job.set_state("paused")
-    assert desk.collect() == 10
+    collecting.push(0, 10)
+    collecting.work()
+    collecting.job.set_state("paused")
+    assert collecting.collect() == 10
 
 
 @pytest.mark.parametrize("server_is", ["there", "away"])
-def test_stop(server: LiveServer, desk: Desk, server_is: str) -> None:
+def test_stop(server: LiveServer, collecting: Collecting, server_is: str) -> None:
     """`stop` ends the waiting for results, and for a server."""
-    done = desk.bench.run(desk.collect)
-    wait_until(desk.waits)
+    done = collecting.bench.run(collecting.collect)
+    wait_until(collecting.waits)
     if server_is == "away":
         server.kill()
-    desk.bench.stop.set()
+    collecting.bench.stop.set()
     assert done.result(60) is None
 
 
-def test_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deleted job ends the collection after the looks of grace."""
     monkeypatch.setattr(collect, "GONE_LOOKS", 1)
-    done = desk.bench.run(desk.collect)
-    wait_until(desk.waits)
-    desk.job.delete()
+    done = collecting.bench.run(collecting.collect)
+    wait_until(collecting.waits)
+    collecting.job.delete()
     with pytest.raises(JobGone):
         done.result(60)
 
 
-def test_a_job_that_was_forgotten_is_waited_for(desk: Desk) -> None:
+def test_a_job_that_was_forgotten_is_waited_for(collecting: Collecting) -> None:
     """A collector waits for a job that is gone, which may be made again."""
-    desk.job.delete()
-    done = desk.bench.run(desk.collect)
-    wait_until(desk.waits)
-    desk.job.create(SPEC, 0)
-    desk.push(0, 10)
-    desk.work()
+    collecting.job.delete()
+    done = collecting.bench.run(collecting.collect)
+    wait_until(collecting.waits)
+    collecting.job.create(SPEC, 0)
+    collecting.push(0, 10)
+    collecting.work()
     assert done.result(60) == 10
 
 
 def test_grace_is_that_of_one_server(
-    server: LiveServer, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, collecting: Collecting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The looks of grace for a job that is gone begin anew when the server starts again."""
     monkeypatch.setattr(collect, "GONE_LOOKS", 1)
-    collector = desk.collector()
-    desk.job.delete()
+    collector = collecting.collector()
+    collecting.job.delete()
     for _ in range(3):
         assert collector._status() is None
         server.kill()
@@ -427,12 +435,12 @@ def test_grace_is_that_of_one_server(
         collector._status()
 
 
-def test_idle_is_quiet(desk: Desk) -> None:
+def test_idle_is_quiet(collecting: Collecting) -> None:
     """A collector without results waits on the server, and asks little."""
-    desk.bench.run(desk.collect)
+    collecting.bench.run(collecting.collect)
 
     def calls(*names: str) -> int:
-        statistics = cast("dict[str, dict[str, int]]", desk.job.client.info("commandstats"))
+        statistics = cast("dict[str, dict[str, int]]", collecting.job.client.info("commandstats"))
         return sum(statistics.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
 
     wait_until(lambda: calls("blpop") >= 5)

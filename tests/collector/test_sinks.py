@@ -197,7 +197,7 @@ def test_leftovers(case: Case, tmp_path: Path, whole: dict[str, bytes], parts: i
 
 
 def test_lost_part(case: Case, tmp_path: Path) -> None:
-    """An output that lost a journalled part is refused instead of continued with a hole."""
+    """An output that lost a journalled part is refused instead of continued with a gap."""
     case.run_until(tmp_path, 2)
     name = "embeddings.npy.partial" if case.sink == "npy" else f"part-000000000000.{case.sink}"
     (tmp_path / name).unlink()

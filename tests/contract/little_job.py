@@ -178,7 +178,7 @@ def run_everything(client: redis.Redis) -> Job:
     assert job.stream.commit([embed(entries[0]), embed(entries[1], 3)]) == ["committed"] * 2
     job.results.drain(CHUNKS, [0])
     assert job.close(4 * CHUNKS) == "closed"
-    assert job.wait(job.keys.bell, 0)
+    assert job.wait(job.keys.result_wakeup, 0)
     assert job.stream.commit([embed(job.stream.claim(stream, "two", [entries[2].id], 60)[0])]) == [
         "committed"
     ]

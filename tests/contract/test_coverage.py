@@ -1,4 +1,4 @@
-"""Tests of what a server has of a job, and of how a hole in it is filled."""
+"""Tests of what a server has of a job, and of how a gap in it is filled."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
@@ -165,7 +165,7 @@ def lose_group(job: Job) -> None:
     job.client.xgroup_destroy(job.keys.blocks, "farm")
 
 
-HOLES: Final[dict[Callable[[Job], None], list[range]]] = {
+GAPS: Final[dict[Callable[[Job], None], list[range]]] = {
     lose_unread: [range(60, 70)],
     lose_leased: [range(30, 40)],
     lose_acknowledged: [range(40, 50)],
@@ -177,12 +177,12 @@ HOLES: Final[dict[Callable[[Job], None], list[range]]] = {
 }
 
 
-@pytest.mark.parametrize("lose", HOLES)
+@pytest.mark.parametrize("lose", GAPS)
 def test_holes_are_filled(bench: Bench, job: Job, lose: Callable[[Job], None]) -> None:
     """Chunks that are lost are found, and sent again, embedded and counted once."""
     lose(job)
     missing = reconcile(job).missing()
-    assert missing == HOLES[lose]
+    assert missing == GAPS[lose]
     sent = fill(bench, missing)
     assert sent == (0 if lose is lose_group else sum(map(len, missing)))
     assert not reconcile(job).missing()
@@ -206,7 +206,7 @@ def test_pieces_of_a_failed_block_are_there(bench: Bench, job: Job) -> None:
 
 
 def test_many_at_once(bench: Bench, job: Job) -> None:
-    """Several processes that fill the same hole at once fill it once."""
+    """Several processes that fill the same gap at once fill it once."""
     lose_all(job)
     done = [bench.run(fill, bench, [range(COUNT)]) for _ in range(4)]
     assert sum(each.result(20) for each in done) == COUNT
@@ -246,7 +246,7 @@ def test_a_job_that_ended_takes_nothing(job: Job, end: str) -> None:
 
 
 def test_results_do_not_block_what_they_wait_for(bench: Bench, job: Job) -> None:
-    """A hole is embedded though the results behind it are at their limit."""
+    """A gap is embedded though the results behind it are at their limit."""
     work(bench)
     small = Settings(window_bytes_max=1000, results_bytes_max=2000, part_bytes_max=100)
     job.client.hdel(job.keys.results, "0")

@@ -13,7 +13,7 @@ from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
-from embedfarm.contract.records import JobShare, Plan, Rate, TokenRecipe
+from embedfarm.contract.records import JobShare, Plan, Rate, TokenisationSettings
 from embedfarm.contract.status import JobGone
 from tests.contract.little_job import COMPLETION, embed, heartbeat, make_job, snapshot
 from tests.support import LiveServer, wait_until
@@ -235,14 +235,14 @@ def test_jobs_are_listed_oldest_first(client: redis.Redis) -> None:
 
 
 def test_workers_agree_on_token_ids(client: redis.Redis) -> None:
-    """The first recipe is the job's; whoever has another one, or none, is refused."""
+    """The first tokenisation settings are the job's; whoever has others, or none, is refused."""
     job, farm = make_job(client, 0), FarmClient(client)
-    one = TokenRecipe(tokenizer="1", prompt="", tokens_max=9)
-    assert farm.reports.recipe(job.id) is None
+    one = TokenisationSettings(tokenizer="1", prompt="", tokens_max=9)
+    assert farm.reports.tokenisation(job.id) is None
     farm.reports.agree_on_tokens(job.id, one)
     farm.reports.agree_on_tokens(job.id, one)
-    assert farm.reports.recipe(job.id) == one
-    for other in (None, TokenRecipe(tokenizer="1", prompt="", tokens_max=8)):
+    assert farm.reports.tokenisation(job.id) == one
+    for other in (None, TokenisationSettings(tokenizer="1", prompt="", tokens_max=8)):
         with pytest.raises(ModelRefused, match="token ids"):
             farm.reports.agree_on_tokens(job.id, other)
     with pytest.raises(JobGone):
@@ -250,11 +250,13 @@ def test_workers_agree_on_token_ids(client: redis.Redis) -> None:
 
 
 def test_a_job_of_texts_is_for_all(client: redis.Redis) -> None:
-    """Others may have a recipe where the first worker needs texts; nobody will use it."""
+    """Others may have settings where the first worker needs texts; nobody will use them."""
     job, farm = make_job(client, 0), FarmClient(client)
     farm.reports.agree_on_tokens(job.id, None)
-    farm.reports.agree_on_tokens(job.id, TokenRecipe(tokenizer="1", prompt="", tokens_max=9))
-    assert farm.reports.recipe(job.id) is None
+    farm.reports.agree_on_tokens(
+        job.id, TokenisationSettings(tokenizer="1", prompt="", tokens_max=9)
+    )
+    assert farm.reports.tokenisation(job.id) is None
 
 
 def full(farm: FarmClient, jobs: int) -> list[Job]:

@@ -295,7 +295,7 @@ def test_commit_stores_and_acknowledges(client: redis.Redis) -> None:
     assert (status.bytes_done, status.result_bytes) == (len(entry.data), len(encode(result)))
     assert status.vector_bytes == 8
     assert abs(status.last_commit_ms - client.time()[0] * 1000) < 60_000
-    assert job.wait(job.keys.bell, 0)
+    assert job.wait(job.keys.result_wakeup, 0)
 
 
 def test_second_commit_changes_nothing(client: redis.Redis) -> None:
@@ -339,7 +339,7 @@ def test_commit_of_a_cancelled_job(client: redis.Redis) -> None:
     assert job.stream.commit([embed(entry, 0)]) == ["cancelled"]
     assert job.status() == status
     assert job.stream.backlog() == (0, 0)
-    assert not client.exists(job.keys.results, job.keys.failed, job.keys.bell)
+    assert not client.exists(job.keys.results, job.keys.failed, job.keys.result_wakeup)
 
 
 def test_failed_chunks_are_listed(client: redis.Redis) -> None:
@@ -529,12 +529,14 @@ def test_wait_returns_on_the_bell(
     monkeypatch.setattr(broker, "BLOCK_SECONDS_MAX", SOCKET_SECONDS / 2)
     job = make_job(client, 3)
     job.stream.commit([embed(entry) for entry in job.stream.read("one", 2)])
-    assert job.wait(job.keys.bell, 0)
-    assert not job.wait(job.keys.bell, 0)
+    assert job.wait(job.keys.result_wakeup, 0)
+    assert not job.wait(job.keys.result_wakeup, 0)
     heard: list[bool] = []
     with closing_client(server.url) as other:
         collector = Job(other, job.id)
-        waiting = threading.Thread(target=lambda: heard.append(collector.wait(job.keys.bell, 99)))
+        waiting = threading.Thread(
+            target=lambda: heard.append(collector.wait(job.keys.result_wakeup, 99))
+        )
         waiting.start()
         wait_until(lambda: blocked(client))
         job.stream.commit([embed(entry) for entry in job.stream.read("one", 1)])
@@ -746,7 +748,13 @@ def test_keys_of_a_job_share_a_slot(job: str) -> None:
     """All keys of a job lie in one cluster slot, as do all keys of the farm."""
     assert len({key_slot(key.encode()) for key in wire.JobKeys(job).all()}) == 1
     farm = [wire.SCHEDULER, wire.FENCE, wire.WORKERS, wire.plan_key(job), wire.worker_key(job)]
-    farm += [wire.LANES, wire.LANE_BELL, wire.LANE_SIZES, wire.lane_key(job), wire.reply_key(job)]
+    farm += [
+        wire.LANES,
+        wire.LANE_WAKEUPS,
+        wire.LANE_SIZES,
+        wire.lane_key(job),
+        wire.reply_key(job),
+    ]
     farm += [wire.loader_key(job), wire.unloaded_key(job)]
     assert len({key_slot(key.encode()) for key in farm}) == 1
 

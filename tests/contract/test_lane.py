@@ -76,7 +76,7 @@ def test_an_answer_reaches_its_asker(client: redis.Redis) -> None:
             assert found.shape == (count, 2)
             assert found.dtype == np.float32
     assert not lane.waiting(ENGINE)
-    kept = {wire.LANES, wire.LANE_BELL, wire.LANE_SIZES, wire.lane_key(ENGINE)}
+    kept = {wire.LANES, wire.LANE_WAKEUPS, wire.LANE_SIZES, wire.lane_key(ENGINE)}
     assert set(client.scan_iter()) == {key.encode() for key in kept}
     assert sizes(client) == {ENGINE: 0}
 
@@ -98,7 +98,7 @@ def test_the_first_answer_counts(client: redis.Redis) -> None:
 
 
 def test_a_failed_text_is_named(client: redis.Redis) -> None:
-    """The asker learns which text failed and why, and gets the other vectors."""
+    """The caller learns which text failed and why, and gets the other vectors."""
     lane = lane_of(client)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(lane.embed, SPEC, ["good", "bad"], 20)
@@ -237,7 +237,7 @@ def test_answers_to_pieces_are_joined(client: redis.Redis) -> None:
 
 
 def test_no_answer_in_time(client: redis.Redis) -> None:
-    """An asker without an answer gets an error with the workers' reasons, and the lane is empty."""
+    """A caller without an answer gets an error with the workers' reasons, and the lane is empty."""
     lane = lane_of(client)
     lane.refuse(ENGINE, "w", "no memory")
     with pytest.raises(LaneLate, match=r"no answer within 0.1 s; w: no memory"):
@@ -333,12 +333,12 @@ def test_bells_are_heard_by_all(client: redis.Redis) -> None:
     """Each listener hears which engine was asked for, and nothing from before."""
     lane = lane_of(client)
     lane.send(request("before"))
-    wait_until(lambda: lane.bells(lane.now(), 0.001)[1] == set())
+    wait_until(lambda: lane.wakeups(lane.now(), 0.001)[1] == set())
     after = lane.now()
     wait_until(lambda: lane.now() != after)  # what comes now has another time
     heard: list[set[str]] = []
     threads = [
-        threading.Thread(target=lambda: heard.append(lane.bells(after, 2)[1])) for _ in range(2)
+        threading.Thread(target=lambda: heard.append(lane.wakeups(after, 2)[1])) for _ in range(2)
     ]
     for thread in threads:
         thread.start()

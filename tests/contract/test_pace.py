@@ -1,4 +1,4 @@
-"""Tests of paces, and of the times that they foretell."""
+"""Tests of paces, and of the times that they forecast."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from embedfarm.contract.pace import (
     TimedMicroBatch,
     WorkDone,
     averages,
-    foretell,
+    forecast_seconds,
     paces_now,
 )
 
@@ -77,7 +77,7 @@ def test_averages_begin_with_the_first_progress() -> None:
 
 
 def test_what_is_foretold_lies_between_the_fastest_and_the_slowest() -> None:
-    """Times are foretold from the rates above zero; without any nothing is known."""
-    assert foretell(100, [10, 0, 4]) == (10, 25)
-    assert foretell(100, [0, 0]) is None
-    assert foretell(0, []) == (0, 0)
+    """Times are forecast from the rates above zero; without any nothing is known."""
+    assert forecast_seconds(100, [10, 0, 4]) == (10, 25)
+    assert forecast_seconds(100, [0, 0]) is None
+    assert forecast_seconds(0, []) == (0, 0)

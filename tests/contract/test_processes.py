@@ -221,8 +221,8 @@ def test_environment_is_added(tmp_path: Path) -> None:
 
 
 LIFELINE_CHILD: Final = (
-    "import os, threading; from embedfarm.contract.processes import watch_lifeline;"
-    "end = threading.Event(); watch_lifeline(end.set); print(os.getpid(), flush=True);"
+    "import os, threading; from embedfarm.contract.processes import watch_parent_pipe;"
+    "end = threading.Event(); watch_parent_pipe(end.set); print(os.getpid(), flush=True);"
     "end.wait(60) and print('noticed', flush=True)"
 )
 SUPERVISE: Final = """
@@ -241,7 +241,7 @@ def supervise(directory: Path, tie: str, command: list[str]) -> "subprocess.Pope
 
 
 def test_child_notices_that_its_supervisor_was_killed(tmp_path: Path) -> None:
-    """A child whose supervisor got kill -9 notices by the lifeline, and ends by itself."""
+    """A child whose supervisor got kill -9 notices by the parent pipe, and ends by itself."""
     with supervise(tmp_path, "untied", [sys.executable, "-c", LIFELINE_CHILD]) as supervisor:
         wait_until(lambda: output(tmp_path).endswith("\n"))
         supervisor.kill()
@@ -252,7 +252,7 @@ def test_child_notices_that_its_supervisor_was_killed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system signals a parent's death")
 def test_tied_child_dies_with_its_supervisor(tmp_path: Path) -> None:
-    """A program that knows nothing of the lifeline gets SIGTERM when its supervisor is killed."""
+    """A program that does not watch the parent pipe gets SIGTERM when its supervisor is killed."""
     command = ["sh", "-c", "echo $$; grep SigIgn /proc/$$/status; exec cat /dev/zero > /dev/null"]
     with supervise(tmp_path, "tied", command) as supervisor:
         wait_until(lambda: output(tmp_path).count("\n") == 2)
@@ -266,8 +266,8 @@ def test_tied_child_dies_with_its_supervisor(tmp_path: Path) -> None:
 def test_lifeline_of_an_unsupervised_process_is_ignored() -> None:
     """A process with a closed stdin and no supervisor does not take that for a supervisor's end."""
     program = (
-        "import threading; from embedfarm.contract.processes import watch_lifeline;"
-        "end = threading.Event(); watch_lifeline(end.set);"
+        "import threading; from embedfarm.contract.processes import watch_parent_pipe;"
+        "end = threading.Event(); watch_parent_pipe(end.set);"
         "print(threading.active_count(), end.is_set())"
     )
     ended = subprocess.run(
@@ -281,10 +281,10 @@ def test_lifeline_of_an_unsupervised_process_is_ignored() -> None:
 
 
 def test_lifeline_does_not_disturb_the_exit(tmp_path: Path) -> None:
-    """A child that ends while it watches the lifeline exits with its own status, silently."""
+    """A child that ends while it watches the parent pipe exits with its own status, silently."""
     program = (
-        "import sys; from embedfarm.contract.processes import watch_lifeline;"
-        "import threading; watch_lifeline(print); threading.Event().wait(0.2); sys.exit(2)"
+        "import sys; from embedfarm.contract.processes import watch_parent_pipe;"
+        "import threading; watch_parent_pipe(print); threading.Event().wait(0.2); sys.exit(2)"
     )
     with Supervisor([python(program)], tmp_path, drain_seconds=10) as supervisor:
         wait_until(lambda: supervisor.exits)

@@ -40,7 +40,7 @@ from embedfarm.contract.records import (
     Sample,
     SchedulerStats,
     TokenIds,
-    TokenRecipe,
+    TokenisationSettings,
     text_checksums,
 )
 
@@ -59,7 +59,7 @@ KINDS: list[type[Record]] = [
     Sample,
     JobSpec,
     TokenIds,
-    TokenRecipe,
+    TokenisationSettings,
     LanePiece,
     LaneAnswer,
 ]
@@ -108,14 +108,14 @@ SPEC_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "lsh_bits": st.integers(8, 1024).map(lambda count: 8 * count),
 }
 TOKEN_IDS = st.builds(
-    lambda recipe, lengths, width: TokenIds(
-        recipe=recipe,
+    lambda tokenisation, lengths, width: TokenIds(
+        tokenisation=tokenisation,
         ids=bytes(width * sum(lengths)),
         width=width,
         lengths=np.asarray(lengths, dtype="<u4").tobytes(),
         checksums=bytes(4 * len(lengths)),
     ),
-    records(TokenRecipe),
+    records(TokenisationSettings),
     st.lists(st.integers(0, 5), max_size=4),
     st.sampled_from([2, 4]),
 )
@@ -287,20 +287,22 @@ def test_a_field_added_at_the_end_needs_no_new_version() -> None:
     assert decode(Block, encode(new)) == old
 
 
-@pytest.mark.parametrize("kind", [JobSpec, TokenRecipe])
+@pytest.mark.parametrize("kind", [JobSpec, TokenisationSettings])
 def test_a_demand_that_is_not_known_is_refused(kind: type[Record]) -> None:
-    """An unknown field in a spec or a token recipe is refused, since it decides the vectors."""
+    """An unknown field in a spec or in tokenisation settings is refused: it decides the vectors."""
     record = (
         JobSpec(model="m")
         if kind is JobSpec
-        else TokenRecipe(tokenizer="0", prompt="", tokens_max=1)
+        else TokenisationSettings(tokenizer="0", prompt="", tokens_max=1)
     )
     grown = [*msgspec.structs.astuple(record), "a field of a later program"]
     with pytest.raises(RecordError, match="at most length"):
         decode(kind, bytes([VERSION]) + msgspec.msgpack.encode(grown))
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS if each not in {JobSpec, TokenRecipe}])
+@pytest.mark.parametrize(
+    "kind", [each for each in KINDS if each not in {JobSpec, TokenisationSettings}]
+)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_later_program_s_further_field_is_skipped(

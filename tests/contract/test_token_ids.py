@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.contract.encoding import RecordError, decode, encode
-from embedfarm.contract.records import Block, TokenIds, TokenRecipe, text_checksums
+from embedfarm.contract.records import Block, TokenIds, TokenisationSettings, text_checksums
 from embedfarm.contract.token_ids import (
     CHARACTERS_PER_TOKEN_MAX,
     FILE,
-    RecipeMismatch,
     TokenEncoder,
+    TokenisationMismatch,
 )
 from tests.word_tokenizer import write_tokenizer
 
-RECIPE = TokenRecipe(tokenizer="0" * 64, prompt="query: ", tokens_max=9)
+TOKENISATION = TokenisationSettings(tokenizer="0" * 64, prompt="query: ", tokens_max=9)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def directory(tmp_path: Path) -> Path:
 def block_of(rows: list[list[int]], width: int = 2) -> Block:
     """Return a block of chunks with these token ids."""
     tokens = TokenIds(
-        recipe=RECIPE,
+        tokenisation=TOKENISATION,
         ids=np.asarray([i for row in rows for i in row], dtype=f"<u{width}").tobytes(),
         width=width,
         lengths=np.asarray([len(row) for row in rows], dtype="<u4").tobytes(),
@@ -75,16 +75,16 @@ def test_damage_is_refused(field: str, value: object, says: str) -> None:
 
 
 def test_an_encoder_is_known_by_its_recipe(directory: Path) -> None:
-    """An encoder of a recipe makes its ids, and one with another tokenizer is refused."""
+    """An encoder made by settings makes their ids, and one with another tokenizer is refused."""
     one = TokenEncoder.describe(directory, "p ", 4)
-    other = TokenEncoder.open(directory, one.recipe)
+    other = TokenEncoder.open(directory, one.tokenisation)
     ids, lengths = other.encode(["a b", "", "a b a b a b a"])
     assert lengths.tolist() == [3, 1, 4]
     assert ids.tolist() == [3, 1, 2, 3, 3, 1, 2, 1]
     with (directory / FILE).open("a", encoding="utf-8") as file:
         file.write("\n")
-    with pytest.raises(RecipeMismatch, match="another tokenizer"):
-        TokenEncoder.open(directory, one.recipe)
+    with pytest.raises(TokenisationMismatch, match="another tokenizer"):
+        TokenEncoder.open(directory, one.tokenisation)
 
 
 def test_a_huge_text_is_cut_but_loses_no_token(directory: Path) -> None:

@@ -86,7 +86,7 @@ class Stations:
         if batch is not None:
             worker.committer.commit(batch, worker.embedder.embed(batch))
         for key in worker.lane.lane.asked():
-            worker.lane.ring(key)
+            worker.lane.wake_for(key)
         while worker.embedder.serve():
             pass
         worker.lane.done.put(None)

@@ -106,9 +106,9 @@ def readers_of(client: redis.Redis) -> Iterator[Reader]:
         yield Reader("accounts", partial(farm.reports.accounts, name))
         yield Reader("refusals", partial(farm.reports.refusals, name))
         # By `Submitter` and `plain_errors`.
-        yield Reader("recipe", partial(farm.reports.recipe, name), (RecordError,))
+        yield Reader("recipe", partial(farm.reports.tokenisation, name), (RecordError,))
         yield Reader("fingerprint", partial(farm.reports.fingerprint, name))
-    yield Reader("bells", lambda: lane.bells("0", 0.001))
+    yield Reader("wakeups", lambda: lane.wakeups("0", 0.001))
     yield Reader("unloaded", lambda: lane.unloaded(engine_key(SPEC)))
     yield Reader("ask", lambda: lane.ask(SPEC, ["a"], 0.01), (LaneError,))  # nobody answers
 

@@ -29,7 +29,7 @@ from embedfarm.contract.records import (
     Policy,
     Result,
     TokenIds,
-    TokenRecipe,
+    TokenisationSettings,
     text_checksums,
 )
 from embedfarm.contract.settings import Settings
@@ -63,9 +63,9 @@ from tests.farm.stations import Stations
 from tests.support import LiveServer
 
 SETTINGS: Final = Settings(lease_seconds=3600, plan_ttl_seconds=0.1, heartbeat_seconds=0.01)
-RECIPE: Final = TokenRecipe(tokenizer="a" * 64, prompt="", tokens_max=512)
+TOKENISATION: Final = TokenisationSettings(tokenizer="a" * 64, prompt="", tokens_max=512)
 IDS: Final = TokenIds(
-    recipe=RECIPE,
+    tokenisation=TOKENISATION,
     ids=np.arange(5, dtype="<u2").tobytes(),
     width=2,
     lengths=np.array([2, 3], "<u4").tobytes(),
@@ -278,7 +278,7 @@ KINDS: Final[Sequence[tuple[Record, Callable[[Stations, bytes], None]]]] = [
     (Block(start=0, texts=[], tokens=IDS), put_block),
     (Block(start=0, texts=["a", "b"], ids=["x", "y"], token_count=20), put_block),
     (SPEC, put_spec),
-    (RECIPE, put_note("recipe")),
+    (TOKENISATION, put_note("recipe")),
     (ACCOUNT, put_note("account:w#1")),
     (PIECE, put_piece),
     (PLAN, put_plan),

@@ -18,7 +18,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.encoding import Record, encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.records import Block, ChunkError, Result, TokenIds, TokenRecipe
+from embedfarm.contract.records import Block, ChunkError, Result, TokenIds, TokenisationSettings
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from tests.farm.harness import null_vectors, role
@@ -199,7 +199,7 @@ def test_the_limits_are_those_of_the_settings() -> None:
         assert phrase in " ".join(PAGE.split()), phrase
 
 
-@pytest.mark.parametrize("kind", [TokenIds, TokenRecipe])
+@pytest.mark.parametrize("kind", [TokenIds, TokenisationSettings])
 def test_every_field_is_named(kind: type[Record]) -> None:
     """The page names the fields of records that other programs need not make."""
     sentence = PROSE.partition(f"**{kind.__name__}**")[2].partition("**")[0].partition(";")[0]

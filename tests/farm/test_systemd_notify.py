@@ -84,8 +84,8 @@ def test_nobody_there_is_no_failure(
 
 def listens(port: int) -> bool:
     """Tell whether somebody listens at a port of loopback."""
-    with socket.socket() as asker:
-        return asker.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:

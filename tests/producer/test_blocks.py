@@ -121,7 +121,7 @@ def test_token_ids_in_place_of_texts(tmp_path: Path) -> None:
     assert encoded.token_count == 8
     assert encoded.checksums() == text_checksums([*texts[1:], texts[0]])
     assert encoded.tokens is not None
-    assert (encoded.tokens.width, encoded.tokens.recipe) == (2, encoder.recipe)
+    assert (encoded.tokens.width, encoded.tokens.tokenisation) == (2, encoder.tokenisation)
 
 
 def test_blocks_of_token_ids_keep_limits(tmp_path: Path) -> None:

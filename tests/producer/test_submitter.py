@@ -15,7 +15,7 @@ from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, Rate, Rows, TokenRecipe
+from embedfarm.contract.records import Block, Rate, Rows, TokenisationSettings
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer import submitter as submission
@@ -116,13 +116,13 @@ def test_everything_is_sent(opened: Open, job: Job) -> None:
 
 
 def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Path) -> None:
-    """Token ids are sent once workers agree on a recipe, texts before; no row is left out."""
+    """Token ids are sent once workers agree on how, texts before; no row is left out."""
     submitter = opened(tokenizer=write_tokenizer(tmp_path))
     encoder = TokenEncoder.describe(tmp_path, "", 9)
 
     def source() -> Iterator[Rows]:
         yield from corpus(0, 100)
-        FarmClient(job.client).reports.agree_on_tokens("j", encoder.recipe)
+        FarmClient(job.client).reports.agree_on_tokens("j", encoder.tokenisation)
         submitter._look_at = 0.0
         yield from corpus(100, 300)
 
@@ -141,8 +141,8 @@ def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Pat
 def test_texts_are_sent_with_another_tokenizer(opened: Open, job: Job, tmp_path: Path) -> None:
     """Texts are sent where the producer's tokenizer is not the workers'."""
     submitter = opened(tokenizer=write_tokenizer(tmp_path))
-    recipe = TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9)
-    FarmClient(job.client).reports.agree_on_tokens("j", recipe)
+    tokenisation = TokenisationSettings(tokenizer="0" * 64, prompt="", tokens_max=9)
+    FarmClient(job.client).reports.agree_on_tokens("j", tokenisation)
     assert submitter.submit(corpus(0, 300)) == 300
     assert tiling(job) == 300
 

@@ -24,7 +24,7 @@ from embedfarm.contract.records import (
     LanePiece,
     Plan,
     Rate,
-    TokenRecipe,
+    TokenisationSettings,
 )
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, JobStatus
@@ -196,7 +196,7 @@ class JobSteps(Steps):
     @rule(name=JOBS, worker=WORKERS)
     def say(self, name: str, worker: str) -> None:
         """Write and read what workers note about a job: accounts, refusals, fingerprint."""
-        recipe = TokenRecipe(tokenizer=worker, prompt="", tokens_max=8)
+        tokenisation = TokenisationSettings(tokenizer=worker, prompt="", tokens_max=8)
         with self.refused():
             self.farm.reports.account(name, worker, "1", Account(chunks=1))
         with self.refused():
@@ -204,7 +204,7 @@ class JobSteps(Steps):
         with self.refused():
             self.farm.reports.agree(name, {"weights": worker})
         with self.refused():
-            self.farm.reports.agree_on_tokens(name, recipe)
+            self.farm.reports.agree_on_tokens(name, tokenisation)
         self.farm.reports.accounts(name)
         self.farm.reports.refusals(name)
         self.farm.reports.fingerprint(name)
@@ -225,7 +225,7 @@ class JobSteps(Steps):
         """Wait for a block, a result and room."""
         job = self.job(name)
         job.stream.wait_for_block(MOMENT)
-        job.wait(job.keys.bell, MOMENT)
+        job.wait(job.keys.result_wakeup, MOMENT)
         job.wait(job.keys.room, MOMENT)
 
 
@@ -325,8 +325,8 @@ class FarmSteps(Steps):
         with self.refused():  # the lane may expire while one looks
             self.lane.oldest(engine)
         self.lane.waiting(engine)
-        self.lane.bells(self.lane.now(), MOMENT)
-        self.lane.bells("0", MOMENT)
+        self.lane.wakeups(self.lane.now(), MOMENT)
+        self.lane.wakeups("0", MOMENT)
         self.lane.asked()
 
     @rule(dimensions=SEVERAL, worker=WORKERS, picks=PICKS)
@@ -343,7 +343,7 @@ class FarmSteps(Steps):
 
     @rule(dimensions=SEVERAL, picks=PICKS)
     def withdraw(self, dimensions: int, picks: list[int]) -> None:
-        """Withdraw a piece as an asker does that gives up."""
+        """Withdraw a piece as a caller does that gives up."""
         spec = JobSpec(model=f"null:{dimensions}")
         chosen = [self.taken[-1 - pick % len(self.taken)] for pick in picks]
         piece = LanePiece(id=chosen[0].id, spec=spec, place=0, texts=["t"], timeout_seconds=1.0)

@@ -91,7 +91,7 @@ def test_a_reader_adds_what_is_new_to_its_curves(client: redis.Redis) -> None:
 
 
 def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
-    """The end is foretold from the pace now and the averages: 4 and 0.2 chunks/s give a range."""
+    """The end is forecast from the pace now and the averages: 4 and 0.2 chunks/s give a range."""
     farm = FarmClient(client)
     embed_two(farm)
     beat(farm, "one", state="busy")
@@ -105,7 +105,7 @@ def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
 def test_no_end_is_foretold_of_a_job_that_stands(
     client: redis.Redis, change: Callable[[Any], None]
 ) -> None:
-    """A paused or cancelled job has no foretold end, and is not in the time for the backlog."""
+    """A paused or cancelled job has no forecast end, and is not in the time for the backlog."""
     farm = FarmClient(client)
     embed_two(farm)
     report(farm)
@@ -116,7 +116,7 @@ def test_no_end_is_foretold_of_a_job_that_stands(
 
 
 def test_no_end_is_foretold_of_a_job_that_is_being_read(client: redis.Redis) -> None:
-    """A job that is still being read has no foretold end, and is counted as such."""
+    """A job that is still being read has no forecast end, and is counted as such."""
     farm = FarmClient(client)
     make_job(client, BLOCKS)
     report(farm)

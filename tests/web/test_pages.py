@@ -29,7 +29,7 @@ from embedfarm.web.pages.chart_drawing import (
     Theme,
     Width,
     draw_bars,
-    draw_courses,
+    draw_curves,
     draw_pairs,
 )
 from embedfarm.web.pages.job import actions_for
@@ -277,8 +277,8 @@ def test_charts_take_any_figures(look: ChartStyle) -> None:
         svg = draw_bars([Bar(ODD, -3, -1, "#123456")], [ODD, "two"], 60, look).decode()
         assert "<script" not in svg
         for times in ([], [1.0], [1.0, 2.0, 300.0]):
-            course = Curve("tokens", times, times)
-            ET.fromstring(draw_courses([course, course], 0, 3600, look))  # noqa: S314 -- our own
+            curve = Curve("tokens", times, times)
+            ET.fromstring(draw_curves([curve, curve], 0, 3600, look))  # noqa: S314 -- our own
         ET.fromstring(draw_pairs([], look))  # noqa: S314 -- our own
 
 

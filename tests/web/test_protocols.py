@@ -121,7 +121,7 @@ def test_a_full_lane_says_when_to_come_again(server: LiveServer, client: redis.R
         wait_until(lambda: Lane(client).asked())
         full = web.post("/embed", json=request)
         assert (full.status_code, int(full.headers["retry-after"]) > 0) == (429, True)
-        web.app.state.desk.waiting_max = 1  # type: ignore[attr-defined] # of FastAPI
+        web.app.state.interactive.waiting_max = 1  # type: ignore[attr-defined] # of FastAPI
         busy = web.post("/embed", json=request)
         assert (busy.status_code, "1 requests wait" in busy.json()["detail"]) == (429, True)
         assert web.get("/livez").status_code == 200

@@ -101,7 +101,7 @@ class FakeEngine:
     padded = True
     batch_tokens = 1000
     launch_tokens = 1000
-    recipe = None
+    tokenisation = None
     asynchronous = False
     fingerprint: dict[str, str] = {}  # noqa: RUF012 # a protocol's plain attribute; never changed
 

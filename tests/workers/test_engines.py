@@ -389,7 +389,7 @@ def test_other_jobs_on_the_same_weights(
         made += 1
         opened = open_like(directories, settings, model, dtype="float32", **fields)
         assert engine.fingerprint == opened.fingerprint
-        assert engine.recipe == opened.recipe
+        assert engine.tokenisation == opened.tokenisation
         assert engine.normalised == opened.normalised
         np.testing.assert_array_equal(run(engine, TEXTS[:6]), run(opened, TEXTS[:6]))
         np.testing.assert_array_equal(run(loaded, TEXTS[:6]), before)
@@ -549,12 +549,12 @@ def test_ids_for_texts(
     """Token ids made elsewhere give the vectors of their texts, bit for bit, also among texts."""
     engine = engines[kind]
     name = kind_of(kind)
-    assert engine.recipe is not None or name not in ENCODED
-    if engine.recipe is None:
+    assert engine.tokenisation is not None or name not in ENCODED
+    if engine.tokenisation is None:
         with pytest.raises(ValueError, match="takes texts"):
             engine.tokenise([np.asarray([1])])
         return
-    encoder = TokenEncoder.open(resolve(directories[name]), engine.recipe)
+    encoder = TokenEncoder.open(resolve(directories[name]), engine.tokenisation)
     ids, lengths = encoder.encode(TEXTS)
     arrays = np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])
     mixed: list[Chunk] = [

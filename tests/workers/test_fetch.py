@@ -17,7 +17,7 @@ from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobShare, Plan, TokenIds, TokenRecipe
+from embedfarm.contract.records import Block, JobShare, Plan, TokenIds, TokenisationSettings
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.workers import fetch as first_stage
@@ -322,8 +322,8 @@ def test_block_that_failed_before_goes_alone(farm: FarmClient) -> None:
     assert (starts(fetch(fetcher))) == [10]
 
 
-def test_healthy_blocks_and_suspects_are_kept_apart(farm: FarmClient) -> None:
-    """A healthy block goes before a suspect one, and nothing is leased beside either."""
+def test_healthy_blocks_and_poisonouss_are_kept_apart(farm: FarmClient) -> None:
+    """A healthy block goes before one that may be poison, and nothing is leased beside either."""
     job = create_job(farm, [block_of(10 * i, 10) for i in range(3)])
     for _ in range(2):
         assert starts(fetch(fetcher_on(farm))) == [0]
@@ -334,11 +334,11 @@ def test_healthy_blocks_and_suspects_are_kept_apart(farm: FarmClient) -> None:
     assert starts(healthy) == [10]
     assert fetcher.fetch() is None
     commit(fetcher, healthy)
-    suspect = fetch(fetcher)
-    assert starts(suspect) == [0]
+    poisonous = fetch(fetcher)
+    assert starts(poisonous) == [0]
     assert fetcher.fetch() is None
     assert job.stream.backlog() == (1, 1)
-    commit(fetcher, suspect)
+    commit(fetcher, poisonous)
     assert starts(fetch(fetcher)) == [20]
 
 
@@ -632,9 +632,9 @@ def test_what_is_known_of_jobs_is_bounded(
 
 
 def test_foreign_token_ids_fail_by_name(farm: FarmClient) -> None:
-    """Ids by a recipe that is not the job's are given up on; its other blocks are embedded."""
+    """Ids made by other settings than the job's are given up on; its other blocks are embedded."""
     tokens = TokenIds(
-        recipe=TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9),
+        tokenisation=TokenisationSettings(tokenizer="0" * 64, prompt="", tokens_max=9),
         ids=b"\1\0\2\0",
         width=2,
         lengths=b"\1\0\0\0" * 2,
@@ -653,9 +653,11 @@ def test_foreign_token_ids_fail_by_name(farm: FarmClient) -> None:
 
 
 def test_who_cannot_read_the_jobs_token_ids_is_refused(farm: FarmClient) -> None:
-    """A worker without the job's token recipe leaves the job to workers that have it."""
+    """A worker without the job's tokenisation settings leaves the job to workers that have it."""
     create_job(farm, [block_of(0, 3)])
-    farm.reports.agree_on_tokens("j", TokenRecipe(tokenizer="0" * 64, prompt="", tokens_max=9))
+    farm.reports.agree_on_tokens(
+        "j", TokenisationSettings(tokenizer="0" * 64, prompt="", tokens_max=9)
+    )
     assert fetcher_on(farm).fetch() is None
     assert "token ids" in farm.reports.refusals("j")["w"]
 

@@ -17,7 +17,7 @@ from embedfarm.web.http.answers import list_of, respond
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import openai_problems
 from embedfarm.web.http.schemas import WHOLE, Body, Many
-from embedfarm.web.interactive import AtDesk, Desk, shape
+from embedfarm.web.interactive import Interactive, InteractiveRequests, shape
 from embedfarm.web.services import Service, Services, need
 from embedfarm.web.tei.tokenizers import check_count, decode_ids, tokenizer_of
 
@@ -88,10 +88,12 @@ class Models(BaseModel):
     responses=openai_problems(404),
     dependencies=need(Scope.SUBMIT),
 )
-async def embeddings(services: Service, desk: AtDesk, request: EmbeddingsRequest) -> Response:
+async def embeddings(
+    services: Service, interactive: Interactive, request: EmbeddingsRequest
+) -> Response:
     """Embed texts, on the worker that is free first."""
     services.find_model(request.model)
-    return await desk.run(partial(_answer, services, desk, request))
+    return await interactive.run(partial(_answer, services, interactive, request))
 
 
 @router.get("/models", responses=openai_problems(), dependencies=need(Scope.READ))
@@ -107,9 +109,11 @@ async def show_model(services: Service, model: str) -> Model:
     return Model(id=model)
 
 
-def _answer(services: Services, desk: Desk, request: EmbeddingsRequest) -> Response:
+def _answer(
+    services: Services, interactive: InteractiveRequests, request: EmbeddingsRequest
+) -> Response:
     """Embed the input and respond; only some rows are held as text at a time."""
-    answer = desk.embed(request.model, _texts(services, request))
+    answer = interactive.embed(request.model, _texts(services, request))
     vectors = shape(answer.matrix(), request.dimensions).astype("<f4", copy=False)
     print_row = _in_base64 if request.encoding_format == "base64" else _as_numbers
     rows = (

@@ -101,29 +101,29 @@ class Gallery:
             return data
 
 
-def draw_courses(courses: Sequence[Curve], since: float, now: float, look: ChartStyle) -> bytes:
+def draw_curves(curves: Sequence[Curve], since: float, now: float, look: ChartStyle) -> bytes:
     """Draw quantities over the same time, one above the other.
 
     Args:
-        courses: Quantities to draw, at least one.
+        curves: Quantities to draw, at least one.
         since: Unix time at the left.
         now: Unix time at the right.
         look: Theme and width of the chart.
     """
     colours = COLOURS[look.theme]
-    with _figure(look, 1.15 * len(courses) + 0.75) as (figure, data):
-        rows = figure.subplots(len(courses), sharex=True, squeeze=False)[:, 0]
-        for axes, course, colour in zip(
-            rows, courses, (colours.accent, colours.second), strict=False
+    with _figure(look, 1.15 * len(curves) + 0.75) as (figure, data):
+        rows = figure.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
+        for axes, curve, colour in zip(
+            rows, curves, (colours.accent, colours.second), strict=False
         ):
-            times, values = _with_gaps(course, now)
+            times, values = _with_gaps(curve, now)
             axes.fill_between(times, values, color=colour, alpha=0.16, linewidth=0)
             axes.plot(times, values, color=colour, linewidth=1.6, solid_joinstyle="round")
             _dress(axes, colours)
-            axes.set_ylim(0, max([*course.values, LEAST]) * 1.12)
+            axes.set_ylim(0, max([*curve.values, LEAST]) * 1.12)
             axes.yaxis.set_major_locator(MaxNLocator(3))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-            axes.set_title(course.unit, loc="left", fontsize=9, color=colours.quiet)
+            axes.set_title(curve.unit, loc="left", fontsize=9, color=colours.quiet)
         _tell_time(rows[-1], now - since, look)
     return data.getvalue()
 
@@ -181,11 +181,11 @@ def _dress(axes: Any, colours: Colours) -> None:  # noqa: ANN401 # matplotlib's 
         spine.set_color(colours.line)
 
 
-def _with_gaps(course: Curve, now: float) -> tuple[list[float], list[float]]:
+def _with_gaps(curve: Curve, now: float) -> tuple[list[float], list[float]]:
     """Return times before now and their values, with a gap where nobody looked for a while."""
     times: list[float] = []
     values: list[float] = []
-    for second, value in zip(course.seconds, course.values, strict=True):
+    for second, value in zip(curve.seconds, curve.values, strict=True):
         if times and second - now - times[-1] > MINUTE:
             times.append(second - now)
             values.append(float("nan"))

@@ -14,10 +14,10 @@ from embedfarm.web.pages.chart_drawing import (
     Theme,
     Width,
     draw_bars,
-    draw_courses,
+    draw_curves,
     draw_pairs,
 )
-from embedfarm.web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_course
+from embedfarm.web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_speeds
 from embedfarm.web.pages.view_cache import Charts, Reader
 from embedfarm.web.pages.workers import read_pairs
 from embedfarm.web.services import Caller, Service, need
@@ -44,7 +44,7 @@ def farm_chart(reader: Reader, who: Caller, gallery: Charts, look: Drawn) -> Res
         times = [each.time for each in view.rates]
         values = [each.tokens_per_second for each in view.rates]
         since = view.time - HOUR_SECONDS
-        return draw_courses([Curve("tokens per second", times, values)], since, view.time, look)
+        return draw_curves([Curve("tokens per second", times, values)], since, view.time, look)
 
     return _answer(gallery.show(("farm", who.tenant, look), draw))
 
@@ -56,15 +56,15 @@ def job_chart(
     """Draw tokens and chunks per second of a job over the last hour."""
 
     def draw() -> bytes:
-        course = read_course(services.farm, job)
-        times = [each.time for each in course]
+        speeds = read_speeds(services.farm, job)
+        times = [each.time for each in speeds]
         now = times[-1] if times else reader.read().time
-        courses = [
-            Curve("tokens per second", times, [each.tokens_per_second for each in course]),
-            Curve("chunks per second", times, [each.chunks_per_second for each in course]),
+        curves = [
+            Curve("tokens per second", times, [each.tokens_per_second for each in speeds]),
+            Curve("chunks per second", times, [each.chunks_per_second for each in speeds]),
         ]
         since = min([now - MINUTES_MIN, *times])
-        return draw_courses(courses, since, now, look)
+        return draw_curves(curves, since, now, look)
 
     return _answer(gallery.show(("speed", job, look), draw))
 

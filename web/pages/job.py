@@ -76,7 +76,7 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
     farm, handle = services.farm, services.farm.job(name)
     facts = read_job(farm, name)
     failures, more = read_failures(services, name, FAILURES_MAX, after)
-    course = read_course(farm, name)
+    speeds = read_speeds(farm, name)
     command = handle.noted("command")
     return {
         "job": facts,
@@ -86,8 +86,8 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
         "failures": failures,
         "failures_next": more,
         "failures_first": not after,
-        "rows": course[::-1][:: max(1, -(-len(course) // ROWS_MAX))],
-        "peak": max((each.tokens_per_second for each in course), default=0.0),
+        "rows": speeds[::-1][:: max(1, -(-len(speeds) // ROWS_MAX))],
+        "peak": max((each.tokens_per_second for each in speeds), default=0.0),
         "lanes": lanes_of(farm.statistics.recent_batches(LANE_SECONDS), name),
         "accounts": {
             worker: describe(account) for worker, account in farm.reports.accounts(name).items()
@@ -133,16 +133,16 @@ def actions_for(job: JobStatus) -> list[str]:
     return found
 
 
-def read_course(farm: FarmClient, job: str) -> list[Moment]:
+def read_speeds(farm: FarmClient, job: str) -> list[Moment]:
     """Read a job's speed over the last hour, from its first micro-batch to its last."""
-    course = [
+    speeds = [
         Moment(
             end, *(amount / max(1e-6, sample.seconds) for amount in sample.jobs.get(job, (0, 0)))
         )
         for end, sample in farm.statistics.samples(HOUR_SECONDS)
     ]
-    working = [place for place, each in enumerate(course) if each.chunks_per_second]
-    return course[working[0] : working[-1] + 2] if working else []
+    working = [place for place, each in enumerate(speeds) if each.chunks_per_second]
+    return speeds[working[0] : working[-1] + 2] if working else []
 
 
 def lanes_of(batches: Mapping[str, Sequence[TimedMicroBatch]], job: str) -> list[WorkerShare]:

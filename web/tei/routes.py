@@ -18,7 +18,7 @@ from embedfarm.web.http.answers import list_of, respond
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import problems
 from embedfarm.web.http.schemas import WHOLE, Body, Many
-from embedfarm.web.interactive import AtDesk, Desk, shape
+from embedfarm.web.interactive import Interactive, InteractiveRequests, shape
 from embedfarm.web.jobs.job_requests import Words
 from embedfarm.web.services import Service, Services, need
 from embedfarm.web.tei.tokenizers import check_texts, tokenize, tokenizer_of
@@ -109,13 +109,13 @@ async def info(services: Service) -> Info:
     responses=problems(404),
     dependencies=need(Scope.SUBMIT),
 )
-async def embed(services: Service, desk: AtDesk, request: EmbedRequest) -> Response:
+async def embed(services: Service, interactive: Interactive, request: EmbedRequest) -> Response:
     """Embed texts; vectors come in the order of the inputs."""
 
     def work() -> Response:
         vectors = _vectors(
             services,
-            desk,
+            interactive,
             _listed(request.inputs),
             truncate=request.truncate,
             prompt_name=request.prompt_name or "",
@@ -123,33 +123,37 @@ async def embed(services: Service, desk: AtDesk, request: EmbedRequest) -> Respo
         shaped = shape(vectors, normalize=request.normalize)
         return respond(list_of(row.tolist() for row in shaped))
 
-    return await desk.run(work)
+    return await interactive.run(work)
 
 
 @router.post(
     "/lsh", response_model=list[str], responses=problems(), dependencies=need(Scope.SUBMIT)
 )
-async def lsh(services: Service, desk: AtDesk, request: LshRequest) -> Response:
+async def lsh(services: Service, interactive: Interactive, request: LshRequest) -> Response:
     """Hash texts to bits: on which side of each hyperplane a vector lies, first in the highest bit.
 
     Two vectors at an angle of a differ in a share a / pi of the bits, on average.
     """
 
     def work() -> Response:
-        vectors = _vectors(services, desk, _listed(request.inputs), truncate=request.truncate)
+        vectors = _vectors(
+            services, interactive, _listed(request.inputs), truncate=request.truncate
+        )
         print_row = _in_hex if request.encoding == "hex" else _in_base64
         return respond(list_of(map(print_row, hash_once(vectors, request.bitn, request.seed))))
 
-    return await desk.run(work)
+    return await interactive.run(work)
 
 
 @router.post("/rerank", responses=problems(), dependencies=need(Scope.SUBMIT))
-async def rerank(services: Service, desk: AtDesk, request: RerankRequest) -> list[Ranked]:
+async def rerank(
+    services: Service, interactive: Interactive, request: RerankRequest
+) -> list[Ranked]:
     """Sort texts, nearest to the query first."""
 
     def work() -> list[Ranked]:
         texts = [request.query, *request.texts]
-        vectors = shape(_vectors(services, desk, texts, truncate=request.truncate))
+        vectors = shape(_vectors(services, interactive, texts, truncate=request.truncate))
         scores = vectors[1:] @ vectors[0]
         return [
             Ranked(
@@ -160,7 +164,7 @@ async def rerank(services: Service, desk: AtDesk, request: RerankRequest) -> lis
             for index in np.argsort(-scores, kind="stable").tolist()
         ]
 
-    return await desk.run(work)
+    return await interactive.run(work)
 
 
 @router.post(
@@ -169,9 +173,9 @@ async def rerank(services: Service, desk: AtDesk, request: RerankRequest) -> lis
     responses=problems(),
     dependencies=need(Scope.SUBMIT),
 )
-async def tokens(services: Service, desk: AtDesk, request: TokenizeRequest) -> Response:
+async def tokens(services: Service, interactive: Interactive, request: TokenizeRequest) -> Response:
     """Split each text into tokens, none cut off; a text has at most 32,768 bytes."""
-    return await desk.run(partial(_tokens, services, request))
+    return await interactive.run(partial(_tokens, services, request))
 
 
 def _tokens(services: Services, request: TokenizeRequest) -> Response:
@@ -206,10 +210,15 @@ def _describe(text: str, found: Encoding) -> Iterator[dict[str, Any]]:
 
 
 def _vectors(
-    services: Services, desk: Desk, texts: list[str], *, truncate: bool, prompt_name: str = ""
+    services: Services,
+    interactive: InteractiveRequests,
+    texts: list[str],
+    *,
+    truncate: bool,
+    prompt_name: str = "",
 ) -> NDArray[np.float32]:
     model = services.settings.models[0]
-    return desk.embed(model, texts, truncate=truncate, prompt_name=prompt_name).matrix()
+    return interactive.embed(model, texts, truncate=truncate, prompt_name=prompt_name).matrix()
 
 
 def _listed(inputs: str | list[str]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.records import TokenRecipe
+from embedfarm.contract.records import TokenisationSettings
 
 
 class OutOfMemory(RuntimeError):
@@ -28,7 +28,7 @@ Chunk: TypeAlias = str | NDArray[np.int64]
 
 
 def only_texts(chunks: Sequence[Chunk]) -> list[str]:
-    """Return the chunks, which must be texts, for an engine without a recipe.
+    """Return the chunks, which must be texts, for an engine without tokenisation settings.
 
     Raises:
         ValueError: A chunk is no text.
@@ -115,8 +115,8 @@ class Engine(Protocol):
         """Operations per second of the device at best in the model's precision; 0 when unknown."""
 
     @property
-    def recipe(self) -> TokenRecipe | None:
-        """Recipe for producers to make token ids for `tokenise`; None when they must send texts."""
+    def tokenisation(self) -> TokenisationSettings | None:
+        """Settings by which producers make token ids; None when they must send texts."""
 
     def for_job(self, spec: JobSpec) -> "Engine | None":
         """Return the engine of another job on the same weights; None where it needs others.
@@ -132,7 +132,7 @@ class Engine(Protocol):
         """Tokenise texts, cut to the model's limit; ids that came for texts are tokens already.
 
         Raises:
-            ValueError: Ids are not the model's, or `recipe` is None and a chunk is no text.
+            ValueError: Ids are not the model's, or `tokenisation` is None and a chunk is no text.
         """
 
     def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:

@@ -39,7 +39,7 @@ class NullEngine:
     padded: bool = True
     batch_tokens: int = 65536
     launch_tokens: int = 65536
-    recipe: None = None
+    tokenisation: None = None
     asynchronous: bool = False
 
     @classmethod

@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.records import TokenRecipe
+from embedfarm.contract.records import TokenisationSettings
 from embedfarm.workers.engines.arithmetic import Arithmetic, count_flops, known_peak
 from embedfarm.workers.engines.engine import (
     Chunk,
@@ -199,9 +199,9 @@ class SentenceTransformerEngine:
         return self.arithmetic.peak_per_second
 
     @property
-    def recipe(self) -> TokenRecipe | None:
-        """Recipe for token ids that the tokenizer found when the model was loaded, if any."""
-        return self.tokenizer.recipe
+    def tokenisation(self) -> TokenisationSettings | None:
+        """Settings by which the loaded model's token ids are made elsewhere, if they can be."""
+        return self.tokenizer.tokenisation
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
         """Return the operations for texts of these lengths, by counts made at loading."""

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.records import TokenRecipe
+from embedfarm.contract.records import TokenisationSettings
 from embedfarm.contract.token_ids import CHARACTERS_PER_TOKEN_MAX, FILE, TokenEncoder, cut_texts
 from embedfarm.workers.engines.engine import Chunk, Tokenised, only_texts
 from embedfarm.workers.engines.windows import cut_windows
@@ -107,11 +107,11 @@ class Tokenizer:
             )
 
     @property
-    def recipe(self) -> TokenRecipe | None:
-        """Recipe to make token ids elsewhere; None where only the text will do."""
+    def tokenisation(self) -> TokenisationSettings | None:
+        """Settings by which token ids are made elsewhere; None where only the text will do."""
         if self._encoder is None or self.spec.long != "truncate":
             return None
-        return self._encoder.recipe
+        return self._encoder.tokenisation
 
     def adopt(self, directory: Path) -> None:
         """Take tokenizer.json instead of the model's preprocessing, if they agree on the probes."""
