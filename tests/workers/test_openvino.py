@@ -3,7 +3,9 @@
 import faulthandler
 import gc
 import multiprocessing
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,15 @@ def test_what_cannot_be_is_refused(
     spec = JobSpec(model=str(build(kind, tmp_path)), **fields)  # type: ignore[arg-type] # all are texts
     with pytest.raises(ModelError, match=message):
         open_engine(spec, device, Settings(engine_cache=tmp_path / "cache"))
+
+
+def test_nothing_reports_home() -> None:
+    """Workers import OpenVINO in one place, behind the line that keeps it from reporting home."""
+    room = Path(openvino.__file__).parents[1]
+    imports = re.compile(r"^\s*(import|from) openvino\b", re.MULTILINE)
+    found = [path.name for path in room.rglob("*.py") if imports.search(path.read_text())]
+    assert found == [Path(openvino.__file__).name]
+    assert sys.modules["openvino_telemetry"] is None
 
 
 def test_calibration_texts_are_real_and_the_same() -> None:

@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import openvino
 import torch
 from sentence_transformers.base.modules import Transformer
 
@@ -23,7 +22,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import cpu_name
 from embedfarm.workers.engines.calibration import calibration_texts
 from embedfarm.workers.engines.engine import Engine
-from embedfarm.workers.engines.openvino import open_openvino
+from embedfarm.workers.engines.openvino import VERSION, open_openvino
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.packing import pack
 
@@ -108,7 +107,7 @@ def _path(spec: JobSpec, settings: Settings) -> Path:
         "processor": cpu_name(),
         "threads": str(torch.get_num_threads()),
         "torch": str(torch.__version__),
-        "openvino": openvino.__version__,
+        "openvino": VERSION,
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return settings.engine_cache.expanduser() / "choices" / f"{digest[:32]}.json"

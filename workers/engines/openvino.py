@@ -36,6 +36,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # N
 
 import openvino  # noqa: E402 # after the line above
 
+VERSION: Final[str] = openvino.__version__
 DEVICE: Final = "CPU"
 PRECISIONS: Final = {
     "float32": "f32",
@@ -264,7 +265,7 @@ def _cache_path(cache: Path, engine: OpenVinoEngine) -> Path:
     kept = {name: value for name, value in engine.fingerprint.items() if name not in without}
     identity = kept | {
         "constants": repr(sorted(_Graph(list(engine.model), _example(engine)).constants.items())),
-        "openvino": openvino.__version__,
+        "openvino": VERSION,
         "graph": GRAPH_VERSION,
         "processor": cpu_name(),  # it was compared with torch on this one
     }
