@@ -1,6 +1,8 @@
 # All set-up happens here: a virtual environment in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
+# Tests start a thousand programs, each of which would compile all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 # Where an index of torch without CUDA is to be had, it saves a CPU user some gigabytes.
@@ -54,7 +56,7 @@ audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the
 	$(BIN)/python -m tests.audit
 
 test: .venv/installed-dev ## All tests but the slow ones, and those that need more than pip has.
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 accept: .venv/installed-dev ## The slow tests: every promise at full size.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)

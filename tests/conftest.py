@@ -1,6 +1,7 @@
 """Real servers for every test that needs one; a missing one fails, and never skips."""
 
 import fcntl
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,14 +37,51 @@ def places(run_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(trylast=True)  # after they are shuffled
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that run alone last, so that the others need not wait for them."""
-    items.sort(key=_is_alone)
+    """Give tests that share something costly to one process, and all that run alone to one."""
+    for item in items:
+        if _is_alone(item):
+            item.add_marker(pytest.mark.xdist_group("alone"))
+        elif _shares_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+class _Order:
+    """A plugin that orders the tests after they are shuffled."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Put what takes long first, and the tests that run alone last, so that nobody waits."""
+        items.sort(key=lambda item: (_is_alone(item), not _is_long(item)))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector forget what all the modules hold: each of its runs looks at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests be ordered."""
+    config.pluginmanager.register(_Order())
 
 
 def _is_alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
+
+
+def _is_long(item: pytest.Item) -> bool:
+    marks = ("xdist_group", "timeout")  # many tests in a row, or one with a time limit of its own
+    return any(item.get_closest_marker(mark) for mark in marks)
+
+
+def _shares_fixture(item: pytest.Item) -> bool:
+    """Tell whether other tests of the module have a fixture of this test, too."""
+    assert isinstance(item, pytest.Function)
+    found = item._fixtureinfo.name2fixturedefs.values()
+    module = item.path.relative_to(item.config.rootpath).as_posix()
+    return any(each[-1].scope != "function" and each[-1].baseid == module for each in found)
 
 
 @pytest.fixture(autouse=True)
