@@ -24,7 +24,7 @@ from tests.farm.harness import (
     write_corpus,
 )
 
-MODEL = ("--model", "null:16", "--devices", "cpu")
+MODEL = ("--model", "null:16", "--devices", "cpu", "--workers", "1")
 
 
 def test_a_corpus_becomes_vectors_in_order(tmp_path: Path) -> None:
@@ -32,7 +32,8 @@ def test_a_corpus_becomes_vectors_in_order(tmp_path: Path) -> None:
     texts = list(texts_of(20_000))
     ids = [f"id-{index}" for index in range(len(texts))]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts, ids)
-    done = run("embed", corpus, "--id-field", "id", "--out", tmp_path / "out", "--json", *MODEL)
+    words = ("--id-field", "id", "--out", tmp_path / "out", "--json", *MODEL, "--workers", "2")
+    done = run("embed", corpus, *words)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["count"] == len(texts)
     check_output(tmp_path / "out", texts, 16)
@@ -233,7 +234,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """A model that no worker can load ends the command with status 2 and a sentence."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["a"])
     done = run(
-        "embed", corpus, "--out", tmp_path / "out", "--model", "nobody/nothing",
+        "embed", corpus, "--out", tmp_path / "out", "--model", "nobody/nothing", "--workers", "1",
         environment={"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 2

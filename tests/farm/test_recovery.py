@@ -125,11 +125,9 @@ def test_a_tail_that_stalls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         victim.follow()
 
 
-@pytest.mark.parametrize(
-    "role", [*ROLES[:-1], pytest.param(ROLES[-1], marks=pytest.mark.alone)]
-)  # the command begins anew, which is slow beside others
+@pytest.mark.parametrize("role", ROLES[:-1])
 def test_one_process_is_killed(tmp_path: Path, role: str) -> None:
-    """A job survives the death of a worker, the scheduler, the server, or its command."""
+    """A job survives the death of a worker, the scheduler, or the server."""
     assert survive(tmp_path, 1, (role,)) <= RECOVERY_SECONDS_MAX
 
 

@@ -53,7 +53,7 @@ def test_unequal_workers_finish_together(
     """
     del farm
     wait_until(lambda: len(FarmClient(client).workers()) == 2, 30)
-    texts = list(texts_of(12_000))
+    texts = list(texts_of(8_000))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     jobs = []
     for name in ("first", "second"):

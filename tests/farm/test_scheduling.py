@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from benchmarks.scheduling import run_policies
+from embedfarm.contract.broker import closing_client
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
@@ -20,7 +21,7 @@ from embedfarm.contract.records import Block
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from tests.farm.harness import role
-from tests.support import LiveServer, wait_until
+from tests.support import SERVERS, LiveServer, wait_until
 
 pytestmark = pytest.mark.alone
 SPEED = 20_000  # tokens per second of a worker
@@ -52,18 +53,39 @@ def _block(start: int) -> Block:
     return Block(start=start, texts=texts, token_count=CHUNK_TOKENS * BLOCK_CHUNKS)
 
 
+@pytest.fixture(scope="module", params=SERVERS)
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[redis.Redis, Callable[[], int]]]:
+    """Start a farm of measured workers; yield a client, and what kills its first scheduler."""
+    home = tmp_path_factory.mktemp("shared")
+    server = LiveServer(home / "server", request.param, Settings())
+    server.start()
+    try:
+        with (
+            closing_client(server.url) as client,
+            running(server, client, home, MICRO_BATCH_SECONDS) as kill,
+        ):
+            yield client, kill
+    finally:
+        server.stop()
+
+
 @pytest.fixture
-def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Start a farm of measured workers; yield a function that kills its active scheduler."""
-    with running(server, client, tmp_path, MICRO_BATCH_SECONDS) as kill:
-        yield kill
+def client(shared: tuple[redis.Redis, Callable[[], int]]) -> Iterator[redis.Redis]:
+    """A client of the farm, which has no job before and after the test."""
+    client, _ = shared
+    yield client
+    for name in FarmClient(client).job_ids():
+        FarmClient(client).job(name).delete()
+    wait_until(lambda: not any(beat.held_tokens for beat in FarmClient(client).workers()), 30)
 
 
 @contextlib.contextmanager
 def running(
     server: LiveServer, client: redis.Redis, tmp_path: Path, micro_batch_seconds: float
 ) -> Iterator[Callable[[], int]]:
-    """Start a farm like `farm`, with micro-batches of another length."""
+    """Start a farm with micro-batches of a length; yield what kills its active scheduler."""
     settings = {
         "micro_batch_seconds_max": str(micro_batch_seconds),
         "results_bytes_max": str(1 << 30),  # nobody collects here
@@ -105,14 +127,11 @@ def killable(
 @pytest.mark.parametrize(
     ("seconds", "window_seconds"), [(1, 10), pytest.param(60, 60, marks=pytest.mark.slow)]
 )
-def test_two_tenants_share_the_farm(
-    seconds: int, window_seconds: int, farm: Callable[[], int], client: redis.Redis
-) -> None:
+def test_two_tenants_share_the_farm(seconds: int, window_seconds: int, client: redis.Redis) -> None:
     """A tenant that comes later gets half of the farm from then on, whatever the other has had.
 
     In a short window a micro-batch of each worker, which may be on its way, is allowed for.
     """
-    del farm
     chunks = (10 + window_seconds + 2 * seconds) * WORKERS * SPEED // CHUNK_TOKENS
     one = submit(client, "one", chunks, Terms(tenant="one"))
     wait_until(lambda: one.status().tokens_done > seconds * WORKERS * SPEED, 2 * seconds + 30)
@@ -143,20 +162,17 @@ def urgent_seconds(client: redis.Redis, chunks: int) -> float:
     return seconds
 
 
-def test_an_urgent_job_is_done_at_once(farm: Callable[[], int], client: redis.Redis) -> None:
+def test_an_urgent_job_is_done_at_once(client: redis.Redis) -> None:
     """An urgent job behind a long one takes two micro-batches at most, and its own time."""
-    del farm
     own = 200 * CHUNK_TOKENS / SPEED / WORKERS
     assert urgent_seconds(client, 20_000) <= 2 * MICRO_BATCH_SECONDS + own + SLACK_SECONDS
 
 
 @pytest.mark.slow
-def test_an_urgent_job_takes_two_micro_batches(
-    server: LiveServer, client: redis.Redis, tmp_path: Path
-) -> None:
+def test_an_urgent_job_takes_two_micro_batches(server: LiveServer, tmp_path: Path) -> None:
     """An urgent job takes two micro-batches of the default length at most."""
     seconds = Settings().micro_batch_seconds_max
-    with running(server, client, tmp_path, seconds):
+    with closing_client(server.url) as client, running(server, client, tmp_path, seconds):
         assert urgent_seconds(client, 200_000) <= 2 * seconds
 
 
@@ -185,25 +201,26 @@ def take_over(kill: Callable[[], int], client: redis.Redis) -> tuple[float, floa
     return before, meanwhile, seconds
 
 
-def test_a_standby_takes_over(farm: Callable[[], int], client: redis.Redis) -> None:
+def test_a_standby_takes_over(
+    shared: tuple[redis.Redis, Callable[[], int]], client: redis.Redis
+) -> None:
     """A standby plans within 10 s after the scheduler was killed, and the workers never stop."""
-    before, meanwhile, seconds = take_over(farm, client)
+    before, meanwhile, seconds = take_over(shared[1], client)
     assert seconds <= 10
     # A micro-batch of each worker may be on its way.
     assert meanwhile >= 0.95 * before - WORKERS * MICRO_BATCH_SECONDS * SPEED / seconds
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_before_a_standby_takes_over(
-    server: LiveServer, client: redis.Redis, tmp_path: Path
-) -> None:
+def test_nothing_is_lost_before_a_standby_takes_over(server: LiveServer, tmp_path: Path) -> None:
     """Workers keep 0.95 of their speed until a standby takes over, by short micro-batches."""
-    with running(server, client, tmp_path, 0.1) as kill:
+    with closing_client(server.url) as client, running(server, client, tmp_path, 0.1) as kill:
         before, meanwhile, seconds = take_over(kill, client)
     assert seconds <= 10
     assert meanwhile >= 0.95 * before
 
 
+@pytest.mark.slow  # `tests/farm/test_roles.py` has two unequal workers, and the simulation many
 def test_unequal_workers_come_near_the_ideal(tmp_path: Path) -> None:
     """Four workers of speeds 1 : 2 : 4 : 8 need at most 1.05 of the ideal time; `fixed` is worse.
 

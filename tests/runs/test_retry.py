@@ -25,7 +25,7 @@ from tests.farm.harness import (
 from tests.support import wait_until
 from tests.workers.tiny_models import DIMENSIONS, bert
 
-MODEL = ("--model", "null:16", "--devices", "cpu")
+MODEL = ("--model", "null:16", "--devices", "cpu", "--workers", "1")
 
 
 def fail_chunks(out: Path, texts: list[str], failed: set[int]) -> None:
