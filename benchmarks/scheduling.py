@@ -8,26 +8,30 @@ the rates that the workers themselves measured in the same job.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 import redis
 
+from benchmarks.slow_worker import slow_workers
 from embedfarm.contract import wire
-from embedfarm.contract.broker import closing_client
+from embedfarm.contract.broker import PrivateServer, closing_client, wait_until_ready
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.processes import Child, Supervisor
 from embedfarm.contract.records import Completion
 from embedfarm.contract.settings import Settings
-from embedfarm.runs.private_farm import run_local_farm
+from embedfarm.runs.private_farm import SERVER_SECONDS_MAX, scheduler_child
 from embedfarm.scheduler.policies import POLICIES
 
 TOKENS_PER_SECOND: Final = 40_000  # of the fastest worker
@@ -73,17 +77,27 @@ def run_policies(
     with corpus.open("w", encoding="ascii") as file:
         for index in range(chunks):
             file.write(json.dumps({"text": f"{index:012d} ".ljust(CHUNK_BYTES, "x")}) + "\n")
-    settings = Settings(slowdown=SLOWDOWN)
-    with (
-        run_local_farm(directory / "farm", settings, "cpu", len(SLOWDOWN)) as local,
-        closing_client(local.url) as client,
-    ):
+    with running_farm(directory / "farm") as url, closing_client(url) as client:
         farm = FarmClient(client)
         runs: list[Run] = []
         for policy in ["fair", *(each for _ in range(rounds) for each in policies)]:
             farm.plans.set_policy(POLICIES[policy])
-            runs.append(_run(client, corpus, directory / f"out-{len(runs)}", local.url, policy))
+            runs.append(_run(client, corpus, directory / f"out-{len(runs)}", url, policy))
         return runs[1:]
+
+
+@contextlib.contextmanager
+def running_farm(directory: Path) -> Iterator[str]:
+    """Run a private server, a scheduler and the unequal workers; yield the server's URL."""
+    server = PrivateServer.at(directory / "server")
+    settings = Settings(redis_url=server.url)
+    child = Child("server", server.command(settings), {}, die_with_parent=True)
+    stations = [scheduler_child(settings), *slow_workers(settings, SLOWDOWN)]
+    logs, seconds = directory / "logs", settings.drain_seconds
+    with Supervisor([child], logs, drain_seconds=seconds):
+        wait_until_ready(server.url, threading.Event(), SERVER_SECONDS_MAX)
+        with Supervisor(stations, logs, drain_seconds=seconds):
+            yield server.url
 
 
 def _run(client: redis.Redis, corpus: Path, out: Path, url: str, policy: str) -> Run:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -95,7 +94,7 @@ class Embedder:
     Attributes:
         budgets: Tokens of a device batch.
         open_reference: Gives the same model in float32 on the CPU, None where there is none.
-        timings: What device batches take, and how much slower they are made.
+        timings: Times that device batches take.
         watchdog: Watches over device batches.
         requests: Requests that go before the rest of a micro-batch, None for a worker without.
         progress: Told before each device batch which part of a micro-batch is left to do.
@@ -233,7 +232,8 @@ class Embedder:
         try:
             with self._watch(run.batch, rows):
                 if begins:
-                    started.append(Started(run, rows, self._start(run.batch, rows), began))
+                    finish = run.batch.engine.start(run.batch.tokenised, rows)
+                    started.append(Started(run, rows, finish, began))
                     run.started += 1
                 else:
                     run.vectors[rows] = finish()
@@ -359,14 +359,6 @@ class Embedder:
     def _predict(self, batch: MicroBatch, rows: NDArray[np.intp]) -> float:
         """Predict the seconds that a device batch will take; 0 when nothing is known."""
         return self.timings.predict(batch.spec, batch.engine, batch.tokenised.lengths[rows])
-
-    def _start(self, batch: MicroBatch, rows: NDArray[np.intp]) -> Finish:
-        """Begin a device batch."""
-        began = time.monotonic()
-        finish = batch.engine.start(batch.tokenised, rows)
-        if self.timings.slowdown > 1:
-            threading.Event().wait((self.timings.slowdown - 1) * (time.monotonic() - began))
-        return finish
 
     def _time(
         self, batch: MicroBatch, rows: NDArray[np.intp], began: float, *, begins: bool

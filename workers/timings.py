@@ -21,13 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Timings:
-    """Times of device batches by model and engine; a batch is given by the tokens of its rows.
+    """Times of device batches by model and engine; a batch is given by the tokens of its rows."""
 
-    Attributes:
-        slowdown: How many times slower the device is made, for tests.
-    """
-
-    slowdown: float = 1.0
     _costs: dict[str, Costs] = field(default_factory=lambda: defaultdict(Costs))
 
     def observe(
@@ -75,8 +70,7 @@ class Timings:
         except OutOfMemory as error:
             log.warning("not warmed up: %s", error)
         else:
-            seconds = self.slowdown * (time.monotonic() - began)
-            self.observe(spec, engine, batch.lengths, seconds)
+            self.observe(spec, engine, batch.lengths, time.monotonic() - began)
 
 
 def _key(model: str, engine: Engine) -> str:

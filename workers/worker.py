@@ -100,7 +100,7 @@ class Worker:
         self.embedder = Embedder(
             Budgets(farm, self.device_kind, self.settings.batch_tokens_max),
             self.models.open_reference,
-            Timings(self.settings.slowdown.get(self.device, 1.0)),
+            Timings(),
             self.watchdog,
         )
         self.lane = LaneServer(

@@ -211,7 +211,3 @@ class FarmSettings(BaseModel):
     traces: Annotated[
         str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")
     ] = ""
-    slowdown: Annotated[
-        dict[str, float],
-        Field(description='For tests: devices made slower, such as {"cpu-1": 4}.'),
-    ] = {}

@@ -38,13 +38,13 @@ def test_every_field_is_documented() -> None:
 
 def test_flag_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag overrules the environment, that overrules the file, and that the default."""
-    file = "drain_seconds = 1\nevents_max = 1\nprobe_seconds = 1\n[slowdown]\ncpu-1 = 4\n"
+    file = "drain_seconds = 1\nevents_max = 1\nprobe_seconds = 1\n[tenant_weights]\nours = 4\n"
     (tmp_path / "embedfarm.toml").write_text(file)
     monkeypatch.setenv("EMBEDFARM_EVENTS_MAX", "2")
     monkeypatch.setenv("EMBEDFARM_PROBE_SECONDS", "2")
     settings = Settings(probe_seconds=3)
     assert (settings.drain_seconds, settings.events_max, settings.probe_seconds) == (1, 2, 3)
-    assert (settings.slowdown, settings.deliveries_max) == ({"cpu-1": 4}, 3)
+    assert (settings.tenant_weights, settings.deliveries_max) == ({"ours": 4}, 3)
 
 
 def test_unknown_field_in_the_file_is_refused(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_limits_that_do_not_work_are_refused(changed: dict[str, Any], message: s
             "lease_seconds": 0.5,
             "heartbeat_seconds": 0.1,
             "events_max": 7,
-            "slowdown": {"cpu-1": 4.0},
+            "tenant_weights": {"ours": 4},
             "webhook_secret": "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
         },
     ],

@@ -8,10 +8,13 @@ from typing import cast
 import pytest
 import redis
 
+from benchmarks.slow_worker import slow_workers
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.processes import Supervisor
 from embedfarm.contract.records import Completion
+from embedfarm.contract.settings import Settings
 from tests.farm.harness import check_output, manifest, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 
@@ -33,11 +36,11 @@ def completions(client: redis.Redis, job: str) -> list[tuple[int, Completion]]:
 @pytest.fixture
 def farm(server: LiveServer, tmp_path: Path) -> Iterator[None]:
     """Start a scheduler, a standby, and two CPU workers, the second one four times slower."""
-    slow = json.dumps({"cpu-1": 4})
+    workers = slow_workers(Settings(redis_url=server.url), {"cpu-0": 1.0, "cpu-1": 4.0})
     with (
         role(server, tmp_path, "schedule"),
         role(server, tmp_path, "schedule"),
-        role(server, tmp_path, "work", "--devices", "cpu", "--workers", "2", slowdown=slow),
+        Supervisor(workers, tmp_path / "logs", drain_seconds=10.0),
     ):
         yield
 

@@ -1,7 +1,6 @@
 """Tests of jobs that share a farm, and of schedulers that die, in real processes."""
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -89,7 +88,6 @@ def running(
     settings = {
         "micro_batch_seconds_max": str(micro_batch_seconds),
         "results_bytes_max": str(1 << 30),  # nobody collects here
-        "slowdown": json.dumps({}),
     }
     work = ("work", "--devices", "cpu", "--workers", str(WORKERS))
     with contextlib.ExitStack() as roles:

@@ -1,6 +1,5 @@
 """Tests of the second stage, with engines that fail in every way."""
 
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOf
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import Lease, MicroBatch
 from embedfarm.workers.parity import sample_rows
-from embedfarm.workers.timings import Timings
 from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
 
 
@@ -468,17 +466,6 @@ def test_half_precision_is_stored() -> None:
     assert (result.dtype, len(result.vectors)) == ("<f2", 4 * 8 * 2)
     expected = null_vectors(block_of(0, 4).texts)
     assert np.allclose(result.matrix(), expected, atol=1e-3)
-
-
-def test_slowdown_makes_the_device_slower() -> None:
-    """A slowdown of 3 takes at least three times as long as the forward passes alone."""
-    spec = JobSpec(model="null:8:1000")
-    batch = micro_batch([block_of(0, 20)], NullEngine.open(spec), spec)
-    alone = int(batch.tokenised.lengths.sum()) / 1000
-    began = time.monotonic()
-    run(batch, Embedder(timings=Timings(slowdown=3)))
-    assert time.monotonic() - began >= 3 * alone
-    assert batch.forward_seconds >= 3 * alone
 
 
 def test_time_is_shared_by_tokens() -> None:
