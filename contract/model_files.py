@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.contract.errors import EmbedfarmError
-from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, Decides, JobSpec
 
 NULL_PREFIX: Final = "null:"
 PACKAGED: Final = {
@@ -90,16 +90,19 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
 
 
 def job_components(spec: JobSpec) -> dict[str, str]:
-    """Return the fingerprint's components that the job decides, whatever the model's files."""
-    return {
-        "task": spec.task,
-        "prompt": spec.prompt,
-        "prompt_name": spec.prompt_name,
-        "max_length": str(spec.max_length),
-        "normalize": str(spec.normalize),
-        "dimensions": str(spec.dimensions),
-        "long": f"windows {spec.long_overlap}" if spec.long == "windows" else "truncate",
-    }
+    """Return the fingerprint's components that the job decides, whatever the model's files.
+
+    A field that came later counts as not there at its default, so that what was made before it is
+    still comparable.
+    """
+    # A text that fails over its length has no vector, and others are not cut.
+    long = f"windows {spec.long_overlap}" if spec.long == "windows" else "truncate"
+    components = {"long": long}
+    for name, field in JOB_FIELDS.items():
+        if field.decides == Decides.VECTORS and name not in {"long", "long_overlap"}:
+            value = getattr(spec, name)
+            components[name] = "" if field.later and value == JOB_DEFAULTS[name] else str(value)
+    return components
 
 
 def _cached(model: str, cache: Path | None) -> Path | None:

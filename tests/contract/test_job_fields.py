@@ -17,6 +17,7 @@ from embedfarm.contract.job_spec import (
     JobSpec,
     model_key,
 )
+from embedfarm.contract.model_files import job_components
 from embedfarm.embedding import JobFields
 from embedfarm.ingest.tasks import EMBED_OPTIONS
 from embedfarm.producer.readers import CorpusOptions
@@ -27,7 +28,7 @@ PAGE: Final = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(enc
 OTHERS: Final = {
     "model": "other", "dtype": "float32", "vector_dtype": "float16", "prompt": "p: ",
     "max_length": 8, "normalize": True, "dimensions": 4, "name": "x", "ranges": bytes(8),
-    "engine": "torch", "long": "windows", "long_overlap": 16, "lsh_bits": 64, "task": "query",
+    "engine": "torch", "long": "error", "long_overlap": 16, "lsh_bits": 64, "task": "query",
     "prompt_name": "p",
 }  # fmt: skip
 """A value of each field that is not its default."""
@@ -59,14 +60,17 @@ def identity(spec: JobSpec) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", JOB_FIELDS)
 def test_what_a_field_decides(name: str) -> None:
-    """A field changes outputs, engines and rates as the table says, and nothing else."""
-    field, plain = JOB_FIELDS[name], {"model": "m", "vector_dtype": "lsh"}
+    """A field changes outputs, engines, rates and fingerprints as the table says."""
+    field = JOB_FIELDS[name]
+    plain = {"model": "m", "vector_dtype": "lsh", "long": "windows"}
     base, changed = JobSpec(**plain), JobSpec(**(plain | {name: OTHERS[name]}))  # type: ignore[arg-type] # of each its own
     assert getattr(base, name) != getattr(changed, name)
     assert (identity(base) != identity(changed)) == (field.decides >= Decides.STORAGE)
     keyed = field.decides >= Decides.VECTORS or name == "engine"
     assert (engine_key(base) != engine_key(changed)) == keyed
     assert (model_key(base) != model_key(changed)) == field.paces
+    told_apart = job_components(base) != job_components(changed)
+    assert told_apart == (field.decides == Decides.VECTORS)
 
 
 def test_outputs_from_before_a_field() -> None:
