@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ from embedfarm.outputs import Embeddings, record_batch
 from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.watch.overview import JobFacts, read_jobs
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformerModelCardData
+
 BATCH_CHUNKS: Final = 4096
 ENDED_MAX: Final = 100  # jobs that are over, of those that are listed
 POLL_SECONDS: Final = 0.1
@@ -44,7 +47,10 @@ class Farm:
         devices: Devices of a private farm, as `embedfarm work --devices` names them.
         workers: CPU workers of a private farm, 0 for the default.
         fields: Other fields of the spec of `encode` and the methods like it.
+        similarity_fn_name: Name of what `similarity` computes, as sentence-transformers has it.
     """
+
+    similarity_fn_name: Final = "cosine"
 
     def __init__(
         self,
@@ -214,6 +220,20 @@ class Farm:
         return int(self.encode("dimension").shape[-1])
 
     get_sentence_embedding_dimension = get_embedding_dimension  # its name before version 6
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Tokens that a text is cut to, or None for as many as the model takes."""
+        return self.fields.get("max_length")
+
+    @property
+    def model_card_data(self) -> "SentenceTransformerModelCardData":
+        """What results of a benchmark are filed under: the name of the model."""
+        from sentence_transformers import (  # noqa: PLC0415 # it imports torch
+            SentenceTransformerModelCardData,
+        )
+
+        return SentenceTransformerModelCardData(model_name=self.model)
 
     def similarity(self, one: Any, other: Any) -> Any:  # noqa: ANN401 # tensors, or arrays
         """Return the cosine of each vector of `one` with each of `other`, as a tensor."""
