@@ -23,6 +23,8 @@ PYTHON_FARM = ROOT / "embedfarm" / "farm.py"  # whose tensors are made where the
 MODULE_LINES_MAX = 300
 FUNCTION_LINES_MAX = 60
 FUNCTION_LINES_MEDIAN = 8
+METHODS_MAX = 20
+PARAMETERS_MAX = 12
 # A docstring that begins so leans on its neighbour.
 LEANING = re.compile(
     r"(As|Of|It|Its|They|Them|Their|He|Who|Whose|Whom|That|Those|These|Same|The same|Such|Also|And"
@@ -215,6 +217,33 @@ def test_functions_are_small() -> None:
     lengths = {name: size for path in modules() for name, size in function_lengths(path).items()}
     assert not {name: size for name, size in lengths.items() if size > FUNCTION_LINES_MAX}
     assert statistics.median(lengths.values()) <= FUNCTION_LINES_MEDIAN
+
+
+def test_classes_have_few_methods() -> None:
+    """A class has at most 20 public methods of its own, besides its properties."""
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = [
+                    each.name
+                    for each in node.body
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+                    and not each.name.startswith("_")
+                    and not any("property" in ast.unparse(mark) for mark in each.decorator_list)
+                ]
+                assert len(methods) <= METHODS_MAX, (path.relative_to(ROOT), node.name, methods)
+
+
+def test_functions_have_few_parameters() -> None:
+    """A function takes at most 12 parameters, but for a verb, whose parameters are its options."""
+    verbs = {verb.place for verb in VERBS.values()}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(each.arg not in {"self", "cls"} for each in given)
+                is_verb = path.parent.name == "cli" and (path.stem, node.name) in verbs
+                assert count <= PARAMETERS_MAX or is_verb, (path.relative_to(ROOT), node.name)
 
 
 def test_tests_do_not_sleep() -> None:
