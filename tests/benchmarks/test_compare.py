@@ -30,6 +30,7 @@ def place(tmp_path: Path) -> Place:
     return Place(model_files.resolve(MODEL), "cpu", tmp_path)
 
 
+@pytest.mark.slow  # `tests/benchmarks/test_gpu.py` has the three on a tiny model
 def test_the_farm_its_engine_and_encode_agree(place: Place) -> None:
     """Contenders have figures and the same vectors of 50 texts; a missing one has its reason."""
     chosen = [each for each in CONTENDERS if each.name in {FARM, BARE_ENGINE, BASELINE}]
