@@ -17,6 +17,7 @@ MINUTES ?= 30
 SEEDS ?= 100000
 SEED0 ?= 0
 SEED ?= 0
+PARALLEL := -n 4 --dist loadgroup --no-loadscope-reorder
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
 SOURCES := embedfarm contract producer scheduler workers collector runs watch ingest cli web tests benchmarks docs/conf.py
 
@@ -56,7 +57,14 @@ audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the
 	$(BIN)/python -m tests.audit
 
 test: .venv/installed-dev ## All tests but the slow ones, and those that need more than pip has.
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+# Tests that measure time may fail while every line is traced: that is no matter here.
+coverage: .venv/installed-dev ## Lines and branches that the tests run, by room.
+	rm -rf build/coverage && mkdir -p build/coverage
+	-$(BIN)/python -m coverage run -m pytest $(PARALLEL) --timeout 1800 $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m tests.room_coverage --report docs/testing.md
 
 accept: .venv/installed-dev ## The slow tests: every promise at full size.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
@@ -106,4 +114,4 @@ bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models tha
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check docs audit test accept model-check soak mutants chaos bench bench-gpu bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu bench-peers bench-scheduling simulate week clean

@@ -63,6 +63,7 @@ CONTENTS: Final = {
     "How it is made": [
         "docs/architecture",
         "docs/glossary",
+        "docs/testing",
         "docs/decisions",
         "CONTRIBUTING",
         "SECURITY",
