@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from embedfarm.workers.engines.arithmetic import PEAK_SIZE, measure_peak
+from embedfarm.workers.engines.measurement import PEAK_SIZE, measure_peak
 
 
 def main() -> None:

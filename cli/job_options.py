@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
-from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, JOB_TYPES
+from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, JOB_TYPES, job_choices
 from embedfarm.contract.settings import DEFAULT_MODEL
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
@@ -52,7 +52,7 @@ def _option(name: str) -> inspect.Parameter:
 def annotation_of(name: str) -> Any:  # noqa: ANN401 # a type
     """Return the type of the option for a field, with what typer is to know of it."""
     field = JOB_FIELDS[name]
-    kind: Any = Literal[field.choices] if field.choices else JOB_TYPES[name]
+    kind: Any = Literal[job_choices(name)] if field.choices else JOB_TYPES[name]
     help_text = f"{field.help[:1].upper()}{field.help[1:]}."
     shown = JOB_DEFAULTS.get(name) != ""
     if kind is bool:

@@ -4,9 +4,11 @@ Doors (command line, HTTP, RQ, Python), the identity of outputs, the keys of eng
 and the documents take from `JOB_FIELDS` what they need of a field.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from importlib.metadata import entry_points
 from typing import Annotated, Final, get_args, get_type_hints
 
 from embedfarm.contract.encoding import COUNT_MAX, Record
@@ -15,6 +17,7 @@ from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
 CHARACTERS_MAX: Final = 4096
 DIMENSIONS_MAX: Final = 1 << 16
 TOKENS_MAX: Final = 1 << 20
+PLUGIN_NAME: Final = re.compile("[a-z][a-z0-9_-]{0,39}")
 
 
 class Decides(IntEnum):
@@ -37,6 +40,7 @@ class JobField:
         help: What it says, in half a sentence, for all who ask.
         decides: What it decides.
         choices: What it may say, if not anything.
+        plugins: Group of entry points by which installed packages bring more choices, "" for none.
         most: Largest number, or most characters, that a door takes.
         least: Smallest number.
         step: Number that it is a multiple of.
@@ -48,6 +52,7 @@ class JobField:
     help: str
     decides: Decides
     choices: tuple[str, ...] = ()
+    plugins: str = ""
     most: int = CHARACTERS_MAX
     least: int = 0
     step: int = 1
@@ -119,6 +124,7 @@ class JobSpec(Record, forbid_unknown_fields=True):
             "what runs the model; auto: the fastest, tried once on each processor",
             Decides.NOTHING,
             ("auto", "torch", "openvino"),
+            plugins="embedfarm.engines",
             paces=True,
         ),
     ] = "auto"
@@ -165,7 +171,10 @@ class JobSpec(Record, forbid_unknown_fields=True):
         """Refuse a specification that no worker could serve, also off the wire."""
         for name, field in JOB_FIELDS.items():
             value = getattr(self, name)
-            if field.choices and value not in field.choices:
+            if not field.choices or value in field.choices:
+                continue
+            # A package that is not installed here may be where the job runs, which looks for it.
+            if not field.plugins or not PLUGIN_NAME.fullmatch(value):
                 raise ValueError(f"{name} {value!r} is none of {', '.join(field.choices)}")
         numbers = self.max_length, self.dimensions, self.long_overlap
         if not 0 <= min(numbers) <= max(numbers) <= COUNT_MAX:
@@ -199,6 +208,15 @@ JOB_DEFAULTS: Final[Mapping[str, object]] = dict(
     )
 )
 """The default of each field that has one: of all but the model."""
+
+
+def job_choices(name: str) -> tuple[str, ...]:
+    """Return what a field may say by the packages that are installed here; () if anything."""
+    field = JOB_FIELDS[name]
+    others = (
+        sorted(each.name for each in entry_points(group=field.plugins)) if field.plugins else []
+    )
+    return (*field.choices, *(other for other in others if other not in field.choices))
 
 
 def decided_by(spec: JobSpec, least: Decides) -> dict[str, object]:

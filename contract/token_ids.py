@@ -94,6 +94,21 @@ class TokenEncoder:
         ids = np.fromiter(chain.from_iterable(rows), np.uint32, int(lengths.sum()))
         return ids, lengths
 
+    def offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Return where each token of each text begins and ends, in characters.
+
+        Prompt and special tokens are left out, and nothing is truncated.
+        """
+        whole = self._untruncated.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.offsets for encoding in whole]
+
+    @cached_property
+    def _untruncated(self) -> Tokenizer:
+        """The tokenizer without a limit."""
+        tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
+        tokenizer.no_truncation()
+        return tokenizer
+
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text."""
         prompt = self.tokenisation.prompt

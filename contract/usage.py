@@ -20,12 +20,15 @@ class Parity(Record):
         reference_least: Least cosine of a text with float32 on the CPU; 0 without a reference.
         composition_least: Least cosine of a text with its vector by the same engine in a device
             batch of its own.
+        reference: What embedded in float32, such as "openvino float32", whose graph was compared
+            with torch when it was made and when the worker started.
     """
 
     texts: Count = 0
     reference_mean: Fact = 0.0
     reference_least: Fact = 0.0
     composition_least: Fact = 0.0
+    reference: str = ""
 
 
 class Account(Record):

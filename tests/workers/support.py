@@ -102,6 +102,7 @@ class FakeEngine:
     batch_tokens = 1000
     launch_tokens = 1000
     tokenisation = None
+    exact_twin = None
     asynchronous = False
     fingerprint: dict[str, str] = {}  # noqa: RUF012 # a protocol's plain attribute; never changed
 

@@ -8,7 +8,8 @@ import torch
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.engines.arithmetic import PEAK_SECONDS, Arithmetic, measure_peak
+from embedfarm.workers.engines.arithmetic import Arithmetic
+from embedfarm.workers.engines.measurement import PEAK_SECONDS, measure_peak
 from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.engines.sentence_transformer import (
     SentenceTransformerEngine,

@@ -63,15 +63,15 @@ def test_workers_that_start_together_try_once(
     spec = JobSpec(model=str(build("static", tmp_path)))
     tried = []
     first_is_in, second_waits = threading.Event(), threading.Event()
-    try_engines, lock = choice.try_engines, choice._lock
+    choose, lock = choice._choose, choice._lock
 
     def slowly(*words: object) -> Choice:
         tried.append(words)
         first_is_in.set()
         assert second_waits.wait(20)
-        return try_engines(spec, "cpu", settings)
+        return choose(spec, "cpu", settings)
 
-    monkeypatch.setattr(choice, "try_engines", slowly)
+    monkeypatch.setattr(choice, "_choose", slowly)
     engines: list[Engine] = []
 
     def start() -> None:

@@ -9,7 +9,7 @@ import pytest
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.engines import openvino, sentence_transformer
+from embedfarm.workers.engines import conversion, sentence_transformer
 from embedfarm.workers.engines.comparison import compare_engines, contenders, recall
 from tests.farm.harness import run
 from tests.workers.tiny_models import SENTENCES, build
@@ -38,7 +38,7 @@ def test_the_peak_is_taken_between_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device's peak is measured between the runs, not when the model was loaded."""
-    for engine in (openvino, sentence_transformer):
+    for engine in (conversion, sentence_transformer):
         monkeypatch.setattr(engine, "known_peak", lambda *_: 1.0)
     spec = JobSpec(model=str(build("mean_pooled", tmp_path)))
     settings = Settings(engine_cache=tmp_path / "cache")

@@ -4,7 +4,9 @@ import faulthandler
 import gc
 import multiprocessing
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from numpy.typing import NDArray
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.engines import openvino
+from embedfarm.workers.engines import graph, openvino
 from embedfarm.workers.engines.calibration import TEXTS_MAX, calibration_texts
 from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.graph import COSINES_MIN
 from embedfarm.workers.engines.opening import open_engine, open_reference
-from embedfarm.workers.engines.openvino import COSINES_MIN
+from embedfarm.workers.engines.openvino import OpenVinoEngine
 from tests.workers.tiny_models import SENTENCES, build
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -44,7 +47,7 @@ def test_a_graph_is_converted_once(tmp_path: Path) -> None:
     spec = JobSpec(model=model, dtype="float32", engine="openvino")
     first = embed(open_engine(spec, "cpu", settings))
     written = graphs(tmp_path / "cache")
-    assert len(written) == 2
+    assert len(written) == 4  # graph, weights, sample, and what is known of the model
     np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
     options: dict[str, Any] = {
         "max_length": 8,
@@ -56,7 +59,11 @@ def test_a_graph_is_converted_once(tmp_path: Path) -> None:
         "task": "query",
     }
     open_engine(msgspec.structs.replace(spec, **options), "cpu", settings)
-    assert graphs(tmp_path / "cache") == written
+    again = graphs(tmp_path / "cache")
+    assert {path for path in written if again[path] != written[path]} == {
+        path for path in again if path.suffix == ".json"
+    }
+    assert again.keys() == written.keys()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,7 @@ def test_what_changes_the_graph_makes_another(
     spec = JobSpec(model=str(build(kind, tmp_path)), dtype="float32", engine="openvino")
     for each in (spec, msgspec.structs.replace(spec, **fields)):
         open_engine(each, "cpu", settings)
-    assert len(graphs(tmp_path / "cache")) == 4
+    assert len([path for path in graphs(tmp_path / "cache") if path.name == "graph.xml"]) == 2
 
 
 def test_a_graph_that_is_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,25 +105,103 @@ def test_a_graph_is_known_by_its_weights(tmp_path: Path) -> None:
     assert not np.allclose(vectors[0], vectors[1], atol=1e-3)
 
 
-def test_a_small_model_has_its_reference_at_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_exact_twin_is_the_model_in_float32(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small model keeps its reference in memory; a large one reads it from its files again."""
+    """A small model keeps its graph in float32 at hand; a large one compiles it again each time."""
     settings = Settings(engine_cache=tmp_path / "cache")
-    place = build("mean_pooled", tmp_path)
-    spec = JobSpec(model=str(place), dtype="float32", engine="openvino")
-    small = open_engine(spec, "cpu", settings)
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype=dtype, engine="openvino")
+    engine = open_engine(spec, "cpu", settings)
+    exact = open_engine(msgspec.structs.replace(spec, dtype="float32"), "cpu", settings)
+    assert exact.exact_twin is exact
+    torch = open_reference(engine, spec, settings)
+    assert torch is not None
+    assert isinstance(engine, OpenVinoEngine)
+    np.testing.assert_array_equal(embed(engine.exact_twin), embed(exact))
+    np.testing.assert_allclose(embed(engine.exact_twin), embed(torch), atol=1e-4)
+    other = engine.for_job(msgspec.structs.replace(spec, dimensions=4))
+    assert other is not None
+    twins = engine.exact_twin, other.exact_twin
+    assert twins[0].graphs["float32"] is twins[1].graphs["float32"]
+    assert embed(twins[1]).shape[1] == 4
     monkeypatch.setattr(openvino, "TWIN_BYTES_MAX", 0)
-    large = open_engine(spec, "cpu", settings)
-    reference = open_reference(large, spec, settings)
-    assert reference is not None
-    place.rename(tmp_path / "gone")
-    with pytest.raises(ModelError):
-        open_reference(large, spec, settings)
-    at_hand = open_reference(small, spec, settings)
-    assert at_hand is not None
-    np.testing.assert_array_equal(embed(at_hand), embed(reference))
-    np.testing.assert_allclose(embed(small), embed(at_hand), atol=1e-4)
+    del engine.graphs["float32"]
+    assert engine.exact_twin.graphs["float32"] is not other.exact_twin.graphs["float32"]
+
+
+START = """
+import sys
+import numpy as np
+from msgspec.structs import replace
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.opening import open_engine
+from embedfarm.workers.parity import check_parity
+
+model, cache, place = sys.argv[1:]
+texts = ["a text", "another text that is longer", "as long a text as there is " * 50]
+spec = JobSpec(model=model, dtype="bfloat16", engine="openvino")
+vectors = []
+engine = open_engine(spec, "cpu", Settings(engine_cache=cache))
+for fields in ({}, {"long": "windows", "long_overlap": 1}, {"dimensions": 4, "normalize": True}):
+    other = engine.for_job(replace(spec, **fields))
+    batch = other.tokenise(texts)
+    rows = np.arange(len(batch.lengths))
+    made = other.forward(batch, rows)
+    assert check_parity(other, lambda: None, batch, rows, made).reference == "openvino float32"
+    vectors.append(made.ravel())
+np.save(place, np.concatenate(vectors))
+print(*sorted({"torch", "transformers", "sentence_transformers"} & set(sys.modules)))
+"""
+
+
+def test_a_model_that_is_known_starts_without_torch(tmp_path: Path) -> None:
+    """The second process that opens a model imports no torch for it, and makes the same vectors.
+
+    Neither do its other jobs, and the receipt of its parity.
+    """
+    model = str(build("mean_pooled", tmp_path))
+    (tmp_path / "start.py").write_text(START)
+    imported, made = [], []
+    for run in ("first", "second"):
+        words = [model, str(tmp_path / "cache"), str(tmp_path / f"{run}.npy")]
+        command = [sys.executable, str(tmp_path / "start.py"), *words]
+        imported.append(subprocess.check_output(command, text=True).split())
+        made.append(np.load(tmp_path / f"{run}.npy"))
+    assert imported == [["sentence_transformers", "torch", "transformers"], []]
+    np.testing.assert_array_equal(*made)
+
+
+@pytest.mark.parametrize("name", ["graph.xml", "graph.bin", "sample.npz"])
+def test_a_damaged_graph_is_made_anew(name: str, tmp_path: Path) -> None:
+    """A file of a kept graph that is damaged costs another conversion, and no vector."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32", engine="openvino")
+    first = embed(open_engine(spec, "cpu", settings))
+    (file,) = (tmp_path / "cache").rglob(name)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    file.write_bytes(data)
+    np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
+    (file,) = (tmp_path / "cache").rglob(name)
+    assert file.read_bytes() != data
+
+
+def test_what_is_known_of_a_model_may_be_lost(tmp_path: Path) -> None:
+    """A description that cannot be read, or is of a graph that has gone, is made again."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32", engine="openvino")
+    first = embed(open_engine(spec, "cpu", settings))
+    (description,) = (tmp_path / "cache").rglob("*.json")
+    kept = description.read_bytes()
+    description.write_bytes(kept[:-1])
+    np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
+    assert description.read_bytes() == kept
+    (graph,) = (tmp_path / "cache").rglob("graph.xml")
+    shutil.rmtree(graph.parent)
+    np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
+    assert graph.exists()
 
 
 def test_int8_is_close(tmp_path: Path) -> None:
@@ -151,10 +236,10 @@ def test_what_cannot_be_is_refused(
 
 def test_nothing_reports_home() -> None:
     """Workers import OpenVINO in one place, behind the line that keeps it from reporting home."""
-    room = Path(openvino.__file__).parents[1]
+    room = Path(graph.__file__).parents[1]
     imports = re.compile(r"^\s*(import|from) openvino\b", re.MULTILINE)
     found = [path.name for path in room.rglob("*.py") if imports.search(path.read_text())]
-    assert found == [Path(openvino.__file__).name]
+    assert found == [Path(graph.__file__).name]
     assert sys.modules["openvino_telemetry"] is None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
@@ -28,6 +28,7 @@ from embedfarm.contract.job_spec import (
     JOB_TYPES,
     JobField,
     JobSpec,
+    job_choices,
 )
 from embedfarm.contract.scheduling_terms import (
     DEADLINE_MS_MAX,
@@ -99,12 +100,9 @@ class TermsGiven(BaseModel):
 def _given(name: str, field: JobField) -> Any:  # noqa: ANN401 # a type
     """Return the type of a job's field in a body, with its limits and what it says."""
     about = Field(description=f"{field.help[:1].upper()}{field.help[1:]}.")
-    if name in REFUSED_WORDS:
-        field = replace(
-            field, choices=tuple(w for w in field.choices if w not in REFUSED_WORDS[name])
-        )
-    if field.choices:
-        return Annotated[Literal[field.choices], about]
+    choices = tuple(w for w in job_choices(name) if w not in REFUSED_WORDS.get(name, ()))
+    if choices:
+        return Annotated[Literal[choices], about]
     if JOB_TYPES[name] is int:
         limits = Field(ge=field.least, le=field.most, multiple_of=field.step)
         return Annotated[int, limits, WHOLE, about]

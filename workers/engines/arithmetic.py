@@ -1,21 +1,9 @@
-"""How much arithmetic a model is, and how much the device can do: a worker's share of the peak."""
+"""How much arithmetic a model is, beside what its device can do: a worker's share of the peak."""
 
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-
-PEAK_SIZE: Final = {"cpu": 1024, "cuda": 8192}  # of square matrices, for which a peak is reached
-PEAK_SECONDS: Final = 0.2
-PEAK_ROUNDS_MIN: Final = 3
-SMALLER: Final = 8  # times smaller matrices are tried first
 
 
 @dataclass(frozen=True)
@@ -40,64 +28,3 @@ class Arithmetic:
         """
         sizes = lengths.astype(np.float64)
         return float(self.per_token * sizes.sum() + self.per_token_squared * (sizes**2).sum())
-
-
-def count_flops(embed: Callable[[int], Any], lengths: Sequence[int]) -> tuple[float, float]:
-    """Count the operations per token and per pair of tokens, from two texts.
-
-    Args:
-        embed: Runs the model over the first (0) or the second text (1).
-        lengths: Tokens of the two texts; the second is the longer one.
-    """
-    counts = []
-    for text, tokens in enumerate(lengths):
-        # Fused attention is not counted on every device; what it replaces is.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as mode:
-            embed(text)
-        counts.append(mode.get_total_flops() / tokens)
-    short, long = lengths
-    per_pair = (counts[1] - counts[0]) / (long - short) if long > short else 0.0
-    return counts[0] - per_pair * short, per_pair
-
-
-@cache
-def known_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Return `measure_peak`, which a process does once for each device and dtype."""
-    return measure_peak(device, dtype)
-
-
-def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure operations per second in multiplying square matrices, the best of some rounds.
-
-    A processor that does not have the dtype is as slow with small matrices, which have to do then.
-    """
-    size = PEAK_SIZE[device.type]
-    small = size // SMALLER
-    seconds = _multiply(small, device, dtype, 0.0)
-    if seconds * SMALLER**3 > PEAK_SECONDS:
-        return 2 * small**3 / seconds
-    return 2 * size**3 / _multiply(size, device, dtype, PEAK_SECONDS)
-
-
-def _multiply(size: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    """Multiply square matrices for so long; return the least seconds that it took once."""
-    one, other = (torch.ones((size, size), dtype=dtype, device=device) for _ in range(2))
-    took: list[float] = []
-    ends = time.perf_counter() + seconds
-    while len(took) < PEAK_ROUNDS_MIN or time.perf_counter() < ends:
-        took.append(_time(lambda: torch.mm(one, other), device))
-    return min(took)
-
-
-def _time(work: Callable[[], Any], device: torch.device) -> float:
-    """Measure the seconds that some work takes on a device."""
-    _wait(device)
-    began = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

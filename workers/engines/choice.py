@@ -4,30 +4,22 @@ import fcntl
 import hashlib
 import json
 import logging
-import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
-import torch
-from sentence_transformers.base.modules import Transformer
 
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import cpu_name
-from embedfarm.workers.engines.calibration import calibration_texts
 from embedfarm.workers.engines.engine import Engine
-from embedfarm.workers.engines.openvino import VERSION, open_openvino
-from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
-from embedfarm.workers.packing import pack
+from embedfarm.workers.engines.graph import VERSION, thread_count
+from embedfarm.workers.engines.openvino import open_openvino
 
-TRIED_TOKENS: Final = 4096
-ROUNDS: Final = 3
 GAIN_MIN: Final = 1.05  # what another engine must gain to take torch's place: less may be noise
 
 log = logging.getLogger(__name__)
@@ -56,7 +48,7 @@ def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
     path = _path(spec, settings)
     with _lock(path.with_suffix(".lock")):
         if not path.exists():
-            choice = try_engines(spec, device, settings)
+            choice = _choose(spec, device, settings)
             path.with_suffix(".partial").write_bytes(msgspec.json.encode(choice))
             path.with_suffix(".partial").replace(path)
     choice = msgspec.json.decode(path.read_bytes(), type=Choice)
@@ -64,39 +56,20 @@ def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
     log.info("engine %s for %s, of those tried (tokens/s): %s", choice.engine, spec.model, speeds)
     if choice.engine == "openvino":
         return open_openvino(spec, device, settings)
+    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # it imports torch
+        SentenceTransformerEngine,
+    )
+
     return SentenceTransformerEngine.open(spec, device, settings.model_cache)
 
 
-def try_engines(spec: JobSpec, device: str, settings: Settings) -> Choice:
-    """Run each engine over some real text, and choose one.
+def _choose(spec: JobSpec, device: str, settings: Settings) -> Choice:
+    """Try the engines, and choose one."""
+    from embedfarm.workers.engines.trial import try_engines  # noqa: PLC0415 # it imports torch
 
-    Raises:
-        ModelError: torch itself does not take the model.
-    """
-    plain = SentenceTransformerEngine.open(spec, device, settings.model_cache)
-    engines: dict[str, SentenceTransformerEngine] = {"torch": plain}
-    if isinstance(plain.model[0], Transformer):
-        try:
-            engines["openvino"] = open_openvino(spec, device, settings)
-        except model_files.ModelError as error:
-            log.info("OpenVINO does not take %s: %s", spec.model, error)
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for _ in range(ROUNDS if len(engines) > 1 else 0):
-        for name, engine in engines.items():
-            seconds[name].append(_seconds_per_token(engine))
-    speeds = {name: 1 / statistics.median(each) for name, each in seconds.items() if each}
+    speeds = try_engines(spec, device, settings)
     gain = speeds.get("openvino", 0.0) / speeds.get("torch", 1.0)
     return Choice("openvino" if gain >= GAIN_MIN else "torch", speeds)
-
-
-def _seconds_per_token(engine: Engine) -> float:
-    batch = engine.tokenise(calibration_texts())
-    few = np.cumsum(batch.lengths) <= TRIED_TOKENS
-    rows = np.flatnonzero(few)
-    began = time.perf_counter()
-    for places in pack(batch.lengths[rows], engine.batch_tokens, engine.launch_tokens, padded=True):
-        engine.forward(batch, rows[places])
-    return (time.perf_counter() - began) / float(batch.lengths[rows].sum())
 
 
 def _path(spec: JobSpec, settings: Settings) -> Path:
@@ -105,8 +78,8 @@ def _path(spec: JobSpec, settings: Settings) -> Path:
     fingerprint = model_files.fingerprint(spec.model, directory, spec, spec.dtype)
     identity = {name: fingerprint[name] for name in ("weights", "configuration", "dtype")} | {
         "processor": cpu_name(),
-        "threads": str(torch.get_num_threads()),
-        "torch": str(torch.__version__),
+        "threads": str(thread_count()),
+        "torch": version("torch"),
         "openvino": VERSION,
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

@@ -118,6 +118,10 @@ class Engine(Protocol):
     def tokenisation(self) -> TokenisationSettings | None:
         """Settings by which producers make token ids; None when they must send texts."""
 
+    @property
+    def exact_twin(self) -> "Engine | None":
+        """Engine of this model in float32, if one is at hand; itself where it computes in that."""
+
     def for_job(self, spec: JobSpec) -> "Engine | None":
         """Return the engine of another job on the same weights; None where it needs others.
 

@@ -40,6 +40,7 @@ class NullEngine:
     batch_tokens: int = 65536
     launch_tokens: int = 65536
     tokenisation: None = None
+    exact_twin: None = None
     asynchronous: bool = False
 
     @classmethod

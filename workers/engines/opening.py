@@ -1,15 +1,34 @@
 """The choice of the engine that a job asks for, and of its float32 reference."""
 
+from importlib.metadata import entry_points
+from typing import Final, Protocol
+
 import msgspec
 
 from embedfarm.contract import model_files
-from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec, job_choices
+from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import Engine
+
+OWN: Final = JOB_FIELDS["engine"].choices
+
+
+class OpenEngine(Protocol):
+    """What an entry point of the group `embedfarm.engines` names: a function or a class."""
+
+    def __call__(self, spec: JobSpec, device: str, settings: Settings) -> Engine:
+        """Open an engine for a job, loaded and warmed up, as `open_engine` does.
+
+        Raises:
+            ModelError: The model is not to be had, or not by this engine.
+        """
 
 
 def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
     """Open the engine that a job asks for, loaded and warmed up.
+
+    Each engine is imported when it is opened: torch takes seconds.
 
     Args:
         spec: The job.
@@ -17,47 +36,62 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
         settings: Settings, which say where models are kept.
 
     Raises:
-        ModelError: The model is not to be had.
+        ModelError: The model or the engine is not to be had.
     """
+    if spec.engine not in OWN:
+        return _find_plugin(spec.engine)(spec, device, settings)
     if model_files.is_null(spec.model):
-        from embedfarm.workers.engines.null import NullEngine  # noqa: PLC0415 # one engine, one import
+        from embedfarm.workers.engines.null import NullEngine  # noqa: PLC0415
 
         return NullEngine.open(spec)
-    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # it imports torch: seconds
-        SentenceTransformerEngine,
-    )
-
     if spec.engine == "openvino" or (spec.engine, spec.dtype) == ("auto", "int8"):
-        from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415 # the same
+        from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415
 
         return open_openvino(spec, device, settings)
     if spec.engine == "auto" and device == "cpu" and not settings.batch_bytes_max:
-        from embedfarm.workers.engines.choice import open_fastest  # noqa: PLC0415 # the same
+        from embedfarm.workers.engines.choice import open_fastest  # noqa: PLC0415
 
         return open_fastest(spec, device, settings)
+    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415
+        SentenceTransformerEngine,
+    )
+
     engine = SentenceTransformerEngine.open(spec, device, settings.model_cache)
     if engine.asynchronous:
-        from embedfarm.workers.engines.unpadded import unpad_if_faster  # noqa: PLC0415 # the same
+        from embedfarm.workers.engines.unpadded import unpad_if_faster  # noqa: PLC0415
 
         unpad_if_faster(engine)
     return engine
 
 
+def _find_plugin(name: str) -> OpenEngine:
+    """Return what opens an engine that an installed package brings.
+
+    Raises:
+        ModelError: None brings it, or the package does not load.
+    """
+    for each in entry_points(group=JOB_FIELDS["engine"].plugins, name=name):
+        try:
+            found: OpenEngine = each.load()
+        except Exception as error:
+            raise ModelError(f"engine {name!r} of {each.value} does not load: {error}") from error
+        return found
+    raise ModelError(f"no engine {name!r} here; there are {', '.join(job_choices('engine'))}")
+
+
 def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine | None:
-    """Open the same model in float32 on the CPU, with the same tokens; None for the null engine.
+    """Open the same model in float32 on the CPU with torch; None for the null engine.
 
     Raises:
         ModelError: The model does not load a second time.
     """
     if model_files.is_null(spec.model):
         return None
-    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # it imports torch: seconds
+    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415
         SentenceTransformerEngine,
     )
 
-    if type(engine) is SentenceTransformerEngine and engine.exact:
+    if isinstance(engine, SentenceTransformerEngine) and engine.exact_twin is engine:
         return engine
-    if isinstance(engine, SentenceTransformerEngine) and engine.exact_twin is not None:
-        return engine.exact_twin
     plain = msgspec.structs.replace(spec, dtype="float32")
     return SentenceTransformerEngine.open(plain, "cpu", settings.model_cache, measured=False)

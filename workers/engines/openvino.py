@@ -1,144 +1,170 @@
-"""A SentenceTransformer on OpenVINO: its own modules, converted to one graph, on a CPU.
+"""A SentenceTransformer on OpenVINO, on a CPU: its own modules, converted to one graph.
 
-Tokenising, padding and packing are those of the torch engine; only the arithmetic is OpenVINO's.
-In "int8" weights are quantised when a graph is made and activations when it runs,
-which costs some accuracy: how much is measured against torch before it is used, and said.
+A model that this host has converted before starts without torch and sentence-transformers, which
+take seconds to import; what was found out then is kept beside the graph (`converted_model`).
 """
 
-import functools
-import hashlib
-import json
 import logging
-import sys
-import tempfile
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, Self, cast
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
-import torch
-from sentence_transformers.base.modules import Transformer
+from numpy.typing import NDArray
 
+from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.records import TokenisationSettings
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.devices import cpu_name
-from embedfarm.workers.engines.arithmetic import known_peak
-from embedfarm.workers.engines.calibration import calibration_texts
-from embedfarm.workers.engines.sentence_transformer import WARM_UP, SentenceTransformerEngine
-
-# A farm sends nothing to anybody: without this module, those that report their use do not.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # None: not importable
-
-import openvino  # noqa: E402 # after the line above
-
-VERSION: Final[str] = openvino.__version__
-DEVICE: Final = "CPU"
-PRECISIONS: Final = {
-    "float32": "f32",
-    "int8": "f32",
-    "bfloat16": "bf16",
-}  # of what is not quantised
-COSINES_MIN: Final = {"float32": 0.9999, "bfloat16": 0.999, "int8": 0.95}  # of any text with torch
-
-# Activations that share a scale in int8, of one token; fewer are more exact, and slower.
-GROUP_SIZE: Final = 64
-# Options of a job that decide what goes into a graph, and what becomes of what comes out.
-NOT_IN_GRAPH: Final = frozenset(
-    {"prompt", "prompt_name", "max_length", "long", "normalize", "dimensions"}
+from embedfarm.workers.engines.converted_model import (
+    Prepared,
+    cache_directory,
+    from_kept,
+    kept_path,
+    read_kept,
 )
-GRAPH_VERSION: Final = "4"  # changes with how graphs are made
+from embedfarm.workers.engines.engine import Chunk, Finish, Tokenised
+from embedfarm.workers.engines.graph import (
+    SAMPLE_STEP,
+    CompiledGraph,
+    TorchSample,
+    check_cosines,
+    resolve_dtype,
+)
+
+BATCH_TOKENS: Final = 2048  # padded, of a device batch, as on torch (benchmarks/batch_shapes.py)
 # What a launch takes in tokens, less than on torch: 16 to 24 by benchmarks/batch_shapes.py, between
 # which the time of a corpus is the same to 0.2 %, and the padding least with 16.
 LAUNCH_TOKENS: Final = 16
-
-# Weights of torch that are kept beside a graph; to load them again takes each job half a second.
+# A graph in float32 that is kept beside another; to compile it again takes each job half a second.
 TWIN_BYTES_MAX: Final = 256 << 20
 
 log = logging.getLogger(__name__)
 
 
-class OpenVinoEngine(SentenceTransformerEngine):
-    """The torch engine with another back end; opened by `open_openvino`."""
-
-    request: openvino.InferRequest
-    inputs: Sequence[str]
-    constants: Mapping[str, Any]
-    name = "openvino"
-
-    def for_job(self, spec: JobSpec) -> Self | None:
-        """Return the engine of another job on the same graph; None where it needs another."""
-        other = super().for_job(spec)
-        if other is None or _Graph(list(other.model), _example(other)).constants != self.constants:
-            return None
-        if self.exact_twin is not None:
-            exact = msgspec.structs.replace(spec, dtype=self.exact_twin.spec.dtype)
-            other.exact_twin = self.exact_twin.for_job(exact)
-        return other
-
-    def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
-        """Run the graph in place of the modules, and return its embeddings."""
-        columns = [features[name].numpy() for name in self.inputs]
-        self.request.infer(columns, share_inputs=True)
-        return torch.from_numpy(self.request.get_output_tensor(0).data.copy())
-
-
-class _Graph(torch.nn.Module):
-    """All modules of a model in order, as one function of the tensors among its features.
+@dataclass
+class OpenVinoEngine:
+    """A model's graph on the cores of this process; opened by `open_openvino`.
 
     Attributes:
-        inputs: Names of the tensors.
-        constants: Other features that change the function: a prompt's length only where the pooling
-            leaves the prompt out.
+        dtype: Type that the graph computes in.
+        prepared: What is known of the model for the job.
+        graphs: The compiled graph by dtype, and with it that of the exact twin; engines of other
+            jobs have the same ones.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module], features: dict[str, Any]) -> None:
-        super().__init__()
-        self.parts = torch.nn.ModuleList(modules)
-        self.inputs = [name for name in features if torch.is_tensor(features[name])]
-        keeps_prompt = all(getattr(module, "include_prompt", True) for module in modules)
-        without = {*self.inputs, *(["prompt_length"] if keeps_prompt else [])}
-        self.constants = {k: v for k, v in features.items() if k not in without}
+    spec: JobSpec
+    settings: Settings
+    dtype: str
+    fingerprint: dict[str, str]
+    prepared: Prepared
+    graphs: dict[str, CompiledGraph]
 
-    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings of the texts, shape (n, dimensions)."""
-        features = dict(zip(self.inputs, columns, strict=True)) | self.constants
-        for part in self.parts:
-            features = part(features)
-        return torch.as_tensor(features["sentence_embedding"])
+    name: ClassVar[str] = "openvino"
+    padded: ClassVar[bool] = True
+    asynchronous: ClassVar[bool] = False
+    batch_tokens: ClassVar[int] = BATCH_TOKENS
+    launch_tokens: ClassVar[int] = LAUNCH_TOKENS
 
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+        full = self.prepared.dimensions
+        return min(self.spec.dimensions or full, full)
 
-@functools.cache
-def core() -> openvino.Core:
-    """Return OpenVINO's core, of which there is one for as long as the process lives.
+    @property
+    def normalised(self) -> bool:
+        """Whether all vectors have length 1."""
+        whole = self.dimensions == self.prepared.dimensions
+        return self.spec.normalize or (self.prepared.unit and whole)
 
-    Each core gives the thread that makes it another stack for signals, and takes that away when it
-    goes. Two that do not go in the order in which they came leave a stack that is gone, and the
-    next signal that has a handler, Ctrl-C for example, ends the process by a segmentation fault.
-    """
-    return openvino.Core()
+    @property
+    def peak_flops_per_second(self) -> float:
+        """Operations per second of the processor at best; 0 in int8, or where it is not known."""
+        return self.prepared.arithmetic.peak_per_second
 
+    @property
+    def tokenisation(self) -> TokenisationSettings | None:
+        """Settings by which producers make token ids; None where they must send texts."""
+        return self.prepared.tokenizer.tokenisation
 
-def resolve_dtype(dtype: str) -> str:
-    """Resolve "auto" to bfloat16 where the processor computes in it, else to float32.
+    @property
+    def exact_twin(self) -> "OpenVinoEngine":
+        """Engine of this model in float32; a large one is compiled anew each time.
 
-    Raises:
-        ModelError: OpenVINO does not compute in this type.
-    """
-    capabilities = core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
-    if dtype == "auto":
-        return "bfloat16" if "BF16" in capabilities else "float32"
-    if dtype not in PRECISIONS:
-        raise ModelError(f"OpenVINO does not compute in {dtype} on a CPU")
-    return dtype
+        Raises:
+            ModelError: It does not run in float32.
+        """
+        if self.dtype == "float32":
+            return self
+        exact = msgspec.structs.replace(self.spec, dtype="float32")
+        if "float32" in self.graphs:
+            prepared = _prepare(exact, "float32", self.settings)
+            return _engine(exact, "float32", self.settings, prepared, self.graphs)
+        twin = _open(exact, "float32", self.settings)
+        if sum(file.stat().st_size for file in twin.prepared.graph.iterdir()) <= TWIN_BYTES_MAX:
+            self.graphs["float32"] = twin.graphs["float32"]
+        return twin
+
+    def for_job(self, spec: JobSpec) -> "OpenVinoEngine | None":
+        """Return the engine of another job on the same graph; None where it needs another.
+
+        Raises:
+            ModelError: The model cannot do what the job asks for.
+        """
+        same = (spec.model, spec.engine) == (self.spec.model, self.spec.engine)
+        if not same or resolve_dtype(spec.dtype) != self.dtype:
+            return None
+        prepared = _prepare(spec, self.dtype, self.settings)
+        if prepared.graph != self.prepared.graph:
+            return None
+        return _engine(spec, self.dtype, self.settings, prepared, self.graphs)
+
+    def flops(self, lengths: NDArray[np.int64]) -> float:
+        """Return the operations for texts of these lengths, by counts made at the conversion."""
+        return self.prepared.arithmetic.flops(lengths)
+
+    def tokenise(self, chunks: Sequence[Chunk]) -> Tokenised:
+        """Tokenise texts, cut to the model's limit; ids that came for texts are tokens already.
+
+        Raises:
+            ValueError: Ids are not the model's, or `tokenisation` is None and a chunk is no text.
+        """
+        return self.prepared.tokenizer.tokenise(chunks)
+
+    def start(self, batch: Tokenised, rows: NDArray[np.intp]) -> Finish:
+        """Embed some rows at once; what is returned has their vectors already.
+
+        Raises:
+            OutOfMemory: The rows do not fit in memory together.
+        """
+        vectors = self.forward(batch, rows)
+        return lambda: vectors
+
+    def forward(self, batch: Tokenised, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Embed some rows, to vectors of shape (len(rows), dimensions).
+
+        Raises:
+            OutOfMemory: The rows do not fit in memory together.
+        """
+        features = self.prepared.tokenizer.pad(batch.features, batch.lengths[rows], rows)
+        vectors = self.graphs[self.dtype].run(features)[:, : self.dimensions]
+        if self.spec.normalize:
+            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(norms, np.float32(1e-12))
+        return np.ascontiguousarray(vectors)
 
 
 def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEngine:
-    """Open a model on OpenVINO, from the cache, or converted and compared with torch.
+    """Open a model on OpenVINO, by what is kept of it, or converted and compared with torch.
+
+    Args:
+        spec: The job.
+        device: torch's name of the device.
+        settings: Settings, which say where models and graphs are kept.
 
     Raises:
         ModelError: The model is not to be had, does not convert, or loses too much by it.
@@ -148,141 +174,63 @@ def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEng
     if settings.batch_bytes_max:
         # Measured: it goes on without memory that it does not get, and its vectors are wrong.
         raise ModelError("OpenVINO does not notice a memory limit; unset batch_bytes_max")
-    dtype = resolve_dtype(spec.dtype)
-    plain = SentenceTransformerEngine.open(
-        msgspec.structs.replace(spec, dtype="float32"), device, settings.model_cache
-    )
-    if not isinstance(plain.model[0], Transformer):
-        raise ModelError("OpenVINO takes transformers, and this model begins with another module")
-    fingerprint = plain.fingerprint | {"dtype": dtype}
-    engine = OpenVinoEngine(plain.model, spec, plain.device, fingerprint, plain.directory)
-    engine.has_routes = plain.has_routes
-    engine.launch_tokens = LAUNCH_TOKENS
-    engine.arithmetic = replace(plain.arithmetic, peak_per_second=_peak(plain, dtype))
-    path = _cache_path(settings.engine_cache.expanduser(), engine)
+    return _open(spec, resolve_dtype(spec.dtype), settings)
+
+
+def _open(spec: JobSpec, dtype: str, settings: Settings) -> OpenVinoEngine:
+    """Open a job's engine by what is kept of its model, else with torch."""
+    prepared = _prepare_from_kept(spec, dtype, settings)
+    graph = None if prepared is None else _compile(prepared, dtype)
+    if prepared is None or graph is None:
+        prepared, graph = _prepare_with_torch(spec, dtype, settings)
+    return _engine(spec, dtype, settings, prepared, {dtype: graph})
+
+
+def _engine(
+    spec: JobSpec,
+    dtype: str,
+    settings: Settings,
+    prepared: Prepared,
+    graphs: dict[str, CompiledGraph],
+) -> OpenVinoEngine:
+    """Return a job's engine with the fingerprint of its vectors."""
+    directory = model_files.resolve(spec.model, settings.model_cache)
+    fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
+    return OpenVinoEngine(spec, settings, dtype, fingerprint, prepared, graphs)
+
+
+def _prepare(spec: JobSpec, dtype: str, settings: Settings) -> Prepared:
+    """Prepare a job by what is kept of its model, else with torch."""
+    kept = _prepare_from_kept(spec, dtype, settings)
+    return kept or _prepare_with_torch(spec, dtype, settings)[0]
+
+
+def _prepare_from_kept(spec: JobSpec, dtype: str, settings: Settings) -> Prepared | None:
+    """Prepare a job by what is kept of its model; None where that is not enough."""
+    directory = model_files.resolve(spec.model, settings.model_cache)
+    kept = read_kept(kept_path(spec, dtype, directory, settings))
+    if kept is None:
+        return None
+    return from_kept(kept, spec, dtype, directory, cache_directory(settings))
+
+
+def _prepare_with_torch(
+    spec: JobSpec, dtype: str, settings: Settings
+) -> tuple[Prepared, CompiledGraph]:
+    """Prepare a job with torch, which takes seconds to import."""
+    from embedfarm.workers.engines.conversion import prepare_with_torch  # noqa: PLC0415 # see above
+
+    return prepare_with_torch(spec, dtype, settings)
+
+
+def _compile(prepared: Prepared, dtype: str) -> CompiledGraph | None:
+    """Compile a graph that was kept, if its vectors are torch's still; else throw it away."""
     try:
-        if not path.exists():
-            _make_graph(plain, engine, path, dtype)
-        _load(engine, path, dtype)
-        if _bytes(plain.model) <= TWIN_BYTES_MAX:
-            engine.exact_twin = plain  # each job's vectors are compared with its own
-        else:
-            engine.model.to("meta")  # torch's weights have done their work; the tokenizer stays
-    except RuntimeError as error:  # OpenVINO's errors are all of this kind
-        raise ModelError(f"{spec.model} does not run on OpenVINO: {error}") from error
-    return engine
-
-
-def _bytes(model: torch.nn.Module) -> int:
-    """Return the size of a model's weights in bytes."""
-    return sum(weight.nbytes for weight in model.parameters())
-
-
-def _peak(plain: SentenceTransformerEngine, dtype: str) -> float:
-    """Return the processor's best in operations per second, as torch reaches it; 0 for int8."""
-    if dtype == "int8":
-        return 0.0
-    if dtype == "float32":
-        return plain.arithmetic.peak_per_second
-    return known_peak(plain.device, getattr(torch, dtype))
-
-
-def _make_graph(
-    plain: SentenceTransformerEngine, engine: OpenVinoEngine, path: Path, dtype: str
-) -> None:
-    """Put a graph at `path` whose vectors are torch's; of several workers at once one wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        made = Path(directory) / "graph"
-        openvino.save_model(_convert(engine, dtype), made / "graph.xml", compress_to_fp16=False)
-        _load(engine, made, dtype)
-        _compare(plain, engine, dtype)
-        try:
-            made.rename(path)
-        except OSError:
-            if not path.exists():
-                raise
-
-
-def _example(engine: OpenVinoEngine) -> dict[str, Any]:
-    """Return the features of a small batch."""
-    return engine.features(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
-
-
-def _load(engine: OpenVinoEngine, path: Path, dtype: str) -> None:
-    """Give the engine its compiled graph."""
-    graph = _Graph(list(engine.model), _example(engine))
-    engine.inputs, engine.constants = graph.inputs, graph.constants
-    compiled = core().compile_model(
-        core().read_model(path / "graph.xml"),
-        DEVICE,
-        {
-            "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "NUM_STREAMS": 1,  # a worker a device is the farm's way to have several
-            "ENABLE_CPU_PINNING": False,  # all workers of a host would pin to the same cores
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP_SIZE if dtype == "int8" else 0,
-        },
-    )
-    engine.request = compiled.create_infer_request()
-
-
-def _convert(engine: OpenVinoEngine, dtype: str) -> openvino.Model:
-    """Convert a model to its graph, quantised where that is asked for."""
-    example = _example(engine)
-    graph = _Graph(list(engine.model), example)
-    transformer = cast("Any", engine.model[0]).auto_model
-    near = "sliding_attention" in getattr(transformer.config, "layer_types", ())
-    if near or engine.model.tokenizer.padding_side == "left":
-        # Padding that is before a text, or too far behind one for a layer that sees only what is
-        # near, sees nothing at all, of which fused attention makes NaN.
-        transformer.set_attn_implementation("eager")
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tracing warns of every shape it sees, and of its own end
-        columns = tuple(example[name] for name in graph.inputs)
-        model = openvino.convert_model(graph.eval(), example_input=columns)
-    return _quantise(model) if dtype == "int8" else model
-
-
-def _quantise(model: openvino.Model) -> openvino.Model:
-    """Quantise weights to eight bits by channel, symmetric; activations follow in each run.
-
-    Embeddings are looked up and not multiplied, so they gain nothing by it. Symmetric weights lose
-    no more than others and are faster, because nothing has to be added for a zero point.
-    """
-    with redirect_stdout(sys.stderr):  # where it logs, and draws a progress bar
-        import nncf  # noqa: PLC0415 # seconds, which only this needs
-
-        ignored = nncf.IgnoredScope(types=["Gather"], validate=False)
-        return nncf.compress_weights(
-            model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=ignored
-        )
-
-
-def _cache_path(cache: Path, engine: OpenVinoEngine) -> Path:
-    """Name a graph's directory by all that changes what it computes, or if it may be trusted."""
-    without = NOT_IN_GRAPH if engine.has_routes else NOT_IN_GRAPH | {"task"}
-    kept = {name: value for name, value in engine.fingerprint.items() if name not in without}
-    identity = kept | {
-        "constants": repr(sorted(_Graph(list(engine.model), _example(engine)).constants.items())),
-        "openvino": VERSION,
-        "graph": GRAPH_VERSION,
-        "processor": cpu_name(),  # it was compared with torch on this one
-    }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return cache / "openvino" / digest[:32]
-
-
-def _compare(plain: SentenceTransformerEngine, engine: OpenVinoEngine, dtype: str) -> None:
-    """Refuse a graph whose vectors are not torch's, and log what it loses."""
-    texts = calibration_texts()[::8]
-    batch, rows = plain.tokenise(texts), np.arange(len(texts))
-    ours, theirs = engine.forward(batch, rows), plain.forward(batch, rows)
-    norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    cosines = (ours * theirs).sum(axis=1) / norms
-    least, mean = float(cosines.min()), float(cosines.mean())
-    log.info(
-        "OpenVINO in %s against torch: cosine %.5f on average, %.5f at least", dtype, mean, least
-    )
-    if not least >= COSINES_MIN[dtype]:  # nor is it where it is NaN
-        raise ModelError(f"OpenVINO in {dtype} is off: cosine {least:.4f} with torch at worst")
+        graph = CompiledGraph.open(prepared.graph, prepared.inputs, dtype)
+        sample = TorchSample.read(prepared.graph)
+        check_cosines(graph.compare(sample, prepared.tokenizer.pad, SAMPLE_STEP), dtype)
+    except (OSError, RuntimeError, ValueError) as error:
+        log.warning("the graph in %s is of no use, making it anew: %s", prepared.graph, error)
+        shutil.rmtree(prepared.graph)
+        return None
+    return graph

@@ -6,6 +6,7 @@ batched with what is ours.
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -25,16 +26,20 @@ from transformers.utils.logging import disable_progress_bar
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import TokenisationSettings
-from embedfarm.workers.engines.arithmetic import Arithmetic, count_flops, known_peak
+from embedfarm.workers.engines.arithmetic import Arithmetic
 from embedfarm.workers.engines.engine import (
     Chunk,
     DeviceFailed,
+    Engine,
     Finish,
     OutOfMemory,
     Tokenised,
     only_texts,
 )
-from embedfarm.workers.engines.tokenizer import Tokenizer, Tokens, lay_end_to_end
+from embedfarm.workers.engines.measurement import count_flops, known_peak
+from embedfarm.workers.engines.model_tokenizer import ModelTokenizer
+from embedfarm.workers.engines.tokenizer import Tokenizer
+from embedfarm.workers.engines.tokens import Tokens, lay_end_to_end
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +85,11 @@ class SentenceTransformerEngine:
         directory: Directory of the model's files.
         has_routes: Whether the model has other modules for another task.
         full_dimensions: Components that its vectors have before any are cut off.
+        own_limit: Tokens that a text may have if the job says nothing.
+        unit: Whether the model's last module gives all vectors length 1.
         first_position: Position of a text's first token without padding; None with padding.
-        exact_twin: The same model in float32 on the CPU, if it is at hand.
+        preprocessing: The model's own preprocessing.
+        tokenizer: What makes tokens: `preprocessing`, or tokenizer.json where that does the same.
     """
 
     model: SentenceTransformer
@@ -91,14 +99,16 @@ class SentenceTransformerEngine:
     directory: Path
     has_routes: bool = field(init=False, default=False)
     full_dimensions: int = field(init=False)
+    own_limit: int = field(init=False, default=sys.maxsize)
+    unit: bool = field(init=False)
     dimensions: int = field(init=False)
+    preprocessing: ModelTokenizer = field(init=False)
     tokenizer: Tokenizer = field(init=False)
     normalised: bool = field(init=False)
     first_position: int | None = field(init=False, default=None)
     batch_tokens: int = field(init=False)
     launch_tokens: int = field(init=False)
     arithmetic: Arithmetic = field(init=False, default=Arithmetic())
-    exact_twin: "SentenceTransformerEngine | None" = field(init=False, default=None)
 
     name: ClassVar[str] = "torch"
 
@@ -115,12 +125,12 @@ class SentenceTransformerEngine:
         """Make all ready that depends on the job, and not on the weights."""
         full = self.full_dimensions
         self.dimensions = min(self.spec.dimensions or full, full)
-        unit = isinstance(list(self.model)[-1], Normalize) and self.dimensions == full
-        self.normalised = self.spec.normalize or unit
-        self.tokenizer = Tokenizer(self.model, self.spec)
+        self.unit = isinstance(list(self.model)[-1], Normalize)
+        self.normalised = self.spec.normalize or (self.unit and self.dimensions == full)
+        self.tokenizer = self.preprocessing = ModelTokenizer(self.spec, self.model)
         if isinstance(self.model[0], Transformer):
-            self.tokenizer.check()
-            self.tokenizer.adopt(self.directory)
+            self.preprocessing.check()
+            self.tokenizer = self.preprocessing.find_encoder(self.directory) or self.tokenizer
 
     @classmethod
     def open(
@@ -145,12 +155,13 @@ class SentenceTransformerEngine:
                 str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
             )
             model = _follow_routes(loaded, spec.task)
+            own_limit = _limit(model)
             _set_up(model, spec.max_length)
             if not isinstance(model[0], Transformer):
                 dtype = "float32"
             fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
             engine = cls(model, spec, torch.device(device), fingerprint, directory)
-            engine.has_routes = model is not loaded
+            engine.has_routes, engine.own_limit = model is not loaded, own_limit
             engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
             if measured:
                 engine.arithmetic = engine.measure(getattr(torch, dtype))
@@ -189,9 +200,11 @@ class SentenceTransformerEngine:
         return self.device.type != "cpu"
 
     @property
-    def exact(self) -> bool:
-        """Whether the engine computes in float32 on the CPU: nothing is more exact here."""
-        return self.device.type == "cpu" and self.fingerprint["dtype"] == "float32"
+    def exact_twin(self) -> Engine | None:
+        """The engine itself where it computes in float32 on the CPU: nothing is more exact here."""
+        return (
+            self if self.device.type == "cpu" and self.fingerprint["dtype"] == "float32" else None
+        )
 
     @property
     def peak_flops_per_second(self) -> float:
@@ -200,7 +213,7 @@ class SentenceTransformerEngine:
 
     @property
     def tokenisation(self) -> TokenisationSettings | None:
-        """Settings by which the loaded model's token ids are made elsewhere, if they can be."""
+        """Settings for token ids that were found when the model was loaded, if any."""
         return self.tokenizer.tokenisation
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
@@ -211,7 +224,7 @@ class SentenceTransformerEngine:
         """Count the model's operations, and take the device's peak in `dtype`."""
         if not isinstance(self.model[0], Transformer):
             return Arithmetic()  # word vectors are looked up, not computed
-        texts = self.tokenizer.truncate(COUNTED)
+        texts = self.preprocessing.truncate(COUNTED)
         peak = known_peak(self.device, dtype)
         try:
             counted = count_flops(
@@ -277,10 +290,14 @@ class SentenceTransformerEngine:
                 features = lay_end_to_end(tokens, lengths, rows, self.first_position)
         else:
             texts = [batch.features[row] for row in rows]
-            features = self.model.preprocess(texts, prompt=self.tokenizer.prompt)
+            features = self.model.preprocess(texts, prompt=self.preprocessing.prompt or None)
+        made = {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in features.items()
+        }
         return {
             name: self._to_device(value) if isinstance(value, torch.Tensor) else value
-            for name, value in features.items()
+            for name, value in made.items()
         }
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
@@ -330,6 +347,12 @@ def _device_errors() -> Iterator[None]:
         if "CUDA error" in str(error):
             raise DeviceFailed(str(error)) from error
         raise
+
+
+def _limit(model: SentenceTransformer) -> int:
+    """Return the tokens that a model takes; a very large number where there is no limit."""
+    first = model[0]
+    return (model.max_seq_length if isinstance(first, Transformer) else None) or sys.maxsize
 
 
 def _set_up(model: SentenceTransformer, max_length: int) -> None:
