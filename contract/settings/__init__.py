@@ -16,15 +16,39 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from embedfarm.contract.settings.door_limits import DEFAULT_MODEL, DoorSettings, Recurring
-from embedfarm.contract.settings.farm_limits import FarmSettings
+from embedfarm.contract.settings.door_limits import (
+    DEFAULT_MODEL,
+    HttpSettings,
+    IngestSettings,
+    Recurring,
+)
+from embedfarm.contract.settings.farm_limits import (
+    CollectorSettings,
+    HostSettings,
+    JobSettings,
+    LaneSettings,
+    ProducerSettings,
+    SchedulerSettings,
+    WorkerSettings,
+)
 from embedfarm.contract.settings.profiles import PROFILES, PROPORTIONS
 from embedfarm.contract.settings.trusted_files import TrustedToml, UntrustedFile
 
 __all__ = ["DEFAULT_MODEL", "Recurring", "Settings", "UntrustedFile"]
 
 
-class Settings(DoorSettings, FarmSettings, BaseSettings):
+class Settings(
+    HttpSettings,
+    IngestSettings,
+    LaneSettings,
+    CollectorSettings,
+    WorkerSettings,
+    SchedulerSettings,
+    ProducerSettings,
+    JobSettings,
+    HostSettings,
+    BaseSettings,
+):
     """The farm's limits. Sizes are in the unit of the name, times in seconds."""
 
     model_config = SettingsConfigDict(

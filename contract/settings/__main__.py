@@ -9,8 +9,16 @@ from typing import Final
 from pydantic import BaseModel
 
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.settings.door_limits import DoorSettings
-from embedfarm.contract.settings.farm_limits import FarmSettings
+from embedfarm.contract.settings.door_limits import HttpSettings, IngestSettings
+from embedfarm.contract.settings.farm_limits import (
+    CollectorSettings,
+    HostSettings,
+    JobSettings,
+    LaneSettings,
+    ProducerSettings,
+    SchedulerSettings,
+    WorkerSettings,
+)
 
 HEAD: Final = """# Settings
 
@@ -18,8 +26,15 @@ Read from the environment, else from `embedfarm.toml` in the working directory (
 lower case, without the prefix). Sizes are in the unit of the name, times in seconds.
 """
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
-    "The farm": FarmSettings,
-    "HTTP, RQ and what goes outwards": DoorSettings,
+    "Every process": HostSettings,
+    "Jobs": JobSettings,
+    "Producers": ProducerSettings,
+    "The scheduler": SchedulerSettings,
+    "Workers": WorkerSettings,
+    "Collectors": CollectorSettings,
+    "Interactive requests": LaneSettings,
+    "RQ, and what goes outwards": IngestSettings,
+    "HTTP": HttpSettings,
 }
 
 

@@ -56,8 +56,8 @@ class TenantLimits(BaseModel):
     requests_per_second: PositiveFloat | None = None
 
 
-class DoorSettings(BaseModel):
-    """Limits of what may come in by RQ and HTTP, from whom, how large, and of what goes out."""
+class IngestSettings(BaseModel):
+    """Limits of jobs that others enqueue, and of what goes outwards for them."""
 
     ingest_roots: Annotated[
         list[Path],
@@ -112,6 +112,11 @@ class DoorSettings(BaseModel):
             '"cleanup", "arguments": {"seconds": 86400}}]`.'
         ),
     ] = []
+
+
+class HttpSettings(BaseModel):
+    """Limits of the web application, its keys and its tenants."""
+
     models: Annotated[
         tuple[str, ...],
         Field(min_length=1, description="Models for requests by HTTP; TEI's routes use the first."),

@@ -1,4 +1,4 @@
-"""Limits of the farm itself: what is leased, kept and waited for, and for how long."""
+"""Limits of the farm itself, by the role that keeps them: what is leased, kept and waited for."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +16,8 @@ from embedfarm.contract.scheduling_terms import WEIGHT_MAX
 from embedfarm.contract.settings.profiles import MEBIBYTE
 
 
-class FarmSettings(BaseModel):
-    """Limits of servers, leases, jobs, blocks, plans, device batches and the interactive lane."""
+class HostSettings(BaseModel):
+    """Limits and places of every process on a host."""
 
     profile: Annotated[
         Literal["", "high-throughput", "low-latency", "memory-constrained"],
@@ -32,56 +32,31 @@ class FarmSettings(BaseModel):
             "(docs/security.md); empty: a private one."
         ),
     ] = ""
+    redis_bytes_max: Annotated[
+        PositiveInt, Field(description="`maxmemory` of the private server.")
+    ] = 1024 * MEBIBYTE
     state_directory: Annotated[
         Path, Field(description="Logs of `work`; logs and the private server of `up`.")
     ] = Path("~/.local/state/embedfarm")
     model_cache: Annotated[
         Path | None, Field(description="Where hub models are kept; empty: the hub's own cache.")
     ] = None
-
     engine_cache: Annotated[Path, Field(description="Where converted models are kept.")] = Path(
         "~/.cache/embedfarm"
     )
-
-    lease_seconds: Annotated[
-        PositiveFloat,
-        Field(description="A lease not renewed for this long goes to another worker."),
-    ] = 12.0
-    heartbeat_seconds: Annotated[PositiveFloat, Field(description="Time between heartbeats.")] = 1.0
-    heartbeat_ttl_seconds: Annotated[
-        PositiveFloat, Field(description="A worker silent for this long is counted as dead.")
-    ] = 6.0
-    plan_ttl_seconds: Annotated[
-        PositiveFloat, Field(description="A plan older than this is not followed any more.")
-    ] = 5.0
-    scheduler_ttl_seconds: Annotated[
-        PositiveFloat, Field(description="A standby takes over when the lock is this old.")
-    ] = 5.0
-    hang_seconds: Annotated[
-        PositiveFloat,
-        Field(description="A device batch that takes no longer than this is never given up."),
-    ] = 30.0
-    hang_factor: Annotated[
-        PositiveInt,
-        Field(description="Times its predicted time, after which it is taken for a hang."),
-    ] = 10
-    load_seconds_max: Annotated[
-        PositiveFloat,
-        Field(description="Longest that a model may take to load, a download included."),
-    ] = 3600.0
     drain_seconds: Annotated[
         PositiveFloat, Field(description="Time between SIGTERM and SIGKILL.")
     ] = 30.0
     reconnect_seconds_max: Annotated[
         PositiveFloat, Field(description="How long a command waits for a server that is away.")
     ] = 120.0
-    reconcile_seconds: Annotated[
-        PositiveFloat,
-        Field(description="Waiting for one result, after which lost chunks are looked for."),
-    ] = 10.0
-    full_disk_seconds: Annotated[
-        PositiveFloat, Field(description="Time between looks at an output's disk that is full.")
-    ] = 5.0
+    traces: Annotated[
+        str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")
+    ] = ""
+
+
+class JobSettings(BaseModel):
+    """Limits of jobs, those that have ended included."""
 
     jobs_max: Annotated[
         PositiveInt, Field(description="Unfinished jobs on the farm; one more is refused.")
@@ -114,9 +89,11 @@ class FarmSettings(BaseModel):
             "`fetch_bytes_max` for what is fetched."
         ),
     ] = None
-    deliveries_max: Annotated[
-        PositiveInt, Field(description="Deliveries of a block before it is split.")
-    ] = 3
+
+
+class ProducerSettings(BaseModel):
+    """Sizes of blocks, and of what a producer may have on the server."""
+
     block_seconds: Annotated[
         PositiveFloat, Field(description="Size of a block, in work of the slowest live worker.")
     ] = 0.1
@@ -132,39 +109,76 @@ class FarmSettings(BaseModel):
     farm_window_bytes_max: Annotated[
         NonNegativeInt,
         Field(
-            description="The same of all jobs together; 0: half of the server's `maxmemory`, or of "
-            "`redis_bytes_max` if it has none."
+            description="Text and vectors of all jobs that Redis holds at most; 0: half of the "
+            "server's `maxmemory`, or of `redis_bytes_max` if it has none."
         ),
     ] = 0
-    results_bytes_max: Annotated[
-        PositiveInt, Field(description="Uncollected results at which no more work is planned.")
-    ] = 128 * MEBIBYTE
-    part_bytes_max: Annotated[
-        PositiveInt, Field(description="Vectors in one part file of the output.")
-    ] = 24 * MEBIBYTE
+
+
+class SchedulerSettings(BaseModel):
+    """What plans follow, and how long they hold."""
+
+    plan_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A plan older than this is not followed any more.")
+    ] = 5.0
+    scheduler_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A standby takes over when the lock is this old.")
+    ] = 5.0
     micro_batch_seconds_max: Annotated[
         PositiveFloat, Field(description="Most work that a worker leases at a time.")
     ] = 4.0
-    ageing_seconds: Annotated[
-        PositiveFloat, Field(description="A job that got nothing for this long rises one priority.")
-    ] = 60.0
-    tenant_weights: Annotated[
-        dict[str, Annotated[int, Field(ge=1, le=WEIGHT_MAX)]],
-        Field(description='Shares of tenants, such as {"search": 3}; one that is not named has 1.'),
-    ] = {}
-    affinity_seconds: Annotated[
-        PositiveFloat,
-        Field(description="Service that a job may be ahead because workers have its model loaded."),
-    ] = 30.0
     micro_batch_bytes_max: Annotated[
         PositiveInt, Field(description="Most text that a worker leases at a time.")
     ] = 4 * MEBIBYTE
+    results_bytes_max: Annotated[
+        PositiveInt, Field(description="Uncollected results at which no more work is planned.")
+    ] = 128 * MEBIBYTE
     probe_seconds: Annotated[
         PositiveFloat, Field(description="Size of the first micro-batch of an unknown worker.")
     ] = 0.3
     rate_half_life_seconds: Annotated[
         PositiveFloat, Field(description="Age at which a measured rate counts half.")
     ] = 4.0
+    ageing_seconds: Annotated[
+        PositiveFloat, Field(description="A job that got nothing for this long rises one priority.")
+    ] = 60.0
+    affinity_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Service that a job may be ahead because workers have its model loaded."),
+    ] = 30.0
+    tenant_weights: Annotated[
+        dict[str, Annotated[int, Field(ge=1, le=WEIGHT_MAX)]],
+        Field(description='Shares of tenants, such as {"search": 3}; one that is not named has 1.'),
+    ] = {}
+    events_max: Annotated[PositiveInt, Field(description="Completions kept for statistics.")] = 4096
+
+
+class WorkerSettings(BaseModel):
+    """Leases, heartbeats, hangs and device batches of workers."""
+
+    lease_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A lease not renewed for this long goes to another worker."),
+    ] = 12.0
+    heartbeat_seconds: Annotated[PositiveFloat, Field(description="Time between heartbeats.")] = 1.0
+    heartbeat_ttl_seconds: Annotated[
+        PositiveFloat, Field(description="A worker silent for this long is counted as dead.")
+    ] = 6.0
+    deliveries_max: Annotated[
+        PositiveInt, Field(description="Deliveries of a block before it is split.")
+    ] = 3
+    hang_seconds: Annotated[
+        PositiveFloat,
+        Field(description="A device batch that takes no longer than this is never given up."),
+    ] = 30.0
+    hang_factor: Annotated[
+        PositiveInt,
+        Field(description="Times its predicted time, after which it is taken for a hang."),
+    ] = 10
+    load_seconds_max: Annotated[
+        PositiveFloat,
+        Field(description="Longest that a model may take to load, a download included."),
+    ] = 3600.0
     batch_tokens_max: Annotated[
         NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
     ] = 0
@@ -172,10 +186,25 @@ class FarmSettings(BaseModel):
         NonNegativeInt,
         Field(description="Device memory for device batches beside the model; 0: all there is."),
     ] = 0
-    redis_bytes_max: Annotated[
-        PositiveInt, Field(description="`maxmemory` of the private server.")
-    ] = 1024 * MEBIBYTE
-    events_max: Annotated[PositiveInt, Field(description="Completions kept for statistics.")] = 4096
+
+
+class CollectorSettings(BaseModel):
+    """Sizes and waiting times of collectors."""
+
+    part_bytes_max: Annotated[
+        PositiveInt, Field(description="Vectors in one part file of the output.")
+    ] = 24 * MEBIBYTE
+    reconcile_seconds: Annotated[
+        PositiveFloat,
+        Field(description="Waiting for one result, after which lost chunks are looked for."),
+    ] = 10.0
+    full_disk_seconds: Annotated[
+        PositiveFloat, Field(description="Time between looks at an output's disk that is full.")
+    ] = 5.0
+
+
+class LaneSettings(BaseModel):
+    """Limits of interactive requests, from door to device."""
 
     lane_wait_seconds: Annotated[
         NonNegativeFloat,
@@ -208,6 +237,3 @@ class FarmSettings(BaseModel):
     lanes_max: Annotated[
         PositiveInt, Field(description="Models that interactive requests ask for at a time.")
     ] = 64
-    traces: Annotated[
-        str, Field(description="OTLP/HTTP URL for traces, `http://…:4318/v1/traces`; empty: none.")
-    ] = ""
