@@ -80,7 +80,7 @@ VERBS: Final = {
     ),
     "doctor": Verb(
         ("inspection", "doctor"),
-        "Say what a farm on this machine would run on; status 1 when something will not work.",
+        "Check what a farm on this machine needs; exit with status 1 when something will not work.",
     ),
     "keys": Verb(("keys", "keys_app"), "API keys."),
     "scheduler": Verb(("scheduler", "scheduler_app"), "What decides who works on what."),

@@ -176,7 +176,7 @@ def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
 
 
 def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
-    """Say where the vectors are and how fast it was; `before` is what was there already."""
+    """Print where the vectors are and how fast the run was; `before` is an earlier manifest."""
     repaired = before.failed - manifest.failed if before else 0
     rate = manifest.count / manifest.embed_seconds if manifest.embed_seconds else 0.0
     tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0

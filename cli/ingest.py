@@ -76,7 +76,7 @@ def _children(count: int, settings: Settings) -> list[Child]:
 
 
 def _tick(timetable: "Timetable") -> None:
-    """Enqueue what is due; a server that is away now is asked again."""
+    """Enqueue jobs that are due; when the server is away, the next tick tries again."""
     try:
         timetable.tick(time.time())
     except UNAVAILABLE as error:

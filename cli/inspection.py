@@ -1,4 +1,4 @@
-"""`embedfarm workers | devices | doctor`: what is there, and is it well."""
+"""`embedfarm workers | devices | doctor`: list workers and devices, and check this machine."""
 
 import importlib.metadata
 import platform
@@ -80,7 +80,7 @@ def devices(as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
 
 
 def doctor(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """Say what a farm on this machine would run on; status 1 when something will not work."""
+    """Check what a farm on this machine needs; exit with status 1 when something will not work."""
     settings = read_settings(redis)
     findings = list(_examine(settings))
     if as_json:
@@ -95,7 +95,7 @@ def doctor(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT0
 
 
 def _examine(settings: Settings) -> Iterator[tuple[str, bool, str]]:
-    """Yield what was looked at, whether it is well, and what was found."""
+    """Yield for each check its subject, whether it passed, and what was found."""
     yield "python", True, f"{platform.python_version()} on {platform.platform()}"
     yield "libraries", True, ", ".join(map(_version, LIBRARIES))
     yield from _examine_server(settings)

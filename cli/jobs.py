@@ -1,4 +1,4 @@
-"""`embedfarm jobs`: what the farm works on, and what is to become of it."""
+"""`embedfarm jobs`: list the farm's jobs, and pause, resume, cancel, retry or remove them."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: one live view, or plain lines where there is no terminal."""
+"""Progress of a job in a terminal: a live view, or plain lines where there is no terminal."""
 
 import time
 from collections import deque
@@ -72,7 +72,7 @@ class ProgressRates:
 
 @dataclass
 class View:
-    """Draws how a job goes: as a live view, or as plain `lines` where nobody sees one."""
+    """Draws a job's progress: as a live view, or as plain `lines` where there is no terminal."""
 
     console: Console
     lines: bool

@@ -1,4 +1,4 @@
-"""`embedfarm scheduler`: what it does, why, and by which passes."""
+"""`embedfarm scheduler`: show the scheduler's figures and decisions, and choose its passes."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -99,7 +99,7 @@ def _keys() -> Iterator[bool]:
 
 
 def _quits(keyboard: bool, stop: threading.Event) -> bool:  # noqa: FBT001 -- what `_keys` gives
-    """Wait for the next look; tell whether somebody pressed q or Ctrl-C before it."""
+    """Wait until the view is due again; tell whether q or Ctrl-C was pressed meanwhile."""
     until = time.monotonic() + REFRESH_SECONDS
     while (left := until - time.monotonic()) > 0 and not stop.is_set():
         keys = [sys.stdin] if keyboard else []
@@ -233,7 +233,7 @@ def _job_table(jobs: Sequence[JobFacts], *, wide: bool) -> Table:
 
 
 def _name(job: JobFacts, *, wide: bool) -> str:
-    """Return what a job is called, short enough for its column."""
+    """Return a job's name or id, shortened to fit its column."""
     return one_line(job.name, 32 if wide else 12) or job.job[:8]
 
 
@@ -251,7 +251,7 @@ def _progress(job: JobFacts, *, wide: bool) -> tuple[ProgressBar, str, str]:
 
 
 def _left(job: JobFacts) -> Text:
-    """Describe how long a job will take, or what it does instead."""
+    """Describe how long a job will take, or its state if it does not move."""
     if job.state in STATE_STYLES:
         return Text(job.state, STATE_STYLES[job.state])
     if not isinstance(job, JobView) or job.chunks_left is None:

@@ -248,7 +248,7 @@ class Collector:
             return answer
 
     def _say(self, reason: str) -> None:
-        """Let people see what the job waits for; a server that is away hears of it next time."""
+        """Note on the server what the job waits for; do nothing while the server is away."""
         with contextlib.suppress(*UNAVAILABLE):
             self.job.note("reason", reason)
 

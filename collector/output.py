@@ -168,7 +168,7 @@ class Output:
         self.close()
 
     def close(self) -> None:
-        """Let other processes have the directory; what is buffered is forgotten."""
+        """Release the lock on the directory; results in memory are dropped."""
         self._closing.close()
 
     @property
@@ -197,7 +197,7 @@ class Output:
         self._read_journal()
 
     def recover(self) -> None:
-        """Undo what a write that was cut off has left on the disk."""
+        """Remove from the disk what an interrupted write has left."""
         remove_temporaries(self.directory)
         remove_temporaries(self.directory / STATE_DIRECTORY)
         self._sink.resume(self._parts)
@@ -226,7 +226,7 @@ class Output:
         return self.write()
 
     def write(self, *, early: bool = False) -> Part | None:
-        """Put what is in memory on the disk if it fills a part, or `early`, and return that.
+        """Write results in memory as a part if they fill one, or if `early`; return that part.
 
         Raises:
             OSError: The disk refused; `recover`, and write again.
@@ -235,11 +235,11 @@ class Output:
         return self._write_part() if full or (early and self._results) else None
 
     def forget(self) -> None:
-        """Drop what is in memory; its results are still elsewhere."""
+        """Drop the results in memory; the server still has them."""
         self._results, self._bytes, self._expected = [], 0, self.next_index
 
     def flush(self) -> None:
-        """Put what is in memory on the disk, as a part that may be small.
+        """Write the results in memory to the disk, as a part that may be small.
 
         Raises:
             OSError: The disk refused; `recover`, and write again.
@@ -297,7 +297,7 @@ class Output:
         return sha256_of([whole(path)])
 
     def _manifest(self, count: int, about: About, errors_sha256: str) -> Manifest:
-        """Return the manifest: what the caller knows, and what the parts add up to."""
+        """Return the manifest: the caller's facts, and the sums over all parts."""
         return Manifest(
             **msgspec.structs.asdict(about),
             format=self._format,

@@ -1,4 +1,4 @@
-"""What is on the disk of an output, while another process may be writing it."""
+"""Reading of an output from the disk, also while another process is writing it."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class NotBegun(OutputError):
 
 
 class Chunks(NamedTuple):
-    """Consecutive chunks, and what became of each.
+    """Consecutive chunks, each with its vector or the reason why it has none.
 
     Attributes:
         batch: Vectors and ids of the chunks.

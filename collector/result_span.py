@@ -1,4 +1,4 @@
-"""What a run of consecutive results amounts to."""
+"""Sums over consecutive results: vectors, failures, and the figures of their workers."""
 
 import hashlib
 from collections import defaultdict

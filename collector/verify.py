@@ -94,7 +94,7 @@ def describe_comparison(compared: dict[str, Any] | None, *, against: bool) -> st
 
 
 class _Expected(NamedTuple):
-    """What a part should hold.
+    """Rows that a part should hold, by its manifest and its source.
 
     Attributes:
         indices: Indices of the part's chunks that did not fail.
@@ -186,7 +186,7 @@ def _read_failed(directory: Path, manifest: Manifest) -> NDArray[np.int64]:
 
 
 def _expect(part: Part, failed: NDArray[np.int64], source: _Source | None) -> _Expected:
-    """Return what a part should hold, and take its rows from the source."""
+    """Return the rows that a part should hold, and take them from the source."""
     indices = np.setdiff1d(np.arange(part.start, part.end, dtype=np.int64), failed)
     if source is None:
         return _Expected(indices, "", None)

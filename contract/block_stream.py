@@ -54,7 +54,7 @@ class BlockStream(JobHandle):
         ]
 
     def backlog(self) -> tuple[int, int]:
-        """Return how many blocks nobody has leased, and how many blocks somebody has."""
+        """Return how many blocks are not leased, and how many are."""
         pipe = self.client.pipeline(transaction=False)
         for stream in (self.keys.blocks, self.keys.retry):
             pipe.xlen(stream)

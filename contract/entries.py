@@ -7,7 +7,7 @@ DIGITS_MAX: Final = 15
 
 
 class Entry(NamedTuple):
-    """A leased stream entry: where it is pending, what it holds, and what is noted beside that.
+    """A leased stream entry: its stream and ID, its block as bytes, and the fields beside it.
 
     A field that another program has left out is b"" or 1.
 

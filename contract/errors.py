@@ -4,7 +4,7 @@ from typing import ClassVar
 
 
 class EmbedfarmError(Exception):
-    """Raised for what somebody can understand and mend; its text is a sentence for people.
+    """Raised for what a user can understand and mend; its text is a sentence for people.
 
     Attributes:
         exit_status: Exit status of a command that ends by it: 1 failed, 2 wrong usage or

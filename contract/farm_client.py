@@ -69,17 +69,17 @@ class FarmClient(FarmKeys):
 
     @cached_property
     def reports(self) -> JobReports:
-        """What workers say about jobs."""
+        """Reports of workers about jobs."""
         return JobReports(self.client, self.on_unreadable, tenant=self.tenant)
 
     @cached_property
     def plans(self) -> Plans:
-        """What the scheduler tells workers and people."""
+        """Plans of the scheduler, its decisions and its figures."""
         return Plans(self.client, self.on_unreadable, tenant=self.tenant)
 
     @cached_property
     def statistics(self) -> FarmStatistics:
-        """What the farm remembers about its own speed."""
+        """Statistics of the farm: rates, samples, budgets."""
         return FarmStatistics(self.client, self.on_unreadable, tenant=self.tenant)
 
     def job(self, job: str, owner: str = "") -> Job:
@@ -142,7 +142,7 @@ class FarmClient(FarmKeys):
         return {name for name, state in states if state in {None, b"cancelled"}}
 
     def admit(self, job: str, jobs_max: int) -> None:
-        """Give a job that is to be made its place; a job that exists is always let through.
+        """Reserve a place for a new job; a job that exists already needs none.
 
         The list of jobs and the job itself lie in two cluster slots, and no script may touch both.
         So the place is taken first, atomically: of two creators that come at once for the last

@@ -25,7 +25,7 @@ _RATE_KEY: Final = re.compile(r"[^|]+\|.+\|[0-9]{1,2}", re.DOTALL)
 
 @dataclass
 class FarmStatistics(FarmKeys):
-    """What a farm remembers about its own speed."""
+    """Statistics of a farm, on the server: rates, samples, completions, budgets."""
 
     def report(self, completion: Completion, events_max: int) -> None:
         """Tell the scheduler about a micro-batch."""

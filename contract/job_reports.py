@@ -28,7 +28,7 @@ class ModelRefused(EmbedfarmError, RuntimeError):
 
 @dataclass
 class JobReports(FarmKeys):
-    """What the workers of a farm have said about its jobs."""
+    """Reports of a farm's workers about its jobs: fingerprints, refusals, usage."""
 
     def agree(self, job: str, fingerprint: Mapping[str, str], of: str = "") -> None:
         """Make sure that every worker of a job has the same model files.

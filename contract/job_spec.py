@@ -34,7 +34,7 @@ class Decides(IntEnum):
 
 @dataclass(frozen=True)
 class JobField:
-    """What is known of a field, beside its name, type and default.
+    """Properties of a job field beside its name, type and default.
 
     Attributes:
         help: What it says, in half a sentence, for all who ask.

@@ -1,4 +1,4 @@
-"""The interactive lane: a few texts whose vectors somebody waits for.
+"""The interactive lane: requests for vectors of a few texts, whose caller waits for the answer.
 
 A request is cut into pieces, entries of a stream that all workers with its model read as a group:
 the one whose device comes free first takes the next, and nobody dispatches. Their answers come in a
@@ -207,7 +207,7 @@ class Lane:
         return answers
 
     def _withdraw(self, pieces: Sequence[LanePiece], entries: Sequence[str]) -> None:
-        """Take what is left of a request out of its lane."""
+        """Remove the unanswered pieces of a request from its lane."""
         engine = engine_key(pieces[0].spec)
         self._script("withdraw")(
             keys=[wire.lane_key(engine), wire.reply_key(pieces[0].id), wire.LANE_SIZES],
@@ -237,7 +237,7 @@ class Lane:
         return f"{seconds * 1000 + microseconds // 1000}-0"
 
     def waiting(self, engine: str) -> bool:
-        """Tell whether an engine's lane has pieces, those that are being answered included."""
+        """Tell whether an engine's lane has pieces, leased ones included."""
         return bool(self.client.exists(wire.lane_key(engine))) and bool(
             self.client.xlen(wire.lane_key(engine))
         )

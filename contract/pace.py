@@ -84,7 +84,7 @@ def total(paces: Iterable[Pace]) -> Pace:
 
 
 def averages(done: Sequence[WorkDone], now: float) -> dict[str, list[float]]:
-    """Return amounts per second over each of `AVERAGE_SECONDS`, by name of who did anything.
+    """Return amounts per second over each of `AVERAGE_SECONDS`, by name.
 
     The time of each name begins with its first progress: what a job did not get before it began
     says nothing about how fast it is.

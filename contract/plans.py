@@ -16,7 +16,7 @@ STATS_SECONDS: Final = 60
 
 @dataclass
 class Plans(FarmKeys):
-    """What the active scheduler of a farm tells workers and people."""
+    """Plans, decisions and figures that the active scheduler of a farm publishes."""
 
     def plan(self, worker: str) -> Plan | None:
         """Return the current plan of a worker, None without one."""
@@ -40,7 +40,7 @@ class Plans(FarmKeys):
         return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
 
     def policy(self) -> list[str]:
-        """Return the names of the passes that somebody chose, in order; none if nobody did."""
+        """Return the names of the chosen passes, in order; none for the default policy."""
         data = cast("bytes | None", self.client.get(wire.POLICY))
         policy = self._read(Policy, wire.POLICY, data)
         return policy.passes if policy else []

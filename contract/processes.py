@@ -301,7 +301,7 @@ def _tied(command: list[str]) -> list[str]:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a child and all that it started, those that outlived it included."""
+    """Signal a child and all processes that it started, also if they outlived it."""
     # PermissionError is how macOS puts it that only zombies are left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -84,7 +84,7 @@ def is_hidden(source: str) -> bool:
 
 
 def start_logging(level: int) -> None:
-    """Log to standard error, without the secrets of URLs, whoever logs them."""
+    """Log to standard error, without the secrets of URLs in anything that is logged."""
     handler = logging.StreamHandler()
     handler.setFormatter(_HidingFormatter(_LOG_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])

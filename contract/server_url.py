@@ -43,7 +43,7 @@ class UrlError(EmbedfarmError, ValueError):
 
 
 def make_pool(url: str, **arguments: Any) -> redis.ConnectionPool:  # noqa: ANN401 -- as redis-py
-    """Return a pool of connections to the server of `url`, none of which is made yet.
+    """Return a pool of connections to the server of `url`; the first use connects.
 
     Args:
         url: URL in one of the forms that the module's docstring lists.

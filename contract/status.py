@@ -22,7 +22,7 @@ class JobGone(EmbedfarmError, LookupError):
 
 
 class JobUnreadable(JobGone):
-    """Raised when no program of ours wrote what is there under a job's name."""
+    """Raised when the key of a job holds data that no program of the farm wrote."""
 
 
 def is_gone(error: Exception) -> bool:

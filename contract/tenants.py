@@ -72,7 +72,7 @@ class TenantFarm(FarmClient):
 
     @cached_property
     def statistics(self) -> FarmStatistics:
-        """What the farm remembers about the speed of the tenant's jobs."""
+        """Statistics of the tenant's jobs."""
         return TenantStatistics(self.client, self.on_unreadable, tenant=self.tenant)
 
     def admit(self, job: str, jobs_max: int) -> None:

@@ -117,7 +117,7 @@ class TokenEncoder:
 
 
 def cut_texts(texts: Sequence[str], tokens_max: int) -> list[str]:
-    """Return the texts without most of what is truncated anyway, so that a huge one costs no more.
+    """Cut off most of what the tokenizer would truncate, so that a huge text costs no more.
 
     They are cut before a blank, where every tokenizer ends a token. A cut text that has fewer than
     `tokens_max` tokens must be tokenised whole.
@@ -133,7 +133,7 @@ def _last_blank(text: str, limit: int) -> int:
 
 
 def decode_ids(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Return texts of which a tokenizer makes just these ids, with or without special tokens.
+    """Return texts that a tokenizer turns into exactly these ids, with or without special tokens.
 
     Raises:
         ValueError: No text has these ids.

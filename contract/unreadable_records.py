@@ -1,4 +1,4 @@
-"""Records that cannot be read: whoever meets one leaves it out, names it, and goes on."""
+"""Records that cannot be read: every reader skips them, logs their key, and goes on."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=NAMED_MAX)
 def name_once(place: str, reason: str) -> None:
-    """Log what is left out: once for each place and reason, unless there are very many."""
+    """Log a record that is skipped: once for each key and reason, up to a limit."""
     log.warning("%s is left out: %s", place, reason)
 
 

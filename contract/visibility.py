@@ -12,7 +12,7 @@ from embedfarm.contract.records import Sample
 
 @dataclass
 class Sight:
-    """View of a server's jobs: of all of them, or of those of one tenant.
+    """View of a server's jobs: of all, or of one tenant's.
 
     Attributes:
         client: Client of the server.

@@ -32,7 +32,7 @@ _FIELDS: Final = ("state", "tenant", "bytes_in", "bytes_done", "chunks_in", "chu
 
 
 class Count(NamedTuple):
-    """Count of what all jobs have on the server, and of each tenant's jobs that have any there."""
+    """Bytes that all jobs have on the server, and the number of such jobs of each tenant."""
 
     window_bytes: int
     used_bytes: int
@@ -70,12 +70,12 @@ class FarmWindow:
         return self._ask(status.tenant, used_bytes(status, vector_bytes), costs, idle=idle)
 
     def look(self) -> FarmRoom:
-        """Return what is used now; count it first if nobody has done so lately."""
+        """Return the usage of the window; count it first if the last count is old."""
         self._ask("", 0, ())
         return self.seen()
 
     def seen(self) -> FarmRoom:
-        """Return what the last count found; nothing counts as used while nobody asks for room."""
+        """Return the usage that the last count found; zero if there was no count lately."""
         pipe = self.client.pipeline(transaction=False)
         ask_room(pipe)
         return room_from(*pipe.execute())

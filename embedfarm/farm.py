@@ -301,7 +301,7 @@ class EmbeddingsFuture:
 
 
 class _PrivateFarm:
-    """A private farm in a thread of its own, since processes end with who has started them."""
+    """A private farm in a thread of its own: processes end with the thread that starts them."""
 
     def __init__(self, directory: str | Path | None, devices: str, workers: int) -> None:
         self.url = ""
@@ -338,7 +338,7 @@ def _named(**options: str | None) -> dict[str, str]:
 
 
 def _read_from(out: Path, start: int) -> Iterator[Chunks]:
-    """Yield what is on disk from a chunk on."""
+    """Yield the chunks of an output that are on disk, from a start index on."""
     try:
         with OutputReader(out) as reader:
             while (chunks := reader.read(start, BATCH_CHUNKS)) is not None:

@@ -33,7 +33,7 @@ class CommandFailed(RuntimeError):
 
 
 class CommandDied(RuntimeError):
-    """Raised when somebody else ended a command; if it is run again it goes on from there."""
+    """Raised when a command was ended from outside; run again, it goes on from there."""
 
 
 def stop_when_asked(parent: int) -> None:

@@ -56,7 +56,7 @@ def place_of(url: Url, out: Path) -> Path:
 
 
 def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
-    """Fetch to `path` what the URL has now, unless it is there already.
+    """Fetch the resource at a URL to `path`, unless an unchanged copy is there already.
 
     Args:
         url: URL below one of `ingest_urls`.

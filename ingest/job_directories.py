@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a private file all at once: after a crash it has this content, or what it had."""
+    """Write a private file atomically: after a crash it has the new content or the old one."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
         temporary.touch(0o600, exist_ok=False)
@@ -62,7 +62,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def read_kept(path: Path, kind: type[Kept]) -> Kept | None:
-    """Return what a file keeps; None where it is not there, or damaged, which is logged."""
+    """Read a record from a file; None if the file is missing, or damaged, which is logged."""
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(KEPT_BYTES_MAX), type=kind)
@@ -95,7 +95,7 @@ def directory_of(settings: Settings, job: str) -> Path | None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory at once for all who look for it; who still writes there gets an error."""
+    """Rename a directory away and remove it; processes that still write there get an error."""
     doomed = directory.with_name(f"{REMOVED}{uuid.uuid4().hex}")
     try:
         directory.rename(doomed)
@@ -105,7 +105,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_old(settings: Settings, now: float, gone: Callable[[str], bool]) -> list[str]:
-    """Remove what is older than `jobs_directory_seconds`: files, uploads, and jobs that are gone.
+    """Remove files, uploads and directories of deleted jobs older than `jobs_directory_seconds`.
 
     Returns:
         Ids of the jobs whose directories are gone now.

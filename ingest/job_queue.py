@@ -80,13 +80,13 @@ class Submissions:
         )
 
     def cancel(self, job: str) -> None:
-        """Cancel what is to be done for a job; what runs is stopped within seconds."""
+        """Cancel the RQ job behind a job; one that runs is stopped within seconds."""
         request = self._request(job)
         if request is not None and self.pending(job):
             request.cancel()
 
     def remove(self, job: str) -> None:
-        """Forget what was to be done for a job, and remove its directory."""
+        """Remove the RQ job behind a job, and the job's directory."""
         request = self._request(job)
         if request is not None:
             request.forget()
@@ -108,7 +108,7 @@ class Submissions:
         return False
 
     def is_forgotten(self, job: str) -> bool:
-        """Tell whether a job that is there goes on while nobody was asked to do anything for it."""
+        """Tell whether an unfinished job has no RQ job behind it."""
         status = FarmClient(self.client).job(job).status()
         over = status.ended or status.state == "cancelled"
         return not over and self._request(job) is None
@@ -142,7 +142,7 @@ def has_worker(client: redis.Redis) -> bool:
 
 
 def _members(read: Callable[[str], Any], key: str) -> list[bytes]:
-    """Return the members of a set of RQ's; none where somebody has put something else there.
+    """Return the members of one of RQ's sets; none if the key has another type.
 
     They stay bytes: who may write there may write what is no text, over which RQ would end.
     """

@@ -30,7 +30,7 @@ class _RequestLine(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """The body of a request, which says what is asked for."""
+    """The body of a request: its model, its input, and how it wants the vectors."""
 
     model: str
     input: str | list[str | int | list[Annotated[int, msgspec.Meta(ge=0)]]]
@@ -74,7 +74,7 @@ class Planner:
     _seen: set[str] = field(default_factory=set)
 
     def read(self, line: bytes) -> tuple[Planned, list[str]]:
-        """Return what a line asks for, or what is wrong with it, and its texts."""
+        """Parse a line into a planned request, or the reason why it is refused, and its texts."""
         custom_id = None
         try:
             request = _decode(line, _RequestLine, "invalid_json_line")

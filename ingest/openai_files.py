@@ -59,7 +59,7 @@ def content_of(settings: Settings, file: str) -> Path | None:
 
 
 def facts_of(content: Path) -> FileFacts | None:
-    """Return what is known of a file; None where that is damaged, which is logged."""
+    """Return the facts of a file; None if its record is damaged, which is logged."""
     return read_kept(content.with_name(ABOUT), FileFacts)
 
 

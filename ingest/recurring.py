@@ -43,7 +43,7 @@ class RecurringError(EmbedfarmError, ValueError):
 
 
 class Timetable:
-    """One of several processes, of which the elected one enqueues what is due.
+    """Timetable of recurring jobs: one elected process of several enqueues those that are due.
 
     Args:
         client: Client for the lock and the farm's own keys.
@@ -69,7 +69,7 @@ class Timetable:
         self._advance = client.register_script(wire.script("advance"))
 
     def tick(self, now: float) -> None:
-        """Enqueue what is due at `now`, in Unix seconds, if this process is the one to do so.
+        """Enqueue the jobs that are due at `now`, in Unix seconds, if this process is elected.
 
         Raises:
             redis.RedisError: The server is away; the next tick makes up for it.

@@ -1,4 +1,4 @@
-"""What an RQ job says of itself while it runs, and the farm's jobs behind it."""
+"""Progress of RQ jobs, kept in their metadata, and the farm's jobs behind them."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def begin(description: str, out: Path | None = None) -> None:
-    """Say in words what the current job does, unless it was enqueued with words of its own."""
+    """Give the current job a description, unless it was enqueued with one."""
     job = get_current_job()
     if job is None:
         return
@@ -81,7 +81,7 @@ def number_in(meta: Mapping[str, Any], name: str) -> int:
 
 
 def look(farm: FarmClient, out: Path) -> None:
-    """Note how far the farm is with the current job, and end that job if nobody wants it now."""
+    """Note the progress of the current job, and end the job if it was cancelled or deleted."""
     try:
         for job in farm_jobs(out):
             with contextlib.suppress(JobGone):

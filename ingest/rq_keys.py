@@ -1,4 +1,4 @@
-"""RQ's keys, read although whoever may enqueue may have written there what RQ never would.
+"""Reading of RQ's keys, which any program that enqueues may have filled with anything.
 
 A job that cannot be read counts as none. What cannot be read in a list that all jobs share is
 removed, since RQ would end over it each time that it looks there.
@@ -83,7 +83,7 @@ class ReadableJob(Job):
         return None
 
     def restore(self, raw_data: Any) -> None:  # noqa: ANN401 -- as RQ has it
-        """Take what the server has of the job, if it unpacks to no more than is allowed.
+        """Load the job from the server, unless it unpacks to more than is allowed.
 
         Raises:
             ValueError: The arguments or the failure unpack to more than `PACKED_BYTES_MAX`.
@@ -233,7 +233,7 @@ def _members(connection: redis.Redis, key: str, kind: bytes) -> Collection[bytes
 
 @contextlib.contextmanager
 def _of_any_type() -> Iterator[None]:
-    """Ignore the error of a command on a key that somebody else has made one of another type."""
+    """Ignore the error of a command on a key that has another type than RQ gives it."""
     try:
         yield
     except redis.ResponseError as error:
@@ -280,5 +280,5 @@ def _is_execution(member: bytes) -> bool:
 
 
 def _is_unreadable(error: BaseException) -> bool:
-    """Tell whether an error is the fault of what was read, and not of the server."""
+    """Tell whether an error is due to the data that was read, and not to the server."""
     return not isinstance(error, redis.ResponseError) or "WRONGTYPE" in str(error)

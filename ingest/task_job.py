@@ -50,7 +50,7 @@ class TaskJob(ReadableJob):
     given_up = ""
 
     def restore(self, raw_data: Any) -> Any:  # noqa: ANN401 -- as RQ has it
-        """Take what the server has of the job, and give it the times that it does not name.
+        """Load the job from the server, with default time limits where it has none.
 
         RQ's own times are 3 minutes and a year. A job that names none may run for as long as it
         makes progress.
@@ -68,7 +68,7 @@ class TaskJob(ReadableJob):
         self.get_meta(refresh=False)
 
     def _limit_times(self) -> None:
-        """Limit the job's times to what the server and the system can count with."""
+        """Limit the job's times to values that the server and the system can represent."""
         self.timeout = _limit(self.timeout)
         self.failure_ttl = _limit(self.failure_ttl)
         self.result_ttl = _limit(self.result_ttl)
@@ -77,7 +77,7 @@ class TaskJob(ReadableJob):
             self.retry_intervals = [max(0, _limit(int(n)) or 0) for n in self.retry_intervals]
 
     def get_meta(self, refresh: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- as RQ has it
-        """Return what the job says of itself; {} if whoever enqueued it put no object there."""
+        """Return the job's metadata; {} if they are not an object."""
         meta: Any = None
         with contextlib.suppress(ValueError):  # no JSON
             meta = super().get_meta(refresh)

@@ -102,7 +102,7 @@ class TaskWorker(Worker):
     # What cannot be read, for which no other job must pay.
 
     def register_birth(self) -> None:
-        """Register this worker, after removing what an earlier one may have ended over."""
+        """Register this worker, after removing jobs of its queue that cannot be read."""
         remove_unreadable(self._queue)
         super().register_birth()  # type: ignore[no-untyped-call] # RQ is typed in part
 
@@ -248,7 +248,7 @@ def _describe_end(status: int) -> str:
 
 
 def _last_sentence(trace: str) -> str:
-    """Return what an exception said, without its name and where it was raised."""
+    """Return an exception's message, without its class and traceback."""
     lines = trace.strip().splitlines()
     name, separator, said = lines[-1].partition(": ") if lines else ("", "", "")
     return said if separator and " " not in name else "".join(lines[-1:])

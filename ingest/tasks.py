@@ -83,7 +83,7 @@ def retry_failed(
 
 
 def embed_batch(job_id: str, model: str) -> Report:
-    """Answer the requests of a batch by HTTP, and keep what came of it as files.
+    """Answer the requests of a batch, and keep the answers and errors as files.
 
     Args:
         job_id: Name of the batch, and of its job on the farm.
@@ -155,7 +155,7 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
 
 
 def cleanup(seconds: float = DAY_SECONDS) -> Report:
-    """Delete from the server cancelled and embedded jobs that nobody comes back for.
+    """Delete cancelled and embedded jobs that were not collected for long from the server.
 
     From the disk go the directories of jobs by HTTP of which the server knows nothing any more,
     once they are older than `jobs_directory_seconds`.
@@ -257,7 +257,7 @@ def _check_webhook(url: str) -> None:
 
 
 def _sources(corpus: str | list[str], settings: Settings) -> list[Path | Url]:
-    """Return the paths and URLs of a corpus, all of which are allowed."""
+    """Return the paths and URLs of a corpus, after checking that all are allowed."""
     return [
         allow_url(name, settings.ingest_urls)
         if is_url(name)
@@ -277,7 +277,7 @@ def _fetch(
     settings: Settings,
     look: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Return a corpus's files and directories; first fetch what is elsewhere to below `out`."""
+    """Return a corpus's files and directories; URLs are first fetched to below `out`."""
     paths = []
     for source in sources:
         if isinstance(source, Url):
@@ -325,7 +325,7 @@ def _is_over(status: JobStatus, before: float) -> bool:
 
 
 def _delete_cancelled(queue: Queue, before: float) -> list[str]:
-    """Delete cancelled RQ jobs that were enqueued before a time; those that ended go by TTL."""
+    """Delete cancelled RQ jobs that were enqueued before a time; ended ones expire."""
     registry = CanceledJobRegistry(queue=queue)
     deleted = []
     for name in over_unreadable(queue, registry.get_job_ids):

@@ -1,4 +1,4 @@
-"""What a tenant has on the disk: inputs and outputs of its jobs by HTTP, its files, its uploads."""
+"""Disk usage of a tenant: inputs and outputs of its jobs by HTTP, its files, its uploads."""
 
 import contextlib
 import hashlib

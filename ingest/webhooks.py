@@ -1,4 +1,4 @@
-"""Webhooks: what became of a job, told to a URL.
+"""Webhooks: a POST to a user's URL when a job has ended.
 
 Documents and signatures are those of Standard Webhooks, so that receivers need no code of ours. A
 receiver may be told twice, and then under the same id.
@@ -122,7 +122,7 @@ def _sign(name: str, body: str, settings: Settings) -> dict[str, str]:
 
 
 def tell(job: Job, state: str, reason: str = "") -> None:
-    """Enqueue the notice of what became of a job, if its `webhook` asks for one; once a run.
+    """Enqueue the webhook of a job that has ended, if it has one; once a run.
 
     Args:
         job: Job that ended.

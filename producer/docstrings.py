@@ -51,7 +51,7 @@ def _file_docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
 
 
 def _docstrings_below(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the docstring of a node, then those of what it defines, at any depth."""
+    """Yield the docstring of a node, then those of its definitions, at any depth."""
     if isinstance(node, ast.Module | _Definition):
         text = ast.get_docstring(node) or ""
         if CHARACTERS_MIN <= len(text) <= CHARACTERS_MAX:

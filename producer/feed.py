@@ -1,4 +1,4 @@
-"""Texts of a feed: a job that is filled over time, by whoever sends them."""
+"""Texts of a feed: a job whose texts clients send over time."""
 
 from collections.abc import Sequence
 

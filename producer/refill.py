@@ -25,7 +25,7 @@ def refill(
     settings: Settings,
     stop: threading.Event,
 ) -> int:
-    """Send chunks again, those of them that are still missing.
+    """Send chunks again that the server still lacks.
 
     Args:
         job: Job, on a connection that nobody else uses.

@@ -286,7 +286,7 @@ class Submitter:
         return persist(attempt, self.stop, self.settings.reconnect_seconds_max, self._resend)
 
     def _resend(self) -> None:
-        """Send what the server has lost.
+        """Send again the blocks that the server has lost.
 
         Raises:
             Rewind: The server has lost blocks that are not kept.
@@ -300,7 +300,7 @@ class Submitter:
             self._push(group)
 
     def _status(self) -> JobStatus:
-        """Return the job's status, once the server has again what it may have lost.
+        """Return the job's status, after sending again what the server may have lost.
 
         The client renews an idle connection without a word, so that an outage is not always met as
         an error.

@@ -75,7 +75,7 @@ def _end_and_remove(out: Path, manifest: Manifest, settings: Settings) -> None:
 
 
 def discard_output(out: Path) -> None:
-    """Remove all of an output that has no part yet; what a disk refuses to remove stays."""
+    """Remove all files of an output that has no part yet; files that cannot be removed stay."""
     for path in (out / STATE_DIRECTORY / REQUEST_FILE, *map(out.joinpath, list_output_files(out))):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

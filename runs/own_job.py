@@ -14,7 +14,7 @@ JOB_ID_FILE: Final = ".embedfarm/job-id"  # in an output directory, while it is 
 
 
 class OwnJob(NamedTuple):
-    """What an output knows about its job.
+    """An output's record of its job: the job's id, and the word that proves the ownership.
 
     Attributes:
         name: Id of the job on the farm.

@@ -44,7 +44,7 @@ class Reconciler:
     outage: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
-        """Send again what was lost, until `stop` is set.
+        """Send lost chunks again, until `stop` is set.
 
         Raises:
             OutputError: The source has changed, or cannot be read again.

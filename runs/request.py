@@ -1,4 +1,4 @@
-"""What is asked of `embedfarm embed`, and how its corpus is found and read again later."""
+"""Requests of `embedfarm embed`, and how their corpus is found and read again later."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class Interrupted(EmbedfarmError, RuntimeError):
-    """Raised when somebody stopped the command; the output can be resumed."""
+    """Raised when the run was stopped; the output can be resumed."""
 
     exit_status = 130
 
@@ -118,7 +118,7 @@ class Run:
         self._sending = Sending(self.request, self.place.out, self.stop, limits)
 
     def embed(self) -> Manifest:
-        """Embed what is not embedded yet, and write the manifest.
+        """Embed all chunks that are not on disk yet, and write the manifest.
 
         Raises:
             Interrupted: `stop` was set; the output can be resumed.

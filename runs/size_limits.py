@@ -1,4 +1,4 @@
-"""How large a job may be, where somebody limits it."""
+"""Limits on the size of a job."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What the farm remembers about how fast each worker is, by model and length class.
+"""Throughput history: how fast each worker is, by model and length class.
 
 Two predictors run side by side. The exponential average of tokens per second follows drift, and
 takes a fixed overhead for slowness when micro-batches get short. The cost model (`contract.costs`)
@@ -112,7 +112,7 @@ class History:
     _pairs_per_token: dict[Kind, float] = field(default_factory=dict)
 
     def recall(self, stored: Mapping[str, Rate]) -> None:
-        """Take in what the server kept, by `rate_key`."""
+        """Load the rates that the server kept, by `rate_key`."""
         for key, rate in stored.items():
             worker, _, kind = key.partition("|")
             model, _, length = kind.rpartition("|")

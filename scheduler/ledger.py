@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Demand(NamedTuple):
-    """What a job has leased and wants.
+    """Work that a job has leased, and whether it wants more.
 
     Attributes:
         job: Id of the job.
@@ -27,7 +27,7 @@ class Demand(NamedTuple):
 
 
 class Service(NamedTuple):
-    """What a job has had, in seconds of the whole farm.
+    """Service that a job has received, in seconds of the whole farm.
 
     Attributes:
         job_seconds: Service of the job over its weight; the differences between a tenant's jobs
@@ -69,7 +69,7 @@ class Ledger:
     _jobs: dict[str, dict[str, _Account]] = field(default_factory=dict)  # by tenant
 
     def charge(self, demands: Sequence[Demand], now: float) -> Mapping[str, Service]:
-        """Charge every job for what it leased since the last call.
+        """Charge every job for the work that it leased since the last call.
 
         Args:
             demands: Demands of all unfinished jobs.

@@ -114,7 +114,7 @@ class Scheduler:
         self._seen = f"{seconds * 1000 + microseconds // 1000}-0"
 
     def _hand_over(self) -> None:
-        """Store what was learned, and let a standby go on at once."""
+        """Store the throughput history, and let a standby take over at once."""
         if self.fence:
             self._remember()
             self.farm.plans.abdicate(self.fence)
@@ -125,7 +125,7 @@ class Scheduler:
     # Deciding.
 
     def _choose(self, names: Sequence[str]) -> None:
-        """Follow the policy that somebody chose, from this decision on."""
+        """Follow the policy that an operator chose, from this decision on."""
         if names == self._chosen:
             return
         self._chosen, self._dropped = names, {}

@@ -1,4 +1,4 @@
-"""The farm as a decision sees it: what the server says, and what was learned from completions."""
+"""The farm as a decision sees it: the server's records, and rates learned from completions."""
 
 import time
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ class SpeculativeCopies:
     _known: Mapping[EntryPlace, str] = field(default_factory=dict)
 
     def told(self, shares: Mapping[str, Sequence[JobShare]]) -> None:
-        """Take in what the plans of a decision say."""
+        """Take in the copies that the plans of a decision order."""
         self._told = {
             (each.job, identifier): worker
             for worker, made in shares.items()
@@ -31,7 +31,7 @@ class SpeculativeCopies:
         self._known = {**self._known, **self._told}
 
     def completed(self, worker: str) -> None:
-        """Forget what a worker repeated by earlier plans, since it has completed something."""
+        """Forget the copies that a worker was to make before it completed something."""
         self._known = {
             block: name
             for block, name in self._known.items()
@@ -39,7 +39,7 @@ class SpeculativeCopies:
         }
 
     def by_job(self, alive: Collection[str]) -> Mapping[str, Mapping[str, str]]:
-        """Return the worker that repeats each block, by job; forget what the dead repeated."""
+        """Return the worker that repeats each block, by job; forget copies of dead workers."""
         self._known = {block: name for block, name in self._known.items() if name in alive}
         found: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for (job, identifier), worker in self._known.items():

@@ -1,4 +1,4 @@
-"""What a decision is made of, as plain data: no clock, no server, no sleep."""
+"""State of a farm and drafts of plans, as plain data: no clock, no server, no sleep."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -70,7 +70,7 @@ class JobState:
 
     @property
     def waiting_tokens(self) -> float:
-        """Tokens that nobody has leased."""
+        """Tokens of blocks that are not leased."""
         return self.waiting_blocks * self.status.block_tokens_mean
 
     @property
@@ -100,7 +100,7 @@ class ClassSpeed(NamedTuple):
     holds: Sequence[float] = ()
 
     def end(self, tokens: float) -> float:
-        """Return the seconds until so many tokens are done by all who are not busy for longer."""
+        """Return the seconds in which all workers that are not busy for longer do some tokens."""
         last = max(0, bisect_left(self.fills, tokens) - 1)
         return (tokens + self.holds[last]) / self.speeds[last]
 
@@ -198,7 +198,7 @@ def _pace(rates: Mapping[str, Rate], busy: Sequence[tuple[float, str]]) -> Class
 
 
 class Note(NamedTuple):
-    """What a pass did: its name, some words, and the worker that they are about, or ""."""
+    """Note of a pass about what it did: its name, words, and the worker they are about, or ""."""
 
     name: str
     words: str
@@ -266,7 +266,7 @@ class Draft:
         return self.queues.get(worker, self.first)
 
     def note(self, name: str, words: Iterable[str | tuple[str, str]]) -> "Draft":
-        """Add what a pass did, if that is wanted.
+        """Add a note of what a pass did, if notes are wanted.
 
         Args:
             name: Name of the pass.

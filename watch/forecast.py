@@ -51,7 +51,7 @@ class ForecastError(EmbedfarmError, ValueError):
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a job will take.
+    """Forecast of how long a job will take.
 
     Attributes:
         chunks: Chunks in the corpus.

@@ -249,7 +249,7 @@ class RecentHistory:
     recent: tuple[tuple[float, Sample], ...] = ()
 
     def follow(self, samples: Sequence[tuple[float, Sample]], now: float) -> "RecentHistory":
-        """Return the history with new samples, and without those that are too old."""
+        """Return the history with new samples, and without samples that are too old."""
         points = (*self.points, *(point(*each) for each in samples))
         recent = (*self.recent, *samples)
         return RecentHistory(

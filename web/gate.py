@@ -140,7 +140,7 @@ class Gate:
         return sending
 
     async def _recognise(self, session: str) -> Key | None:
-        """Find the key of somebody who has signed in, by the session in the cookie."""
+        """Find the key of a signed-in user by the session in the cookie."""
         if not session:
             return None
         try:
@@ -199,7 +199,7 @@ def is_upload(scope: Scope) -> bool:
 
 
 def too_often(detail: str, seconds: float) -> HTTPException:
-    """Make the refusal (429) of somebody who asks too much and may come again after `seconds`."""
+    """Make the refusal (429) of a client that sends too many requests, until `seconds` later."""
     return HTTPException(429, detail, {"retry-after": str(math.ceil(seconds)), **CLOSE})
 
 
@@ -279,7 +279,7 @@ def check_head(scope: Scope, headers: Headers) -> None:
 
 
 def check_origin(headers: Headers, method: str, *, keyless: bool) -> None:
-    """Keep pages of other sites from using the farm through somebody's browser.
+    """Refuse requests that pages of other sites send through a user's browser.
 
     Such a page can send requests to a loopback address, and with a name that resolves to it (DNS
     rebinding) it can read the answers.

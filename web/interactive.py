@@ -1,4 +1,4 @@
-"""Vectors of a few texts, for somebody who waits: a thread for each request, and not too many."""
+"""Interactive requests, which wait for vectors of a few texts: a thread each, and not too many."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with a limit for what it has none.
+"""The HTTP server: uvicorn, with limits that it lacks by itself.
 
 uvicorn limits connections, the size of a head that comes in pieces, and the time between requests.
 The time for a head to arrive is limited here, its whole size and the time for a body in the gate.
@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
         self._notifier = notifier
 
     async def on_tick(self, counter: int) -> bool:
-        """Tell the notifier that the loop goes round, then do what the base does."""
+        """Tell the service manager that the event loop is alive, then do what uvicorn does."""
         self._notifier.tick("serving")
         return await super().on_tick(counter)
 

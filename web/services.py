@@ -1,4 +1,4 @@
-"""Objects that routes work with: the farm, the settings and the caller."""
+"""Objects that all routes use: the farm, the settings and the caller."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ class Services:
 
     @property
     def submissions(self) -> Submissions:
-        """Queue of what `embedfarm ingest` is to do."""
+        """Queue of the jobs that `embedfarm ingest` runs."""
         return Submissions(self.client, self.settings)
 
     def grant(self, terms: Terms) -> Terms:

@@ -1,4 +1,4 @@
-"""How many tokens a device batch may have: what was learned once is known on every like device."""
+"""Token budgets of device batches, learned on one device and shared with all of its kind."""
 
 import logging
 from dataclasses import dataclass, field

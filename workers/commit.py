@@ -48,7 +48,7 @@ class Committer:
     _last_end: float = 0.0
 
     def commit(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
-        """Store the results of all leases still ours; what is stored already does not change.
+        """Store the results of all leases that are still held; a stored result does not change.
 
         Raises:
             redis.ConnectionError: The server stayed away, or `stop` was set while it was; the

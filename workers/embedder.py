@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class Requests(Protocol):
-    """Interactive requests, which go before what is left of a micro-batch."""
+    """Source of interactive requests, which go before the rest of a micro-batch."""
 
     def take(self) -> MicroBatch | None:
         """Take the requests that wait and that the loaded weights serve; called often."""
 
     def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
-        """Hand on what became of the requests that were taken last; called soon after."""
+        """Answer the requests that were taken last; called soon after."""
 
     def batch_seconds(self) -> float:
         """Return the most seconds of a micro-batch's device batch, 0 for no limit."""
@@ -183,12 +183,12 @@ class Embedder:
         return None if batch is None else self._open(batch, asked=True)
 
     def _answer(self, run: ModelRun) -> None:
-        """Hand on what became of a run of requests."""
+        """Answer the requests of a run."""
         if self.requests is not None:
             self.requests.answer(run.batch, self._close(run))
 
     def _run(self, run: ModelRun) -> None:
-        """Run device batches until none is left, those of requests first.
+        """Run device batches until none is left, first those of requests.
 
         A device batch is started before the one before it is waited for, so that a device that
         works by itself never waits for the host. None is started once all leases are lost; while
@@ -276,7 +276,7 @@ class Embedder:
         todo: list[NDArray[np.intp]],
         error: Exception,
     ) -> list[NDArray[np.intp]]:
-        """Return what is left to do once `rows` failed together; give up a row that fails alone."""
+        """Return the device batches left after `rows` failed together; a single row fails."""
         full = isinstance(error, OutOfMemory)
         batch.account.batches_refused += full
         if len(rows) == 1:
@@ -363,7 +363,7 @@ class Embedder:
     def _time(
         self, batch: MicroBatch, rows: NDArray[np.intp], began: float, *, begins: bool
     ) -> None:
-        """Learn what a device batch took: since its start, or since the one before it was done."""
+        """Learn the time of a device batch: since its start, or since the end of the one before."""
         now = time.monotonic()
         if begins != batch.engine.asynchronous:
             seconds = now - max(began, self._finished)

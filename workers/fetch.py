@@ -259,7 +259,7 @@ class Fetcher:
         *,
         copied: bool = False,
     ) -> list[Lease]:
-        """Decode entries; those that may not be tried again are dealt with here.
+        """Decode entries; put aside or split those that cannot be read or were tried too often.
 
         An entry of another version is handed back, with all others, for a worker that reads it.
         """

@@ -72,7 +72,7 @@ class LaneLoader:
         return True
 
     def _load(self, key: str, spec: JobSpec) -> None:
-        """Load an engine; requests that nobody can serve are told so."""
+        """Load an engine; if that fails, and no other worker can load it, refuse its requests."""
         try:
             self.models.load(spec)
         except ModelError as error:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Reply(NamedTuple):
-    """What becomes of one piece: its answer, and the rows of vectors that belong into it."""
+    """The answer to one piece, with its rows of the vectors."""
 
     taken: Taken
     answer: LaneAnswer
@@ -249,7 +249,7 @@ class LaneServer:
         return piece
 
     def _put(self, item: Round) -> None:
-        """Hand a round to the thread that sends; after a stop nobody may be there any more."""
+        """Hand a round to the sending thread; drop it after a stop if the queue is full."""
         while True:
             try:
                 self.done.put(item, timeout=LISTEN_SECONDS)
@@ -325,7 +325,7 @@ class LaneServer:
 
 
 def _is_retry(taken: Sequence[Taken]) -> bool:
-    """Tell whether what was taken is one request that a dead worker left."""
+    """Tell whether the pieces are of a request that a dead worker left."""
     return any(each.deliveries > 1 for each in taken)
 
 

@@ -1,4 +1,4 @@
-"""What a worker holds: leases on blocks, and micro-batches made of them."""
+"""Leases that a worker holds on blocks, and micro-batches made of them."""
 
 import threading
 from collections import defaultdict
@@ -73,7 +73,7 @@ class MicroBatch:
 
     @property
     def lost(self) -> bool:
-        """Whether nobody waits for any block any more, as after a cancel."""
+        """Whether all leases are lost, as after a cancel."""
         return all(lease.lost for lease in self.leases)
 
     def rows(self) -> Iterable[tuple[Lease, slice]]:

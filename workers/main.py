@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _facts(device: devices.Device) -> dict[str, float]:
-    """Return facts for a heartbeat, none while NVML fails: the model's calls notice what is bad."""
+    """Return the device's figures for a heartbeat; none while NVML fails."""
     try:
         return devices.facts(device)
     except devices.DeviceError as error:

@@ -126,7 +126,7 @@ class ModelStore:
         return self._identities[job]
 
     def forget(self, job: str) -> None:
-        """Drop what is known about a job that was deleted or made anew: it may be another one."""
+        """Forget all about a job that was deleted or made anew: it may be another one."""
         self._known.pop(job, None)
         self._identities.pop(job, None)
         self._accepted.pop(job, None)
@@ -175,7 +175,7 @@ class ModelStore:
         self.farm.reports.refuse(job, self.worker, reason, generation)
 
     def _remember(self, job: str) -> None:
-        """Know something about a job, at the cost of what is known about the oldest one."""
+        """Remember a fact about a job; the oldest job is forgotten when there are too many."""
         self._known[job] = None
         while len(self._known) > JOBS_MAX:
             self.forget(next(iter(self._known)))

@@ -29,7 +29,7 @@ def renew(farm: FarmClient, worker: str, holdings: Holdings) -> None:
 
 
 def hand_back(farm: FarmClient, worker: str, holdings: Holdings) -> None:
-    """Give up what was leased and not begun; what was begun is left to expire: it was a try."""
+    """Release leases that were not begun; the others are left to expire: they count as tries."""
     for (job, stream), leases in holdings.by_stream().items():
         ids = [lease.entry.id for lease in leases if not lease.tried]
         try:

@@ -62,7 +62,7 @@ def copy_repeated(
     sources: NDArray[np.intp],
     vectors: NDArray[np.float32],
 ) -> None:
-    """Give repeated texts what became of the first ones, vectors or reasons."""
+    """Give repeated texts the vector, or the reason, of the first text that is equal."""
     repeated = np.flatnonzero(texts != sources)
     vectors[texts[repeated]] = vectors[sources[repeated]]
     for text, source in zip(texts[repeated].tolist(), sources[repeated].tolist(), strict=True):

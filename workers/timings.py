@@ -36,7 +36,7 @@ class Timings:
         return self._costs[_key(model_key(spec), engine)].estimate(*_size(engine, lengths))
 
     def cost(self, spec: JobSpec, engine: Engine) -> Cost | None:
-        """Return what was learned, None as long as that is too little."""
+        """Return the learned cost model; None while too few batches have run."""
         return self._costs[_key(model_key(spec), engine)].cost()
 
     def tokens_within(self, seconds: float, model: str, engine: Engine) -> int:
@@ -74,7 +74,7 @@ class Timings:
 
 
 def _key(model: str, engine: Engine) -> str:
-    """Return a key of all that changes what a device batch takes."""
+    """Return a key of all that changes the time of a device batch."""
     return f"{model}|{engine.name}"
 
 

@@ -369,7 +369,7 @@ class Worker:
         return "idle" if current is None else "busy"
 
     def _leave(self) -> None:
-        """Hand back what was leased and not begun; a server that is away finds out by itself."""
+        """Release leases that were not begun; if the server is away, they expire by themselves."""
         if self.superseded:
             return  # name and leases are the other process's
         farm = FarmClient(self.client)

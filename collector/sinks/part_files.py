@@ -1,4 +1,4 @@
-"""What the formats with one file for each part have in common."""
+"""Functions that all formats with one file for each part share."""
 
 import hashlib
 from collections.abc import Callable, Iterable

@@ -54,7 +54,7 @@ def _section(title: str) -> Iterator[str]:
 
 
 def _shown(default: object) -> str:
-    """Return a default as it could be given in the environment; nothing for what is empty."""
+    """Return a default as it could be given in the environment; "" for an empty one."""
     if not default and not isinstance(default, int | float):
         return ""
     match default:

@@ -1,4 +1,4 @@
-"""Files that decide what a program does, and that others therefore must not be able to write."""
+"""Files of settings, which are refused where other users could write them."""
 
 import grp
 import os
@@ -29,7 +29,7 @@ class TrustedToml(TomlConfigSettingsSource):
 
 
 def read_trusted(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says.
+    """Parse a TOML file that nobody else can write.
 
     Raises:
         UntrustedFile: The file, its directory, or that of the file that it links to, belongs to
@@ -57,7 +57,7 @@ def _check(file: Path, place: Path, found: os.stat_result) -> None:
 
 
 def _others_write(found: os.stat_result) -> bool:
-    """Tell whether somebody else may write, as a member of the group or as anybody."""
+    """Tell whether other users may write, by the group's permissions or by everybody's."""
     in_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
     return bool(in_group or found.st_mode & stat.S_IWOTH)
 

@@ -22,7 +22,7 @@ _TELLING: Final = (
 
 
 class CorpusDigest(NamedTuple):
-    """What all files of a corpus look like from outside.
+    """Digest of what stores say about all files of a corpus.
 
     Attributes:
         digest: Changes when one of them does, or others are there; "" where no store can tell.

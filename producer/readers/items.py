@@ -1,4 +1,4 @@
-"""What a reader yields, row by row, and what can be wrong with a row or a corpus."""
+"""Items that a reader yields row by row, and errors of a row or a corpus."""
 
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias

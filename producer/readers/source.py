@@ -96,7 +96,7 @@ def _find(source: str, name: str) -> Iterator[Location]:
 
 
 def printable(name: str) -> str:
-    """Return a file's name for people, in which what is not Unicode is escaped."""
+    """Return a file's name for people, with bytes escaped that are not Unicode."""
     return name.encode(errors="backslashreplace").decode()
 
 

@@ -25,7 +25,7 @@ class Pass(Protocol):
 
 
 class PassFailed(RuntimeError):
-    """Raised when a pass raised an error, which is the cause, or gave what is no plan."""
+    """Raised when a pass raised an error, which is the cause, or returned no valid draft."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -57,7 +57,7 @@ def decide(state: FarmState, passes: Sequence[Pass], *, explain: bool = False) -
 
 
 def _check(before: Draft, made: object, asking: AbstractSet[str]) -> None:
-    """Check that a plan can be made of what a pass gave.
+    """Check that a plan can be made of the draft that a pass returned.
 
     Raises:
         TypeError: The pass gave no draft.

@@ -23,7 +23,7 @@ class Rounds:
     name: ClassVar[str] = "rounds"
 
     def __call__(self, draft: Draft) -> Draft:
-        """Give shares to everybody, or to nobody."""
+        """Give shares to all workers once none of them holds anything, and to none before."""
         alive = {worker.name for worker in draft.state.workers}
         if any(alive & job.held_blocks.keys() for job in draft.jobs):
             nothing = {worker.name: () for worker in draft.state.asking}

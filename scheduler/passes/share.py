@@ -92,7 +92,7 @@ class _Turns:
 
 @dataclass(frozen=True)
 class Affinity:
-    """Lets a worker stay with the model it has, as long as nobody falls far behind for it.
+    """Lets a worker stay with its loaded model, as long as no job falls far behind for it.
 
     A swap costs seconds to minutes. So a job of the loaded model goes first, unless it is ahead of
     the worker's first choice by more than `affinity_seconds` of service; and only within a tier.
@@ -122,7 +122,7 @@ class Affinity:
 
 @dataclass(frozen=True)
 class Memory:
-    """Keeps jobs away from devices that their models do not fit, and from who refused them."""
+    """Keeps jobs away from devices that their models do not fit, and workers that refused them."""
 
     name: ClassVar[str] = "memory"
 

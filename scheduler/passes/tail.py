@@ -83,7 +83,7 @@ class Tail:
     def _race(
         self, state: FarmState, job: JobState, free: Collection[str], late: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
-        """Yield worker and block: the latest block for who would end it first, and so on.
+        """Yield pairs of worker and block: the latest block for the worker that would end it first.
 
         That may be a worker that is busy a little longer, to which the block is left: a worker
         that is idle before the others does not take all.
@@ -139,7 +139,7 @@ def _idle(state: FarmState) -> Collection[str]:
 
 
 def _repeated(state: FarmState, job: JobState, takers: Collection[str]) -> Mapping[str, str]:
-    """Return who repeats which block, without workers that are gone, are idle, or hang."""
+    """Return the worker that repeats each block, without workers that are gone, idle, or hang."""
     if not job.copies:
         return {}
     rates, tokens = state.pace(job).rates, job.status.block_tokens_mean

@@ -1,4 +1,4 @@
-"""Modelled workers: how fast they are at any time, and what they hold."""
+"""Modelled workers: their speed at any time, and the blocks that they hold."""
 
 import math
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Modelled jobs: their blocks, and who has done or holds which."""
+"""Modelled jobs: their blocks, and the worker that holds or has done each."""
 
 import math
 from collections import Counter
@@ -61,7 +61,7 @@ class JobRun:
         return self._blocks_done == len(self.tokens)
 
     def lease(self, worker: str, count: int) -> Sequence[int]:
-        """Lease up to `count` blocks to a worker, those of the dead first."""
+        """Lease up to `count` blocks to a worker, first those whose leases have expired."""
         taken: Sequence[int] = [block for block in self.expired if not self.done[block]][:count]
         if taken:
             self.expired = [block for block in self.expired if block not in taken]
@@ -73,11 +73,11 @@ class JobRun:
         return taken
 
     def expire(self, worker: str) -> None:
-        """Let others have what a worker holds."""
+        """Let the leases of a worker expire."""
         self.expired += [block for block, holder in self.holders.items() if holder == worker]
 
     def commit(self, blocks: Sequence[int], now: float) -> float:
-        """Take results in, and return the tokens of those that were not there before."""
+        """Commit results, and return the tokens of those that were not committed before."""
         fresh = [block for block in blocks if not self.done[block]]
         for block in fresh:
             self.done[block] = 1
@@ -91,7 +91,7 @@ class JobRun:
 
     @property
     def waiting(self) -> int:
-        """Blocks that nobody ever leased."""
+        """Blocks that were never leased."""
         return len(self.tokens) - self.next
 
     def state(self, service: Service, leases_max: int, copies: Mapping[str, str]) -> JobState:

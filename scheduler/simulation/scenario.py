@@ -1,4 +1,4 @@
-"""What a simulated farm looks like, and what happens to it."""
+"""Scenarios: the workers, jobs and events of a simulated farm."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """A modelled job, all of which is there when it comes.
+    """A modelled job, whose corpus is complete from its start.
 
     Attributes:
         seconds: Size of the job, as time at the speeds of all machines together.

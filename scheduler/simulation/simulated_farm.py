@@ -47,7 +47,7 @@ class Stuck(RuntimeError):
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """Figures of a simulated run.
 
     Attributes:
         makespan: Seconds until the last commit.
@@ -164,7 +164,7 @@ class Simulation:
         self._at(now + self._settings.heartbeat_seconds, partial(self._beat, worker))
 
     def _stop(self, worker: ModelledWorker, now: float) -> None:
-        """Let a worker fall silent; others get what it holds when its leases have expired."""
+        """Let a worker fall silent; its blocks can be leased again when its leases have expired."""
         self._at(now + self._settings.lease_seconds, partial(self._expire, worker))
 
     def _expire(self, worker: ModelledWorker, now: float) -> None:

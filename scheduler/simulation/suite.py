@@ -14,7 +14,7 @@ from embedfarm.scheduler.simulation.simulated_farm import Outcome, Simulation
 
 @dataclass(frozen=True)
 class Row:
-    """What a policy makes of a scenario, over all seeds.
+    """Figures of a policy in a scenario, over all seeds.
 
     Attributes:
         scenario: Name of the scenario.

@@ -1,4 +1,4 @@
-"""API keys: who may ask for what, and on behalf of whom. Only their SHA-256 is kept."""
+"""API keys with their scopes and tenants. Only their SHA-256 is kept."""
 
 import hashlib
 import hmac
@@ -62,7 +62,7 @@ class Key:
         return [self.name] if self.tenant is None else [self.tenant, self.name]
 
     def allows(self, scope: Scope) -> bool:
-        """Tell whether the key allows what a scope stands for."""
+        """Tell whether the key has a scope, or that of an administrator."""
         return bool(self.scopes & {scope, Scope.ADMIN})
 
     def line(self) -> str:

@@ -177,7 +177,7 @@ def _allowed(request: Request) -> list[str]:
 
 
 async def _tell_faults(request: Request, error: RequestValidationError) -> Response:
-    """Name the wrong fields; what was sent is not repeated."""
+    """Name the wrong fields, without repeating the values that were sent."""
     faults = error.errors()
     told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults[:FAULTS_MAX]]
     if len(faults) > FAULTS_MAX:

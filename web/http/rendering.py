@@ -148,7 +148,7 @@ ENVIRONMENT.filters["priority"] = priority_name
 
 
 def surroundings(connection: HTTPConnection) -> dict[str, Any]:
-    """Return what the frame of every page needs: theme, path, key and its rights."""
+    """Return the values that the frame of every page needs: theme, path, key and its rights."""
     key: Key | None = connection.scope.get("state", {}).get("key")
     theme = connection.cookies.get(THEME_COOKIE, "")
     return {

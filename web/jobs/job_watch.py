@@ -1,4 +1,4 @@
-"""Watch over the jobs that somebody waits for, on behalf of all who wait."""
+"""One task that watches jobs on behalf of all streams and long polls."""
 
 import asyncio
 import contextlib

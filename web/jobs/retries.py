@@ -56,7 +56,7 @@ def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
 
 
 def _begin_anew(services: Services, facts: JobFacts) -> None:
-    """Do what a failed job was to do, from where it had stopped.
+    """Run a failed job again, from where it had stopped.
 
     Raises:
         HTTPException: The job did not come by HTTP, so that its task is not known here, or its

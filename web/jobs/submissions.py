@@ -173,14 +173,14 @@ def _check(services: Services, order: Order) -> tuple[str, str]:
 
 
 def _command(call: Call, settings: Settings) -> str:
-    """Return the command that somebody on the farm's host could run instead."""
+    """Return the command that does the same on the farm's host."""
     options = {name: value for name, value in call.options.items() if name != "webhook"}
     words = ["embedfarm", "embed", *option_words(options, settings), f"--out={call.out}"]
     return shlex.join(map(hide_in_word, [*words, "--", *call.corpus]))
 
 
 def _put(directory: Path, order: Order, options: dict[str, Any], tenant: str) -> Call:
-    """Put the upload of an order into its directory, with a record of what is to be done."""
+    """Put the upload of an order into its directory, with a record of the order."""
     corpus = order.corpus
     if order.upload is not None:
         corpus = str(directory / order.corpus)

@@ -63,7 +63,7 @@ class BatchRequest(BaseModel):
 
 
 class AskedBatch(msgspec.Struct):
-    """Record of what a batch was asked for, and on whose behalf."""
+    """Record of the request that made a batch, and of its tenant."""
 
     input_file_id: str
     endpoint: str
@@ -82,7 +82,7 @@ class StoppedBatch(msgspec.Struct):
 
 
 class CompletedBatch(msgspec.Struct):
-    """Record of what a completed batch came to: counts, tokens and its files."""
+    """Record of a completed batch: counts, tokens and the ids of its files."""
 
     total: int
     completed: int
@@ -222,7 +222,7 @@ def show_batch(services: Service, batch: BatchId) -> Batch:
     "/{batch}/cancel", responses=openai_problems(404, 409), dependencies=need(Scope.SUBMIT)
 )
 def cancel_batch(services: Service, who: Caller, batch: BatchId) -> Batch:
-    """Answer no more of a batch; what was embedded of it has no file."""
+    """Cancel a batch; answers that it has already are not made into a file."""
     if read_batch(services, batch).status in {"completed", "failed", "expired"}:
         raise HTTPException(409, f"{batch} has ended: there is nothing to cancel")
     _cancel(services, batch)

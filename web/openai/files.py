@@ -1,4 +1,4 @@
-"""OpenAI's files: what batches read, and what came of them."""
+"""OpenAI's files: inputs of batches, their answers, and their errors."""
 
 import logging
 import time
@@ -142,7 +142,7 @@ def show_file(services: Service, file: FileId) -> File:
     dependencies=need(Scope.READ),
 )
 def send_content(services: Service, file: FileId) -> FileResponse:
-    """Send what is in a file."""
+    """Send the content of a file."""
     return FileResponse(services.find_file(file), media_type="application/octet-stream")
 
 

@@ -283,7 +283,7 @@ class TenantFigures(Collector):
     dependencies=need(KeyScope.READ),
 )
 def show_metrics(services: Service, who: Caller, request: Request) -> Response:
-    """Show the farm's figures for Prometheus; a tenant's key sees those of its own jobs."""
+    """Show the farm's figures for Prometheus; a tenant's key sees only its own jobs."""
     if who.tenant is None:
         text = cast("Figures", request.app.state.figures).render()
     else:

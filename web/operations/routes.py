@@ -54,7 +54,7 @@ class Ready(BaseModel):
 
 
 class PassesChange(Body):
-    """The scheduler's passes as they are to be, in their order."""
+    """A new list of the scheduler's passes, in their order."""
 
     model_config = ConfigDict(extra="forbid")
 

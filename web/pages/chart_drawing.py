@@ -166,7 +166,7 @@ def draw_pairs(pairs: Sequence[tuple[float, float]], look: ChartStyle) -> bytes:
 
 @contextmanager
 def _figure(look: ChartStyle, inches_high: float) -> Iterator[tuple[Figure, io.BytesIO]]:
-    """Give an empty figure; what it has at the end of the block is written as SVG."""
+    """Give an empty figure, which is written as SVG at the end of the block."""
     data = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(INCHES[look.width], inches_high), layout="constrained")
@@ -182,7 +182,7 @@ def _dress(axes: Any, colours: Colours) -> None:  # noqa: ANN401 # matplotlib's 
 
 
 def _with_gaps(curve: Curve, now: float) -> tuple[list[float], list[float]]:
-    """Return times before now and their values, with a gap where nobody looked for a while."""
+    """Return times before now and their values, with a gap where samples are missing."""
     times: list[float] = []
     values: list[float] = []
     for second, value in zip(curve.seconds, curve.values, strict=True):

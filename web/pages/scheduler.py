@@ -1,4 +1,4 @@
-"""The page of the scheduler: how it does, what it plans, why, and by which passes."""
+"""The page of the scheduler: its figures, plans, decisions and passes."""
 
 from collections.abc import Sequence
 from functools import partial

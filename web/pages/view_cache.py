@@ -20,7 +20,7 @@ class Readers:
     _kept: "OrderedDict[str | None, FarmReader]" = field(default_factory=OrderedDict)
 
     def find(self, services: Services) -> FarmReader:
-        """Find the reader of what a caller may see; call it on the event loop only."""
+        """Find the reader for a caller's tenant; call it on the event loop only."""
         tenant = services.caller.tenant
         reader = self._kept.pop(tenant, None) or FarmReader(services.farm, services.settings)
         self._kept[tenant] = reader

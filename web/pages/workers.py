@@ -1,4 +1,4 @@
-"""The page of workers: what each can do, what it was expected to do, and where its time goes."""
+"""The page of workers: the speed of each, how well it was predicted, and where its time goes."""
 
 import statistics
 import time

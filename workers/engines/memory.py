@@ -7,7 +7,7 @@ import psutil
 
 
 def limit_batches(device: str, bytes_max: int) -> None:
-    """Limit the memory that this process may take on its device beside what it has now.
+    """Limit the memory that this process may allocate on its device from now on.
 
     What does not fit then raises like a device that is full. On a CPU it is a limit on all data of
     the process, which only Linux keeps.

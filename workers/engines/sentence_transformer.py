@@ -301,7 +301,7 @@ class SentenceTransformerEngine:
         }
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
-        """Have a GPU copy values when it comes to it, from memory that stays in its place."""
+        """Copy values to a GPU asynchronously, from pinned memory."""
         if self.device.type == "cpu":
             return values
         return values.pin_memory().to(self.device, non_blocking=True)
