@@ -82,9 +82,12 @@ VERBS: Final = {
         ("inspection", "doctor"),
         "Check what a farm on this machine needs; exit with status 1 when something will not work.",
     ),
-    "keys": Verb(("keys", "keys_app"), "API keys."),
-    "scheduler": Verb(("scheduler", "scheduler_app"), "What decides who works on what."),
-    "jobs": Verb(("jobs", "jobs_app"), "What the farm works on."),
+    "keys": Verb(("keys", "keys_app"), "Make and list API keys."),
+    "scheduler": Verb(
+        ("scheduler", "scheduler_app"),
+        "Show the scheduler's figures and decisions, and choose its passes.",
+    ),
+    "jobs": Verb(("jobs", "jobs_app"), "List, show and steer the farm's jobs."),
 }
 
 

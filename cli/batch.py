@@ -38,13 +38,13 @@ VECTORS: Final = "vectors"
 BYTES_PER_TOKEN: Final = 4  # where no tokenizer.json says it; so it is with null models
 BATCH_ROWS: Final = 256
 
-JobName = Annotated[str, typer.Option("--job-id", help="Of the job on the farm.")]
+JobName = Annotated[str, typer.Option("--job-id", help="Id of the job on the farm.")]
 
 
 def batch(  # noqa: PLR0913, PLR0917 -- each is a flag
     requests: Annotated[Path, typer.Argument(help="JSON Lines.")],
     out: Annotated[Path, typer.Option(help="Directory for output.jsonl and errors.jsonl.")],
-    model: Annotated[str, typer.Option(help="Default: that of the first request.")] = "",
+    model: Annotated[str, typer.Option(help="Model; default: that of the first request.")] = "",
     job_id: JobName = "",
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag

@@ -23,7 +23,7 @@ COLUMNS = ("engine", "tokens/s", "of first", "of peak", "cosine", "least", "reca
 
 Corpus = Annotated[
     list[str] | None,
-    typer.Argument(help="As for `embed`; without one this Python's own documentation."),
+    typer.Argument(help="Corpus, as for `embed`; default: this Python's own documentation."),
 ]
 if TYPE_CHECKING:
     MODEL = str
@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 else:  # as the table of fields has them
     MODEL = annotation_of("model")
     MAX_LENGTH = annotation_of("max_length")
-Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run; cuda: the first GPU.")]
-Chunks = Annotated[
-    int, typer.Option(min=CHUNKS_MIN, help="Chunks taken from the start of the corpus.")
+Device = Annotated[
+    Literal["cpu", "cuda"], typer.Option(help="Device to run on; cuda is the first GPU.")
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="Runs of each, in turn; medians count.")]
+Chunks = Annotated[
+    int, typer.Option(min=CHUNKS_MIN, help="Chunks to take from the start of the corpus.")
+]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Runs of each engine, in turn; medians are shown.")
+]
 
 
 def bench(  # noqa: PLR0913, PLR0917 -- each is a flag

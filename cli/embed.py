@@ -62,7 +62,7 @@ IdField = Annotated[str, typer.Option(help="Field or column of an id to keep.")]
 InputFormat = Annotated[
     str, typer.Option(help="jsonl, csv, tsv, parquet or txt; default: by suffix.")
 ]
-Glob = Annotated[str, typer.Option(help="Which files of a directory.")]
+Glob = Annotated[str, typer.Option(help="Glob that chooses the files of a directory.")]
 ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a directory's files.")]
 ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chunk repeats.")]
 OnBadRow = Annotated[
@@ -71,19 +71,21 @@ OnBadRow = Annotated[
 if TYPE_CHECKING:
     OutputFormat = str
 else:  # the sinks that are installed
-    OutputFormat = Annotated[Literal[sink_names()], typer.Option("--format", help="Of the output.")]
+    OutputFormat = Annotated[
+        Literal[sink_names()], typer.Option("--format", help="Format of the output.")
+    ]
 RetryFailed = Annotated[
     bool,
-    typer.Option("--retry-failed", help="Of a finished output: embed what failed once more."),
+    typer.Option("--retry-failed", help="Embed the failed chunks of a finished output once more."),
 ]
 JobName = Annotated[
-    str, typer.Option("--job-id", callback=_check_job_id, help="Of the job on a shared farm.")
+    str, typer.Option("--job-id", callback=_check_job_id, help="Id of the job on a shared farm.")
 ]
 EmbedChanged = Annotated[
     bool,
     typer.Option(
         "--embed-changed",
-        help="Of an unfinished output: embed again what the corpus has other rows of now.",
+        help="Embed the rows again that have changed in the corpus of an unfinished output.",
     ),
 ]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Workers = Annotated[int, typer.Option(min=1, help="Jobs at a time.")]
+Workers = Annotated[int, typer.Option(min=1, help="RQ jobs to run at a time.")]
 
 
 def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:

@@ -62,13 +62,13 @@ COLUMNS_OF_TERMS: Final = frozenset({"priority", "tenant", "deadline"})
 COLUMNS_OPTIONAL: Final = COLUMNS_OF_TERMS | {"failed"}
 COLUMNS_FREE: Final = frozenset({"name", "model", "tenant"})  # cut where the screen is too narrow
 
-jobs_app = typer.Typer(help="What the farm works on.", no_args_is_help=True)
-JobId = Annotated[str, typer.Argument(help="As `jobs ls` shows it, or its beginning.")]
+jobs_app = typer.Typer(help="List, show and steer the farm's jobs.", no_args_is_help=True)
+JobId = Annotated[str, typer.Argument(help="Id as `jobs ls` shows it, or its beginning.")]
 
 
 @jobs_app.command("ls")
 def list_jobs(
-    ended: Annotated[bool, typer.Option("--ended", help="Those that have ended.")] = False,  # noqa: FBT002 -- a flag
+    ended: Annotated[bool, typer.Option("--ended", help="List jobs that have ended.")] = False,  # noqa: FBT002 -- a flag
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
@@ -120,7 +120,7 @@ def cancel_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> Non
 @jobs_app.command("rm")
 def remove_job(
     job: JobId,
-    force: Annotated[bool, typer.Option("--force", help="Even if it is in work.")] = False,  # noqa: FBT002 -- a flag
+    force: Annotated[bool, typer.Option("--force", help="Also a job in work.")] = False,  # noqa: FBT002 -- a flag
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
@@ -140,10 +140,10 @@ def remove_job(
 @jobs_app.command("set")
 def set_terms(  # noqa: PLR0913, PLR0917 -- each is a flag
     job: JobId,
-    priority: Annotated[PriorityName | None, typer.Option(help="Before which other jobs.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="For whom it is done.")] = None,
+    priority: Annotated[PriorityName | None, typer.Option(help="Priority over other jobs.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant that the job is done for.")] = None,
     weight: Annotated[
-        int | None, typer.Option(min=1, max=WEIGHT_MAX, help="Beside the tenant's other jobs.")
+        int | None, typer.Option(min=1, max=WEIGHT_MAX, help="Weight among the tenant's jobs.")
     ] = None,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601, or from now: 2h, 90m; or none.")

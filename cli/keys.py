@@ -6,17 +6,20 @@ import typer
 
 from embedfarm.cli.options import USAGE, AsJson, fail, print_json
 
-keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make and list API keys.", no_args_is_help=True)
 
 
 @keys_app.command("new")
 def new_key(
-    name: Annotated[str, typer.Argument(help="Whose; it is in logs.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner, which logs show.")],
     scopes: Annotated[
-        str, typer.Option(help="submit, read, admin (all), with commas between.")
+        str, typer.Option(help="Scopes: submit, read, admin (all), with commas between.")
     ] = "submit,read",
     tenant: Annotated[
-        str, typer.Option(help="Whose jobs and files it is for; without one it is an operator's.")
+        str,
+        typer.Option(
+            help="Tenant whose jobs and files the key is for; without one it is an operator's."
+        ),
     ] = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:

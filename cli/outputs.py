@@ -63,8 +63,8 @@ def export(
 
 def search(
     directory: Annotated[Path, typer.Argument(help="The output of `embedfarm embed`.")],
-    query: Annotated[str, typer.Argument(help="What to look for.")],
-    count: Annotated[int, typer.Option("--count", "-k", min=1, help="How many hits.")] = 5,
+    query: Annotated[str, typer.Argument(help="Text to look for.")],
+    count: Annotated[int, typer.Option("--count", "-k", min=1, help="Number of hits.")] = 5,
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Find the chunks nearest to a query, by exact cosine over all vectors."""

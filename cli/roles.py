@@ -42,7 +42,8 @@ def up(
     workers: CpuWorkers = 0,
     devices: Devices = "all",
     port: Annotated[
-        int, typer.Option(min=0, max=PORT_MAX, help="Serve HTTP on loopback here; 0: do not.")
+        int,
+        typer.Option(min=0, max=PORT_MAX, help="Port on loopback to serve HTTP on; 0 for none."),
     ] = 0,
 ) -> None:
     """Run a whole farm on this machine until it is stopped."""
@@ -120,9 +121,14 @@ def _all_work(supervisor: Supervisor, farm: FarmClient, count: int) -> bool:
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address; beyond loopback only with keys.")] = LOOPBACK,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback only with keys.")
+    ] = LOOPBACK,
     port: Annotated[
-        int, typer.Option(min=0, max=PORT_MAX, help="0: one that is free, and is printed.")
+        int,
+        typer.Option(
+            min=0, max=PORT_MAX, help="Port to listen on; 0 takes a free one and prints it."
+        ),
     ] = 8080,
     redis: RedisUrl = "",
 ) -> None:

@@ -25,13 +25,19 @@ from embedfarm.contract.formatting import moment_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-scheduler_app = typer.Typer(help="What decides who works on what.", no_args_is_help=True)
+scheduler_app = typer.Typer(
+    help="Show the scheduler's figures and decisions, and choose its passes.", no_args_is_help=True
+)
 
-Name = Annotated[str, typer.Argument(help="As `scheduler passes` shows it.")]
+Name = Annotated[str, typer.Argument(help="Name of the pass, as `scheduler passes` shows it.")]
 Before = Annotated[str, typer.Option(help="Put it before this pass; default: at the end.")]
-Policy = Annotated[str, typer.Argument(help="As `simulate --list` shows it; default: fair.")]
-Worker = Annotated[str, typer.Option(help="Only what concerns this worker, or all.")]
-Count = Annotated[int, typer.Option("--last", min=1, max=100, help="Decisions, newest last.")]
+Policy = Annotated[
+    str, typer.Argument(help="Name of the policy, as `simulate --list` shows it; default: fair.")
+]
+Worker = Annotated[str, typer.Option(help="Worker to explain decisions for; default: all.")]
+Count = Annotated[
+    int, typer.Option("--last", min=1, max=100, help="Number of decisions, newest last.")
+]
 
 
 @scheduler_app.command("passes")

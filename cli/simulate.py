@@ -53,8 +53,10 @@ Speeds = Annotated[
 FromHistory = Annotated[
     bool, typer.Option("--from-history", help="Workers as the farm at --redis remembers them.")
 ]
-Model = Annotated[str, typer.Option(help="The model that is meant by --from-history.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each; the same seed gives the same run.")]
+Model = Annotated[str, typer.Option(help="Model of --from-history and --plan.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="Runs of each scenario; the same seed gives the same run.")
+]
 Seconds = Annotated[
     float, typer.Option(min=0, help="Size of the job at the speed of all workers; 0: as it is.")
 ]
@@ -66,7 +68,7 @@ Timeline = Annotated[
 ]
 Plan = Annotated[
     list[str] | None,
-    typer.Option(help="Say instead how long this corpus will take, without embedding it."),
+    typer.Option(help="Forecast how long this corpus will take, without embedding it."),
 ]
 Report = Annotated[
     Path | None, typer.Option(help="Put the table into this file, between its marks.")

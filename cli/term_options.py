@@ -13,16 +13,22 @@ PASSED: Final = "passed"
 TOO_LITTLE: Final = "too little"  # how much less time is left than the job needs
 
 PriorityName = Literal["normal", "high", "urgent"]
-Priority = Annotated[PriorityName, typer.Option(help="Before which other jobs it is done.")]
+Priority = Annotated[PriorityName, typer.Option(help="Priority over other jobs.")]
 Tenant = Annotated[
-    str, typer.Option(help="For whom; tenants share the farm, equally or by weight.")
+    str,
+    typer.Option(
+        help="Tenant that the job is done for; tenants share the farm, equally or by weight."
+    ),
 ]
 Weight = Annotated[
-    int, typer.Option(min=1, max=WEIGHT_MAX, help="Its share beside the tenant's other jobs.")
+    int, typer.Option(min=1, max=WEIGHT_MAX, help="Weight beside the tenant's other jobs.")
 ]
 Deadline = Annotated[
     str,
-    typer.Option(metavar="TIME", help="ISO 8601, or a duration such as 2h or 90m; none: none."),
+    typer.Option(
+        metavar="TIME",
+        help="Deadline: ISO 8601, or a duration such as 2h or 90m; none for no deadline.",
+    ),
 ]
 
 
