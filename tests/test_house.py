@@ -52,7 +52,7 @@ INVENTED = {
     "suspects": "may be poison",
 }  # fmt: skip
 # Keys and fields of the wire keep their names: programs of others read and write them.
-WIRE_NAMES = re.compile(r'"bell"|:bell\b|\blane-bell\b|"recipe"|`recipe`')
+WIRE_NAMES = re.compile(r'["`]bell["`]|:bell\b|\blane-bell\b|["`]recipe["`]')
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
