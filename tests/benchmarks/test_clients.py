@@ -14,7 +14,6 @@ def check(report: Report) -> None:
     assert len(report.latencies) > report.clients
 
 
-@pytest.mark.alone
 def test_many_clients(tmp_path: Path) -> None:
     """More clients than redis-py has connections by default get vectors from the null model."""
     check(measure(tmp_path, "null:384", 1, 120, 3))

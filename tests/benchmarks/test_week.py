@@ -3,12 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from benchmarks.week import KINDS, Moment, Process, Week, measure
 
 
-@pytest.mark.alone
 def test_nothing_is_left_of_many_jobs(tmp_path: Path) -> None:
     """Jobs of every kind leave no key, file or thread, and memory as it was before."""
     week = measure(tmp_path, 210)

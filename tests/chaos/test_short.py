@@ -12,6 +12,7 @@ RECOVERY_SECONDS_MAX = 20.0
 SEED = 74  # with it faults of corpora, ids, disks and `ingest`'s children come early
 
 
+@pytest.mark.slow  # half a minute; every fault of it is tried in the simulation, or by itself
 @pytest.mark.alone
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     """Every job ends complete with the vectors of a quiet run, soon after each fault."""

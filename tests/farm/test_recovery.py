@@ -131,7 +131,6 @@ def test_one_process_is_killed(tmp_path: Path, role: str) -> None:
     assert survive(tmp_path, 1, (role,)) <= RECOVERY_SECONDS_MAX
 
 
-@pytest.mark.alone
 def test_all_of_them_in_one_run(tmp_path: Path) -> None:
     """A job survives the deaths of all of its processes, one after the other."""
     assert survive(tmp_path, 2, ROLES) <= RECOVERY_SECONDS_MAX

@@ -94,7 +94,6 @@ def check_server(job: Job, count: int) -> None:
         assert not job.stream.pending(stream, None, 10)
 
 
-@pytest.mark.alone
 def test_workers(client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
     """Leases whose reply was lost are found, and commits whose reply was lost count once."""
     aims = {
