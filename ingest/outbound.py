@@ -110,7 +110,7 @@ def parse_url(text: str) -> Url:
 def is_public(address: str) -> bool:
     """Tell whether an IP address is public, by the IPv4 address in it if it carries one."""
     ip = ipaddress.ip_address(address)
-    if ip.version == 6:  # noqa: PLR2004 -- of IP
+    if isinstance(ip, ipaddress.IPv6Address):
         carried = ip.ipv4_mapped or ip.sixtofour
         if ip in _IPV4_TRANSLATED:
             carried = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
