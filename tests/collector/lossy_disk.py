@@ -94,9 +94,10 @@ class LossyDisk:
             # A file system that cannot write its own log refuses everything from then on. So a
             # sync of names that succeeds has brought all of them to the disk.
             if not failed:
-                inodes = ((each.name, each.lstat()) for each in path.resolve().iterdir())
-                names = {name: _inode(info) for name, info in inodes}
-                self._names[_inode(path.stat())] = names
+                directory = _inode(path.stat())
+                # Without a look at each name: others come and go in the directories above.
+                with os.scandir(path) as entries:
+                    self._names[directory] = {e.name: (directory[0], e.inode()) for e in entries}
         else:
             file = self._file(path)
             file.fail() if failed else file.sync()
