@@ -25,6 +25,11 @@ from embedfarm.workers.engines.tokens import Padding
 
 VERSION: Final = "1"  # changes with what is kept
 LIBRARIES: Final = ("openvino", "sentence-transformers", "tokenizers", "torch", "transformers")
+# What of a job's fingerprint decides what goes into a graph, and what becomes of what comes out. Of
+# the dtype only int8 makes another graph, and a task only that of a model with routes.
+NOT_IN_GRAPH: Final = frozenset(
+    {"prompt", "prompt_name", "max_length", "long", "normalize", "dimensions", "dtype", "task"}
+)
 TOKENIZERS_MAX: Final = 64  # of a model, the oldest of which is forgotten
 
 
@@ -114,7 +119,7 @@ def cache_directory(settings: Settings) -> Path:
 def files_identity(spec: JobSpec, dtype: str, directory: Path) -> dict[str, str]:
     """Return what decides a graph, whatever the job asks for beside its dtype."""
     fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
-    kept = {name: fingerprint[name] for name in ("weights", "tokenizer", "configuration")}
+    kept = {name: value for name, value in fingerprint.items() if name not in NOT_IN_GRAPH}
     return kept | {"quantised": str(dtype == "int8"), "processor": cpu_name()}
 
 
