@@ -233,7 +233,7 @@ def test_what_cannot_be_reckoned_with_is_refused(field: str, wrong: float) -> No
     [
         {"dtype": "float"},
         {"vector_dtype": "float64"},
-        {"engine": "onnx"},
+        {"engine": "no name of an engine"},
         {"long": ""},
         {"max_length": -1},
         {"dimensions": -8},
