@@ -30,10 +30,15 @@ def with_room(begin: Callable[[], T], out: Path, seconds: float, stop: threading
         try:
             return begin()
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if not is_full(error):
                 raise
             if not said:
                 log.warning("waits for room below %s: %s", out, error.strerror)
                 said = True
             if stop.wait(seconds):
                 raise
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether an error is that of a disk that has no room."""
+    return isinstance(error, OSError) and error.errno in NO_ROOM

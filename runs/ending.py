@@ -9,7 +9,13 @@ from pathlib import Path
 
 from embedfarm.collector.durable_files import sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
-from embedfarm.collector.output import REQUEST_FILE, OutputBusy, list_output_files, locked
+from embedfarm.collector.output import (
+    JOURNAL_FILE,
+    REQUEST_FILE,
+    OutputBusy,
+    list_output_files,
+    locked,
+)
 from embedfarm.contract.broker import UNAVAILABLE, PrivateServer, closing_client, persist
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import BlocksLost
@@ -75,10 +81,23 @@ def _end_and_remove(out: Path, manifest: Manifest, settings: Settings) -> None:
 
 
 def discard_output(out: Path) -> None:
-    """Remove all files of an output that has no part yet; files that cannot be removed stay."""
-    for path in (out / STATE_DIRECTORY / REQUEST_FILE, *map(out.joinpath, list_output_files(out))):
+    """Remove all files of an output that has no part yet; files that cannot be removed stay.
+
+    The journal goes first and the request last, each after what went before is off the disk: a
+    power loss may leave an output without parts, but no part of which nothing knows the output.
+    """
+    private = out / STATE_DIRECTORY
+    files = [out / name for name in list_output_files(out)]
+    for folder, paths in (
+        (private, [private / JOURNAL_FILE]),
+        (out, files),
+        (private, [private / REQUEST_FILE]),
+    ):
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            sync_directory(folder)
     with contextlib.suppress(OSError):
         remove_state(out)
         sync_directory(out)  # a power loss must not show a corrected command the old request

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from embedfarm.collector.collect import NO_ROOM, Collector
+from embedfarm.collector.collect import Collector
 from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, OutputError
 from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
@@ -33,7 +33,7 @@ from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.readers import CorpusError
 from embedfarm.producer.submitter import Submitter
-from embedfarm.runs.disk_room import with_room
+from embedfarm.runs.disk_room import is_full, with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint
 from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
@@ -114,8 +114,11 @@ class Run:
 
     def __post_init__(self) -> None:
         self._fingerprint = Fingerprint(self.place.out)
-        limits = corpus_limits(self.place.settings)
-        self._sending = Sending(self.request, self.place.out, self.stop, limits)
+        settings = self.place.settings
+        self._sending = Sending(
+            self.request, self.place.out, self.stop, corpus_limits(settings),
+            settings.full_disk_seconds,
+        )  # fmt: skip
 
     def embed(self) -> Manifest:
         """Embed all chunks that are not on disk yet, and write the manifest.
@@ -162,7 +165,7 @@ class Run:
         try:
             return with_room(begin, place.out, place.settings.full_disk_seconds, self.stop)
         except OSError as error:
-            if error.errno in NO_ROOM:
+            if is_full(error):
                 raise Interrupted from error
             raise
 
@@ -277,7 +280,7 @@ class Run:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 # `_drive` raises it
-                if not (self.stop.is_set() and isinstance(error, UNAVAILABLE)):
+                if not (self.stop.is_set() and (isinstance(error, UNAVAILABLE) or is_full(error))):
                     self._failure = self._failure or error
                 self.stop.set()
 

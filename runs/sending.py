@@ -29,6 +29,7 @@ class Sending:
         out: The output directory.
         stop: Event that ends the sending.
         limits: What the corpus may hold.
+        full_disk_seconds: Time between two attempts to list a skipped row on a full disk.
         source: Check that is told what was read; the collector compares results with it.
         skipped: Number of rows that became no chunk, so far.
         files: Size and time of change of the local files, as they were when the reading began.
@@ -38,6 +39,7 @@ class Sending:
     out: Path
     stop: threading.Event
     limits: Limits
+    full_disk_seconds: float
     source: SourceCheck = field(default_factory=SourceCheck)
     skipped: int = 0
     files: Mapping[str, list[int]] = field(default_factory=dict)
@@ -93,7 +95,8 @@ class Sending:
         if mark is not None and (mark.facts != facts.digest or mark.row > submitter.start):
             mark = None
         self.source.begin(output.parts, mark.row if mark else 0)
-        with contextlib.closing(SkippedFile(self.out / SKIPPED_FILE)) as record:
+        record = SkippedFile(self.out / SKIPPED_FILE, self.full_disk_seconds, self.stop)
+        with contextlib.closing(record):
             rows = self._rest(self._rows(record, mark, facts), submitter.start, mark)
             with tracing.span("submit", trace, first_chunk=submitter.start):
                 count = submitter.submit(rows)

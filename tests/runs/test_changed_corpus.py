@@ -297,7 +297,7 @@ def test_a_server_that_wants_rows_before_the_mark(
     request, stop = bench.request(), threading.Event()
     with Output(bench.out, request.identity(), sink="parquet", part_bytes_max=64_000) as output:
         assert output.mark is not None
-        sending = module.Sending(request, bench.out, stop, Limits())
+        sending = module.Sending(request, bench.out, stop, Limits(), 1.0)
         sending._send(Submitter(bench.farm, "other", request.spec, 0, SETTINGS, stop), output, "")
     job = bench.farm.job("other")
     wait_until(lambda: job.status().chunks_done == len(texts))

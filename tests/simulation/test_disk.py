@@ -12,7 +12,7 @@ import pytest
 
 from embedfarm.collector.durable_files import make_directories, replacing, sync, sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.collector.output import REQUEST_FILE
+from embedfarm.collector.output import JOURNAL_FILE, REQUEST_FILE
 from embedfarm.runs.ending import discard_output
 from tests.simulation import mount
 from tests.simulation.disk import Disk
@@ -120,6 +120,28 @@ def test_a_discarded_output_does_not_come_back(tmp_path: Path) -> None:
         discard_output(root / "out")
 
     assert outcomes(tmp_path, program) == [{}] * len(SEEDS)
+
+
+@pytest.mark.parametrize("left", range(1, 40))
+def test_no_part_outlives_the_request(tmp_path: Path, left: int) -> None:
+    """A power loss while an output is discarded leaves no part without the output's request."""
+
+    def program(root: Path) -> None:
+        make_directories(root / "out" / STATE_DIRECTORY)
+        for name in (f"{STATE_DIRECTORY}/{REQUEST_FILE}", f"{STATE_DIRECTORY}/{JOURNAL_FILE}",
+                     "part-000000000000.parquet"):  # fmt: skip
+            with replacing(root / "out" / name) as file:
+                file.write(b"{}")
+        began.append(True)
+        doom.left = left
+        discard_output(root / "out")
+
+    for seed in SEEDS[:10]:
+        disk, began, doom = make(tmp_path, seed), [], Doom(Effect.FILE, 1000, lambda: None)  # type: ignore[var-annotated]
+        run(disk, program, doom)
+        assert began
+        there = {Path(path).name for path in after_power_loss(disk)}
+        assert there <= {REQUEST_FILE} or REQUEST_FILE in there, seed
 
 
 def test_syncs_that_overlap_undo_nothing(tmp_path: Path) -> None:
