@@ -39,7 +39,7 @@ class Fetcher:
     """Leases work for one worker and makes it ready for the device.
 
     Attributes:
-        tokens_per_second: The worker's own rate.
+        own_rate: Returns the tokens per second that the worker did lately.
         when_idle: Called when there is no work; tells whether it found some of another kind.
     """
 
@@ -49,7 +49,7 @@ class Fetcher:
     models: ModelStore
     settings: Settings
     stop: threading.Event
-    tokens_per_second: float = 0.0
+    own_rate: Callable[[], float] = lambda: 0.0
     when_idle: Callable[[], bool] = lambda: False
     _alone: bool = False
     _rescue_at: dict[str, float] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Fetcher:
             if status.state not in {"open", "closed"} or not may:
                 continue
             waiting = max(0, status.tokens_in - status.tokens_done)
-            limit = self.tokens_per_second * self.settings.micro_batch_seconds_max
+            limit = self.own_rate() * self.settings.micro_batch_seconds_max
             tokens = min(limit, waiting / 2)
             yield JobShare(
                 job=job.id,

@@ -21,24 +21,21 @@ from embedfarm.contract import wire
 from embedfarm.contract.broker import FIRST_PAUSE_SECONDS, PAUSE_SECONDS_MAX, UNAVAILABLE
 from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.entries import Entry
-from embedfarm.contract.farm_client import FarmClient, engine_key
-from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.lane import Lane, Taken
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import Block, ChunkError, LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import is_gone
 from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.lane_loader import refuse_waiting
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
-from embedfarm.workers.models import REFUSAL_SECONDS, ModelStore
+from embedfarm.workers.models import ModelStore
 from embedfarm.workers.texts import tokenise
 
 LISTEN_SECONDS: Final = 0.5  # a stop, or a request that a dead worker left, waits at most so long
 ROUNDS_MAX: Final = 4  # answered and not sent yet
 BYTES_PER_TOKEN: Final = 4  # of text; only decides how many pieces share a run
-# Before a model is given up for a request that a worker which has it may be about to take.
-SWAP_SECONDS: Final = 0.5
-ALL_BYTES: Final = 1 << 40
 
 log = logging.getLogger(__name__)
 
@@ -70,17 +67,48 @@ class Round(NamedTuple):
 
 
 @dataclass
+class RequestedEngines:
+    """Keys of engines that the device is to look for requests of, first come first; thread-safe.
+
+    Attributes:
+        since: Monotonic time at which the list was last empty no longer.
+        heard_at: Monotonic time at which a request was last heard of.
+    """
+
+    since: float = 0.0
+    heard_at: float = -float("inf")
+    _keys: dict[str, None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, key: str) -> None:
+        """Add an engine, unless it is on the list."""
+        with self._lock:
+            if not self._keys:
+                self.since = time.monotonic()
+            self._keys[key] = None
+
+    def next(self) -> str | None:
+        """Take the engine off the list that was added first; None if there is none."""
+        with self._lock:
+            key = next(iter(self._keys), None)
+            if key is not None:
+                del self._keys[key]
+        return key
+
+
+@dataclass
 class LaneServer:
     """Takes requests for one device, and answers them.
 
     Attributes:
+        lane: Queue on the server where the requests are.
         wake: Tells a device that has nothing else to do to look.
         tokens_within: Tokens that an engine does in some seconds, given the key of its model.
         done: Rounds to be sent; None ends the sending.
         tally: What was done since the start: "rounds", "pieces", "texts" and "tokens".
     """
 
-    farm: FarmClient
+    lane: Lane
     worker: str
     models: ModelStore
     settings: Settings
@@ -93,25 +121,17 @@ class LaneServer:
     tally: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("rounds", "pieces", "texts", "tokens"), 0.0)
     )
-    lane: Lane = field(init=False)
-    _requested: dict[str, None] = field(default_factory=dict)  # engines to look for, in turn
-    _requested_lock: threading.Lock = field(default_factory=threading.Lock)
-    _rang_at: float = 0.0
-    _heard_at: float = -float("inf")
+    _requested: RequestedEngines = field(default_factory=RequestedEngines)
     _held: Holdings = field(default_factory=Holdings)
     _round: list[tuple[Taken, LanePiece]] = field(default_factory=list)
     _began: float = 0.0
-    _refused_until: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.lane = Lane(self.farm.client, self.settings)
 
     # The device's side: all of this is called by the thread that drives it.
 
     def take(self) -> MicroBatch | None:
         """Take requests that the loaded weights serve; ask the server only if there may be some."""
         try:
-            while not self.stop.is_set() and (key := self._next_requested()) is not None:
+            while not self.stop.is_set() and (key := self._requested.next()) is not None:
                 batch = self._take(key) if self.models.may_serve(key) else None
                 if batch is not None:
                     return batch
@@ -134,7 +154,7 @@ class LaneServer:
         enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
         taken = self.lane.take(key, self.worker, enough)
         if sum(len(each.data) for each in taken) >= enough or _is_retry(taken):
-            self._note(key)  # that was not all
+            self._requested.add(key)  # that was not all
         refused: list[Reply] = []
         self._round = [(each, piece) for each in taken if (piece := self._open(key, each, refused))]
         if refused:
@@ -151,14 +171,6 @@ class LaneServer:
         spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
         return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
 
-    def _next_requested(self) -> str | None:
-        """Take the engine that was requested first off the list; a later request wakes it again."""
-        with self._requested_lock:
-            key = next(iter(self._requested), None)
-            if key is not None:
-                del self._requested[key]
-        return key
-
     def _find(self, key: str) -> Engine | None:
         """Find the engine of a key that is new here; None where it needs other weights.
 
@@ -174,7 +186,7 @@ class LaneServer:
         except RecordError:
             pass  # who is to load for it refuses it
         except ModelError as error:
-            self._refuse_waiting(key, str(error))
+            refuse_waiting(self.lane, key, self.worker, str(error))
         return None
 
     def answer(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
@@ -206,12 +218,14 @@ class LaneServer:
 
     def batch_seconds(self) -> float:
         """Return the most seconds of a device batch while requests are coming, else 0: no limit."""
-        quiet = time.monotonic() - self._heard_at > self.settings.lane_quiet_seconds
+        quiet = time.monotonic() - self._requested.heard_at > self.settings.lane_quiet_seconds
         return 0.0 if quiet else self.settings.lane_batch_seconds
 
     def gather(self) -> None:
         """Let the first request on an idle device wait a moment for others to share its run."""
-        self.stop.wait(max(0.0, self._rang_at + self.settings.lane_wait_seconds - time.monotonic()))
+        self.stop.wait(
+            max(0.0, self._requested.since + self.settings.lane_wait_seconds - time.monotonic())
+        )
 
     def _open(self, key: str, taken: Taken, refused: list[Reply]) -> LanePiece | None:
         """Decode a piece; None for one that was added to `refused`: late, damaged or dangerous."""
@@ -259,24 +273,21 @@ class LaneServer:
                     asked = filter(self.models.may_serve, self.lane.asked())
                     engines = set(filter(self.lane.waiting, asked))
                 for key in filter(self.models.may_serve, engines):
-                    self._heard_at = time.monotonic()
-                    self.wake_for(key)
+                    self.hear(key)
             except UNAVAILABLE as error:
                 log.warning("not listening for requests, server away: %s", error)
                 self.stop.wait(pause)
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
+    def hear(self, key: str) -> None:
+        """Note that requests of an engine are coming, and have the device look for them."""
+        self._requested.heard_at = time.monotonic()
+        self.wake_for(key)
+
     def wake_for(self, key: str) -> None:
         """Have the device look for requests of an engine, at once if it is idle."""
-        self._note(key)
+        self._requested.add(key)
         self.wake()
-
-    def _note(self, key: str) -> None:
-        """Have the device look for requests of an engine when it looks next."""
-        with self._requested_lock:
-            if not self._requested:
-                self._rang_at = time.monotonic()
-            self._requested[key] = None
 
     def send(self) -> None:
         """Send answers until there is a None; one that the server does not get, others will make.
@@ -311,67 +322,6 @@ class LaneServer:
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise
-
-    # Which model: called by the thread that loads them, while nothing else is to be done.
-
-    def load_wanted(self) -> bool:
-        """Load the engine that requests wait for in vain; tell whether a loading was tried.
-
-        Raises:
-            redis.ConnectionError: The server is away.
-        """
-        for key in self.lane.asked():
-            oldest = None if self.models.known(key) else self.lane.oldest(key)
-            if oldest is not None and self._consider(key, oldest):
-                return True
-        return False
-
-    def _consider(self, key: str, oldest: Taken) -> bool:
-        """Load an engine for a request, or refuse it; return False if no loading was tried."""
-        if time.monotonic() < self._refused_until.get(key, 0.0):
-            self._refuse_together(key)
-            return False
-        try:
-            request = decode(LanePiece, oldest.data)
-        except RecordError as error:
-            self._refuse_waiting(key, str(error))
-            return False
-        patience = SWAP_SECONDS if self.models.loaded else 0.0
-        if not patience <= oldest.waited_seconds <= request.timeout_seconds:
-            return False
-        if self.stop.is_set() or not self.lane.claim_loading(key, self.worker):
-            return False
-        try:
-            self._load(key, request.spec)
-        finally:
-            self.lane.end_loading(key)
-        return True
-
-    def _load(self, key: str, spec: JobSpec) -> None:
-        """Load an engine; requests that nobody can serve are told so."""
-        try:
-            self.models.load(spec)
-        except ModelError as error:
-            log.warning("requests refused: %s", error)
-            self._refused_until[key] = time.monotonic() + REFUSAL_SECONDS
-            self.lane.refuse(key, self.worker, str(error))
-            self._refuse_together(key)
-        else:
-            self._heard_at = time.monotonic()
-            self.wake_for(key)
-
-    def _refuse_together(self, key: str) -> None:
-        """Refuse what waits for an engine that no worker of the farm could load."""
-        reasons = self.lane.unloaded(key)
-        if {beat.worker for beat in self.farm.workers()} <= reasons.keys():
-            said = dict.fromkeys(reasons.values())  # most say the same
-            self._refuse_waiting(key, f"no worker can load the model: {'; '.join(said)}")
-
-    def _refuse_waiting(self, key: str, reason: str) -> None:
-        """Refuse all that waits in a lane."""
-        answer = LaneAnswer(reason=reason, worker=self.worker, unserved=True)
-        while taken := self.lane.take(key, self.worker, ALL_BYTES):
-            self.lane.answer(key, [(each.entry, each.id, answer) for each in taken])
 
 
 def _is_retry(taken: Sequence[Taken]) -> bool:

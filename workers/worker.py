@@ -29,12 +29,14 @@ from embedfarm.contract.broker import (
     host_name,
 )
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.lane import Lane
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.commit import Committer
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.fetch import Fetcher
+from embedfarm.workers.lane_loader import LaneLoader
 from embedfarm.workers.lane_server import LaneServer
 from embedfarm.workers.leases import Holdings, MicroBatch
 from embedfarm.workers.models import ModelStore
@@ -92,38 +94,34 @@ class Worker:
         self.client = connect(self.url)  # its pool gives each thread a connection of its own
         farm = FarmClient(self.client)
         self.holdings = Holdings()
-        self.watchdog = Watchdog(self.settings)
-        self.models = ModelStore(farm, self.name, self.torch_device, self.settings, self.watchdog)
-        self.fetcher = Fetcher(
-            farm, self.name, self.holdings, self.models, self.settings, self.stop
+        settings, stop = self.settings, self.stop
+        self.watchdog = Watchdog(settings)
+        timings = Timings()
+        self.models = ModelStore(
+            farm, self.name, self.torch_device, settings, self.watchdog, timings.warm_up
         )
-        self.embedder = Embedder(
-            Budgets(farm, self.device_kind, self.settings.batch_tokens_max),
-            self.models.open_reference,
-            Timings(),
-            self.watchdog,
-        )
+        lane = Lane(self.client, settings)
         self.lane = LaneServer(
-            farm,
-            self.name,
-            self.models,
-            self.settings,
-            self.stop,
-            self._wake,
-            self.embedder.timings.tokens_within,
+            lane, self.name, self.models, settings, stop, self._wake, timings.tokens_within
         )
-        self.models.warm_up = self.embedder.timings.warm_up
-        self.embedder.requests = self.lane
-        self.embedder.progress = self._progress
-        self.fetcher.when_idle = self.lane.load_wanted
+        loader = LaneLoader(farm, lane, self.name, self.models, stop, self.lane.hear)
+        budgets = Budgets(farm, self.device_kind, settings.batch_tokens_max)
+        open_reference = self.models.open_reference
+        self.embedder = Embedder(
+            budgets, open_reference, timings, self.watchdog, self.lane, self._progress
+        )
         self.committer = Committer(
+            farm, self.name, self.holdings, settings, stop, self.incarnation, self.device_kind
+        )
+        self.fetcher = Fetcher(
             farm,
             self.name,
             self.holdings,
-            self.settings,
-            self.stop,
-            self.incarnation,
-            self.device_kind,
+            self.models,
+            settings,
+            stop,
+            lambda: self.committer.tokens_per_second,
+            loader.load_wanted,
         )
         # None wakes an idle device for a request.
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
@@ -184,7 +182,6 @@ class Worker:
             if not self._wait_until_wanted():
                 continue
             try:
-                self.fetcher.tokens_per_second = self.committer.tokens_per_second
                 batch = self.fetcher.fetch()
                 pause = FIRST_PAUSE_SECONDS
             except UNAVAILABLE as error:

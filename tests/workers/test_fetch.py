@@ -110,9 +110,9 @@ def test_without_plan_a_worker_goes_at_its_own_rate(farm: FarmClient) -> None:
     job = create_job(farm, [block_of(10 * i, 10) for i in range(20)])
     fetcher = fetcher_on(farm)
     assert starts(fetcher.fetch()) == [0]
-    fetcher.tokens_per_second = 3 * 40 / LONG.micro_batch_seconds_max  # three blocks of 40 tokens
+    fetcher.own_rate = lambda: 3 * 40 / LONG.micro_batch_seconds_max  # three blocks of 40 tokens
     assert starts(fetcher.fetch()) == [10, 20, 30]
-    fetcher.tokens_per_second = 1e9
+    fetcher.own_rate = lambda: 1e9
     assert len(starts(fetcher.fetch())) == 10
     assert job.status().first_read_ms > 0
 
