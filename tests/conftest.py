@@ -1,14 +1,18 @@
 """Real servers for every test that needs one; a missing one fails, and never skips."""
 
 import fcntl
+import functools
 import gc
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import redis
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from embedfarm.contract.broker import connect
 from embedfarm.contract.settings import Settings
@@ -17,6 +21,9 @@ from tests.support import SERVERS, LiveServer
 # The time of an example depends on the machine most, so it has no deadline; a test has its own.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
+
+
+SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"')
 
 
 @pytest.fixture(scope="session")
@@ -37,23 +44,23 @@ def places(run_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc] # it is not typed
+    """What gives tests to processes: those of a module that share a fixture go to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if _shares_fixture(path) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:  # noqa: ANN401 -- xdist's
+    """Let a process make what a module's tests share once, and no other process make it."""
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)  # after they are shuffled
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that share something costly to one process, and all that run alone to one."""
-    for item in items:
-        if _is_alone(item):
-            item.add_marker(pytest.mark.xdist_group("alone"))
-        elif _shares_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
-class _Order:
-    """A plugin that orders the tests after they are shuffled."""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put what takes long first, and the tests that run alone last, so that nobody waits."""
-        items.sort(key=lambda item: (_is_alone(item), not _is_long(item)))
+    """Put what takes long first, and the tests that run alone last, so that nobody waits."""
+    items.sort(key=lambda item: (_is_alone(item), not _is_long(item)))
 
 
 def pytest_collection_finish() -> None:
@@ -62,26 +69,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let tests be ordered."""
-    config.pluginmanager.register(_Order())
-
-
 def _is_alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
 
 
 def _is_long(item: pytest.Item) -> bool:
-    marks = ("xdist_group", "timeout")  # many tests in a row, or one with a time limit of its own
-    return any(item.get_closest_marker(mark) for mark in marks)
+    """Tell whether a test has a time limit of its own, or many in a row share something."""
+    limited = item.get_closest_marker("timeout") is not None
+    return limited or _shares_fixture(item.nodeid.partition("::")[0])
 
 
-def _shares_fixture(item: pytest.Item) -> bool:
-    """Tell whether other tests of the module have a fixture of this test, too."""
-    assert isinstance(item, pytest.Function)
-    found = item._fixtureinfo.name2fixturedefs.values()
-    module = item.path.relative_to(item.config.rootpath).as_posix()
-    return any(each[-1].scope != "function" and each[-1].baseid == module for each in found)
+@functools.cache
+def _shares_fixture(module: str) -> bool:
+    text = (Path(__file__).parents[1] / module).read_text(encoding="utf-8")
+    return SHARED.search(text) is not None
 
 
 @pytest.fixture(autouse=True)

