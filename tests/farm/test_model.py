@@ -101,7 +101,7 @@ def test_a_query_finds_its_text(url: str, tmp_path: Path) -> None:
         ["bread", "csv", "moon"],
     )
     out = tmp_path / "out"
-    words = ("--id-field", "id", "--redis", url)
+    words = ("--id-field", "id", "--redis", url, "--dtype", "float32")
     assert run("embed", corpus, "--out", out, *words).returncode == 0
     hits = json.loads(run("search", out, "parse a CSV file", "--json").stdout)
     assert hits[0]["id"] == "csv"
@@ -137,7 +137,7 @@ def test_a_directory_is_cut_into_chunks(url: str, tmp_path: Path) -> None:
     (notes / "c.txt").write_text("not asked for", encoding="utf-8")
     out = tmp_path / "out"
     words = ("--glob", "**/*.md", "--chunk-tokens", "50", "--chunk-overlap", "5")
-    done = run("embed", notes, "--out", out, *words, "--redis", url)
+    done = run("embed", notes, "--out", out, *words, "--redis", url, "--dtype", "float32")
     assert done.returncode == 0, done.stderr
     _, vectors, ids = read_parquet(out)
     assert ids is not None

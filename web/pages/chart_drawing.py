@@ -1,5 +1,7 @@
 """Charts as SVG: figures in, bytes out. One is drawn at a time: matplotlib is not thread-safe.
 
+It takes as long to import as all the rest of the server, and so is imported for the first chart.
+
 Texts stay texts, in the reader's own fonts. Words that users chose are no formulas, and have only
 characters that the font has.
 """
@@ -11,14 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
-
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from embedfarm.scheduler.timeline_drawing import Bar, draw_lanes
 from embedfarm.web.http.rendering import number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FRESH_SECONDS: Final = 2.0
 CHARTS_MAX: Final = 64  # that are kept
@@ -110,6 +111,8 @@ def draw_curves(curves: Sequence[Curve], since: float, now: float, look: ChartSt
         now: Unix time at the right.
         look: Theme and width of the chart.
     """
+    from matplotlib import ticker  # noqa: PLC0415 # see above
+
     colours = COLOURS[look.theme]
     with _figure(look, 1.15 * len(curves) + 0.75) as (figure, data):
         rows = figure.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
@@ -121,8 +124,8 @@ def draw_curves(curves: Sequence[Curve], since: float, now: float, look: ChartSt
             axes.plot(times, values, color=colour, linewidth=1.6, solid_joinstyle="round")
             _dress(axes, colours)
             axes.set_ylim(0, max([*curve.values, LEAST]) * 1.12)
-            axes.yaxis.set_major_locator(MaxNLocator(3))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(3))
+            axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
             axes.set_title(curve.unit, loc="left", fontsize=9, color=colours.quiet)
         _tell_time(rows[-1], now - since, look)
     return data.getvalue()
@@ -165,8 +168,11 @@ def draw_pairs(pairs: Sequence[tuple[float, float]], look: ChartStyle) -> bytes:
 
 
 @contextmanager
-def _figure(look: ChartStyle, inches_high: float) -> Iterator[tuple[Figure, io.BytesIO]]:
+def _figure(look: ChartStyle, inches_high: float) -> Iterator[tuple["Figure", io.BytesIO]]:
     """Give an empty figure, which is written as SVG at the end of the block."""
+    import matplotlib as mpl  # noqa: PLC0415 # see above
+    from matplotlib.figure import Figure  # noqa: PLC0415 # see above
+
     data = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(INCHES[look.width], inches_high), layout="constrained")
@@ -196,11 +202,13 @@ def _with_gaps(curve: Curve, now: float) -> tuple[list[float], list[float]]:
 
 def _tell_time(axes: Any, seconds: float, look: ChartStyle) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
     """Label the time axis with the last `seconds` up to now, at steps that people count in."""
+    from matplotlib import ticker  # noqa: PLC0415 # see above
+
     most = TICKS_MAX[look.width]
     step = next((each for each in STEPS if seconds / each <= most), STEPS[-1])
     axes.set_xlim(-seconds, 0)
-    axes.xaxis.set_major_locator(MultipleLocator(step))
-    axes.xaxis.set_major_formatter(FuncFormatter(_before))
+    axes.xaxis.set_major_locator(ticker.MultipleLocator(step))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(_before))
 
 
 def _before(seconds: float, _: object) -> str:
