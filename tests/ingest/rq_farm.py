@@ -14,6 +14,8 @@ import redis
 from rq import Queue
 from rq.job import Job
 
+from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.collector.output import JOURNAL_FILE
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobStatus
@@ -22,9 +24,7 @@ from tests.support import LiveServer, wait_until
 
 LEASE_SECONDS: Final = 3
 
-START_SECONDS: Final = int(
-    os.environ.get("QUICK", "180")
-)  # for what may have to wait for processes to begin
+START_SECONDS: Final = 180  # for what may have to wait for processes to begin
 SLOW: Final = "null:16:20000"  # 4,000 chunks of `texts_of` take about nine seconds
 ENDLESS: Final = "null:16:5000"  # and here forty: for a job that is to be ended
 
@@ -118,13 +118,19 @@ def wait_for(job: Job, status: str, seconds: float = START_SECONDS) -> None:
 
 def wait_for_parts(job: Job, out: Path, count: int = 1) -> None:
     """Wait until a running job has so many parts on the disk, and has said so."""
-    wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= count, START_SECONDS)
+    wait_until(lambda: len(parts(out)) >= count, START_SECONDS)
     wait_until(lambda: job.get_meta().get("done", 0) > 0, START_SECONDS)
 
 
 def parts(out: Path) -> dict[str, int]:
-    """Return the inodes of the parts by name: a part that is written again has another one."""
-    return {path.name: path.stat().st_ino for path in out.glob("part-*.parquet")}
+    """Return the inodes of the parts by name: a part that is written again has another one.
+
+    Of an unfinished output these are the parts in its journal: a crash may cost the newest file.
+    """
+    journal = out / STATE_DIRECTORY / JOURNAL_FILE
+    known = journal.read_text(encoding="utf-8") if journal.exists() else None
+    found = {path.name: path.stat().st_ino for path in out.glob("part-*.parquet")}
+    return {name: node for name, node in found.items() if known is None or name in known}
 
 
 def failure(job: Job) -> str:
