@@ -81,7 +81,12 @@ def test_other_formats_hold_the_same_vectors(tmp_path: Path, sink: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "kind"), [("parquet", "int8"), ("npy", "ubinary"), ("jsonl", "int8")]
+    ("sink", "kind"),
+    [
+        ("parquet", "int8"),
+        ("npy", "ubinary"),
+        pytest.param("jsonl", "int8", marks=pytest.mark.slow),
+    ],
 )
 def test_quantised_vectors(tmp_path: Path, sink: str, kind: Literal["int8", "ubinary"]) -> None:
     """Quantised vectors are those of the floats, by the ranges of an output of floats."""

@@ -125,6 +125,7 @@ def test_a_tail_that_stalls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         victim.follow()
 
 
+@pytest.mark.slow  # the next test kills one of each in one run
 @pytest.mark.parametrize("role", ROLES[:-1])
 def test_one_process_is_killed(tmp_path: Path, role: str) -> None:
     """A job survives the death of a worker, the scheduler, or the server."""

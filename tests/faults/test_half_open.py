@@ -66,8 +66,15 @@ def do_everything(farm: WholeFarm, name: str) -> None:
             each.result()
 
 
-@pytest.mark.parametrize("where", ["request", "reply"])
-@pytest.mark.parametrize("what", ["stall", "delay"])
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        ("stall", "reply"),
+        ("delay", "request"),
+        pytest.param("stall", "request", marks=pytest.mark.slow),
+        pytest.param("delay", "reply", marks=pytest.mark.slow),
+    ],
+)
 def test_every_role_goes_on(
     farm: WholeFarm,
     proxy: Proxy,

@@ -52,6 +52,16 @@ CONVERTED: Final = [f"openvino {kind}" for kind in TRANSFORMERS]
 UNPADDED: Final = [f"unpadded {kind}" for kind in TRANSFORMERS]
 
 
+def some(models: Sequence[str]) -> Iterator[Any]:
+    """Yield models as parameters: those with prompts and routes, and one of the others, are quick.
+
+    The slow tests take all: what differs between the others is how they pool.
+    """
+    for place, model in enumerate(models):
+        quick = not place or model.endswith(("prompted", "routed"))
+        yield model if quick else pytest.param(model, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The name or directory of each model; a null model has no files."""
@@ -329,7 +339,7 @@ def test_prompt_goes_before_each_text(
 
 
 @pytest.mark.parametrize("task", ["query", "document"])
-@pytest.mark.parametrize("model", [*KINDS, *CONVERTED, *UNPADDED])
+@pytest.mark.parametrize("model", [*some(KINDS), *some(CONVERTED), *some(UNPADDED)])
 def test_task(
     model: str,
     task: str,
@@ -375,7 +385,7 @@ CHANGES: Final[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("model", ["null", *KINDS, *CONVERTED, *UNPADDED])
+@pytest.mark.parametrize("model", ["null", *some(KINDS), *some(CONVERTED), *some(UNPADDED)])
 def test_other_jobs_on_the_same_weights(
     model: str, directories: dict[str, str], settings: Settings, engines: Mapping[str, Engine]
 ) -> None:
