@@ -90,10 +90,12 @@ def _decoder(model: str, settings: Settings) -> "Decode":
     from tokenizers import Tokenizer
 
     from embedfarm.contract.model_files import find_local
-    from embedfarm.contract.token_ids import FILE, decode_ids
+    from embedfarm.contract.token_ids import FILE, TOKENS_REFUSED, decode_ids
 
     @cache
     def tokenizer() -> Tokenizer:
+        if not settings.accept_token_ids:
+            raise ValueError(TOKENS_REFUSED)
         directory = find_local(model, settings.model_cache)
         if directory is None or not (directory / FILE).is_file():
             raise ValueError(f"there is no {FILE} of {model} where batches are read")

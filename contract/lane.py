@@ -177,13 +177,13 @@ class Lane:
         """Refuse a request that would fill the server, or wait for too long."""
         limits = self.settings
         if not 0 < len(texts) <= limits.lane_texts_max:
-            raise LaneRefused(f"{len(texts)} texts: 1 to {limits.lane_texts_max} are taken")
+            raise LaneRefused(too_many(len(texts), limits))
         try:
             size = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError as error:
             raise LaneRefused(f"a text that is no Unicode: {error}") from error
         if size > limits.lane_bytes_max:
-            raise LaneRefused(f"{size} bytes of text: at most {limits.lane_bytes_max} are taken")
+            raise LaneRefused(too_long(size, limits))
         if not 0 < timeout_seconds <= limits.lane_seconds_max:
             raise LaneRefused(f"it may wait up to {limits.lane_seconds_max:g} s")
 
@@ -404,3 +404,14 @@ def join(answers: Sequence[LaneAnswer]) -> LaneAnswer:
             for name in prints[0]
         },
     )
+
+
+def too_many(texts: int, settings: Settings) -> str:
+    """Return what is said of a request with no texts, or with too many."""
+    return f"{texts:,} texts: 1 to {settings.lane_texts_max:,} are taken (EMBEDFARM_LANE_TEXTS_MAX)"
+
+
+def too_long(size: int, settings: Settings) -> str:
+    """Return what is said of a request with too many bytes of text."""
+    most = f"{settings.lane_bytes_max:,} are taken in a request (EMBEDFARM_LANE_BYTES_MAX)"
+    return f"{size:,} bytes of text: at most {most}"

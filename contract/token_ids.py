@@ -23,6 +23,13 @@ IDS_AT_A_TIME: Final = 1 << 13  # each takes some 400 bytes while it is compared
 CHARACTERS_PER_TOKEN_MAX: Final = 32  # of texts that are cut before they are tokenised
 
 
+TOKENS_REFUSED: Final = (
+    "token ids are not taken here: most clients send those of OpenAI's tokenizer, which are other "
+    "texts to this model. Send texts (LangChain: check_embedding_ctx_length=False), or, for ids of "
+    "the model's own tokenizer, set EMBEDFARM_ACCEPT_TOKEN_IDS=true where this is served"
+)
+
+
 class TokenisationMismatch(ValueError):
     """Raised when the tokenizer at hand is not the one that tokenisation settings are about."""
 

@@ -18,6 +18,7 @@ from embedfarm.watch.overview import read_jobs
 from embedfarm.web.auth.keys import Key, Keyring
 from embedfarm.web.auth.sessions import Sessions
 from embedfarm.web.gate import Gate
+from embedfarm.web.http.head import HeadRequests
 from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
 from embedfarm.web.interactive import InteractiveRequests
 from embedfarm.web.jobs import events, failures, feeds, results, retries, submissions
@@ -103,6 +104,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     for router in PAGES:
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
+    app.add_middleware(HeadRequests)
     app.add_middleware(Gate, keys=keyring, settings=settings, sessions=sessions)
     app.add_middleware(Meter, figures=app.state.figures)
     app.openapi = lambda: _describe(app, keyed=bool(keys))  # type: ignore[method-assign] # as FastAPI documents it
@@ -110,20 +112,24 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
 
 
 def _describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
-    """Return the OpenAPI document, with the errors as sent, and with keys where they are needed."""
+    """Return the OpenAPI document, with the errors as sent, and whether keys are needed.
+
+    FastAPI describes the items of a stream in words that OpenAPI has from 3.2 on only.
+    """
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document["components"]
         components["schemas"] |= submissions.SCHEMAS | {"Problem": Problem.model_json_schema()}
         for unused in ("HTTPValidationError", "ValidationError"):
             components["schemas"].pop(unused, None)
-        if not keyed:
-            del components["securitySchemes"]
         for path, operations_ in document["paths"].items():
             for operation in operations_.values():
                 if is_openai(path):
                     operation["responses"].pop("422", None)
-                if not keyed:
-                    operation.pop("security", None)
+                if not keyed and "security" in operation:
+                    operation["security"] = [{}, *operation["security"]]
+                for answer in operation["responses"].values():
+                    for media in answer.get("content", {}).values():
+                        media.pop("itemSchema", None)
         app.openapi_schema = document
     return app.openapi_schema

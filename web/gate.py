@@ -12,6 +12,7 @@ import time
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote, urlsplit
+from uuid import uuid4
 
 import anyio.to_thread
 from fastapi import HTTPException, Response
@@ -25,7 +26,9 @@ from embedfarm.contract.settings import Settings
 from embedfarm.web.auth.keys import ANYBODY, Key, Keyring
 from embedfarm.web.auth.rates import Buckets, TenantTurns, TooMuchError
 from embedfarm.web.auth.sessions import COOKIE, Sessions
-from embedfarm.web.http.problems import SECURITY_HEADERS, answer_problem
+from embedfarm.web.http.answers import MEDIA_TYPE
+from embedfarm.web.http.bodies import media_type
+from embedfarm.web.http.problems import REQUEST_ID, SECURITY_HEADERS, answer_problem
 from embedfarm.web.http.rendering import here, wants_page
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -75,9 +78,11 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = _secure(_linger(receive, send))
+        state = scope.setdefault("state", {})
+        state["request_id"] = f"req_{uuid4().hex}"
+        send = _secure(_linger(receive, send), state["request_id"])
         try:
-            key = scope.setdefault("state", {})["key"] = await self._admit(scope)
+            key = state["key"] = await self._admit(scope)
         except HTTPException as refusal:
             await _answer_refusal(HTTPConnection(scope), refusal)(scope, receive, send)
             return
@@ -159,7 +164,9 @@ class Gate:
         return limits.http_upload_bytes_max if upload else limits.http_body_bytes_max
 
     def _too_large(self, upload: bool) -> HTTPException:  # noqa: FBT001 -- as above
-        return HTTPException(413, f"this body has at most {self._bytes_max(upload)} bytes", CLOSE)
+        limit = f"EMBEDFARM_HTTP_{'UPLOAD' if upload else 'BODY'}_BYTES_MAX"
+        detail = f"this body has at most {self._bytes_max(upload)} bytes ({limit})"
+        return HTTPException(413, detail, CLOSE)
 
     def _bound(self, receive: Receive, upload: bool) -> Receive:  # noqa: FBT001 -- as above
         """Wrap `receive`, so that a body can be neither larger nor slower than the limits.
@@ -193,9 +200,8 @@ class Gate:
 
 def is_upload(scope: Scope) -> bool:
     """Tell whether a request's body goes to the disk, and not into memory."""
-    media = Headers(scope=scope).get("content-type", "")
     to_disk = scope["path"] in UPLOAD_PATHS and scope["method"] == "POST"
-    return to_disk and not media.lower().startswith("application/json")
+    return to_disk and media_type(Headers(scope=scope)) != MEDIA_TYPE
 
 
 def too_often(detail: str, seconds: float) -> HTTPException:
@@ -235,12 +241,12 @@ async def _drain(receive: Receive) -> None:
                     return
 
 
-def _secure(send: Send) -> Send:
-    """Wrap `send`, to add the security headers to every response."""
+def _secure(send: Send, request_id: str) -> Send:
+    """Wrap `send`, to add the security headers and the request's id to every response."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(SECURITY_HEADERS)
+            MutableHeaders(scope=message).update(SECURITY_HEADERS | {REQUEST_ID: request_id})
         await send(message)
 
     return sending

@@ -18,6 +18,7 @@ from embedfarm.contract.records import LaneAnswer
 
 T = TypeVar("T")
 BUSY_SECONDS: Final = 1
+DIMENSIONS_MAX: Final = 1 << 16  # that may be asked for
 FAILED_MAX: Final = 3  # texts that an error names
 
 
@@ -102,6 +103,11 @@ def shape(
         return kept
     lengths = np.linalg.norm(kept, axis=1, keepdims=True)
     return (kept / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
+
+
+def are_unit(vectors: NDArray[np.float32]) -> bool:
+    """Tell whether all vectors have length 1, as far as float32 tells."""
+    return bool(np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4))
 
 
 async def _interactive(request: Request) -> InteractiveRequests:

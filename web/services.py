@@ -21,6 +21,7 @@ from embedfarm.ingest.job_queue import Submissions
 from embedfarm.ingest.openai_files import batch_tenant, content_of, file_tenant
 from embedfarm.ingest.tenant_storage import stored_bytes
 from embedfarm.web.auth.keys import ANYBODY, Key, Scope
+from embedfarm.web.http.problems import ModelNotServed
 
 BEARER: Final = HTTPBearer(auto_error=False, description="A key of `embedfarm keys new`.")
 
@@ -64,12 +65,11 @@ class Services:
         Workers load any model that they are asked for, so that only some may be asked for.
 
         Raises:
-            HTTPException: The model is not served.
+            ModelNotServed: The model is not served.
         """
         models = self.settings.models
         if name and name not in models:
-            served = ", ".join(models)
-            raise HTTPException(404, f"model {name!r} is not served here, but {served}")
+            raise ModelNotServed(name, models)
         return name or models[0]
 
     @property

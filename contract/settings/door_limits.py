@@ -121,6 +121,13 @@ class HttpSettings(BaseModel):
         tuple[str, ...],
         Field(min_length=1, description="Models for requests by HTTP; TEI's routes use the first."),
     ] = (DEFAULT_MODEL,)
+    accept_token_ids: Annotated[
+        bool,
+        Field(
+            description="Whether token ids are taken in place of texts; they must be those of the "
+            "model's own tokenizer, which most clients do not have."
+        ),
+    ] = False
     keys_file: Annotated[
         Path | None, Field(description="API keys, as `keys new` prints them, one in a line.")
     ] = None

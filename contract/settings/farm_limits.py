@@ -230,7 +230,10 @@ class LaneSettings(BaseModel):
         Field(description="Pieces of requests for one model that wait or are being answered."),
     ] = 1024
     lane_texts_max: Annotated[PositiveInt, Field(description="Most texts in a request.")] = 2048
-    lane_bytes_max: Annotated[PositiveInt, Field(description="Most text in a request.")] = MEBIBYTE
+    lane_bytes_max: Annotated[
+        PositiveInt,
+        Field(description="Most text in a request; OpenAI's 300,000 tokens are some 1.5 MiB."),
+    ] = 3 * MEBIBYTE
     lanes_bytes_max: Annotated[
         PositiveInt, Field(description="Text of all requests that Redis holds at most.")
     ] = 64 * MEBIBYTE

@@ -249,9 +249,9 @@ def test_no_answer_in_time(client: redis.Redis) -> None:
 @pytest.mark.parametrize(
     ("texts", "seconds", "message"),
     [
-        ([], 1.0, "0 texts: 1 to 2048"),
-        (["a"] * 2049, 1.0, "2049 texts"),
-        (["x" * (1 << 20), "y"], 1.0, "1048577 bytes of text"),
+        ([], 1.0, "0 texts: 1 to 2,048"),
+        (["a"] * 2049, 1.0, "2,049 texts"),
+        (["x" * (3 << 20), "y"], 1.0, "3,145,729 bytes of text"),
         (["\ud800"], 1.0, "no Unicode"),
         (["a"], 121.0, "wait up to 120 s"),
         (["a"], 0.0, "wait up to 120 s"),

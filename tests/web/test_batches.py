@@ -168,7 +168,7 @@ def test_the_real_model(server: LiveServer, tmp_path: Path) -> None:
     wanted = np.asarray(reference.encode(texts), np.float32)
     ids = [reference.tokenizer(text)["input_ids"] for text in texts]
     requests = [line("texts", DEFAULT_MODEL, input=texts), line("ids", DEFAULT_MODEL, input=ids)]
-    settings: dict[str, Any] = {"jobs_directory": tmp_path / "jobs"}
+    settings: dict[str, Any] = {"jobs_directory": tmp_path / "jobs", "accept_token_ids": True}
     door = Door(server, tmp_path)
     with (
         role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 import redis
@@ -36,7 +37,9 @@ def test_large_bodies_are_taken(server: LiveServer, client: redis.Redis) -> None
     del client
     texts = ['",[{:\\' * 60_000, "naïve", "\U0001f600"]
     ids = [[30_000] * 146] * 2048
-    with client_of(server, models=("null:2",), lane_seconds_max=0.1) as web:
+    limits: dict[str, Any] = {"models": ("null:2",), "accept_token_ids": True}
+    limits["lane_seconds_max"] = 0.1
+    with client_of(server, **limits) as web:
         feed = web.post("/v1/feeds", json={}).json()["job"]
         sent = web.post(f"/v1/jobs/{feed}/texts", json={"start": 0, "texts": texts})
         assert sent.json() == {"next": 3}

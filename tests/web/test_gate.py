@@ -272,22 +272,42 @@ def held_port() -> Iterator[int]:
 
 
 def test_up_serves_as_well(tmp_path: Path) -> None:
-    """`up --port` serves HTTP with the farm until it is ready, and ends with status 0."""
-    state = {"EMBEDFARM_STATE_DIRECTORY": str(tmp_path), "HOME": str(tmp_path)}
-    words = ["up", "--devices", "cpu", "--workers", "1", "--port"]
-    with (
-        held_port() as port,
-        subprocess.Popen(
-            [sys.executable, "-m", "embedfarm", *words, str(port)],
-            stdout=subprocess.DEVNULL,
-            env=os.environ | state,
-        ) as process,
-    ):
+    """`up --port` says where it serves once it does, and leaves nothing but its state behind."""
+    with held_port() as port, up(tmp_path, port) as process:
+        assert process.stdout
         try:
-            wait_until(lambda: ready(port), START_SECONDS)
+            said = [process.stdout.readline() for _ in range(3)]
+            assert said[2] == f"serving http://127.0.0.1:{port}\n"
+            assert ready(port)
         finally:
             process.terminate()
         assert process.wait(SECONDS + 10) == 0
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_up_on_a_busy_port(tmp_path: Path) -> None:
+    """`up` on a port that somebody else has says so and ends, with nothing left behind."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with up(tmp_path, port) as process:
+            said, error = process.communicate(timeout=START_SECONDS)
+    assert (process.returncode, f"cannot listen at 127.0.0.1, port {port}" in error) == (2, True)
+    assert "serving" not in said
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def up(home: Path, port: int) -> subprocess.Popen[str]:
+    """Start a farm on this machine, with its own place for temporary files."""
+    (home / "tmp").mkdir()
+    places = {"EMBEDFARM_STATE_DIRECTORY": str(home / "state"), "HOME": str(home)}
+    words = ["up", "--devices", "cpu", "--workers", "1", "--port", str(port)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "embedfarm", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | places | {"TMPDIR": str(home / "tmp")},
+    )
 
 
 def ready(port: int) -> bool:

@@ -3,6 +3,7 @@
 import msgspec
 import redis
 from fastapi.testclient import TestClient
+from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from embedfarm.contract.farm_client import FarmClient
@@ -175,9 +176,13 @@ def test_the_document_knows_every_field(web: TestClient) -> None:
 def test_the_document_asks_for_keys_where_they_are_asked_for(
     web: TestClient, server: LiveServer
 ) -> None:
-    """The OpenAPI document asks for keys only where the application has some."""
-    assert "security" not in web.get("/openapi.json").json()["paths"]["/v1/jobs"]["get"]
+    """The document is OpenAPI 3.1, and asks for keys only where the application has some."""
+    free = web.get("/openapi.json").json()
+    assert free["paths"]["/v1/jobs"]["get"]["security"] == [{}, {"HTTPBearer": []}]
     with client_of(server, [make_key("ann", ["read"])[1]]) as keyed:
-        paths = keyed.get("/openapi.json").json()["paths"]
+        document = keyed.get("/openapi.json").json()
+    paths = document["paths"]
     assert paths["/v1/jobs"]["get"]["security"] == [{"HTTPBearer": []}]
+    for each in (free, document):
+        validate(each, cls=OpenAPIV31SpecValidator)
     assert "422" not in paths["/v1/embeddings"]["post"]["responses"]

@@ -4,7 +4,9 @@ import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -84,11 +86,51 @@ def test_errors_are_openais(null: TestClient, request_: dict[str, object], statu
     assert answer.json()["error"]["message"]
 
 
+SHAPES: Final = "must be a text, a list of texts, a list of token ids, or a list of such lists"
+
+
+@pytest.mark.parametrize(
+    ("request_", "param", "code", "message"),
+    [
+        ({"input": {}}, "input", "invalid_value", f"body.input: {SHAPES}"),
+        ({"input": []}, "input", "invalid_value", "body.input: List should have at least 1"),
+        ({"input": ["a", 1]}, "input.1", "invalid_value", "body.input.1: Input should be a valid"),
+        ({"input": [[1], [-1]]}, "input.1.0", "invalid_value", "body.input.1.0: Input should be"),
+        ({}, "input", "invalid_value", "body.input: Field required"),
+        ({"input": "a", "model": "no"}, "model", "model_not_found", "model 'no' is not served"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    null: TestClient, request_: dict[str, object], param: str, code: str, message: str
+) -> None:
+    """An error has the field that is at fault and a code, in words that a client's user knows."""
+    answer = null.post("/v1/embeddings", json={"model": NULL, **request_})
+    fault = answer.json()["error"]
+    assert (fault["param"], fault["code"]) == (param, code)
+    assert fault["message"].startswith(message), fault
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+def test_a_route_of_openais_that_is_not_here(null: TestClient) -> None:
+    """What OpenAI has and the farm has not is refused in the shape that its clients read."""
+    answer = null.post("/v1/chat/completions", json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+    first = answer.headers["x-request-id"]
+    assert first != null.get("/v1/models").headers["x-request-id"]
+
+
+def test_null_is_the_default(null: TestClient) -> None:
+    """Fields that a client sends as null have their defaults."""
+    fields: dict[str, object] = {"encoding_format": None, "dimensions": None, "user": None}
+    np.testing.assert_array_equal(embed(null, input="one", **fields), embed(null, input="one"))
+
+
 def test_tei_routes(null: TestClient) -> None:
     """`/embed`, `/rerank`, `/lsh` and `/info` say the same vectors in TEI's words."""
     wanted = null_vectors(TEXTS, 16)
-    raw = null.post("/embed", json={"inputs": TEXTS, "normalize": False}).json()
-    np.testing.assert_allclose(raw, wanted, rtol=1e-6)
+    found = null.post("/embed", json={"inputs": TEXTS}).json()
+    np.testing.assert_allclose(found, unit(wanted), atol=1e-6)
     (one,) = null.post("/embed", json={"inputs": "one"}).json()
     np.testing.assert_allclose(one, unit(wanted)[0], atol=1e-6)
     ranked = null.post(
@@ -108,6 +150,32 @@ def test_tei_routes(null: TestClient) -> None:
     assert (named.status_code, "no prompt 'query'" in named.json()["detail"]) == (404, True)
     info = null.get("/info").json()
     assert (info["model_id"], info["max_client_batch_size"]) == (NULL, 2048)
+
+
+def test_all_that_tei_takes(null: TestClient) -> None:
+    """The fields of TEI's clients have their effect, at `/embed` and at the root alike."""
+    wanted = unit(null_vectors(TEXTS, 16)[:, :4])
+    request = {"inputs": TEXTS, "dimensions": 4, "encoding_format": "base64", "normalize": None}
+    for path in ("/", "/embed"):
+        coded = null.post(path, json={**request, "truncation_direction": "Right"}).json()
+        found = np.asarray([np.frombuffer(base64.b64decode(row), "<f4") for row in coded])
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert null.post("/embed", json={"inputs": "a", "dimensions": 17}).status_code == 422
+    assert (
+        null.post("/embed", json={"inputs": "a", "truncation_direction": "Left"}).status_code == 422
+    )
+
+
+def test_what_openai_takes(null: TestClient) -> None:
+    """2,048 texts of 300,000 tokens together are taken, and a limit is named that is exceeded."""
+    texts = ["word " * 146] * 2048
+    assert embed(null, input=texts).shape == (2048, 16)
+    for more, limit in (
+        (["a"] * 2049, "LANE_TEXTS"),
+        (["x" * (1 << 20)] * 3 + ["x"], "LANE_BYTES"),
+    ):
+        answer = null.post("/embed", json={"inputs": more})
+        assert f"EMBEDFARM_{limit}_MAX" in answer.json()["detail"], answer.text
 
 
 def test_a_full_lane_says_when_to_come_again(server: LiveServer, client: redis.Redis) -> None:
@@ -131,8 +199,9 @@ def test_a_full_lane_says_when_to_come_again(server: LiveServer, client: redis.R
         assert web.post("/embed", json=request).status_code == 503  # nobody works
 
 
-def test_tokens_are_the_models(web: TestClient) -> None:
-    """Tokens come with ids and their characters; ids that no text has are refused."""
+def test_tokens_are_the_models(server: LiveServer, client: redis.Redis, web: TestClient) -> None:
+    """Tokens come with ids and their characters; ids are refused, or those that no text has."""
+    del client
     text = "Micro-batches, naïvely embedded."
     (tokens,) = web.post("/tokenize", json={"inputs": text}).json()
     assert (tokens[0]["text"], tokens[0]["special"]) == ("[CLS]", True)
@@ -142,10 +211,12 @@ def test_tokens_are_the_models(web: TestClient) -> None:
     assert plain == [tokens[1:-1]]
     tokenizer = tokenizer_of(DEFAULT_MODEL, Settings())
     broken = [tokenizer.token_to_id("##ing"), tokenizer.token_to_id("##ing")]
-    for ids in (broken, [10**6]):
-        answer = web.post("/v1/embeddings", json={"model": DEFAULT_MODEL, "input": ids})
-        assert answer.status_code == 400
-        assert "input 0" in answer.json()["error"]["message"]
+    with client_of(server, accept_token_ids=True) as taking:
+        for asked, said in ((web, "check_embedding_ctx_length=False"), (taking, "input 0")):
+            for ids in (broken, [10**6]):
+                answer = asked.post("/v1/embeddings", json={"model": DEFAULT_MODEL, "input": ids})
+                assert answer.status_code == 400
+                assert said in answer.json()["error"]["message"]
 
 
 def test_the_openai_client(server: LiveServer, tmp_path: Path) -> None:
@@ -159,7 +230,7 @@ def test_the_openai_client(server: LiveServer, tmp_path: Path) -> None:
     ids = [reference.tokenizer(text)["input_ids"] for text in texts]
     with (
         role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"),
-        served(server, keys_file=file) as ((host, port), _),
+        served(server, keys_file=file, accept_token_ids=True) as ((host, port), _),
         openai.OpenAI(api_key=secret, base_url=f"http://{host}:{port}/v1") as client,
     ):
         assert [each.id for each in client.models.list()] == [DEFAULT_MODEL]
@@ -174,6 +245,10 @@ def test_the_openai_client(server: LiveServer, tmp_path: Path) -> None:
         short = np.asarray([each.embedding for each in floats.data])
         assert short.shape == (3, 128)
         assert (short * unit(wanted[:, :128])).sum(axis=1).min() >= 0.9999
+        request = {"inputs": "a", "normalize": False}
+        bearer = {"authorization": f"Bearer {secret}"}
+        plain = httpx.post(f"http://{host}:{port}/embed", json=request, headers=bearer)
+        assert (plain.status_code, "length 1" in plain.json()["detail"]) == (422, True)
         with pytest.raises(openai.NotFoundError, match="not served here"):
             client.embeddings.create(model="none", input="a")
         with pytest.raises(openai.BadRequestError, match="dimensions"):

@@ -17,7 +17,7 @@ import redis
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from tests.contract.little_job import embed, push
+from tests.contract.little_job import embed, make_job, push
 from tests.support import LiveServer
 from tests.web.test_gate import SECONDS, say, served
 
@@ -218,16 +218,36 @@ def test_markup_is_inert(address: Address, client: redis.Redis) -> None:
     assert repeated >= 3
 
 
+def test_heads(address: Address, client: redis.Redis) -> None:
+    """HEAD is answered as GET is, without the body; a stream of events ends with its head."""
+    make_job(client, 2)
+    own = {"date", "etag", "x-request-id"}
+    for method, path in paths(address):
+        if method == "GET" and "/events" not in path:
+            filled = re.sub(r"\{\w+\}", "little", path)
+            whole, head = ask(address, f"GET {filled}"), ask(address, f"HEAD {filled}")
+            assert (head.status, head.body) == (whole.status, ""), path
+            assert head.headers.keys() - own == whole.headers.keys() - own, path
+    stream = ask(address, "HEAD /v1/jobs/little/events")
+    assert (stream.status, stream.body) == (200, "")
+    page = ask(address, "HEAD /jobs/little", "accept: text/event-stream")
+    assert (page.status, page.headers["content-type"].partition(";")[0]) == (
+        200,
+        "text/event-stream",
+    )
+    assert ask(address, "HEAD /v1/embeddings").headers["allow"] == "POST"
+
+
 def test_methods_that_are_none(address: Address) -> None:
     """A method that a path has not gets 405 with those that it has; TRACE repeats nothing.
 
     A preflight of a page of another site gets no header that would let it go on.
     """
-    for method in ("HEAD", "OPTIONS", "TRACE", "PURGE", "PUT"):
+    for method in ("OPTIONS", "TRACE", "PURGE", "PUT"):
         answer = ask(address, f"{method} /livez", "x-secret: 123456")
-        assert (answer.status, answer.headers["allow"]) == (405, "GET"), method
+        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD"), method
         assert "123456" not in answer.body
-    assert ask(address, "POST /v1/scheduler/passes").headers["allow"] == "GET, PUT"
+    assert ask(address, "POST /v1/scheduler/passes").headers["allow"] == "GET, HEAD, PUT"
     for path in ("/embed", "/v1/jobs/any", "/nowhere"):
         preflight = ask(
             address,

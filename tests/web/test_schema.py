@@ -45,6 +45,7 @@ REJECTION: Final = [
 ]  # fmt: skip
 # Operations that may also refuse, for what no schema can say.
 FINER: Final = {
+    "POST /embed": "more dimensions than the model has, no normalising of a model that does it",
     "POST /v1/embeddings": "token ids that no text has, more dimensions than the model has",
     "PATCH /v1/jobs/{job}": "a tenant with characters that cannot be printed",
     "POST /v1/feeds": "the same",

@@ -221,12 +221,14 @@ def test_uploads_have_limits_of_their_own(
     with client_of(server, models=(NULL,), jobs_directory=jobs, **limits) as web:
         line = b'{"text": "a"}\n'
         assert web.post("/v1/jobs", content=line * 1000, headers=JSONL).status_code == 201
+        other = {"content-type": "application/jsonl"}  # not JSON, though its name begins so
+        assert web.post("/v1/jobs", content=line * 1000, headers=other).status_code == 201
         pieces = (line * 1000 for _ in range(8))  # of a length that is not announced
         assert web.post("/v1/jobs", content=pieces, headers=JSONL).status_code == 413
         assert web.post("/v1/jobs", content=line * 8000, headers=JSONL).status_code == 413
         assert web.post("/v1/jobs", json={"texts": ["a" * 1000]}).status_code == 413
         assert web.post("/v1/embeddings", content=line * 1000, headers=JSONL).status_code == 413
-    assert len(FarmClient(client).job_ids()) == 1
+    assert len(FarmClient(client).job_ids()) == 2
     assert not list((jobs / "uploads").iterdir())
 
 

@@ -15,6 +15,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 
 COSTS: Final[Mapping[bytes, int]] = {b",": 80, b"[": 200, b"{": 400, b":": 160}
 """About how many bytes an object takes that one of these leads to: an item, a list or an object,
@@ -73,9 +74,14 @@ class _Read(Request):
         return self._value
 
 
+def media_type(headers: Headers) -> str:
+    """Return the media type that a request's headers name, in lower case and without parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def is_json(request: Request) -> bool:
     """Tell whether a request says that its body is JSON."""
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media = media_type(request.headers)
     return media.startswith("application/") and media.endswith(("/json", "+json"))
 
 

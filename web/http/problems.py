@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -23,10 +23,22 @@ from embedfarm.ingest.allow_list import PathRefused
 from embedfarm.web.http.rendering import render, wants_page
 
 LOGGER: Final = logging.getLogger(__name__)
+UNKNOWN: Final = "embedfarm.unknown"  # in the scope of a request for no route of OpenAI's API
+REQUEST_ID: Final = "x-request-id"
 MEDIA_TYPE: Final = "application/problem+json"
 OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
+OPENAI_ERRORS: Final = {
+    400: ("invalid_request_error", "invalid_value"),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "permission_denied"),
+    404: ("invalid_request_error", "not_found"),
+    409: ("invalid_request_error", "conflict"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+}
+"""Type and code of an error in OpenAI's shape, by status."""
 AWAY_SECONDS: Final = 5
-METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 FAULTS_MAX: Final = 5  # of a request, that are told
 DETAIL_CHARACTERS_MAX: Final = 2000  # names that were sent may be in it
 USUAL: Final = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503)  # that every route may give
@@ -53,8 +65,15 @@ class Problem(BaseModel):
     detail: str
 
 
+class ModelNotServed(HTTPException):
+    """Raised for a model that may not be asked for (404)."""
+
+    def __init__(self, model: str, served: Sequence[str]) -> None:
+        super().__init__(404, f"model {model!r} is not served here, but {', '.join(served)}")
+
+
 class OpenaiFault(BaseModel):
-    """Message and type of an error, as OpenAI's API gives them."""
+    """An error as OpenAI's API gives it; `param` is the wrong field, if one is at fault."""
 
     message: str
     type: str
@@ -74,7 +93,11 @@ def is_openai(path: str) -> bool:
 
 
 def answer_problem(
-    request: HTTPConnection, status: int, detail: str, headers: Mapping[str, str] | None = None
+    request: HTTPConnection,
+    status: int,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    param: str | None = None,
 ) -> Response:
     """Respond to a request that failed, with a page for a browser, else with JSON.
 
@@ -83,8 +106,9 @@ def answer_problem(
         status: HTTP status; 422 becomes 400 on OpenAI's routes, which know no 422.
         detail: Explanation for people.
         headers: Further headers of the response.
+        param: The field of the body or the query that is at fault, if one is.
     """
-    openai = is_openai(request.url.path)
+    openai = is_openai(request.url.path) or request.scope.get(UNKNOWN, False)
     if len(detail) > DETAIL_CHARACTERS_MAX:
         detail = f"{detail[: DETAIL_CHARACTERS_MAX - 1]}…"
     if wants_page(request) and not openai:
@@ -96,7 +120,7 @@ def answer_problem(
         status = HTTPStatus.BAD_REQUEST
     shape: BaseModel
     if openai:
-        shape = OpenaiProblem(error=OpenaiFault(message=detail, type=_openai_type(status)))
+        shape = OpenaiProblem(error=_openai_fault(status, detail, param))
     else:
         shape = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
     return Response(
@@ -107,10 +131,11 @@ def answer_problem(
     )
 
 
-def _openai_type(status: int) -> str:
-    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-    usual = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    return kinds.get(status, usual)
+def _openai_fault(status: int, detail: str, param: str | None) -> OpenaiFault:
+    server = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
+    kind, code = OPENAI_ERRORS.get(status, (server or "invalid_request_error", server or None))
+    code = "model_not_found" if (status, param) == (HTTPStatus.NOT_FOUND, "model") else code
+    return OpenaiFault(message=detail, type=kind, param=param, code=code)
 
 
 def problems(*further: int) -> dict[int | str, dict[str, Any]]:
@@ -144,7 +169,9 @@ def _say(status: int) -> Handler:
         if status != HTTPStatus.SERVICE_UNAVAILABLE:
             detail = f"no such job: {error}" if isinstance(error, JobGone) else str(error)
             return answer_problem(request, status, detail)
-        LOGGER.warning("%s %s: %s", request.method, request.url.path, type(error).__name__)
+        LOGGER.warning(
+            "%s %s: %s (%s)", request.method, request.url.path, type(error).__name__, _id(request)
+        )
         full = isinstance(error, redis.exceptions.OutOfMemoryError)
         detail = f"the farm's server is {'full' if full else 'away'}"
         return answer_problem(request, status, detail, {"retry-after": str(AWAY_SECONDS)})
@@ -161,12 +188,16 @@ async def _tell_refusal(request: Request, error: HTTPException) -> Response:
     headers = error.headers
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers = {"allow": ", ".join(_allowed(request))}
-    return answer_problem(request, error.status_code, error.detail, headers)
+    if error.status_code == HTTPStatus.NOT_FOUND and "route" not in request.scope:
+        # Who asks for what the farm has not is a client of OpenAI's.
+        request.scope[UNKNOWN] = request.url.path.startswith("/v1/")
+    param = "model" if isinstance(error, ModelNotServed) else None
+    return answer_problem(request, error.status_code, error.detail, headers, param)
 
 
 def _allowed(request: Request) -> list[str]:
     """List all methods of a path; Starlette names only those of its first matching route."""
-    return [
+    found = [
         method
         for method in METHODS
         if any(
@@ -174,21 +205,36 @@ def _allowed(request: Request) -> list[str]:
             for route in request.app.routes
         )
     ]
+    return [*found[:1], "HEAD", *found[1:]] if "GET" in found else found
 
 
 async def _tell_faults(request: Request, error: RequestValidationError) -> Response:
     """Name the wrong fields, without repeating the values that were sent."""
     faults = error.errors()
-    told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults[:FAULTS_MAX]]
+    places = [_place(each["loc"]) for each in faults[:FAULTS_MAX]]
+    told = [f"{place}: {each['msg']}" for place, each in zip(places, faults, strict=False)]
     if len(faults) > FAULTS_MAX:
         told.append(f"and {len(faults) - FAULTS_MAX} more")
-    return answer_problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(told))
+    param = places[0].partition(".")[2] or None
+    return answer_problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(told), param=param)
+
+
+def _place(location: Sequence[str | int]) -> str:
+    """Return the place of a fault, without the shapes that a field may have."""
+    return ".".join(str(part) for part in location if not str(part).startswith("("))
 
 
 async def _hide(request: Request, _error: Exception) -> Response:
     """Answer an unexpected error without its details; only the log has the traceback."""
-    detail = "a defect of the farm; its log says more"
-    return answer_problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, detail, SECURITY_HEADERS)
+    LOGGER.error("%s %s has failed (%s)", request.method, request.url.path, _id(request))
+    detail = f"a defect of the farm; its log says more of request {_id(request)}"
+    headers = SECURITY_HEADERS | {REQUEST_ID: _id(request)}
+    return answer_problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, detail, headers)
+
+
+def _id(request: HTTPConnection) -> str:
+    """Return the id by which the log knows a request, and which its answer has as a header."""
+    return str(request.scope.get("state", {}).get("request_id", ""))
 
 
 HANDLERS: Final[dict[int | type[Exception], Handler]] = {

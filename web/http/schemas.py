@@ -4,7 +4,15 @@ from types import GenericAlias
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+)
 
 from embedfarm.contract.encoding import Record
 
@@ -13,6 +21,30 @@ T = TypeVar("T")
 Many: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
 """A list in a body: what is wrong with its first wrong item is told, and the others are not looked
 at, since each error takes kilobytes."""
+
+
+TEXT, TEXTS, TEXTS_WITH_IDS = Tag("(text)"), Tag("(texts)"), Tag("(texts with ids)")
+TOKENS, ROWS = Tag("(tokens)"), Tag("(rows of tokens)")
+"""Shapes that a field of several may have. Errors leave them out of the place that they name
+(`embedfarm.web.http.problems`): they are in parentheses."""
+
+
+def shapes(message: str) -> Discriminator:
+    """Let the first item of a value say which of several shapes it is to have.
+
+    Args:
+        message: What is said of a value that has none of them.
+    """
+    return Discriminator(_shape_of, custom_error_type="shape", custom_error_message=message)
+
+
+def _shape_of(value: object) -> str | None:
+    if isinstance(value, str):
+        return TEXT.tag
+    first = value[0] if isinstance(value, list) and value else ""
+    kinds = {str: TEXTS, int: TOKENS, float: TOKENS, list: ROWS, dict: TEXTS_WITH_IDS}
+    kind = kinds.get(type(first))
+    return kind.tag if kind and isinstance(value, list) else None
 
 
 class Body(BaseModel):

@@ -38,8 +38,8 @@ from embedfarm.contract.scheduling_terms import (
 )
 from embedfarm.producer.readers.corpus import FORMATS, SUFFIXES
 from embedfarm.producer.readers.source import COMPRESSIONS, split_compression
-from embedfarm.web.http.bodies import read_json
-from embedfarm.web.http.schemas import WHOLE, Many
+from embedfarm.web.http.bodies import media_type, read_json
+from embedfarm.web.http.schemas import TEXTS, TEXTS_WITH_IDS, WHOLE, Many, shapes
 from embedfarm.web.jobs.uploads import Upload, receive_file, receive_form, receiving
 from embedfarm.web.services import Services
 
@@ -185,8 +185,19 @@ class TextWithId(BaseModel):
     id: str
 
 
-Texts = Annotated[Many[str], Field(min_length=1)]
-TextsWithIds = Annotated[Many[TextWithId], Field(min_length=1)]
+Texts = Annotated[
+    Annotated[Many[str], Field(min_length=1), TEXTS]
+    | Annotated[Many[TextWithId], Field(min_length=1), TEXTS_WITH_IDS],
+    shapes("must be a list of texts, or of objects with a text and an id"),
+]
+
+
+def _drop_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
+
+
+NO_DEFAULT: Final = Field(json_schema_extra=_drop_default)
+"""For a field that has to be given or left out: the value that it has then cannot be sent."""
 
 
 class Submission(Options):
@@ -197,9 +208,11 @@ class Submission(Options):
         json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["source"]}]},
     )
 
-    texts: Texts | TextsWithIds = Field(default=[])
+    texts: Annotated[Texts, NO_DEFAULT] = Field(default=[])
     source: Annotated[
-        Words, Field(min_length=1, description="Below `ingest_roots`, or one of `ingest_urls`.")
+        Words,
+        Field(min_length=1, description="Below `ingest_roots`, or one of `ingest_urls`."),
+        NO_DEFAULT,
     ] = ""
 
     @model_validator(mode="after")
@@ -243,7 +256,7 @@ async def reading(request: Request, services: Services, options: Options) -> Asy
     Raises:
         HTTPException, RequestValidationError: The request makes no valid order.
     """
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media = media_type(request.headers)
     if media not in {JSON, FORM, *FILE_TYPES}:
         raise HTTPException(415, f"send {JSON}, {FORM}, or a file as {', '.join(FILE_TYPES)}")
     async with receiving(request, services) as upload:

@@ -8,37 +8,42 @@ from typing import Annotated, Final, Literal, cast
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, HTTPException, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from embedfarm.contract.token_ids import TOKENS_REFUSED
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.answers import list_of, respond
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import openai_problems
-from embedfarm.web.http.schemas import WHOLE, Body, Many
-from embedfarm.web.interactive import Interactive, InteractiveRequests, shape
+from embedfarm.web.http.schemas import ROWS, TEXT, TEXTS, TOKENS, WHOLE, Body, Many, shapes
+from embedfarm.web.interactive import DIMENSIONS_MAX, Interactive, InteractiveRequests, shape
 from embedfarm.web.services import Service, Services, need
 from embedfarm.web.tei.tokenizers import check_count, decode_ids, tokenizer_of
 
 OWNER: Final = "embedfarm"
-DIMENSIONS_MAX: Final = 1 << 16
 TOKENS_MAX: Final = 1 << 15  # of one text: no model reads more at once
 
 router: Final = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BoundedRoute)
 TokenId = Annotated[int, Field(ge=0, lt=2**32), WHOLE]
 Row = Annotated[Many[TokenId], Field(min_length=1, max_length=TOKENS_MAX)]
-Texts = Annotated[Many[str], Field(min_length=1)]
-Rows = Annotated[Many[Row], Field(min_length=1)]
+Input = Annotated[
+    Annotated[str, TEXT]
+    | Annotated[Many[str], Field(min_length=1), TEXTS]
+    | Annotated[Row, TOKENS]
+    | Annotated[Many[Row], Field(min_length=1), ROWS],
+    shapes("must be a text, a list of texts, a list of token ids, or a list of such lists"),
+]
 
 
 class EmbeddingsRequest(Body):
-    """Texts to embed, or token ids of the model's own tokenizer."""
+    """Texts to embed; or token ids of the model's own tokenizer, where the farm takes these."""
 
-    input: str | Texts | Row | Rows
+    input: Input
     model: str
     dimensions: Annotated[int, Field(ge=1, le=DIMENSIONS_MAX), WHOLE] | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
 
 
@@ -141,6 +146,8 @@ def _texts(services: Services, request: EmbeddingsRequest) -> Sequence[str]:
     if isinstance(given[0], str):
         return given
     rows = [given] if isinstance(given[0], int) else given
+    if not services.settings.accept_token_ids:
+        raise HTTPException(422, f"input: {TOKENS_REFUSED}")
     check_count(rows, services.settings)
     tokenizer = tokenizer_of(request.model, services.settings)
     return decode_ids(tokenizer, rows)

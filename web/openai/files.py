@@ -22,6 +22,7 @@ from embedfarm.ingest.openai_files import (
     remove_file,
 )
 from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.bodies import media_type
 from embedfarm.web.http.problems import openai_problems
 from embedfarm.web.jobs.job_requests import FORM
 from embedfarm.web.jobs.uploads import receive_form, receiving
@@ -82,7 +83,7 @@ class Deleted(BaseModel):
 )
 async def upload_file(services: Service, who: Caller, request: Request) -> File:
     """Keep a file of requests for a batch."""
-    if not request.headers.get("content-type", "").lower().startswith(FORM):
+    if media_type(request.headers) != FORM:
         raise HTTPException(415, f"send {FORM}")
     async with receiving(request, services) as upload:
         fields = await receive_form(request, upload)

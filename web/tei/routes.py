@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, HTTPException, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from tokenizers import Encoding
@@ -17,23 +17,41 @@ from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.answers import list_of, respond
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import problems
-from embedfarm.web.http.schemas import WHOLE, Body, Many
-from embedfarm.web.interactive import Interactive, InteractiveRequests, shape
+from embedfarm.web.http.schemas import TEXT, TEXTS, WHOLE, Body, Many, shapes
+from embedfarm.web.interactive import (
+    DIMENSIONS_MAX,
+    Interactive,
+    InteractiveRequests,
+    are_unit,
+    shape,
+)
 from embedfarm.web.jobs.job_requests import Words
 from embedfarm.web.services import Service, Services, need
 from embedfarm.web.tei.tokenizers import check_texts, tokenize, tokenizer_of
 
 router: Final = APIRouter(tags=["TEI"], route_class=BoundedRoute)
-Inputs = str | Annotated[Many[str], Field(min_length=1)]
+Inputs = Annotated[
+    Annotated[str, TEXT] | Annotated[Many[str], Field(min_length=1), TEXTS],
+    shapes("must be a text or a list of texts"),
+]
+
+
+UNIT: Final = "normalize: the model itself makes all vectors of length 1, and so has no others"
 
 
 class EmbedRequest(Body):
-    """Texts to embed; one that is too long is cut, or an error if `truncate` is false."""
+    """Texts to embed; one that is too long is cut, or an error if `truncate` is false.
+
+    `truncation_direction` is there for clients that send it: a text is cut at its end.
+    """
 
     inputs: Inputs
-    normalize: bool = True
-    truncate: bool = True
+    normalize: bool | None = True
+    truncate: bool | None = True
     prompt_name: Words | None = None
+    dimensions: Annotated[int, Field(ge=1, le=DIMENSIONS_MAX), WHOLE] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    truncation_direction: Literal["right", "Right"] | None = None
 
 
 class LshRequest(Body):
@@ -104,23 +122,38 @@ async def info(services: Service) -> Info:
 
 
 @router.post(
+    "/",
+    response_model=list[list[float] | str],
+    responses=problems(404),
+    dependencies=need(Scope.SUBMIT),
+    include_in_schema=False,  # the page at the root is not in it either
+)
+@router.post(
     "/embed",
-    response_model=list[list[float]],
+    response_model=list[list[float] | str],
     responses=problems(404),
     dependencies=need(Scope.SUBMIT),
 )
 async def embed(services: Service, interactive: Interactive, request: EmbedRequest) -> Response:
-    """Embed texts; vectors come in the order of the inputs."""
+    """Embed texts; vectors come in the order of the inputs.
+
+    In base64 a vector is the bytes of its little-endian float32.
+    """
 
     def work() -> Response:
         vectors = _vectors(
             services,
             interactive,
             _listed(request.inputs),
-            truncate=request.truncate,
+            truncate=request.truncate is not False,
             prompt_name=request.prompt_name or "",
         )
-        shaped = shape(vectors, normalize=request.normalize)
+        plain = request.normalize is False
+        if plain and are_unit(vectors):
+            raise HTTPException(422, UNIT)
+        shaped = shape(vectors, request.dimensions, normalize=not plain).astype("<f4", copy=False)
+        if request.encoding_format == "base64":
+            return respond(list_of(map(_in_base64, shaped)))
         return respond(list_of(row.tolist() for row in shaped))
 
     return await interactive.run(work)
@@ -229,5 +262,5 @@ def _in_hex(row: NDArray[np.uint8]) -> str:
     return row.tobytes().hex()
 
 
-def _in_base64(row: NDArray[np.uint8]) -> str:
+def _in_base64(row: NDArray[np.uint8] | NDArray[np.float32]) -> str:
     return base64.b64encode(row.tobytes()).decode()

@@ -9,6 +9,7 @@ from fastapi import HTTPException
 from tokenizers import Encoding, Tokenizer
 
 from embedfarm.contract import token_ids
+from embedfarm.contract.lane import too_long, too_many
 from embedfarm.contract.model_files import ModelError, find_local
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import FILE
@@ -48,7 +49,7 @@ def check_count(texts: Sequence[object], settings: Settings) -> None:
         HTTPException: There are too many texts.
     """
     if len(texts) > settings.lane_texts_max:
-        raise HTTPException(422, f"{len(texts)} texts: 1 to {settings.lane_texts_max} are taken")
+        raise HTTPException(422, too_many(len(texts), settings))
 
 
 def check_texts(texts: Sequence[str], settings: Settings) -> None:
@@ -63,8 +64,7 @@ def check_texts(texts: Sequence[str], settings: Settings) -> None:
         if size > TEXT_BYTES_MAX:
             raise HTTPException(422, f"text {place}: {size} bytes, at most {TEXT_BYTES_MAX}")
     if sum(sizes) > settings.lane_bytes_max:
-        detail = f"{sum(sizes)} bytes of text: at most {settings.lane_bytes_max} are taken"
-        raise HTTPException(422, detail)
+        raise HTTPException(422, too_long(sum(sizes), settings))
 
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> Iterator[Encoding]:
