@@ -5,13 +5,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import IO, Any, Final
 
-from embedfarm.contract.processes import PARENT_PIPE, set_by_signal
+from embedfarm.contract.processes import PARENT_PIPE, RUN_MODULE, set_by_signal
 from embedfarm.contract.settings import Settings
 
 LOOK_SECONDS: Final = 1.0
@@ -79,7 +78,7 @@ def run_command(
     """
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as log:
         with subprocess.Popen(
-            [sys.executable, "-m", "embedfarm", *words],
+            [*RUN_MODULE, "embedfarm", *words],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=log,

@@ -14,6 +14,7 @@ from rq.timeouts import JobTimeoutException
 
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
+from embedfarm.ingest.allow_list import PathRefused
 from embedfarm.ingest.child_command import CommandDied, StopRequested
 from embedfarm.ingest.rq_jobs import (
     NO_TIME,
@@ -23,7 +24,7 @@ from embedfarm.ingest.rq_jobs import (
     expect_progress,
 )
 from embedfarm.ingest.rq_keys import ReadableJob
-from embedfarm.ingest.tasks import DAY_SECONDS, TASKS
+from embedfarm.ingest.tasks import DAY_SECONDS, TASKS, OptionRefused
 from embedfarm.ingest.webhooks import tell
 
 FAILURE_SECONDS: Final = 7 * DAY_SECONDS
@@ -34,6 +35,10 @@ log = logging.getLogger(__name__)
 
 class TaskRefused(RuntimeError):
     """Raised when a job asks for something that is on no list; nothing of it was run."""
+
+
+# The same job would be refused again, so that it is not tried again.
+REFUSED: Final = (TaskRefused, PathRefused, OptionRefused, DeserializationError, TypeError)
 
 
 class TaskStalled(RuntimeError):
@@ -117,7 +122,17 @@ class TaskJob(ReadableJob):
         """Send nothing: RQ's webhooks would call any address for anyone."""
 
     def perform(self) -> Any:  # noqa: ANN401 -- as RQ has it
-        """Run the task; an interrupted one goes back into the queue, which costs no retry."""
+        """Run the task; an interrupted one goes back into the queue, which costs no retry.
+
+        A job that is refused is not tried again, whatever its retries.
+        """
+        try:
+            return self._perform()
+        except REFUSED:
+            self.retries_left = 0
+            raise
+
+    def _perform(self) -> Any:  # noqa: ANN401 -- as RQ has it
         names = (
             self._success_callback_name,
             self._failure_callback_name,

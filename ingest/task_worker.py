@@ -168,6 +168,8 @@ class TaskWorker(Worker):
         exc_string = hide_secrets(job.given_up or exc_string)
         if not job.should_retry and self._stopped_job_id != job.id:
             reason = _last_sentence(exc_string) or "no reason is known"
+            job.meta["reason"] = reason
+            job.save_meta()  # type: ignore[no-untyped-call] # as above
             end_farm_job(job, reason, self._settings)
             cancelled = job.get_meta().get("state") == "cancelled"
             tell(job, "cancelled" if cancelled else "failed", reason)

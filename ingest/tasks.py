@@ -50,6 +50,10 @@ Option = str | int | float | bool
 Report = dict[str, Any]
 
 
+class OptionRefused(ValueError):
+    """Raised for an option that a task does not have, or with a value that it cannot have."""
+
+
 def embed_corpus(
     corpus: str | list[str], out: str, *, webhook: str = "", **options: Option
 ) -> Report:
@@ -297,14 +301,14 @@ def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]
     """Return each option as one word, so that no value can pass for another option.
 
     Raises:
-        PathRefused, ValueError: An option is not allowed.
+        PathRefused, OptionRefused: An option is not allowed.
     """
     words = []
     for name, value in options.items():
         if name not in EMBED_OPTIONS:
-            raise ValueError(f"no option {name!r}; there are {', '.join(sorted(EMBED_OPTIONS))}")
+            raise OptionRefused(f"no option {name!r}; there are {', '.join(sorted(EMBED_OPTIONS))}")
         if not isinstance(value, Option):
-            raise ValueError(f"option {name!r} must be one text, number, true or false")  # noqa: TRY004 -- callers catch one kind
+            raise OptionRefused(f"option {name!r} must be one text, number, true or false")
         if name in PATH_OPTIONS or (name == "model" and _is_path(str(value))):
             value = str(allow(str(value), settings.task_roots))  # noqa: PLW2901 -- resolved
         flag = f"--{name.replace('_', '-')}"
