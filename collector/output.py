@@ -104,6 +104,20 @@ def _file_names() -> re.Pattern[str]:
     return re.compile(rf"({'|'.join(names)})(\.partial|{re.escape(TEMPORARY_SUFFIX)})?")
 
 
+def refuse_url(directory: Path) -> None:
+    """Refuse an output directory that somebody meant to be a URL.
+
+    Raises:
+        OutputError: It would become a directory of that name here.
+    """
+    scheme = re.match(r"([a-z][a-z0-9+.-]+):/", str(directory))
+    if scheme:
+        raise OutputError(
+            f"{directory}: an output is a directory of this machine, and not on {scheme[1]}: embed "
+            "into a directory, and copy it when it is finished"
+        )
+
+
 class Output:
     """One job's output directory, open in this process alone.
 
@@ -130,6 +144,7 @@ class Output:
         part_bytes_max: int,
         mark_before: Callable[[int], Mark | None] = lambda _row: None,
     ) -> None:
+        refuse_url(directory)
         self.directory = directory
         self._format = sink
         self._sink = open_sink(sink, directory)

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from embedfarm.collector.manifest import Manifest, OutputError, Part, read_manifest
+from embedfarm.collector.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    OutputError,
+    Part,
+    read_manifest,
+)
 from embedfarm.collector.output import State, compare_requests, read_state
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract import model_files
@@ -158,11 +164,13 @@ def check_finished(request: Request, out: Path) -> Manifest | None:
     """Return the manifest of an output that is finished already; None when there is work to do.
 
     Raises:
-        OutputError: The output is of another request, or its source has changed since.
+        OutputError: The output is of another request, has lost a file, or its source has changed
+            since.
     """
     if read_state(out) is not State.FINISHED:
         return None
     manifest = read_manifest(out)
+    _check_files(out, manifest)
     compare_requests(out, manifest.settings, request.identity())
     if manifest.source["files"] != file_facts(request.sources) or not manifest.source["files"]:
         check = PrefixCheck(manifest.parts)
@@ -171,6 +179,19 @@ def check_finished(request: Request, out: Path) -> Manifest | None:
         if check.finish() != manifest.count:
             raise SourceChanged(f"the source has more rows now than {out} was made from")
     return manifest
+
+
+def _check_files(out: Path, manifest: Manifest) -> None:
+    """Check that the files of a finished output are there, and as large as they were written."""
+    for part in manifest.parts:
+        for span in part.spans(out):
+            held = span.path.stat().st_size if span.path.is_file() else -1
+            if held < span.offset + span.bytes:
+                how = "is gone" if held < 0 else f"has {held:,} bytes only"
+                raise OutputError(
+                    f"{out} was finished, but {span.path.name} {how}: bring it back, or remove "
+                    f"{MANIFEST_FILE} and what is left of the output to embed it again"
+                )
 
 
 def _absolute(source: str) -> str:

@@ -37,14 +37,29 @@ def read(
 
 
 def find(directory: Location, glob: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the matching paths below the directory, sorted, with the file system's entries."""
+    """Return the matching paths below the directory, sorted, with the file system's entries.
+
+    As in a shell, files and directories whose name begins with a dot are left out, unless the glob
+    names such ones: there are keys in `.env`, and nobody wants the objects of `.git`.
+    """
     # `walk` can be told to raise at a directory it may not list; `find` would pass over it.
     walk = directory.filesystem.walk(directory.path, detail=True, on_error="raise")
-    entries = (entry for _, _, files in walk for entry in files.values())
+    hidden = any(part.startswith(".") for part in glob.split("/"))
+    entries = (entry for files in _see(walk, hidden=hidden) for entry in files.values())
     above = len(directory.path.rstrip("/")) + 1
     paths = ((entry["name"][above:], entry) for entry in entries)
     matches = re.compile(glob_translate(glob)).match
     return sorted((item for item in paths if matches(item[0])), key=lambda item: item[0])
+
+
+def _see(walk: Iterator[Any], *, hidden: bool) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield the files of each directory; of those with a dot none, unless they are asked for."""
+    for _, directories, files in walk:
+        if not hidden:
+            for entries in (directories, files):
+                for name in [name for name in entries if name.startswith(".")]:
+                    del entries[name]  # a directory that is taken away is not walked through
+        yield files
 
 
 def _read_document(filesystem: AbstractFileSystem, entry: dict[str, Any], relative: str) -> str:

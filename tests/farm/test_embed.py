@@ -62,6 +62,20 @@ def test_a_finished_output_is_left_alone(tmp_path: Path) -> None:
     assert changed.returncode == 2
     assert "other texts" in changed.stderr
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+    write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
+    (part,) = (tmp_path / "out").glob("part-*")
+    part.unlink()
+    gone = run(*words, *MODEL)
+    assert (gone.returncode, f"{part.name} is gone" in gone.stderr) == (2, True), gone.stderr
+
+
+def test_an_output_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that somebody meant for object storage is refused, and makes no directory here."""
+    monkeypatch.chdir(tmp_path)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["one"])
+    done = run("embed", corpus, "--out", "s3://bucket/out", *MODEL)
+    assert (done.returncode, "not on s3" in done.stderr) == (2, True), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
 @pytest.mark.parametrize("sink", ["npy", "jsonl"])

@@ -440,6 +440,11 @@ def test_directory(tmp_path: Path, tokenizer_file: str) -> None:
     assert read(f"{root}/", **options) == expected
     assert read(root, glob="*.md", **options) == [expected[0], *expected[2:]]
     assert read(root, glob="a/**", **options) == [expected[1]]
+    for hidden in (".env", ".git/HEAD", "a/.notes.md"):
+        write(root / hidden, "secret")
+    assert read(root, **options) == expected
+    assert read(root, glob="a/.*", **options) == [("secret", "a/.notes.md#0")]
+    assert read(root, glob=".git/*", **options) == [("secret", ".git/HEAD#0")]
 
 
 def test_bad_files_in_a_directory(
