@@ -1,7 +1,6 @@
 """`embedfarm ingest`: runs the jobs that programs enqueue with RQ."""
 
 import logging
-import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +19,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.supervision import keep
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, wait_until_ready
-from embedfarm.contract.processes import Child, Supervisor, watch_parent_pipe
+from embedfarm.contract.processes import RUN_MODULE, Child, Supervisor, watch_parent_pipe
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
@@ -71,7 +70,7 @@ def _all_wait(client: "Redis", supervisor: Supervisor, count: int) -> bool:
 
 def _children(count: int, settings: Settings) -> list[Child]:
     """Return the RQ workers to start; their server is `settings.redis_url`."""
-    command = [sys.executable, "-m", "embedfarm.ingest.main"]
+    command = [*RUN_MODULE, "embedfarm.ingest.main"]
     return [Child(f"ingest-{n}", command, settings.environment()) for n in range(count)]
 
 

@@ -50,6 +50,11 @@ def up(
     from embedfarm.runs.private_farm import run_local_farm
 
     settings = read_settings()
+    if port:
+        try:
+            socket.create_server((LOOPBACK, port)).close()
+        except OSError as error:
+            fail(f"cannot listen at {LOOPBACK}, port {port}: {error}", USAGE)
     stop = stop_on_signals()
     notifier = Notifier()
     place = settings.state_directory.expanduser()
@@ -57,18 +62,24 @@ def up(
         console = Console(highlight=False, soft_wrap=True)
         console.print(f"up: {', '.join(sorted(farm.stations.pids))}; logs in {place / 'logs'}")
         console.print(f"embed with --redis {farm.url}")
-        if port:
-            console.print(f"serving http://{LOOPBACK}:{port}")
         with closing_client(farm.url) as client:
-            ready = partial(_is_up, farm, FarmClient(client), port)
-            keep(stop, lambda: farm.failed, ready, partial(notifier.tick, "up"))
+
+            def is_ready() -> bool:
+                ready = _is_up(farm, FarmClient(client), port)
+                if ready and port:
+                    console.print(f"serving http://{LOOPBACK}:{port}")
+                return ready
+
+            keep(stop, lambda: farm.failed, is_ready, partial(notifier.tick, "up"))
         notifier.stop()
 
 
 def _is_up(local: "LocalFarm", farm: FarmClient, port: int) -> bool:
     """Tell whether all processes of a farm on this machine have begun to work."""
+    from embedfarm.workers.supervisor import WORKER
+
     pids = local.stations.pids
-    workers = [pid for name, pid in pids.items() if name.startswith("worker-")]
+    workers = [pid for name, pid in pids.items() if name.startswith(WORKER)]
     return farm.plans.has_scheduler() and all_beat(farm, workers) and (not port or _listens(port))
 
 
@@ -110,7 +121,7 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
             console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")
             ready = partial(_all_work, supervisor, FarmClient(client), len(chosen))
             tick = partial(notifier.tick, f"working on {labels}")
-            keep(stop, lambda: supervisor.failed, ready, tick)
+            keep(stop, lambda: supervisor.failed or supervisor.unstartable(), ready, tick)
             notifier.stop()
 
 

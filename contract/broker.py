@@ -259,9 +259,13 @@ class PrivateServer:
             except UNAVAILABLE:
                 return True
 
+    def leave(self) -> None:
+        """Delete the socket's directory, which `at` makes again; the server must have ended."""
+        shutil.rmtree(self.socket.parent, ignore_errors=True)
+
     def remove(self) -> None:
         """Delete the server's socket and directory; the server must have ended."""
-        shutil.rmtree(self.socket.parent, ignore_errors=True)
+        self.leave()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -34,6 +34,10 @@ KILL_SECONDS: Final = 5.0
 EXITS_MAX: Final = 1000
 LOG_TAIL_BYTES: Final = 4096
 NOT_STARTED: Final = 127
+RAISED: Final = 1  # status of a Python program that an exception has ended
+STARTS_MAX: Final = 3  # that fail in a row before somebody is told
+RUN_MODULE: Final = (sys.executable, "-P", "-m")
+"""Begins the command of a child; a `queue.py` in the user's directory is no module of Python's."""
 PARENT_PIPE: Final = "EMBEDFARM_PARENT_PIPE"
 
 # An interpreter that becomes the program: Popen's preexec_fn can deadlock where threads run. It
@@ -129,6 +133,7 @@ class Supervisor:
         self._running: dict[str, tuple[Child, subprocess.Popen[bytes]]] = {}
         self._children = children
         self._threads: list[threading.Thread] = []
+        self._failed_starts: dict[str, int] = {}  # in a row, by the child's name
 
     def start(self) -> None:
         """Start all children, without waiting until they are ready.
@@ -161,6 +166,19 @@ class Supervisor:
                 _signal_group(process, signal.SIGKILL)
         self._join(KILL_SECONDS)
 
+    def unstartable(self, beginning: str = "") -> ChildError | None:
+        """Return an error if none of the children gets beyond its start, else None.
+
+        They are started again nevertheless, in case that what they lack comes.
+
+        Args:
+            beginning: Beginning of the names of the children that are meant.
+        """
+        meant = [child for child in self._children if child.name.startswith(beginning)]
+        if not meant or any(self._failed_starts.get(each.name, 0) < STARTS_MAX for each in meant):
+            return None
+        return self._failure(meant[0], RAISED)
+
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run now, by name."""
@@ -185,9 +203,13 @@ class Supervisor:
         while not self._stopping.wait(pause):
             started = time.monotonic()
             status = self._run(child)
+            lived = time.monotonic() - started
+            failed = status == RAISED and lived < HEALTHY_SECONDS
+            before = self._failed_starts.get(child.name, 0)
+            self._failed_starts[child.name] = before + 1 if failed else 0
             if not self._report(child, status):
                 return
-            pause = next_pause(pause, time.monotonic() - started)
+            pause = next_pause(pause, lived)
 
     def _run(self, child: Child) -> int:
         """Run the child once, from start to exit, and return its exit status."""

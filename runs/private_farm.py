@@ -1,7 +1,6 @@
 """A whole farm on this machine: a private server, a scheduler, a worker per device, and HTTP."""
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from embedfarm.contract.broker import (
     closing_client,
     wait_until_ready,
 )
-from embedfarm.contract.processes import Child, ChildError, Supervisor
+from embedfarm.contract.processes import RUN_MODULE, Child, ChildError, Supervisor
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import discover
-from embedfarm.workers.supervisor import children
+from embedfarm.workers.supervisor import WORKER, children
 
 SERVER_DIRECTORY = "server"
 SERVER_SECONDS_MAX = 60.0  # to load an append-only file of some gigabytes
@@ -43,14 +42,15 @@ class LocalFarm:
     @property
     def failed(self) -> ChildError | None:
         """The error for which the farm cannot go on, if there is one."""
-        return self.server.failed or self.stations.failed
+        stations = self.stations
+        return self.server.failed or stations.failed or stations.unstartable(WORKER)
 
 
 def scheduler_child(settings: Settings) -> Child:
     """Return the scheduler process to start; its server is `settings.redis_url`."""
     return Child(
         name="scheduler",
-        command=[sys.executable, "-m", "embedfarm.scheduler.main"],
+        command=[*RUN_MODULE, "embedfarm.scheduler.main"],
         environment=settings.environment(),
     )
 
@@ -59,14 +59,14 @@ def web_child(settings: Settings, port: int) -> Child:
     """Return the process to serve HTTP on loopback; its server is `settings.redis_url`."""
     return Child(
         name="web",
-        command=[sys.executable, "-m", "embedfarm", "serve", "--port", str(port)],
+        command=[*RUN_MODULE, "embedfarm", "serve", "--port", str(port)],
         environment=settings.environment(),
     )
 
 
 def ingest_child(settings: Settings) -> Child:
     """Return the process to do what HTTP and RQ ask for; its server is `settings.redis_url`."""
-    command = [sys.executable, "-m", "embedfarm", "ingest"]
+    command = [*RUN_MODULE, "embedfarm", "ingest"]
     return Child(name="ingest", command=command, environment=settings.environment())
 
 
@@ -98,11 +98,13 @@ def run_local_farm(
     if port:
         stations += [ingest_child(settings), web_child(settings, port)]
     logs = directory / "logs"
-    # Nested, because the stations need the server while they drain.
-    with Supervisor([child], logs, drain_seconds=settings.drain_seconds) as outer:
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.leave)
+        # Nested, because the stations need the server while they drain.
+        outer = stack.enter_context(Supervisor([child], logs, settings.drain_seconds))
         wait_until_ready(server.url, threading.Event(), SERVER_SECONDS_MAX)
-        with Supervisor(stations, logs, drain_seconds=settings.drain_seconds) as inner:
-            yield LocalFarm(server.url, outer, inner)
+        inner = stack.enter_context(Supervisor(stations, logs, settings.drain_seconds))
+        yield LocalFarm(server.url, outer, inner)
 
 
 def _stop_leftover(server: PrivateServer) -> None:

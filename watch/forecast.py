@@ -4,7 +4,6 @@ import json
 import logging
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from embedfarm.contract.broker import closing_client
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
+from embedfarm.contract.processes import RUN_MODULE
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
 from embedfarm.runs.private_farm import LocalFarm, run_local_farm
@@ -200,7 +200,7 @@ def _calibrate(
             words += ["--redis", farm.url, "--model", spec.model]
             words += ["--max-length", str(spec.max_length)]
             done = subprocess.run(
-                [sys.executable, "-m", "embedfarm", *words],
+                [*RUN_MODULE, "embedfarm", *words],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if done.returncode:

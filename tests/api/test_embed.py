@@ -21,9 +21,11 @@ import embedfarm
 from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.processes import Child
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.status import JobStatus
 from embedfarm.producer.readers import CorpusError
+from embedfarm.runs import private_farm
 from embedfarm.workers.engines.null import NullEngine
 
 COUNT: Final = 500
@@ -227,3 +229,24 @@ def test_names() -> None:
         embedfarm.nothing  # noqa: B018
     with pytest.raises(CorpusError):
         embedfarm.embed("/nowhere.jsonl")
+
+
+def test_workers_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no worker gets beyond its start, the call ends with the end of a worker's log."""
+    command = [sys.executable, "-c", "raise SystemExit('openvino is not to be had')"]
+    broken = [Child(f"worker-{device}", command, {}) for device in ("cpu-0", "cpu-1")]
+    monkeypatch.setattr(private_farm, "children", lambda *_: broken)
+    with pytest.raises(embedfarm.EmbedfarmError, match="openvino is not to be had"):
+        embedfarm.embed(["a"], out=tmp_path / "out", model="null:8")
+
+
+def test_files_beside_the_user_are_no_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python files in the working directory are not taken for Python's own or for ours."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("queue.py", "email.py", "workers.py"):
+        (tmp_path / name).write_text("raise RuntimeError('this is the user\\'s own')")
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "__init__.py").touch()
+    assert len(embedfarm.embed(["a"], out=tmp_path / "out", model="null:8")) == 1

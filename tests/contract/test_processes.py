@@ -290,3 +290,16 @@ def test_lifeline_does_not_disturb_the_exit(tmp_path: Path) -> None:
         wait_until(lambda: supervisor.exits)
     assert supervisor.exits[0].status == 2
     assert output(tmp_path) == ""
+
+
+def test_a_child_that_cannot_start_is_told(tmp_path: Path) -> None:
+    """A child that fails at each start gives an error with the end of its log, and starts again."""
+    broken = Child("broken", [sys.executable, "-c", "raise SystemExit('no such library')"], {})
+    sound = Child("sound", [sys.executable, "-c", "import time; time.sleep(60)"], {})
+    with Supervisor([broken, sound], tmp_path, 5.0) as supervisor:
+        wait_until(lambda: supervisor.unstartable("broken") is not None, 30)
+        assert "no such library" in str(supervisor.unstartable("broken"))
+        assert supervisor.unstartable() is None, "others go on"
+        assert supervisor.failed is None
+        starts = len(supervisor.exits)
+        wait_until(lambda: len(supervisor.exits) > starts, 30)
