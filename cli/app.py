@@ -1,7 +1,8 @@
 """The verbs of the command line, as one typer app; each is imported when it is used."""
 
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from importlib.metadata import version
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -145,6 +146,19 @@ app = typer.Typer(
 )
 
 
+def _tell_version(wanted: bool) -> None:  # noqa: FBT001 # typer calls it so
+    """Print the version and end, where it was asked for."""
+    if wanted:
+        typer.echo(f"embedfarm {version('embedfarm')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell the version."),
+    ] = False,
+) -> None:
     """Turn a corpus into vectors on every device you have."""

@@ -27,6 +27,7 @@ from embedfarm.cli.options import (
     plain_errors,
     print_json,
     read_settings,
+    shorten_id,
     stop_on_signals,
 )
 from embedfarm.cli.progress import View, describe_progress
@@ -52,7 +53,6 @@ from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs
 
 ENDED_MAX: Final = 1000  # shown
-SHORT_CHARACTERS: Final = 8  # of an id, as far as that tells jobs apart
 WATCH_SECONDS: Final = 0.5
 COLUMNS: Final = (
     "job", "name", "model", "state", "chunks", "done", "failed", "priority", "tenant", "deadline",
@@ -74,11 +74,12 @@ def list_jobs(
 ) -> None:
     """List the jobs on the server, oldest first; with --ended those that ended, newest first."""
     with on_farm(redis) as farm:
-        jobs = read_jobs(farm, farm.ended_ids(ENDED_MAX) if ended else farm.job_ids())
+        open_ids, ended_ids = farm.job_ids(), farm.ended_ids(ENDED_MAX)
+        jobs = read_jobs(farm, ended_ids if ended else open_ids)
     if as_json:
         print_json([_describe_job(each) for each in jobs])
     else:
-        Console().print(_job_table(jobs))
+        Console().print(_job_table(jobs, [*open_ids, *ended_ids]))
 
 
 @jobs_app.command("show")
@@ -315,9 +316,8 @@ def _describe_job(facts: JobFacts) -> dict[str, Any]:
     }
 
 
-def _job_table(jobs: Sequence[JobFacts]) -> Table:
+def _job_table(jobs: Sequence[JobFacts], ids: Sequence[str]) -> Table:
     """Return a table of jobs without empty columns; terms take the place of the model."""
-    ids = [each.job for each in jobs]
     rows = [_describe_row(job, ids) for job in jobs]
     empty = {name for name in COLUMNS_OPTIONAL if not any(row[name] for row in rows)}
     hidden = empty if empty >= COLUMNS_OF_TERMS else empty | {"model"}
@@ -340,7 +340,7 @@ def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
     """Return the cells of a job's line, by column."""
     priority = facts.priority
     return {
-        "job": _shorten(facts.job, ids),
+        "job": shorten_id(facts.job, ids),
         "name": facts.name,
         "model": facts.model.rpartition("/")[2],
         "state": facts.state,
@@ -353,9 +353,3 @@ def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
             "" if facts.embedded else describe_left(facts.deadline_ms, facts.late_seconds)
         ),
     }
-
-
-def _shorten(job: str, ids: Sequence[str]) -> str:
-    """Return the shortest beginning of an id that no other id has."""
-    sizes = range(SHORT_CHARACTERS, len(job))
-    return next((job[:n] for n in sizes if sum(each.startswith(job[:n]) for each in ids) == 1), job)

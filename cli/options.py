@@ -5,7 +5,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -22,6 +22,7 @@ from embedfarm.contract.server_url import UrlError, make_pool
 from embedfarm.contract.settings import Settings, UntrustedFile
 from embedfarm.contract.status import JobGone
 
+ID_CHARACTERS_MIN = 8  # that are shown of an id
 FAILED, USAGE, FAILED_CHUNKS, FULL, INTERRUPTED = 1, 2, 3, 75, 130
 
 RedisUrl = Annotated[
@@ -112,3 +113,10 @@ def stop_on_signals() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
     return stop
+
+
+def shorten_id(job: str, ids: Iterable[str]) -> str:
+    """Return the beginning of a job's id, of 8 characters or more, that no other id has."""
+    others = [each for each in ids if each != job]
+    sizes = range(ID_CHARACTERS_MIN, len(job))
+    return next((job[:n] for n in sizes if not any(o.startswith(job[:n]) for o in others)), job)

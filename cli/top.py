@@ -6,7 +6,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -24,6 +24,7 @@ from embedfarm.cli.options import (
     plain_errors,
     print_json,
     read_settings,
+    shorten_id,
     stop_on_signals,
 )
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
@@ -118,13 +119,14 @@ def draw(view: FarmView, width: int, height: int | None, trouble: str = "") -> G
     said = list(_bottlenecks(view, trouble, None if height is None else BOTTLENECKS_MAX))
     lines = sum(1 + len(each) // (width - WORD_CHARACTERS) for each in said)
     room = None if height is None else max(4, height - lines - FRAME_LINES)
+    ids = [job.job for job in (*view.jobs, *view.ended)]
     jobs = [*sorted(view.jobs, key=lambda job: job.chunks_per_second == 0), *view.ended]
     jobs_max, workers_max = divide(room, len(jobs), len(view.workers))
     parts: list[RenderableType] = [*_headline(view, wide=wide), *said]
     if jobs:
-        parts += ["", *_cut(jobs, jobs_max, "jobs", partial(_job_table, wide=wide))]
+        parts += ["", *_cut(jobs, jobs_max, "jobs", partial(_job_table, ids=ids, wide=wide))]
     if view.workers:
-        names = {job.job: _name(job, wide=wide) for job in view.jobs}
+        names = {job.job: _name(job, ids, wide=wide) for job in view.jobs}
         table = partial(_worker_table, names=names, wide=wide)
         parts += ["", *_cut(view.workers, workers_max, "workers", table)]
     return Group(*parts)
@@ -214,7 +216,7 @@ def _table(words: Sequence[str], figures: Sequence[str]) -> Table:
     return table
 
 
-def _job_table(jobs: Sequence[JobFacts], *, wide: bool) -> Table:
+def _job_table(jobs: Sequence[JobFacts], *, ids: Sequence[str], wide: bool) -> Table:
     failing = any(job.chunks_failed for job in jobs)
     words = ["id", "job", ""] if wide else ["job", ""]
     figures = ["", "chunks", "chunks/s", "left", *(["failed"] if failing else [])]
@@ -222,7 +224,7 @@ def _job_table(jobs: Sequence[JobFacts], *, wide: bool) -> Table:
     for job in jobs:
         cells: list[RenderableType] = [
             *([Text(job.job[:8], "dim")] if wide else []),
-            Text(_name(job, wide=wide)),
+            Text(_name(job, ids, wide=wide)),
             *_progress(job, wide=wide),
             format_count(job.chunks_per_second) if isinstance(job, JobView) else "",
             _left(job),
@@ -232,9 +234,9 @@ def _job_table(jobs: Sequence[JobFacts], *, wide: bool) -> Table:
     return table
 
 
-def _name(job: JobFacts, *, wide: bool) -> str:
-    """Return a job's name or id, shortened to fit its column."""
-    return one_line(job.name, 32 if wide else 12) or job.job[:8]
+def _name(job: JobFacts, ids: Iterable[str], *, wide: bool) -> str:
+    """Return a job's name or as much of its id as tells it from the others."""
+    return one_line(job.name, 32 if wide else 12) or shorten_id(job.job, ids)
 
 
 def _progress(job: JobFacts, *, wide: bool) -> tuple[ProgressBar, str, str]:

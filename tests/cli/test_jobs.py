@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from embedfarm.cli.options import shorten_id
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
@@ -255,3 +256,10 @@ def test_what_cannot_be_done(
     assert done.returncode == status
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ids_are_shown_as_far_as_they_differ() -> None:
+    """An id is shown as far as it differs from all others, and can be typed like that."""
+    ids = ["batch_0123", "batch_0145", "b" * 32, "short"]
+    assert [shorten_id(each, ids) for each in ids] == ["batch_012", "batch_014", "b" * 8, "short"]
+    assert shorten_id("batch_01", [*ids, "batch_01"]) == "batch_01"
