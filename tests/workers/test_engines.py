@@ -1,7 +1,7 @@
 """Conformance suite of all engines: the vectors are those of `SentenceTransformer.encode`."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -52,7 +52,7 @@ CONVERTED: Final = [f"openvino {kind}" for kind in TRANSFORMERS]
 UNPADDED: Final = [f"unpadded {kind}" for kind in TRANSFORMERS]
 
 
-def some(models: Sequence[str]) -> Iterator[Any]:
+def some(models: Iterable[str]) -> Iterator[Any]:
     """Yield models as parameters: those with prompts and routes, and one of the others, are quick.
 
     The slow tests take all: what differs between the others is how they pool.
