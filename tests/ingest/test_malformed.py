@@ -62,8 +62,9 @@ def test_one_that_cannot_be_read_costs_nobody(door: Door) -> None:
                 ids[field, garbage] = job.id
                 door.connection.hset(job.key, field, garbage)
         wait_for(door.enqueue("cleanup", 9), "finished")
+        # On a busy machine one may look lost, and is then refused once more.
+        wait_until(door.queue.is_empty, START_SECONDS)
         assert worker_of(door, role) == worker
-    assert door.queue.is_empty()
     assert f"{ids['status', GARBAGE[0]]} is refused" in door.log()
 
 
