@@ -35,7 +35,7 @@ class _Body(msgspec.Struct):
     model: str
     input: str | list[str | int | list[Annotated[int, msgspec.Meta(ge=0)]]]
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
 
 

@@ -23,7 +23,6 @@ from embedfarm.ingest.allow_list import PathRefused
 from embedfarm.web.http.rendering import render, wants_page
 
 LOGGER: Final = logging.getLogger(__name__)
-UNKNOWN: Final = "embedfarm.unknown"  # in the scope of a request for no route of OpenAI's API
 REQUEST_ID: Final = "x-request-id"
 MEDIA_TYPE: Final = "application/problem+json"
 OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
@@ -108,7 +107,7 @@ def answer_problem(
         headers: Further headers of the response.
         param: The field of the body or the query that is at fault, if one is.
     """
-    openai = is_openai(request.url.path) or request.scope.get(UNKNOWN, False)
+    openai = is_openai(request.url.path) or _is_unknown(request, status)
     if len(detail) > DETAIL_CHARACTERS_MAX:
         detail = f"{detail[: DETAIL_CHARACTERS_MAX - 1]}…"
     if wants_page(request) and not openai:
@@ -129,6 +128,12 @@ def answer_problem(
         headers=headers,
         media_type="application/json" if openai else MEDIA_TYPE,
     )
+
+
+def _is_unknown(request: HTTPConnection, status: int) -> bool:
+    """Tell whether a request is for a route of OpenAI's that the farm does not have."""
+    unknown = status == HTTPStatus.NOT_FOUND and "route" not in request.scope
+    return unknown and request.url.path.startswith("/v1/")
 
 
 def _openai_fault(status: int, detail: str, param: str | None) -> OpenaiFault:
@@ -188,9 +193,6 @@ async def _tell_refusal(request: Request, error: HTTPException) -> Response:
     headers = error.headers
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers = {"allow": ", ".join(_allowed(request))}
-    if error.status_code == HTTPStatus.NOT_FOUND and "route" not in request.scope:
-        # Who asks for what the farm has not is a client of OpenAI's.
-        request.scope[UNKNOWN] = request.url.path.startswith("/v1/")
     param = "model" if isinstance(error, ModelNotServed) else None
     return answer_problem(request, error.status_code, error.detail, headers, param)
 

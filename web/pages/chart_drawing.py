@@ -1,6 +1,6 @@
 """Charts as SVG: figures in, bytes out. One is drawn at a time: matplotlib is not thread-safe.
 
-It takes as long to import as all the rest of the server, and so is imported for the first chart.
+It takes a third of the time of all that a server imports, and so is imported for the first chart.
 
 Texts stay texts, in the reader's own fonts. Words that users chose are no formulas, and have only
 characters that the font has.
