@@ -1,6 +1,7 @@
 """The RQ jobs behind jobs by HTTP: each job has one at a time, which is named after it."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +10,11 @@ from typing import Any, Final
 import redis
 from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.results import Result
 from rq.utils import get_call_string
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
+from embedfarm.contract.broker import block_ms
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
@@ -30,6 +33,7 @@ from embedfarm.ingest.task_worker import OVER, RESULT_SECONDS
 from embedfarm.ingest.tasks import QUEUE
 
 PREFIX: Final = "http-"
+END_SECONDS: Final = 5.0
 DESCRIBED_CHARACTERS: Final = 75  # of an argument, as RQ describes a job that says nothing
 
 
@@ -120,6 +124,23 @@ class Submissions:
             return request is not None and request.get_status() not in OVER
         return False
 
+    def await_end(self, job: str) -> bool:
+        """Tell whether nothing is yet to be done for a job, after a moment for what is ending.
+
+        A job has ended on the farm a moment before its RQ job has.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        key = Result.get_key(PREFIX + job)
+        try:
+            while self.pending(job) and (left := deadline - time.monotonic()) > 0:
+                latest: Any = self.client.xrevrange(key, count=1)
+                if self.pending(job):  # what comes from here on is behind `latest`
+                    after: bytes = latest[0][0] if latest else b"0"
+                    self.client.xread({key: after}, block=block_ms(left))
+        except redis.ResponseError as error:
+            _name_foreign(key, error)
+        return not self.pending(job)
+
     def running(self, job: str) -> bool:
         """Tell whether an ingest worker is at work on a job."""
         all_of = partial(self.client.zrange, start=0, end=-1)
@@ -149,7 +170,12 @@ def _members(read: Callable[[str], Any], key: str) -> list[bytes]:
     try:
         return list(read(key))
     except redis.ResponseError as error:
-        if "WRONGTYPE" not in str(error):
-            raise
-        name_once(key, str(error))
+        _name_foreign(key, error)
         return []
+
+
+def _name_foreign(key: str, error: redis.ResponseError) -> None:
+    """Name a key of another type than RQ gives it; raise any other error again."""
+    if "WRONGTYPE" not in str(error):
+        raise error
+    name_once(key, str(error))

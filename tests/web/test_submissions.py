@@ -490,6 +490,30 @@ def test_a_job_that_is_deleted_as_soon_as_it_has_failed(
     assert not client.exists(f"rq:job:http-{job}")
 
 
+def test_a_job_that_is_tried_again_as_soon_as_it_has_failed(
+    web: TestClient, client: redis.Redis, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry that comes while a job's failure is handled waits for that, and is taken."""
+    job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
+    fail = Worker.handle_job_failure
+    with ThreadPoolExecutor(1) as pool:
+        answers = list[Any]()
+
+        def retry(*words: Any) -> None:  # noqa: ANN401 -- as RQ has it
+            assert facts(web, job)["state"] == "failed"
+            answers.append(pool.submit(web.post, f"/v1/jobs/{job}/retry"))
+            wait_until(lambda: client.info("clients")["blocked_clients"])
+            fail(*words)
+
+        monkeypatch.setattr(Worker, "handle_job_failure", retry)
+        worker = TaskWorker(Settings(redis_url=server.url))
+        request = TaskJob.fetch(f"http-{job}", worker.connection, "json")
+        worker.handle_job_failure(request, worker.queues[0], exc_string="CommandFailed: no memory")
+        worker.connection.close()
+        assert answers[0].result().status_code == 202, answers[0].result().text
+    assert facts(web, job)["state"] == "open"
+
+
 def test_a_job_that_its_worker_gave_up_has_failed(
     web: TestClient, server: LiveServer, tmp_path: Path
 ) -> None:

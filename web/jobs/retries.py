@@ -39,8 +39,8 @@ router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
     """Embed a failed job's corpus again, or the chunks of a finished job that failed."""
     facts = read_job(services.farm, job)
-    if services.submissions.pending(job):
-        raise HTTPException(409, f"something is yet to be done for job {job}")
+    if facts.state in {"failed", "finished"} and not services.submissions.await_end(job):
+        raise HTTPException(409, f"something is yet to be done for job {job}: ask again later")
     try:
         if facts.state == "failed":
             _begin_anew(services, facts)
