@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -28,16 +29,19 @@ class JournalLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     mark: Mark | None = None
 
 
+END: Final = b"\n"
+
 _decoder = msgspec.json.Decoder(JournalLine)
 
 
 class Journal:
     """Appends entries that are on the disk when `append` returns.
 
-    A crash can only damage the last line, whose part nobody was told about yet: opening the
-    journal cuts such a line off.
+    A line gets its end, which makes it one to those who read, once it is on the disk: what they
+    have seen survives a loss of power. A crash can only damage the last line, which has no end yet:
+    opening the journal cuts it off, or gives it its end if all of it is there.
 
-    A line whose sync failed may be seen for as long as the machine runs and yet never reach the
+    A line whose sync failed may be there for as long as the machine runs and yet never reach the
     disk: the kernel tells of the failure once, and then counts the pages as written. Therefore the
     sound lines are written into a new file before they are believed, when the journal is opened and
     after an `append` that the disk refused. They say the truth: each of their parts was on the disk
@@ -50,9 +54,13 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.touch()
-        self._bytes = _sound_bytes(path)
+        self._bytes, ended = _measure(path)
         self._durable = False
         self._renew()
+        if not ended:
+            with path.open("ab") as file:
+                file.write(END)
+            self._bytes += len(END)
 
     def __iter__(self) -> Iterator[JournalLine]:
         """Yield the entries in order, read from the disk: their failures need not fit in memory."""
@@ -61,14 +69,15 @@ class Journal:
 
     def append(self, entry: JournalLine) -> None:
         """Add a line; it is on the disk when this returns."""
-        line = msgspec.json.encode(entry) + b"\n"
+        line = msgspec.json.encode(entry)
         if not self._durable:
             self._renew()
         self._durable = False
         with self._path.open("ab") as file:
             file.write(line)
             sync(file)
-        self._bytes += len(line)
+            file.write(END)
+        self._bytes += len(line + END)
         self._durable = True
 
     def keep(self, count: int) -> None:
@@ -84,9 +93,9 @@ class Journal:
         self._durable = True
 
 
-def _sound_bytes(path: Path) -> int:
-    """Return the size in bytes of the lines that are whole."""
-    sound = expected = 0
+def _measure(path: Path) -> tuple[int, bool]:
+    """Return the size in bytes of the lines that are whole, and whether the last has its end."""
+    sound, expected, ended = 0, 0, True
     size = path.stat().st_size
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -96,13 +105,13 @@ def _sound_bytes(path: Path) -> int:
                 break
             if entry is None or entry.part.start != expected:
                 raise JournalError(f"{path}, line {number} does not continue at chunk {expected}")
-            sound, expected = sound + len(line), entry.part.end
-    return sound
+            sound, expected, ended = sound + len(line), entry.part.end, line.endswith(END)
+    return sound, ended
 
 
 def _decode(line: bytes) -> JournalLine | None:
     """Return the entry in a line; None when the line was torn."""
     try:
-        return _decoder.decode(line) if line.endswith(b"\n") else None
+        return _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None

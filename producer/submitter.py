@@ -229,12 +229,16 @@ class Submitter:
             self._check(answer, {"added", "exists"})
 
     def _close(self, chunk_count: int) -> None:
-        """Tell the server that all chunks are in, unless it knows."""
+        """Tell the server that all chunks are in, unless it knows.
+
+        A crash may have brought back the record of an earlier try, which had as many and has ended.
+        """
 
         def close() -> None:
             self._check(self._handle.close(chunk_count), {"closed", "paused"})
 
-        if self._status().chunk_count != chunk_count:
+        status = self._status()
+        if status.chunk_count != chunk_count or status.ended:
             self._persist(close)
 
     def _check(self, state: str, allowed: set[str]) -> None:

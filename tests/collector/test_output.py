@@ -1,9 +1,12 @@
 """Tests of the output directory: its states, its lock, its journal, and what it refuses."""
 
+import errno
+import os
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -23,6 +26,7 @@ from embedfarm.collector.manifest import (
     tile,
 )
 from embedfarm.collector.output import Output, OutputBusy, State, read_request, read_state
+from embedfarm.collector.output_reader import read_parts
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract.records import ChunkError, Result, text_checksums
 
@@ -196,7 +200,7 @@ def test_torn_journal(tmp_path: Path) -> None:
     path = tmp_path / ".embedfarm" / "parts.jsonl"
     content = path.read_bytes()
     first = content.index(b"\n") + 1
-    for size in (first, first + 1, len(content) - 2, len(content) - 1):
+    for size in (first, first + 1, len(content) - 2):
         path.write_bytes(content[:size])
         with open_output(tmp_path) as output:
             assert output.next_index == 4
@@ -205,6 +209,29 @@ def test_torn_journal(tmp_path: Path) -> None:
     with open_output(tmp_path) as output:
         output.add(result(4, 4))
     assert path.read_bytes() == content
+
+
+def test_a_line_has_its_end_once_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads a part whose line is not synced; a resume gives a whole line its end."""
+    path = tmp_path / ".embedfarm" / "parts.jsonl"
+
+    def refuse(file: BinaryIO) -> None:
+        file.flush()
+        assert not read_parts(tmp_path)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched, open_output(tmp_path) as output:
+        patched.setattr("embedfarm.collector.journal.sync", refuse)
+        with pytest.raises(OSError, match="Input/output"):
+            output.add(result(0, 4))
+        assert path.read_bytes()
+        assert not read_parts(tmp_path)
+    with open_output(tmp_path) as output:
+        assert output.next_index == 4
+    assert [part.end for part in read_parts(tmp_path)] == [4]
+    assert path.read_bytes().count(b"\n") == 1
 
 
 @pytest.mark.parametrize("damage", [b"{}\n", b"\n", b"\xff\n"])

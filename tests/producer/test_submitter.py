@@ -459,6 +459,23 @@ def test_close_is_repeated(
     watched.result(60)
 
 
+def test_an_earlier_try_comes_back(
+    opened: Open, job: Job, server: LiveServer, bench: Bench
+) -> None:
+    """A server that brings back a try that failed, with as many chunks, gets this one again."""
+    opened().submit(corpus(0, 100))
+    FarmClient(bench.client()).end("j", "failed", "no room", LARGE)
+    size = log_bytes(server)
+    submitter = opened()
+    submitter.submit(corpus(0, 100))
+    crash(server, size)  # of which an idle connection is not told
+    watched = bench.run(submitter.watch, 100)
+    wait_until(lambda: watched.done() or job.status().state == "closed")
+    assert tiling(job) == 100
+    bench.stop.set()
+    watched.result(60)
+
+
 def test_watch_outlives_the_job(opened: Open, job: Job, bench: Bench) -> None:
     """A job that is finished, and so removed, is no error to the producer that watches it."""
     submitter = opened()

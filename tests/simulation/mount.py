@@ -51,7 +51,7 @@ def _open_file(file: object, mode: str = "r", *arguments: Any, **named: Any) -> 
         found: IO[Any] = REAL.open_file(file, mode, *arguments, **named)
         return found
     raw = DiskFile(file, mode.replace("b", ""), opener=_open_to_write)  # type: ignore[arg-type] # a path, or a number
-    if named.get("buffering") == 0:
+    if arguments[:1] == (0,) or named.get("buffering") == 0:
         return raw
     buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
     return buffered if "b" in mode else io.TextIOWrapper(buffered, *arguments[1:], **named)

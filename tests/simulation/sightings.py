@@ -80,7 +80,7 @@ def watch() -> None:
     """Watch the programs of this process for states, from now on."""
     after(Rewind, "__init__", lambda _, *_arguments: REWOUND.reach())
     after(Result, "rest", lambda _, *_arguments: STRADDLED.reach())
-    after(journal, "_sound_bytes", _see_journal)
+    after(journal, "_measure", _see_journal)
     after(Output, "__init__", _see_output)
     after(Output, "recover", lambda _, output: TRIED_AGAIN.reach(bool(output.buffered)))
     after(Output, "finish", _see_finish)
@@ -89,8 +89,8 @@ def watch() -> None:
     after(Host, "crash", _see_crash)
 
 
-def _see_journal(sound_bytes: object, path: Path) -> None:
-    TORN.reach(sound_bytes != path.stat().st_size)
+def _see_journal(measured: object, path: Path) -> None:
+    TORN.reach(measured != (path.stat().st_size, True))
 
 
 def _see_output(error: object, output: Output, *_arguments: object, **_named: object) -> None:
