@@ -1,11 +1,11 @@
 """Rows cut into blocks: consecutive chunks, sized to the farm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from embedfarm.contract.records import Block, Rows, TokenIds, text_checksums
 from embedfarm.contract.settings import Settings
@@ -81,12 +81,12 @@ class Blocker:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the bytes and the tokens before each chunk, and after the last one."""
         if self._encoder:
-            sizes = [ids.nbytes for ids in token_ids]
-            tokens = np.asarray([len(ids) for ids in token_ids])
+            tokens = _lengths(token_ids)
+            sizes = tokens * np.dtype(np.uint32).itemsize
         else:
-            sizes = [len(text) if text.isascii() else len(text.encode()) for text in texts]
+            sizes = _lengths(texts if all(map(str.isascii, texts)) else map(str.encode, texts))
             # With the two that frame a text.
-            tokens = np.minimum(np.asarray(sizes) // BYTES_PER_TOKEN + 2, self.tokens_max)
+            tokens = np.minimum(sizes // BYTES_PER_TOKEN + 2, self.tokens_max)
         return _ends(sizes), _ends(tokens)
 
     def _full(self, token_ends: NDArray[np.int64], begin: int) -> int:
@@ -121,7 +121,7 @@ class Blocker:
         """Pack the token ids into as few bytes as they need."""
         ids = np.concatenate(self._token_ids)
         width = 2 if ids.max(initial=0) <= np.iinfo(np.uint16).max else 4
-        lengths = np.fromiter(map(len, self._token_ids), dtype="<u4", count=len(self._token_ids))
+        lengths = _lengths(self._token_ids).astype("<u4")
         return TokenIds(
             tokenisation=encoder.tokenisation,
             ids=ids.astype(f"<u{width}").tobytes(),
@@ -137,6 +137,11 @@ def _encode(encoder: TokenEncoder, texts: Sequence[str]) -> list[NDArray[np.uint
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
-def _ends(sizes: ArrayLike) -> NDArray[np.int64]:
+def _lengths(items: Iterable[Sized]) -> NDArray[np.int64]:
+    """Return the length of each item."""
+    return np.fromiter(map(len, items), dtype=np.int64)
+
+
+def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where each part ends, after a zero for where the first one begins."""
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return np.concatenate([[0], np.cumsum(sizes)])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
+from embedfarm.collector.sinks.arrow_columns import numbers
 from embedfarm.collector.sinks.part_files import keep_parts, write_part
 from embedfarm.collector.sinks.part_rows import (
     Matrix,
@@ -93,8 +94,8 @@ def print_rows(matrix: Matrix) -> Iterator[str]:
     for first in range(0, len(matrix), step):
         rows = matrix[first : first + step]
         # Arrow prints float32 in its shortest form; it is the only fast printer of it around.
-        components = pc.cast(pa.array(rows.astype(np.float32, copy=False).reshape(-1)), pa.string())
-        bounds = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * np.int32(dimensions))
+        components = pc.cast(numbers(rows.astype(np.float32, copy=False).reshape(-1)), pa.string())
+        bounds = numbers(np.arange(len(rows) + 1, dtype=np.int32) * np.int32(dimensions))
         yield from pc.binary_join(pa.ListArray.from_arrays(bounds, components), ",").to_pylist()
 
 

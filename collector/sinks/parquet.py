@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
+from embedfarm.collector.sinks.arrow_columns import numbers, strings
 from embedfarm.collector.sinks.part_files import keep_parts, write_part
 from embedfarm.collector.sinks.part_rows import (
     Matrix,
@@ -74,9 +75,9 @@ class Parquet:
 def _table(vectors: Vectors) -> pa.Table:
     """Return the rows as columns over the same memory."""
     embedding = _embedding(vectors.matrix)
-    columns = {"index": pa.array(vectors.indices, pa.int64()), "embedding": embedding}
+    columns = {"index": numbers(vectors.indices), "embedding": embedding}
     if vectors.ids is not None:
-        columns["id"] = pa.array(vectors.ids, pa.string())
+        columns["id"] = strings(vectors.ids)
     names = [name for name in ("index", "id", "embedding") if name in columns]
     schema = pa.schema([pa.field(name, columns[name].type, nullable=False) for name in names])
     return pa.table([columns[name] for name in names], schema=schema)
@@ -84,7 +85,7 @@ def _table(vectors: Vectors) -> pa.Table:
 
 def _embedding(matrix: Matrix) -> pa.FixedSizeListArray:
     """Return a matrix as a column without nulls, which spares the levels that mark them."""
-    values = pa.array(matrix.reshape(-1))
+    values = numbers(matrix.reshape(-1))
     item = pa.field("item", values.type, nullable=False)
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, matrix.shape[1]))
 
