@@ -6,11 +6,12 @@ from typing import Final, Literal
 
 import psutil
 
+from embedfarm.contract.processes import RUN_MODULE
 from tests.chaos.scene import FREEZE_SECONDS, Scene
 from tests.support import wait_until
 
 Which = Literal["command", "job process"]
-WORDS: Final = ("-m", "embedfarm", "embed")
+WORDS: Final = (*RUN_MODULE[1:], "embedfarm", "embed")
 CATCH_SECONDS: Final = 60.0  # until a job runs
 
 
@@ -19,7 +20,7 @@ def find_child(role: int, which: Which) -> psutil.Process | None:
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         for each in psutil.Process(role).children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if tuple(each.cmdline()[1:4]) == WORDS:
+                if tuple(each.cmdline()[1 : 1 + len(WORDS)]) == WORDS:
                     return each if which == "command" else each.parent()
     return None
 

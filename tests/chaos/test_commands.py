@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embedfarm.contract.processes import RUN_MODULE
 from tests.chaos.checks import Checks
 from tests.chaos.children import find_child
 from tests.chaos.commands import BAD_ROW, Attempt, Job
@@ -225,9 +226,9 @@ def test_the_processes_of_a_job_are_found(tmp_path: Path) -> None:
     """The command of a job is found by its words, and with it the process that started it."""
     (tmp_path / "embedfarm").mkdir()
     (tmp_path / "embedfarm/__main__.py").write_text("import signal; signal.pause()")
-    start = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'embedfarm', 'embed'])"
-    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
-    with subprocess.Popen([sys.executable, "-c", start], cwd=tmp_path, env=environment) as process:
+    start = f"import subprocess; subprocess.run({[*RUN_MODULE, 'embedfarm', 'embed']})"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", start], env=environment) as process:
         wait_until(lambda: find_child(os.getpid(), "command"))
         command = find_child(os.getpid(), "command")
         assert command is not None
