@@ -250,7 +250,7 @@ def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
         except JobGone:
             return
         yield status
-        if status.ended or status.state == "cancelled":
+        if status.over:
             return
         stop.wait(WATCH_SECONDS)
 

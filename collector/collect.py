@@ -23,7 +23,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Result
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import JobGone, JobStatus, is_gone
+from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, is_gone
 from embedfarm.contract.window import FarmWindow
 
 T = TypeVar("T")
@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 class JobEnded(EmbedfarmError, RuntimeError):
     """Raised when the job was cancelled, or failed, before all its results came."""
+
+
+class JobCancelled(JobEnded):
+    """Raised when the job was cancelled; what was embedded in order is on the disk."""
 
 
 @dataclass
@@ -86,7 +90,8 @@ class Collector:
             The number of chunks in the job.
 
         Raises:
-            JobEnded: Somebody cancelled the job.
+            JobCancelled: Somebody cancelled the job.
+            JobEnded: Somebody ended the job in another way.
             JobGone: Somebody deleted the job.
             OutputError: `Output.add` refused a result; or one is of another version, or cannot be
                 read, nor can the one that came in its place.
@@ -121,6 +126,7 @@ class Collector:
     def _fetch(self, writer: Writer) -> int | None:
         """Fetch results in order until the job is complete on the output; None after `stop`."""
         upto = self.output.buffered.stop
+        last_look = False
         while not self.stop.is_set():
             if self.source is not None and self.source.reading != self._reading:
                 writer.flush()
@@ -137,9 +143,26 @@ class Collector:
             status = self._status()
             if status is not None and self._is_complete(status):
                 return self.output.buffered.stop
-            self._wait()
+            if last_look:
+                self._cut_short()
+            if self._is_cancelled(status):  # no more is committed now
+                self._persist(self._take_straddling)
+                last_look = True
+            else:
+                self._wait()
             upto = self.output.buffered.stop
         return None
+
+    def _cut_short(self) -> None:
+        """Put what was collected of a cancelled job on the disk.
+
+        Raises:
+            JobCancelled: It is done.
+        """
+        early = partial(self.output.write, early=True)
+        self._close(early, early)
+        upto = self.output.next_index
+        raise JobCancelled(f"job {self.job.id} is cancelled; it is on disk up to chunk {upto:,}")
 
     def _read_anew(self, source: SourceCheck) -> None:
         """Forget what is not on disk: it was compared with an earlier reading of the source."""
@@ -168,8 +191,9 @@ class Collector:
 
     def _check(self, result: Result) -> Result | None:
         """Return the result if it was made of the source's texts; None if not, or after `stop`."""
-        checked = result if self.source is None else self.source.accept(result, self.stop)
-        if checked is None and not self.stop.is_set():
+        source = self.source
+        checked = result if source is None else source.accept(result, self.stop)
+        if checked is None and not self.stop.is_set() and not (source and source.abandoned):
             self._damaged = result.start, DIFFERS
         return checked
 
@@ -279,7 +303,7 @@ class Collector:
         """
         try:
             status = self._persist(self.job.status)
-            if not status.ended:
+            if status.state not in ENDED_STATES:
                 self._gone = "", 0
                 return status
             gone: Exception = JobEnded(f"the job is {status.state}")
@@ -297,11 +321,12 @@ class Collector:
         count = status.chunk_count if self.source is None else self.source.count
         if self.source is not None and self.source.reading != self._reading:
             return False
-        if count is not None and 0 <= count <= self.output.buffered.stop:
-            return True
-        if status.state not in {"open", "closed", "paused"}:
-            raise JobEnded(f"the job is {status.state}")
-        return False
+        return count is not None and 0 <= count <= self.output.buffered.stop
+
+    def _is_cancelled(self, status: JobStatus | None) -> bool:
+        """Tell whether somebody has cancelled the job, by the server or by the producer's word."""
+        abandoned = self.source is not None and self.source.abandoned
+        return abandoned or (status is not None and status.cancelled)
 
     # Waiting.
 

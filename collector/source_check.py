@@ -117,6 +117,7 @@ class SourceCheck:
 
     Attributes:
         count: Number of rows in the source, once all of it was read; else None.
+        abandoned: Whether its reading has ended before that.
         reading: Number of the reading that goes on. What was accepted in an earlier one and is not
             on disk has to be accepted anew: the source may have changed in between.
         held: Lock: while somebody holds it, no other reading begins.
@@ -124,6 +125,7 @@ class SourceCheck:
 
     def __init__(self) -> None:
         self.count: int | None = None
+        self.abandoned = False
         self.reading = 0
         self.held = threading.RLock()
         self._changed = threading.Condition()
@@ -188,10 +190,18 @@ class SourceCheck:
             self.count = self._prefix.finish()
             self._changed.notify_all()
 
+    def abandon(self) -> None:
+        """Say that no more of the source is read: results of rows behind it are not accepted."""
+        with self._changed:
+            self.abandoned = True
+            self._changed.notify_all()
+
     # The collector's side.
 
     def accept(self, result: Result, stop: threading.Event) -> Result | None:
-        """Return a result once its rows were read, if it was made of them; None else or on `stop`.
+        """Return a result once its rows were read, if it was made of them.
+
+        None else, or when `stop` is set or the source is abandoned before its rows were read.
 
         A chunk that failed may have the checksum of whatever was found in its place; the answer has
         those of the source.
@@ -199,7 +209,7 @@ class SourceCheck:
         end = result.start + result.count
         with self._changed:
             while self._prefix.count < end and self.count is None:
-                if stop.is_set():
+                if stop.is_set() or self.abandoned:
                     return None
                 self._changed.wait(WAIT_SECONDS)
             first = result.start - self._first

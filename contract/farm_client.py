@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
@@ -21,7 +21,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import JobStatus
+from embedfarm.contract.status import EndState, JobStatus
 from embedfarm.contract.unreadable_records import (
     names_of,
 )
@@ -101,7 +101,7 @@ class FarmClient(FarmKeys):
     def end(
         self,
         job: str,
-        state: Literal["finished", "failed"],
+        state: EndState,
         reason: str,
         settings: Settings,
         *,

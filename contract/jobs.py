@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 import redis
 
@@ -23,7 +23,7 @@ from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block
 from embedfarm.contract.scheduling_terms import USUAL, Terms
-from embedfarm.contract.status import JobGone, JobStatus, status_from
+from embedfarm.contract.status import EndState, JobGone, JobStatus, status_from
 
 FAILURES_KEPT: Final = 100
 NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -269,9 +269,7 @@ class Job(JobHandle):
         self.client.zrem(wire.JOBS, self.id)
         self.client.zrem(wire.ENDED, self.id)
 
-    def end(
-        self, state: Literal["finished", "failed"], reason: str, seconds: int, **counters: int
-    ) -> None:
+    def end(self, state: EndState, reason: str, seconds: int, **counters: int) -> None:
         """Delete all that the server holds of the job, but keep a record of it for some time.
 
         Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from embedfarm.contract.encoding import COUNT_MAX
 from embedfarm.contract.errors import EmbedfarmError
@@ -13,6 +13,8 @@ TEXT_FIELDS: Final = frozenset(
 )  # of a status; the others are integers
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
+
+EndState: TypeAlias = Literal["finished", "failed", "cancelled"]
 
 
 class JobGone(EmbedfarmError, LookupError):
@@ -39,7 +41,8 @@ class JobStatus:
     """A job's state and counters, as the server has them.
 
     `state` is "open" while the producer adds chunks, then "closed" (all chunks are in), unless
-    somebody makes it "paused" or "cancelled"; at last it is "finished" or "failed". It was begun at
+    somebody makes it "paused" or "cancelled"; at last it is "finished" or "failed". One that was
+    cancelled has ended once what was embedded is collected, and `ended_ms` is set. It was begun at
     `first_chunk` (an earlier run did those before), has got the chunks below `pushed_upto`, and has
     those below `drained_upto` on disk; below `refilled_upto` some were lost and sent again.
     `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
@@ -80,7 +83,17 @@ class JobStatus:
     @property
     def ended(self) -> bool:
         """Whether the job has ended, so that only a record of it is left."""
-        return self.state in ENDED_STATES
+        return self.state in ENDED_STATES or (self.cancelled and self.ended_ms > 0)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody cancelled the job; what was embedded may still be collected."""
+        return self.state == "cancelled"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is embedded of the job: it has ended, or was cancelled."""
+        return self.ended or self.cancelled
 
     @property
     def embedded(self) -> bool:
@@ -90,7 +103,7 @@ class JobStatus:
     @property
     def removable(self) -> bool:
         """Whether the job may be removed: it was cancelled, has ended, or is all on disk."""
-        return self.ended or self.state == "cancelled" or 0 <= self.chunk_count <= self.drained_upto
+        return self.over or 0 <= self.chunk_count <= self.drained_upto
 
     @property
     def block_tokens_mean(self) -> float:

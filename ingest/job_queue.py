@@ -84,10 +84,19 @@ class Submissions:
         )
 
     def cancel(self, job: str) -> None:
-        """Cancel the RQ job behind a job; one that runs is stopped within seconds."""
+        """Cancel the RQ job behind a job that was cancelled; the job ends if it had not begun.
+
+        One that runs ends within seconds, once what was embedded of it is on the disk.
+        """
+        if not is_submitted(job):
+            return
+        running = self.running(job)  # RQ takes it off the list of those when it is cancelled
         request = self._request(job)
         if request is not None and self.pending(job):
             request.cancel()
+        if not running:
+            with contextlib.suppress(JobGone):
+                FarmClient(self.client).end(job, "cancelled", "", self.settings)
 
     def remove(self, job: str) -> None:
         """Remove the RQ job behind a job, and the job's directory."""
@@ -114,8 +123,7 @@ class Submissions:
     def is_forgotten(self, job: str) -> bool:
         """Tell whether an unfinished job has no RQ job behind it."""
         status = FarmClient(self.client).job(job).status()
-        over = status.ended or status.state == "cancelled"
-        return not over and self._request(job) is None
+        return not status.over and self._request(job) is None
 
     def pending(self, job: str) -> bool:
         """Tell whether something is yet to be done for a job."""

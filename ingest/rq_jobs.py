@@ -16,6 +16,7 @@ from rq.job import Job, JobStatus
 
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.jobs import ChangeRefused
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
@@ -122,17 +123,27 @@ class DownloadProgress:
 
 
 def _end_unwanted(farm: FarmClient, out: Path) -> None:
-    """Ask the worker to stop the current job if that was cancelled or deleted while it runs."""
+    """Ask the worker to stop the current job if that was cancelled or deleted while it runs.
+
+    A job that was cancelled on the farm ends by itself, once what was embedded is on the disk.
+    """
     job = get_current_job()
     if job is None:
         return
-    try:
-        wanted = job.get_status() != JobStatus.CANCELED
-    except InvalidJobOperation:
-        cancel_farm_jobs(farm, out)  # the worker does not do it for a job that it cannot read
-        wanted = False
-    if not wanted and job.worker_name:
+    with contextlib.suppress(InvalidJobOperation):  # deleted, or nobody can read it
+        if job.get_status() != JobStatus.CANCELED:
+            return
+    cancel_farm_jobs(farm, out)
+    if job.worker_name and not any(_is_collected(farm, each) for each in farm_jobs(out)):
         send_command(job.connection, job.worker_name, "stop-job", job_id=job.id)
+
+
+def _is_collected(farm: FarmClient, job: str) -> bool:
+    """Tell whether a cancelled job of the farm has not ended yet."""
+    with contextlib.suppress(JobGone):
+        status = farm.job(job).status()
+        return status.cancelled and not status.ended
+    return False
 
 
 def farm_jobs(out: Path) -> Iterator[str]:
@@ -143,10 +154,24 @@ def farm_jobs(out: Path) -> Iterator[str]:
 
 
 def cancel_farm_jobs(farm: FarmClient, out: Path) -> None:
-    """Cancel the farm's jobs for an output, but for those that are gone already."""
+    """Cancel the farm's jobs for an output, but for those that are gone or have ended already."""
     for job in farm_jobs(out):
-        with contextlib.suppress(JobGone):
+        with contextlib.suppress(JobGone, ChangeRefused):
             farm.job(job).cancel()
+
+
+def _end_cancelled(farm: FarmClient, out: str, settings: Settings) -> None:
+    """Cancel the farm's jobs for an output that nobody collects any more, and end them.
+
+    Raises:
+        PathRefused: The output lies below no allowed directory.
+    """
+    directory = allow(out, settings.task_roots)
+    cancel_farm_jobs(farm, directory)
+    for job in farm_jobs(directory):
+        with contextlib.suppress(JobGone):
+            if not farm.job(job).status().ended:
+                farm.end(job, "cancelled", "", settings)
 
 
 def cancel_request(job: Job, connection: redis.Redis) -> None:
@@ -155,8 +180,7 @@ def cancel_request(job: Job, connection: redis.Redis) -> None:
     if meta.get("state") != "cancelled":
         if "out" in meta:
             with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written it
-                out = allow(str(meta["out"]), Settings().task_roots)
-                cancel_farm_jobs(FarmClient(connection), out)
+                _end_cancelled(FarmClient(connection), str(meta["out"]), Settings())
         job.meta["state"] = "cancelled"
         job.save_meta()
     tell(job, "cancelled")
@@ -179,5 +203,5 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
     farm = FarmClient(job.connection)
     with contextlib.suppress(JobGone):
         status = farm.job(name).status()
-        if not status.ended and status.state != "cancelled":
+        if not status.over:
             farm.end(name, "failed", reason, settings)

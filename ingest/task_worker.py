@@ -161,18 +161,22 @@ class TaskWorker(Worker):
     ) -> None:
         """End the farm's job, and tell of a failure, if the job is not tried again.
 
+        A job that was cancelled and has then ended by itself counts as stopped.
+
         Both come first: a failed job has a reason, and once it has failed it may be deleted or
         enqueued again at any moment, by the same name.
         """
         job = cast("TaskJob", job)
         exc_string = hide_secrets(job.given_up or exc_string)
-        if not job.should_retry and self._stopped_job_id != job.id:
+        cancelled = job.get_meta().get("state") == "cancelled"
+        if (cancelled or not job.should_retry) and self._stopped_job_id != job.id:
             reason = _last_sentence(exc_string) or "no reason is known"
             job.meta["reason"] = reason
             job.save_meta()  # type: ignore[no-untyped-call] # as above
             end_farm_job(job, reason, self._settings)
-            cancelled = job.get_meta().get("state") == "cancelled"
             tell(job, "cancelled" if cancelled else "failed", reason)
+        if cancelled:
+            self._stopped_job_id = job.id
         try:
             super().handle_job_failure(job, queue, started_job_registry, exc_string)
         except UNREADABLE as error:

@@ -57,6 +57,10 @@ class JobRefused(EmbedfarmError, RuntimeError):
     """Raised when the server takes no more blocks of a job: cancelled, closed or deleted."""
 
 
+class SubmissionCancelled(JobRefused):
+    """Raised when somebody cancelled the job; what is embedded of it may still be collected."""
+
+
 class Stale(RuntimeError):
     """Raised when an earlier run has filled the job with other rows than the source has now."""
 
@@ -250,6 +254,8 @@ class Submitter:
             self._check_server()  # a crash may have brought back the record of an earlier one
         if state == "closed" and state not in allowed:
             raise Stale(f"job {self.job} was closed by an earlier run")
+        if state == "cancelled":
+            raise SubmissionCancelled(f"job {self.job} is cancelled")
         if state not in allowed:
             raise JobRefused(f"job {self.job} takes no more chunks: it is {state}")
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from embedfarm.collector.collect import Collector
+from embedfarm.collector.collect import Collector, JobCancelled
 from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, OutputError
 from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
@@ -29,7 +29,7 @@ from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.redaction import hide_secrets, name_source
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import JobGone, JobStatus
+from embedfarm.contract.status import EndState, JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.readers import CorpusError
 from embedfarm.producer.submitter import Submitter
@@ -214,7 +214,9 @@ class Run:
             thread.join(STOP_SECONDS_MAX)  # a producer may hang in its source, such as a pipe
         if self._failure is not None:
             if isinstance(self._failure, (*FOR_GOOD, OutputError)):
-                self._fail(FarmClient(connect(url)), own, output, hide_secrets(str(self._failure)))
+                self._end("failed", FarmClient(connect(url)), own, output)
+            elif isinstance(self._failure, JobCancelled):
+                self._end("cancelled", FarmClient(connect(url)), own, output)
             raise self._failure
         if manifest is None:
             raise Interrupted
@@ -222,12 +224,16 @@ class Run:
         self._ended = end_job(FarmClient(connect(url)), manifest, own.owner, self.place.settings)
         return manifest
 
-    def _fail(self, farm: FarmClient, own: OwnJob, output: Output, reason: str) -> None:
-        """End the job; what has come of it stays, for a run that goes on."""
+    def _end(self, state: EndState, farm: FarmClient, own: OwnJob, output: Output) -> None:
+        """End the job over the run's failure; what has come of it stays, for a run that goes on."""
+        reason = hide_secrets(str(self._failure))
         with contextlib.suppress(OSError):
             output.flush()
         with contextlib.suppress(JobGone, *UNAVAILABLE):
-            farm.end(own.name, "failed", reason, self.place.settings, owner=own.owner)
+            farm.end(
+                own.name, state, reason, self.place.settings, owner=own.owner,
+                drained_upto=output.next_index,
+            )  # fmt: skip
 
     def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
         place, spec, start = self.place, self.request.spec, output.next_index

@@ -13,7 +13,7 @@ from embedfarm.contract import tracing
 from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.producer.readers import CorpusDigest, Cursor, fail_on_bad_row, look_at, read_corpus
 from embedfarm.producer.readers.limits import Limits
-from embedfarm.producer.submitter import Rewind, Stale, Submitter
+from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
 from embedfarm.runs.request import Request, file_facts
 from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile
 
@@ -59,6 +59,8 @@ class Sending:
     def send(self, submitter: Submitter, output: Output, trace: str) -> None:
         """Send the corpus; again from where the server has lost it, or has other rows of it.
 
+        A job that somebody cancels gets no more; whoever collects ends it.
+
         Args:
             submitter: Submitter of the job that fills the output.
             output: The output, which says what is done, and where the last run was.
@@ -68,13 +70,16 @@ class Sending:
             SourceChanged: What is on disk was made of other rows, or the corpus was changed while
                 it was read.
             CorpusError: The corpus cannot be read.
-            JobRefused: Somebody cancelled or deleted the job.
+            JobRefused: Somebody deleted the job.
             Rewind: The server has lost rows, and standard input cannot be read again.
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
         while not self.stop.is_set():
             try:
                 submitter.watch(self._send(submitter, output, trace))
+            except SubmissionCancelled:
+                self.source.abandon()
+                return
             except Rewind:
                 if "-" in self.request.sources:
                     raise

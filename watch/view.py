@@ -320,7 +320,7 @@ class FarmReader:
         unreadable: dict[str, str] = {}
         farm = replace(self.farm, on_unreadable=unreadable.__setitem__)
         found = read_jobs(farm, list(names))
-        jobs = [each for each in found if not each.ended]
+        jobs = [each for each in found if not each.over]
         in_work = [each.job for each in jobs if each.blocks_in > each.blocks_done]
         backlogs = read_backlogs(farm.client, in_work, farm.on_unreadable) if in_work else []
         workers, lost_seconds = farm.call_roll()
@@ -339,7 +339,7 @@ class FarmReader:
             room=room_from(*room),
             sees_all=self.farm.tenant is None,
         )
-        ended_jobs = [each for each in found if each.ended]
+        ended_jobs = [each for each in found if each.over]
         return compose(now, situation, ended_jobs, batches, self._history)
 
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from embedfarm.cli.options import shorten_id
+from embedfarm.collector.output_reader import OutputReader
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
@@ -82,7 +83,7 @@ def test_pause_in_mid_job(
 def test_cancel_in_mid_job(
     server: LiveServer, client: redis.Redis, tmp_path: Path, at_once: ThreadPoolExecutor
 ) -> None:
-    """Cancelling a job ends its command and its watchers with status 1, and frees the worker."""
+    """Cancelling ends the command and its watchers with status 1, and keeps what was embedded."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(20_000)))
     with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
         words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
@@ -97,6 +98,11 @@ def test_cancel_in_mid_job(
             assert done.returncode == 1
             assert "cancelled" in done.stderr
             assert "Traceback" not in done.stderr
+    status = job.status()
+    assert (status.state, status.ended, status.result_bytes) == ("cancelled", True, 0)
+    with OutputReader(tmp_path / "out") as reader:
+        assert 0 < reader.available == status.drained_upto <= status.chunks_done
+    assert (FarmClient(client).job_ids(), FarmClient(client).ended_ids(9)) == ([], [job.id])
 
 
 def test_terms_of_an_embedding(

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from embedfarm.collector import collect
-from embedfarm.collector.collect import Collector, JobEnded
+from embedfarm.collector.collect import Collector, JobCancelled
 from embedfarm.collector.manifest import About, OutputError
 from embedfarm.collector.output import Output
 from embedfarm.contract.encoding import decode, encode
@@ -371,12 +371,18 @@ def test_a_result_of_another_version_ends_the_run(collecting: Collecting) -> Non
 
 
 def test_cancelled(collecting: Collecting) -> None:
-    """A cancelled job ends the collection."""
+    """A cancelled job ends the collection, with all on disk that comes before the first gap."""
+    collecting.push(0, 10, 20, 30, 40)
     done = collecting.bench.run(collecting.collect)
     wait_until(collecting.waits)
-    collecting.job.set_state("cancelled")
-    with pytest.raises(JobEnded, match="cancelled"):
+    first, second, _, fourth = collecting.worker.lease(4)
+    collecting.job.stream.commit(
+        [(each, result_of(decode(Block, each.data))) for each in (first, second, fourth)]
+    )
+    collecting.job.cancel()
+    with pytest.raises(JobCancelled, match="on disk up to chunk 20"):
         done.result(60)
+    assert collecting.output.next_index == 20
 
 
 def test_paused_when_all_is_there(collecting: Collecting) -> None:

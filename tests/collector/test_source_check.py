@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedfarm.collector import collect
-from embedfarm.collector.collect import Collector
+from embedfarm.collector.collect import Collector, JobCancelled
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import SourceCheck
@@ -78,6 +78,28 @@ def test_what_was_taken_of_an_earlier_reading(bench: Bench, tmp_path: Path, on_d
         output.finish(COUNT, About(job="j", model="hash", fingerprint={}, source={}))
         vectors = [v for part in output.parts for v in read(tmp_path / part.file)]
     assert vectors == vectors_of(after.texts).tolist()
+
+
+def test_a_reading_that_is_abandoned(bench: Bench, tmp_path: Path) -> None:
+    """A cancelled job is collected as far as its source was read in this run."""
+    settings = Settings()
+    job, worker = Job(bench.client(), "j"), HashWorker(bench.client(), "j", settings)
+    job.create(JobSpec(model="hash"), 0)
+    source, all_rows = SourceCheck(), rows(changed=False)
+    assert all_rows.ids is not None
+    with Output(tmp_path, {}, sink="parquet", part_bytes_max=1 << 20) as output:
+        source.begin(output.parts)
+        source.feed(Rows(all_rows.texts[:30], all_rows.ids[:30]))
+        push(job, all_rows, 0)
+        worker.step()
+        collector = Collector(Job(bench.client(), "j"), output, settings, bench.stop, source=source)
+        done = bench.run(collector.collect)
+        wait_until(lambda: output.buffered.stop == 30)
+        job.cancel()
+        source.abandon()
+        with pytest.raises(JobCancelled, match="up to chunk 30"):
+            done.result(30)
+        assert output.next_index == 30
 
 
 def read(path: Path) -> list[list[float]]:

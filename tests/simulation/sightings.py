@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.collector import journal
-from embedfarm.collector.collect import NO_ROOM
+from embedfarm.collector.collect import NO_ROOM, Collector, JobCancelled
 from embedfarm.collector.manifest import Manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.sinks import jsonl
@@ -32,6 +32,11 @@ ENDED_TWICE: Final = State("job ended that the server had lost", "an end is answ
 REWOUND: Final = State("producer rewound", "`Rewind` is raised")
 STRADDLED: Final = State(
     "rest of a result taken", "a result is taken that begins before what is next", RARE
+)
+CUT_SHORT: Final = State(
+    "cancelled with work on disk",
+    "a cancelled job is collected up to its first gap, and that is some",
+    5_000,
 )
 TORN: Final = State("journal line torn", "an opened journal is longer than its sound lines")
 RESUMED: Final = State("output resumed behind a part", "an output is opened that has parts")
@@ -80,6 +85,7 @@ def watch() -> None:
     """Watch the programs of this process for states, from now on."""
     after(Rewind, "__init__", lambda _, *_arguments: REWOUND.reach())
     after(Result, "rest", lambda _, *_arguments: STRADDLED.reach())
+    after(Collector, "_cut_short", _see_cut)
     after(journal, "_measure", _see_journal)
     after(Output, "__init__", _see_output)
     after(Output, "recover", lambda _, output: TRIED_AGAIN.reach(bool(output.buffered)))
@@ -87,6 +93,10 @@ def watch() -> None:
     after(jsonl, "keep_parts", _see_parts)
     after(completion, "check_finished", _see_finished)
     after(Host, "crash", _see_crash)
+
+
+def _see_cut(error: object, collector: Collector) -> None:
+    CUT_SHORT.reach(isinstance(error, JobCancelled) and bool(collector.output.parts))
 
 
 def _see_journal(measured: object, path: Path) -> None:

@@ -1,7 +1,6 @@
 """Tests of the view of the farm in one look, on the real server."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.pace import TimedMicroBatch
+from embedfarm.contract.settings import Settings
 from embedfarm.watch.view import ENDED_MAX, JOBS_MAX, FarmReader
 from tests.contract.little_job import CHUNKS, COMPLETION, SAMPLE, embed, heartbeat, make_job
 
@@ -101,18 +101,29 @@ def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
     assert job.seconds_left == pytest.approx((6 / 4, 6 / 0.2))
 
 
-@pytest.mark.parametrize("change", [lambda job: job.pause(), lambda job: job.cancel()])
-def test_no_end_is_foretold_of_a_job_that_stands(
-    client: redis.Redis, change: Callable[[Any], None]
-) -> None:
-    """A paused or cancelled job has no forecast end, and is not in the time for the backlog."""
+def test_no_end_is_foretold_of_a_job_that_stands(client: redis.Redis) -> None:
+    """A paused job has no forecast end, and is not in the time for the backlog."""
     farm = FarmClient(client)
     embed_two(farm)
     report(farm)
-    change(farm.job("little"))
+    farm.job("little").pause()
     view = FarmReader(farm).read()
     assert view.jobs[0].seconds_left is None
     assert view.backlog_seconds == (0, 0)
+
+
+def test_a_cancelled_job_is_not_in_work(client: redis.Redis) -> None:
+    """A cancelled job is among those that have ended, and in no count of those in work."""
+    farm = FarmClient(client)
+    embed_two(farm)
+    farm.job("little").cancel()
+    view = FarmReader(farm).read()
+    assert (view.jobs, view.jobs_total) == ((), 0)
+    assert [each.job for each in view.ended] == ["little"]
+    farm.end("little", "cancelled", "", Settings(), drained_upto=3)
+    view = FarmReader(farm).read()
+    (job,) = view.ended
+    assert (job.job, job.drained_upto, job.ended) == ("little", 3, True)
 
 
 def test_no_end_is_foretold_of_a_job_that_is_being_read(client: redis.Redis) -> None:

@@ -441,13 +441,18 @@ def test_a_bomb_fails_its_own_job(web: TestClient, server: LiveServer, tmp_path:
 
 
 def test_cancelled_while_it_runs(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
-    """A job that is cancelled while it runs ends on the farm, and its RQ job with it."""
+    """A job that is cancelled while it runs ends with all that was embedded in order on disk."""
     order = {"texts": ["word " * 50] * 4000, "model": SLOW}
     job = web.post("/v1/jobs", json=order).json()["job"]
-    with doing(server, tmp_path) as door:
+    with doing(server, tmp_path):
         wait_until(lambda: facts(web, job)["chunks_done"] > 0, START_SECONDS)
         assert web.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
-        wait_until(lambda: not door.queue.started_job_registry.get_job_ids(cleanup=False), 60)
+        wait_until(lambda: facts(web, job)["ended_ms"] > 0, 60)
+        cancelled = facts(web, job)
+        assert cancelled["state"] == "cancelled"
+        page = web.get(f"/v1/jobs/{job}/results", params={"limit": 9999})
+        assert 0 < int(page.headers["x-next-start"]) == cancelled["drained_upto"]
+        assert page.headers["x-state"] == "cancelled"
         assert web.delete(f"/v1/jobs/{job}").status_code == 204
     assert web.get(f"/v1/jobs/{job}").status_code == 404
 

@@ -81,7 +81,7 @@ def resume_job(services: Service, key: Caller, job: JobId) -> JobFacts:
 
 @router.post("/{job}/cancel", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
 def cancel_job(services: Service, key: Caller, job: JobId) -> JobFacts:
-    """Stop a job for good; what is embedded already stays with its collector."""
+    """Stop a job for good; what is embedded in order, up to the first gap, can still be read."""
     services.farm.job(job).cancel()
     services.submissions.cancel(job)
     return _log("cancels", services, key, job)

@@ -365,9 +365,16 @@ def _failed(reason: str, at: int) -> dict[str, Any]:
 def _stopped(services: Services, batch: str, stopped: StoppedBatch) -> dict[str, Any]:
     if stopped.state == "expired":
         return {"status": stopped.state, "expired_at": stopped.at}
-    if services.submissions.running(batch):
+    if _is_ending(services, batch):
         return {"status": "cancelling", "cancelling_at": stopped.at}
     return {"status": "cancelled", "cancelling_at": stopped.at, "cancelled_at": stopped.at}
+
+
+def _is_ending(services: Services, batch: str) -> bool:
+    """Tell whether something is still done for a batch that was cancelled."""
+    with contextlib.suppress(JobGone):
+        return not services.farm.job(batch).status().ended
+    return False
 
 
 def _cancel(services: Services, batch: str) -> None:
