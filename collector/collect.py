@@ -23,7 +23,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Result
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, is_gone
+from embedfarm.contract.status import JobGone, JobStatus, is_gone
 from embedfarm.contract.window import FarmWindow
 
 T = TypeVar("T")
@@ -303,7 +303,7 @@ class Collector:
         """
         try:
             status = self._persist(self.job.status)
-            if status.state not in ENDED_STATES:
+            if not status.ended:
                 self._gone = "", 0
                 return status
             gone: Exception = JobEnded(f"the job is {status.state}")

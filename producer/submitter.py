@@ -250,7 +250,7 @@ class Submitter:
         if state == "gone":
             self._check_server()
             raise JobGone(self.job)
-        if state in ENDED_STATES:
+        if state in {*ENDED_STATES, "cancelled"}:
             self._check_server()  # a crash may have brought back the record of an earlier one
         if state == "closed" and state not in allowed:
             raise Stale(f"job {self.job} was closed by an earlier run")

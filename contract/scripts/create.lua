@@ -9,9 +9,9 @@
 -- Answers the state, or 'taken' if the job is another owner's.
 local noted = {}
 for i = 4, #ARGV, 2 do noted[ARGV[i]] = ARGV[i + 1] end
-local state, before, owner, out =
-  unpack(redis.call('HMGET', KEYS[3], 'state', 'generation', 'owner', 'out'))
-if state == 'finished' or state == 'failed' then state = false end
+local state, before, owner, out, ended =
+  unpack(redis.call('HMGET', KEYS[3], 'state', 'generation', 'owner', 'out', 'ended_ms'))
+if state == 'finished' or state == 'failed' or (state == 'cancelled' and ended) then state = false end
 if not state then
   for i = 1, #KEYS do redis.call('UNLINK', KEYS[i]) end
   redis.call('XGROUP', 'CREATE', KEYS[1], 'farm', '0', 'MKSTREAM')

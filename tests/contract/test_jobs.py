@@ -399,6 +399,18 @@ def test_renew_reports_what_is_lost(client: redis.Redis) -> None:
     assert deliveries(job) == {kept.id: 1, rescued.id: 2}
 
 
+def test_a_cancelled_job_is_made_anew_once_it_has_ended(client: redis.Redis) -> None:
+    """A cancelled job is over, and may begin anew once what was embedded is collected."""
+    farm, job = FarmClient(client), make_job(client, 1)
+    job.cancel()
+    assert job.create(job.spec(), 0) == "cancelled"
+    farm.end(job.id, "cancelled", "", Settings(), drained_upto=2)
+    assert job.status().ended
+    assert job.create(job.spec(), 2) == "open"
+    status = job.status()
+    assert (status.first_chunk, status.ended_ms, farm.ended_ids(9)) == (2, 0, [])
+
+
 def test_renewal_of_a_cancelled_job(client: redis.Redis) -> None:
     """A renewal frees a cancelled job's lease with its text, but no lease of somebody else."""
     job = make_job(client, 3)

@@ -82,8 +82,11 @@ class Door:
             return FarmClient(client).statuses()
 
     def farm_states(self) -> list[str]:
-        """Return the states of the farm's jobs."""
-        return [status.state for status in self.farm_jobs().values()]
+        """Return the states of the farm's jobs, of those that have ended, too."""
+        with closing_client(self.server.url) as client:
+            farm = FarmClient(client)
+            jobs = {*farm.job_ids(), *farm.ended_ids(9)}
+            return [farm.job(job).status().state for job in jobs if farm.exists(job)]
 
     def cancel_farm_job(self, job: str) -> None:
         """Cancel a job on the farm like `embedfarm jobs cancel`."""
