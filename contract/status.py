@@ -13,6 +13,7 @@ TEXT_FIELDS: Final = frozenset(
 )  # of a status; the others are integers
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
+OVER_STATES: Final = ENDED_STATES | {"cancelled"}
 
 EndState: TypeAlias = Literal["finished", "failed", "cancelled"]
 
@@ -93,7 +94,7 @@ class JobStatus:
     @property
     def over(self) -> bool:
         """Whether nothing more is embedded of the job: it has ended, or was cancelled."""
-        return self.ended or self.cancelled
+        return self.state in OVER_STATES
 
     @property
     def embedded(self) -> bool:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -13,9 +13,7 @@ from embedfarm.contract.farm_client import PLACE_SECONDS, RETRY_SECONDS_MAX, Far
 from embedfarm.contract.farm_statistics import FarmStatistics
 from embedfarm.contract.pace import TimedMicroBatch
 from embedfarm.contract.records import Heartbeat, Sample
-from embedfarm.contract.status import ENDED_STATES, JobStatus
-
-OVER: Final = frozenset({*ENDED_STATES, "cancelled"})
+from embedfarm.contract.status import OVER_STATES, JobStatus
 
 
 class TenantFull(FarmFull):
@@ -121,7 +119,7 @@ class TenantFarm(FarmClient):
         return [
             name
             for name, (_, at), state in zip(names, places, states, strict=True)
-            if (at < before if state is None else state.decode(errors="replace") in OVER)
+            if (at < before if state is None else state.decode(errors="replace") in OVER_STATES)
         ]
 
 

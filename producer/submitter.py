@@ -28,7 +28,7 @@ from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes
-from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus
+from embedfarm.contract.status import OVER_STATES, JobGone, JobStatus
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.contract.window import FarmWindow
 from embedfarm.producer.blocks import TOKENS_MAX, Blocker
@@ -250,7 +250,7 @@ class Submitter:
         if state == "gone":
             self._check_server()
             raise JobGone(self.job)
-        if state in {*ENDED_STATES, "cancelled"}:
+        if state in OVER_STATES:
             self._check_server()  # a crash may have brought back the record of an earlier one
         if state == "closed" and state not in allowed:
             raise Stale(f"job {self.job} was closed by an earlier run")
