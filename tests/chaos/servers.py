@@ -17,6 +17,7 @@ from embedfarm.contract.broker import (
 from embedfarm.contract.processes import Child, Exit, Supervisor
 from embedfarm.contract.settings import Settings
 from tests.chaos.roles import Deaths, deliver
+from tests.chaos.server_log import cut_unreadable
 from tests.support import free_port, wait_until
 
 START_SECONDS: Final = 60.0
@@ -50,7 +51,9 @@ class Node:
         self._deaths.cause("server", signal.SIGKILL, self._signal)
 
     def _note(self, ended: Exit) -> None:
+        """Note an exit; before the next start, do what an operator does about a damaged log."""
         self._deaths.note("server", ended.status, well=self._closing)
+        cut_unreadable(self.private.directory)
 
     def _signal(self, number: signal.Signals) -> bool:
         return deliver(number, self.pid)
