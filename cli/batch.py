@@ -1,6 +1,7 @@
 """`embedfarm batch`: a file of requests, as OpenAI's batch protocol has them."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -21,18 +22,16 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
-from embedfarm.contract.batch_requests import Planned
+from embedfarm.contract.batch_requests import ENDS, PLAN, REQUESTS, Planned
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_parent_pipe
 from embedfarm.contract.settings import Settings
 
 if TYPE_CHECKING:
-    from embedfarm.collector.batch_answers import Tally
-    from embedfarm.collector.manifest import Manifest
+    from embedfarm.collector.batch_answers import Chunk, Tally
+    from embedfarm.collector.collect import JobCancelled
     from embedfarm.ingest.openai_batches import Counts, Decode
 
-PLAN: Final = "plan.json"  # written last of the plan: how many requests, and how many are bad
-REQUESTS: Final = "requests.jsonl"
 CORPUS: Final = "corpus.jsonl"
 VECTORS: Final = "vectors"
 BYTES_PER_TOKEN: Final = 4  # where no tokenizer.json says it; so it is with null models
@@ -58,30 +57,43 @@ def batch(  # noqa: PLR0913, PLR0917 -- each is a flag
         out.mkdir(parents=True, exist_ok=True)
         model = model or find_model(requests, settings.models, settings.batch_requests_max)
         counts = _plan(requests, out, model, settings)
-        manifest = _embed(out, model, job_id, settings)
-        tally = _assemble(out, manifest, settings)
+        cancelled = _embed(out, model, job_id, settings)
+        tally = _assemble(out, model, settings)
     report = counts._asdict() | tally._asdict() | {"model": model, "out": str(out)}
     if as_json:
-        print_json(report)
-        return
-    Console(highlight=False, soft_wrap=True).print(
-        f"{tally.completed:,} answers in {out}/output.jsonl, {tally.failed:,} errors in "
-        f"{out}/errors.jsonl"
-    )
+        print_json(report | {"cancelled": cancelled is not None})
+    else:
+        Console(highlight=False, soft_wrap=True).print(
+            f"{tally.completed:,} answers in {out}/output.jsonl, {tally.failed:,} errors in "
+            f"{out}/errors.jsonl"
+        )
+    if cancelled is not None:
+        fail(str(cancelled), cancelled.exit_status)
 
 
 def _plan(source: Path, out: Path, model: str, settings: Settings) -> "Counts":
-    """Make the corpus of the requests, unless an earlier run has."""
+    """Make the corpus of the requests, unless an earlier run has.
+
+    Raises:
+        CorpusError: None of the requests can be done, or they are too many.
+    """
     from embedfarm.collector.durable_files import replacing
-    from embedfarm.ingest.openai_batches import Counts, Planner, plan
+    from embedfarm.ingest.openai_batches import Counts, Planner, plan, refuse_all_bad
 
     if (out / PLAN).exists():
-        return Counts(*msgspec.json.decode((out / PLAN).read_bytes()))
-    planner = Planner(model, settings.models, _decoder(model, settings), settings.lane_texts_max)
-    with replacing(out / CORPUS) as corpus, replacing(out / REQUESTS) as planned:
-        counts = plan(source, planner, corpus, planned, settings.batch_requests_max)
-    with replacing(out / PLAN) as file:
-        file.write(msgspec.json.encode(counts))
+        counts = Counts(*msgspec.json.decode((out / PLAN).read_bytes()))
+    else:
+        decode = _decoder(model, settings)
+        planner = Planner(model, settings.models, decode, settings.lane_texts_max)
+        with (
+            replacing(out / CORPUS) as corpus,
+            replacing(out / REQUESTS) as planned,
+            replacing(out / ENDS) as ends,
+        ):
+            counts = plan(source, planner, (corpus, planned, ends), settings.batch_requests_max)
+        with replacing(out / PLAN) as file:
+            file.write(msgspec.json.encode(counts))
+    refuse_all_bad(counts, out / REQUESTS)
     return counts
 
 
@@ -107,8 +119,10 @@ def _decoder(model: str, settings: Settings) -> "Decode":
     return lambda rows: decode_ids(tokenizer(), rows)
 
 
-def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "Manifest":
+def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "JobCancelled | None":
+    """Embed the corpus of the requests; return how it ended if the job was cancelled."""
     from embedfarm.cli.progress import View
+    from embedfarm.collector.collect import JobCancelled
     from embedfarm.producer.readers import CorpusOptions
     from embedfarm.runs.completion import complete
     from embedfarm.runs.request import Request
@@ -122,27 +136,39 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "Manifest"
     stop = stop_on_signals()
     watch_parent_pipe(stop.set)
     try:
-        return complete(request, place, stop, View(Console(stderr=True), lines=True)).manifest
+        complete(request, place, stop, View(Console(stderr=True), lines=True))
+    except JobCancelled as error:
+        return error
     except Interrupted:
         fail("interrupted; the same command goes on from here", INTERRUPTED)
+    return None
 
 
-def _assemble(out: Path, manifest: "Manifest", settings: Settings) -> "Tally":
+def _assemble(out: Path, model: str, settings: Settings) -> "Tally":
+    """Write what has come of each request into one of two files."""
     from embedfarm.collector.batch_answers import assemble, read_chunks
     from embedfarm.collector.durable_files import replacing
+    from embedfarm.collector.output_reader import NotBegun, OutputReader
+    from embedfarm.runs.own_job import read_own_job
 
     with (
         (out / REQUESTS).open("rb") as file,
         replacing(out / "output.jsonl") as output,
         replacing(out / "errors.jsonl") as errors,
+        ExitStack() as stack,
     ):
+        own = read_own_job(out / VECTORS)
+        chunks: Iterator[Chunk] = iter(())
+        job = own.name if own is not None else ""
+        with suppress(NotBegun):
+            reader = stack.enter_context(OutputReader(out / VECTORS))
+            job, chunks = reader.job or job, read_chunks(reader)
         planned = map(msgspec.json.Decoder(Planned).decode, file)
-        chunks = read_chunks(out / VECTORS, manifest)
-        lengths = _lengths(out / CORPUS, manifest, settings)
-        return assemble(manifest, planned, chunks, lengths, (output, errors))
+        lengths = _lengths(out / CORPUS, job, model, settings)
+        return assemble(job, model, planned, chunks, lengths, (output, errors))
 
 
-def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator[int]:
+def _lengths(corpus: Path, job: str, model: str, settings: Settings) -> Iterator[int]:
     """Yield the tokens of each chunk, as the workers have counted and cut them."""
     from embedfarm.contract.broker import closing_client
     from embedfarm.contract.farm_client import FarmClient
@@ -151,8 +177,8 @@ def _lengths(corpus: Path, manifest: "Manifest", settings: Settings) -> Iterator
     from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
 
     with closing_client(settings.redis_url) as client:
-        tokenisation = FarmClient(client).reports.tokenisation(manifest.job)
-    directory = find_local(manifest.model, settings.model_cache)
+        tokenisation = FarmClient(client).reports.tokenisation(job)
+    directory = find_local(model, settings.model_cache)
     encoder = TokenEncoder.open(directory, tokenisation) if directory and tokenisation else None
     for rows in read_corpus([str(corpus)], CorpusOptions(), fail_on_bad_row):
         for first in range(0, len(rows.texts), BATCH_ROWS):

@@ -1,19 +1,18 @@
-"""Answers to the requests of a batch, out of a finished output."""
+"""Answers to the requests of a batch, out of its output, which a cancelled one has in part."""
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.manifest import Manifest, read_failures
-from embedfarm.collector.sinks import open_sink
+from embedfarm.collector.output_reader import OutputReader
 from embedfarm.contract.batch_requests import Planned
 
+NOT_DONE: Final = ("batch_cancelled", "the batch was cancelled before this request was done")
 Vector = NDArray[np.float32]
 
 
@@ -32,24 +31,23 @@ class Tally(NamedTuple):
     tokens: int = 0
 
 
-def read_chunks(directory: Path, manifest: Manifest) -> Iterator[Chunk]:
-    """Yield all chunks of a finished output, in order; memory holds one part.
+def read_chunks(reader: OutputReader) -> Iterator[Chunk]:
+    """Yield all chunks of an output that are on the disk, in order; memory holds one part.
 
     Raises:
         OutputError, OSError: The output is damaged.
     """
-    sink, failures = open_sink(manifest.format, directory), read_failures(directory)
-    for part in manifest.parts:
-        vectors = sink.read(part, manifest.layout)
-        failed = {each.index: each.reason for each in islice(failures, part.errors)}
-        rows = iter(np.asarray(vectors.matrix, np.float32))
-        for index in range(part.start, part.end):
-            reason = failed.get(index)
-            yield Chunk(next(rows)) if reason is None else Chunk(None, reason)
+    index = 0
+    while (found := reader.read(index, reader.available)) is not None:
+        reasons = {each.index: each.reason for each in found.failures}
+        for row in np.asarray(found.batch.matrix, np.float32):
+            yield Chunk(None, reasons[index]) if index in reasons else Chunk(row)
+            index += 1
 
 
-def assemble(
-    manifest: Manifest,
+def assemble(  # noqa: PLR0913, PLR0917 # two names, and four streams
+    batch: str,
+    model: str,
     requests: Iterable[Planned],
     chunks: Iterator[Chunk],
     lengths: Iterator[int],
@@ -58,9 +56,11 @@ def assemble(
     """Write a line for each request, in their order: answers into one file, errors into the other.
 
     Args:
-        manifest: Manifest of the output; it names the batch and its model.
+        batch: Id of the batch.
+        model: Model that made the vectors.
         requests: All requests of the batch.
-        chunks: Chunks of all requests, in the order of the requests.
+        chunks: Chunks of all requests, in the order of the requests; requests whose chunks they
+            lack, because the batch was cancelled, are among the errors.
         lengths: Tokens of each chunk.
         files: The file of the answers, and that of the errors.
     """
@@ -68,13 +68,13 @@ def assemble(
     for number, request in enumerate(requests):
         own, tokens = list(islice(chunks, request.chunks)), sum(islice(lengths, request.chunks))
         code, message = find_fault(request, own)
-        name = f"{manifest.job.replace('batch_', 'batch_req_')}-{number}"
+        name = f"{batch.replace('batch_', 'batch_req_')}-{number}"
         line: dict[str, Any] = {"id": name, "custom_id": request.custom_id}
         if code:
             line |= {"response": None, "error": {"code": code, "message": message}}
             tally = tally._replace(failed=tally.failed + 1)
         else:
-            body = answer(request, own, manifest.model, tokens)
+            body = answer(request, own, model, tokens)
             response = {"status_code": 200, "request_id": name, "body": body}
             line |= {"response": response, "error": None}
             tally = tally._replace(completed=tally.completed + 1, tokens=tally.tokens + tokens)
@@ -82,8 +82,10 @@ def assemble(
     return tally
 
 
-def find_fault(request: Planned, chunks: Iterable[Chunk]) -> tuple[str, str]:
+def find_fault(request: Planned, chunks: Sequence[Chunk]) -> tuple[str, str]:
     """Return code and message of why a request has no answer, both "" if it has one."""
+    if len(chunks) < request.chunks:
+        return NOT_DONE
     for place, chunk in enumerate(chunks):
         if chunk.vector is None:
             return "failed", f"input {place}: {chunk.reason}"

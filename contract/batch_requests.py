@@ -1,8 +1,15 @@
 """Requests of a batch file, as planned from each of its lines until they are answered."""
 
+from typing import Final
+
 import msgspec
 
-ENDPOINT = "/v1/embeddings"
+ENDPOINT: Final = "/v1/embeddings"
+
+# Files of the plan, in the batch's output directory.
+PLAN: Final = "plan.json"  # written last: how many requests there are, and how many are bad
+REQUESTS: Final = "requests.jsonl"  # a `Planned` in each line
+ENDS: Final = "ends.u64"  # for each request that is not bad, the index after its last chunk
 
 
 class Planned(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -10,6 +17,7 @@ class Planned(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         custom_id: Id that the line gives the request; None if it gives none.
+        line: Number of the line, from 1 on, if something is wrong with it.
         code: Code of the line's error, "" if nothing is wrong with it.
         message: Message of the line's error, "" if nothing is wrong with it.
         chunks: Number of texts that it asks vectors for.
@@ -18,6 +26,7 @@ class Planned(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     custom_id: str | None = None
+    line: int = 0
     code: str = ""
     message: str = ""
     chunks: int = 0

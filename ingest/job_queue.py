@@ -10,6 +10,7 @@ from typing import Any, Final
 import redis
 from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.executions import ExecutionRegistry
 from rq.results import Result
 from rq.utils import get_call_string
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
@@ -154,6 +155,17 @@ class Submissions:
         all_of = partial(self.client.zrange, start=0, end=-1)
         started = _members(all_of, self._queue.started_job_registry.key)
         return (PREFIX + job).encode() in {each.partition(b":")[0] for each in started}
+
+    def is_executed(self, job: str) -> bool:
+        """Tell whether an ingest worker executes a job's RQ job, be that cancelled or not."""
+        if not is_submitted(job):
+            return False
+        executions = ExecutionRegistry(PREFIX + job, self.client)
+        try:
+            return bool(self.client.zcount(executions.key, time.time(), "+inf"))
+        except redis.ResponseError as error:
+            _name_foreign(executions.key, error)
+            return False
 
     def _request(self, job: str) -> ReadableJob | None:
         if not is_submitted(job):

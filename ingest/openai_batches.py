@@ -3,11 +3,12 @@
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from embedfarm.contract.batch_requests import ENDPOINT, Planned
 from embedfarm.producer.readers.items import CorpusError
@@ -15,6 +16,8 @@ from embedfarm.producer.readers.items import CorpusError
 DIMENSIONS_MAX: Final = 1 << 16
 LINE_BYTES_MAX: Final = 8 << 20  # twice what a request may have that comes by itself
 LOOKED_BYTES_MAX: Final = 64 << 20  # for a model
+END: Final = np.dtype("<u8")
+_planned: Final = msgspec.json.Decoder(Planned)
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Texts of token ids; ValueError where no text has these."""
@@ -127,27 +130,74 @@ def _decode(data: bytes | msgspec.Raw, kind: type[Any], code: str) -> Any:  # no
         raise _Refused(code, str(error)) from error
 
 
-def plan(source: Path, planner: Planner, corpus: BinaryIO, planned: BinaryIO, most: int) -> Counts:
+def plan(
+    source: Path, planner: Planner, files: tuple[BinaryIO, BinaryIO, BinaryIO], most: int
+) -> Counts:
     """Write the texts of all requests as JSON Lines, and what each request is.
 
     Blank lines are no requests.
+
+    Args:
+        source: File of the requests.
+        planner: Reads each of them.
+        files: Open files for the texts, for a `Planned` in each line, and for the ends: for each
+            request that is not bad the index after its last chunk, in 64 bits, little-endian.
+        most: Most requests of a batch.
 
     Raises:
         CorpusError: There is no request, or there are more than `most`.
         OSError: A file cannot be read or written.
     """
+    corpus, planned, ends = files
     total = bad = 0
-    for line in _lines(source):
+    chunks: list[int] = []
+    for number, line in _lines(source):
         total += 1
         if total > most:
             raise CorpusError(f"a batch has at most {most:,} requests")
         request, texts = planner.read(line)
-        bad += bool(request.code)
+        if request.code:
+            bad += 1
+            request.line = number
+        else:
+            chunks.append(len(texts))
         planned.write(msgspec.json.encode(request) + b"\n")
         corpus.writelines(msgspec.json.encode({"text": text}) + b"\n" for text in texts)
     if not total:
         raise CorpusError("there is no request in the file")
+    ends.write(np.cumsum(chunks, dtype=END).tobytes())
     return Counts(total, bad)
+
+
+def refuse_all_bad(counts: Counts, planned: Path) -> None:
+    """Refuse a batch of which no request can be done.
+
+    Raises:
+        CorpusError: So it is; the message says what is wrong with the first one.
+    """
+    if counts.bad == counts.total:
+        first = read_bad(planned, 1)[0]
+        raise CorpusError(
+            f"none of the {counts.total:,} requests can be done; line {first.line}: {first.message}"
+        )
+
+
+def read_bad(planned: Path, most: int) -> list[Planned]:
+    """Return the first bad requests of a plan, up to `most`; none where there is no plan."""
+    try:
+        with planned.open("rb") as file:
+            bad = (one for one in map(_planned.decode, file) if one.code)
+            return list(islice(bad, most))
+    except FileNotFoundError:
+        return []
+
+
+def count_done(ends: Path, chunks: int) -> int:
+    """Return how many requests have an answer once `chunks` are embedded, in their order."""
+    try:
+        return int(np.searchsorted(np.fromfile(ends, END), chunks, "right"))
+    except FileNotFoundError:
+        return 0
 
 
 def find_model(source: Path, models: Sequence[str], most: int) -> str:
@@ -158,7 +208,7 @@ def find_model(source: Path, models: Sequence[str], most: int) -> str:
         OSError: The file cannot be read.
     """
     size = 0
-    for _, line in zip(range(most), _lines(source), strict=False):
+    for _, line in islice(_lines(source), most):
         size += len(line)
         if size > LOOKED_BYTES_MAX:
             break
@@ -172,7 +222,8 @@ def find_model(source: Path, models: Sequence[str], most: int) -> str:
     return models[0]
 
 
-def _lines(source: Path) -> Iterator[bytes]:
+def _lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield each line that is not blank, with its number from 1 on."""
     with source.open("rb") as file:
         file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
         for number in count(1):
@@ -183,4 +234,4 @@ def _lines(source: Path) -> Iterator[bytes]:
                 detail = f"{source.name} line {number}: longer than {LINE_BYTES_MAX >> 20} MiB"
                 raise CorpusError(detail)
             if not line.isspace():
-                yield line
+                yield number, line

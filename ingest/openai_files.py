@@ -95,9 +95,14 @@ def remove_file(content: Path) -> None:
 
 
 def complete_batch(settings: Settings, batch: str, report: Mapping[str, Any]) -> None:
-    """Keep the results of a batch as files, and at last write that it is complete.
+    """Keep what has come of a batch as files, and at last write that nothing more comes of it.
 
     Done again after a crash it keeps the same files under the same ids.
+
+    Args:
+        settings: Settings that say where batches have their directories.
+        batch: Id of the batch.
+        report: What `embedfarm batch --json` has printed.
     """
     directory = settings.jobs_path / batch
     completed = {**report, "output_file_id": None, "error_file_id": None}

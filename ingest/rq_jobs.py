@@ -81,8 +81,15 @@ def number_in(meta: Mapping[str, Any], name: str) -> int:
     return max(0, value) if isinstance(value, int) else 0
 
 
-def look(farm: FarmClient, out: Path) -> None:
-    """Note the progress of the current job, and end the job if it was cancelled or deleted."""
+def look(farm: FarmClient, out: Path, *, outlives: bool = False) -> None:
+    """Note the progress of the current job, and end the job if it was cancelled or deleted.
+
+    Args:
+        farm: Farm that has the job.
+        out: The job's output directory.
+        outlives: Whether the command has something to do after a cancelled job has ended, and then
+            ends by itself.
+    """
     try:
         for job in farm_jobs(out):
             with contextlib.suppress(JobGone):
@@ -94,7 +101,7 @@ def look(farm: FarmClient, out: Path) -> None:
                     of=status.chunk_count,
                     failed=status.chunks_failed,
                 )
-        _end_unwanted(farm, out)
+        _end_unwanted(farm, out, outlives=outlives)
     except UNAVAILABLE as error:
         log.warning("the server does not say how far the job is: %s", error)
 
@@ -122,7 +129,7 @@ class DownloadProgress:
             self._next = time.monotonic() + LOOK_SECONDS
 
 
-def _end_unwanted(farm: FarmClient, out: Path) -> None:
+def _end_unwanted(farm: FarmClient, out: Path, *, outlives: bool) -> None:
     """Ask the worker to stop the current job if that was cancelled or deleted while it runs.
 
     A job that was cancelled on the farm ends by itself, once what was embedded is on the disk.
@@ -134,15 +141,15 @@ def _end_unwanted(farm: FarmClient, out: Path) -> None:
         if job.get_status() != JobStatus.CANCELED:
             return
     cancel_farm_jobs(farm, out)
-    if job.worker_name and not any(_is_collected(farm, each) for each in farm_jobs(out)):
+    if job.worker_name and not any(_ends(farm, each, outlives) for each in farm_jobs(out)):
         send_command(job.connection, job.worker_name, "stop-job", job_id=job.id)
 
 
-def _is_collected(farm: FarmClient, job: str) -> bool:
-    """Tell whether a cancelled job of the farm has not ended yet."""
+def _ends(farm: FarmClient, job: str, outlives: bool) -> bool:  # noqa: FBT001 -- as `look` has it
+    """Tell whether the command of a cancelled job of the farm ends by itself."""
     with contextlib.suppress(JobGone):
         status = farm.job(job).status()
-        return status.cancelled and not status.ended
+        return status.cancelled and (outlives or not status.ended)
     return False
 
 

@@ -37,6 +37,7 @@ from embedfarm.ingest.webhooks import Event, deliver
 
 QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
+CANCELLED: Final = 1  # status of `embedfarm batch`, which then prints its report all the same
 FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and errors.jsonl names some
 PATH_OPTIONS: Final = frozenset({"ranges"})
 EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
@@ -98,7 +99,8 @@ def embed_batch(job_id: str, model: str) -> Report:
 
     Raises:
         PathRefused: There is no such batch.
-        CommandFailed: The batch, the output or the farm refuses.
+        CommandFailed: The batch, the output or the farm refuses, or the batch was cancelled; what
+            was done of that is kept nevertheless.
         StopRequested: This process was asked to stop.
     """
     settings = Settings()
@@ -109,10 +111,15 @@ def embed_batch(job_id: str, model: str) -> Report:
     begin(f"answer {job_id} with {model}", out / "vectors")
     words = ["batch", f"--out={out}", f"--model={model}", f"--job-id={job_id}", "--json"]
     with closing_client(settings.redis_url) as client:
-        see = partial(look, FarmClient(client), out / "vectors")
+        see = partial(look, FarmClient(client), out / "vectors", outlives=True)
         corpus = directory / BATCH_INPUT
-        report: Report = run_command([*words, "--", str(corpus)], limit(settings, [corpus]), see)
-    complete_batch(settings, job_id, report)
+        report: Report = run_command(
+            [*words, "--", str(corpus)], limit(settings, [corpus]), see, {0, CANCELLED}
+        )
+        complete_batch(settings, job_id, report)
+        if report["cancelled"]:
+            see()
+            raise CommandFailed(f"{job_id} is cancelled")
     note(state="finished", done=report["total"], of=report["total"], failed=report["failed"])
     return report
 

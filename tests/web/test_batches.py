@@ -33,6 +33,7 @@ from tests.web.test_submissions import forget_answer
 from tests.workers.running import worker_on, working
 
 NULL: Final = "null:16"
+SLOW: Final = "null:16:100"  # a text of one token in a hundredth of a second
 
 
 def line(custom_id: str, model: str = NULL, **body: object) -> str:
@@ -225,6 +226,66 @@ def test_a_batch_is_cancelled(web: TestClient, client: redis.Redis) -> None:
     other = create(web, upload(web, line("a", input="a")))["id"]
     web.post(f"/v1/jobs/{other}/cancel")
     assert web.get(f"/v1/batches/{other}").json()["status"] == "cancelled"
+
+
+def test_a_cancelled_batch_keeps_what_is_embedded(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A batch that is cancelled in the midst of it has answers up to there, and names the rest."""
+    texts = {f"r{n}": [f"a{n}", f"b{n}", f"c{n}"] for n in range(200)}
+    content = "\n".join(line(name, SLOW, input=some) for name, some in texts.items())
+    settings: dict[str, Any] = {"jobs_directory": tmp_path / "jobs", "models": json.dumps([SLOW])}
+    door = Door(server, tmp_path)
+    with (
+        working(worker_on(server)),
+        door.ingest(**settings),
+        served(server, **settings) as ((host, port), _),
+        openai.OpenAI(api_key="none", base_url=f"http://{host}:{port}/v1") as api,
+    ):
+        file = api.files.create(file=("a.jsonl", content.encode()), purpose="batch")
+        batch = api.batches.create(
+            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+        ).id
+
+        def completed() -> int:
+            counts = api.batches.retrieve(batch).request_counts
+            return counts.completed if counts else 0
+
+        wait_until(lambda: completed() > 20)
+        api.batches.cancel(batch)
+        done = finish(api, batch)
+        answers = lines_of(api.files.content(done.output_file_id).content)
+        errors = lines_of(api.files.content(done.error_file_id).content)
+    door.connection.close()
+    counts = done.request_counts
+    assert (done.status, counts.total) == ("cancelled", 200)
+    assert (counts.completed, counts.failed) == (len(answers), len(errors))
+    assert 20 < counts.completed < 200
+    assert [each["custom_id"] for each in answers + errors] == list(texts)
+    assert {each["error"]["code"] for each in errors} == {"batch_cancelled"}
+    for each in answers:
+        wanted = unit(null_vectors(texts[each["custom_id"]], 16))
+        np.testing.assert_allclose(vectors_of(each), wanted, atol=1e-6)
+    assert done.usage.total_tokens == 3 * len(answers)
+    assert done.created_at <= done.cancelling_at <= done.cancelled_at
+    assert FarmClient(client).job(batch).status().state == "cancelled"
+
+
+def test_a_batch_of_bad_requests_fails(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
+    """A batch of which no request can be done fails, and names each bad line."""
+    batch = create(web, upload(web, "no json", "", line("a", input=[])))["id"]
+    door = Door(server, tmp_path)
+    with door.ingest(jobs_directory=tmp_path / "jobs", models=json.dumps([NULL])):
+        wait_until(lambda: web.get(f"/v1/batches/{batch}").json()["status"] == "failed", 60)
+    door.connection.close()
+    answer = web.get(f"/v1/batches/{batch}").json()
+    faults = answer["errors"]["data"]
+    assert [(each["code"], each["line"]) for each in faults] == [
+        ("invalid_json_line", 1),
+        ("invalid_request", 3),
+    ]
+    assert answer["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
+    assert "line 1" in web.get(f"/v1/jobs/{batch}").json()["reason"]
 
 
 def test_time_alone_ends_no_batch(web: TestClient, client: redis.Redis, jobs: Path) -> None:

@@ -18,14 +18,14 @@ from fastapi import Path as InPath
 from pydantic import BaseModel, Field, StringConstraints
 from rq.exceptions import DuplicateJobError
 
-from embedfarm.contract.batch_requests import ENDPOINT
+from embedfarm.contract.batch_requests import ENDPOINT, ENDS, PLAN, REQUESTS
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import ChangeRefused
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.scheduling_terms import USUAL
 from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.ingest.job_directories import OUTPUT, put, read_kept, remove_directory
-from embedfarm.ingest.openai_batches import Counts, find_model
+from embedfarm.ingest.openai_batches import Counts, count_done, find_model, read_bad
 from embedfarm.ingest.openai_files import ASKED, BATCH_INPUT, COMPLETED
 from embedfarm.producer.readers import CorpusError
 from embedfarm.web.auth.keys import Scope
@@ -39,6 +39,7 @@ WINDOW_SECONDS: Final = 86_400
 SECONDS_MAX: Final = 2**40  # a Unix time that every client can read
 PREFIX: Final = "batch_"
 STOPPED: Final = "stopped.json"
+FAULTS_MAX: Final = 100  # reasons that a failed batch lists
 
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 router: Final = APIRouter(prefix="/v1/batches", tags=["OpenAI"], route_class=BoundedRoute)
@@ -82,7 +83,11 @@ class StoppedBatch(msgspec.Struct):
 
 
 class CompletedBatch(msgspec.Struct):
-    """Record of a completed batch: counts, tokens and the ids of its files."""
+    """Record of what has come of a batch: counts, tokens and the ids of its files.
+
+    Attributes:
+        cancelled: Whether the batch was cancelled, so that the files have a part of the answers.
+    """
 
     total: int
     completed: int
@@ -90,6 +95,7 @@ class CompletedBatch(msgspec.Struct):
     tokens: int
     output_file_id: str | None
     error_file_id: str | None
+    cancelled: bool = False
 
 
 class Fault(BaseModel):
@@ -222,7 +228,7 @@ def show_batch(services: Service, batch: BatchId) -> Batch:
     "/{batch}/cancel", responses=openai_problems(404, 409), dependencies=need(Scope.SUBMIT)
 )
 def cancel_batch(services: Service, who: Caller, batch: BatchId) -> Batch:
-    """Cancel a batch; answers that it has already are not made into a file."""
+    """Cancel a batch; what is embedded already is answered in its files, once it has ended."""
     if read_batch(services, batch).status in {"completed", "failed", "expired"}:
         raise HTTPException(409, f"{batch} has ended: there is nothing to cancel")
     _cancel(services, batch)
@@ -290,62 +296,73 @@ def read_batch(services: Services, batch: str) -> Batch:
     asked = read_kept(directory / ASKED, AskedBatch)
     if asked is None:
         raise HTTPException(404, f"what is kept of {batch} cannot be read")
+    status = _status(services, batch, asked.created_at)
     facts = {
         "id": batch,
         "expires_at": asked.created_at + WINDOW_SECONDS,
         **msgspec.structs.asdict(asked),
-        **_progress(directory),
+        **_progress(directory, status),
     }
-    return Batch(**facts | _end(services, batch, directory, asked.created_at))
+    return Batch(**facts | _end(services, batch, directory, status))
 
 
-def _progress(directory: Path) -> dict[str, Any]:
-    """Tell from the files of a batch how far it is, or was when it ended."""
+def _status(services: Services, batch: str, created_at: int) -> JobStatus:
+    """Return the status of a batch's job; a job that is gone has failed."""
+    try:
+        return services.farm.job(batch).status()
+    except JobGone:
+        return JobStatus(state="failed", reason="its job is gone", ended_ms=created_at * 1000)
+
+
+def _progress(directory: Path, status: JobStatus) -> dict[str, Any]:
+    """Tell from the files of a batch and its job how far it is, or was when it ended."""
     out = directory / OUTPUT
     facts: dict[str, Any] = {"status": "validating"}
-    planned = _changed(out / "plan.json")
+    planned = _changed(out / PLAN)
     if planned is not None:
         facts["status"], facts["in_progress_at"] = "in_progress", planned
-        plan = read_kept(out / "plan.json", Counts)
+        plan = read_kept(out / PLAN, Counts)
         if plan is not None:
-            facts["request_counts"] = {"total": plan.total, "failed": plan.bad}
+            done = count_done(out / ENDS, status.first_chunk + status.chunks_done)
+            facts["request_counts"] = {"total": plan.total, "completed": done, "failed": plan.bad}
     written = _changed(out / "vectors" / "manifest.json")
     if written is not None:
         facts["status"], facts["finalizing_at"] = "finalizing", written
     return facts
 
 
-def _end(services: Services, batch: str, directory: Path, created_at: int) -> dict[str, Any]:
+def _end(services: Services, batch: str, directory: Path, status: JobStatus) -> dict[str, Any]:
     """Return the facts of a batch that has ended or was stopped; nothing while it goes on."""
-    completed_at = _changed(directory / COMPLETED)
-    if completed_at is not None:
-        return _completed(directory, completed_at)
-    stopped_at = _changed(directory / STOPPED)
-    if stopped_at is not None:
-        stopped = read_kept(directory / STOPPED, StoppedBatch) or StoppedBatch(
-            "cancelled", stopped_at
-        )
-        return _stopped(services, batch, stopped)
-    try:
-        status = services.farm.job(batch).status()
-    except JobGone:
-        status = JobStatus(state="failed", reason="its job is gone", ended_ms=created_at * 1000)
-    if status.state == "cancelled":
-        return _stopped(services, batch, StoppedBatch("cancelled", created_at))
-    if status.state == "failed" or not services.submissions.pending(batch):
-        if (directory / COMPLETED).exists():  # since it was looked for
-            return _end(services, batch, directory, created_at)
-        return _failed(status.reason or "it was given up", status.ended_ms // 1000 or created_at)
-    return {}
+    facts: dict[str, Any] = {}
+    stopped = _stopped(directory, status)
+    if stopped is not None:
+        going = stopped.state == "cancelled" and _is_ending(services, batch, status)
+        facts = _stop_times(stopped, going=going)
+    elif status.state == "failed" or not services.submissions.pending(batch):
+        facts = _failed(_faults(directory, status), (status.ended_ms or status.created_ms) // 1000)
+    completed_at = _changed(directory / COMPLETED)  # last: it may come while the others are read
+    return facts if completed_at is None else _completed(directory, completed_at)
+
+
+def _faults(directory: Path, status: JobStatus) -> list[Fault]:
+    """Return why a batch failed: for each of its first lines, if none of them can be done."""
+    plan = read_kept(directory / OUTPUT / PLAN, Counts)
+    if plan is None or plan.bad < plan.total:
+        return [Fault(code="failed", message=status.reason or "it was given up")]
+    bad = read_bad(directory / OUTPUT / REQUESTS, FAULTS_MAX)
+    return [Fault(code=each.code, message=each.message, line=each.line) for each in bad]
 
 
 def _completed(directory: Path, at: int) -> dict[str, Any]:
+    """Return the facts of a batch of which nothing more comes: all its requests, or a part."""
     report = read_kept(directory / COMPLETED, CompletedBatch)
     if report is None:
-        return _failed("what it came to cannot be read", at)
-    return {
-        "status": "completed",
-        "completed_at": at,
+        return _failed([Fault(code="failed", message="what it came to cannot be read")], at)
+    end: dict[str, Any] = {"status": "completed", "completed_at": at}
+    if report.cancelled:
+        stopped = read_kept(directory / STOPPED, StoppedBatch) or StoppedBatch("cancelled", at)
+        end = _stop_times(stopped, going=False) | {"cancelled_at": at}
+    return end | {
         "output_file_id": report.output_file_id,
         "error_file_id": report.error_file_id,
         "request_counts": {
@@ -357,24 +374,31 @@ def _completed(directory: Path, at: int) -> dict[str, Any]:
     }
 
 
-def _failed(reason: str, at: int) -> dict[str, Any]:
-    fault = {"code": "failed", "message": reason}
-    return {"status": "failed", "errors": {"data": [fault]}, "failed_at": at}
+def _failed(faults: list[Fault], at: int) -> dict[str, Any]:
+    return {"status": "failed", "errors": Faults(data=faults), "failed_at": at}
 
 
-def _stopped(services: Services, batch: str, stopped: StoppedBatch) -> dict[str, Any]:
+def _stopped(directory: Path, status: JobStatus) -> StoppedBatch | None:
+    """Return when and how a batch was stopped; None for one that was not."""
+    at = _changed(directory / STOPPED)
+    if at is not None:
+        return read_kept(directory / STOPPED, StoppedBatch) or StoppedBatch("cancelled", at)
+    if status.cancelled:  # as a job, and not as a batch
+        return StoppedBatch("cancelled", (status.ended_ms or status.created_ms) // 1000)
+    return None
+
+
+def _stop_times(stopped: StoppedBatch, *, going: bool) -> dict[str, Any]:
     if stopped.state == "expired":
         return {"status": stopped.state, "expired_at": stopped.at}
-    if _is_ending(services, batch):
+    if going:
         return {"status": "cancelling", "cancelling_at": stopped.at}
     return {"status": "cancelled", "cancelling_at": stopped.at, "cancelled_at": stopped.at}
 
 
-def _is_ending(services: Services, batch: str) -> bool:
-    """Tell whether something is still done for a batch that was cancelled."""
-    with contextlib.suppress(JobGone):
-        return not services.farm.job(batch).status().ended
-    return False
+def _is_ending(services: Services, batch: str, status: JobStatus) -> bool:
+    """Tell whether something is still done for a batch that was cancelled, such as its files."""
+    return not status.ended or services.submissions.is_executed(batch)
 
 
 def _cancel(services: Services, batch: str) -> None:
