@@ -136,6 +136,7 @@ class BlockStream(JobHandle):
                     result.token_count,
                     len(result.vectors) // max(1, result.count),
                     entry.generation,
+                    result.worker,
                     *errors,
                 ],
                 client=pipe,

@@ -96,11 +96,21 @@ class JobReports(FarmKeys):
         Job(self.client, job).note(f"account:{worker}#{incarnation}", encode(account))
 
     def accounts(self, job: str, owner: str = "") -> dict[str, Account]:
-        """Return a job's accounts by worker, those of a worker's restarts added up."""
+        """Return a job's accounts by worker, those of a worker's restarts added up.
+
+        Their chunks are counted with each commit, so that all of them are the job's `chunks_done`.
+        """
         accounts: defaultdict[str, Account] = defaultdict(Account)
-        for name, data in Job(self.client, job, owner).notes("account:").items():
-            account = self._read(Account, f"{wire.JobKeys(job).meta} account:{name}", data)
-            accounts[name.rpartition("#")[0]].add(account or Account())
+        chunks = {}
+        for name, data in Job(self.client, job, owner).notes("").items():
+            kind, _, whose = name.partition(":")
+            if kind == "account":
+                account = self._read(Account, f"{wire.JobKeys(job).meta} {name}", data)
+                accounts[whose.rpartition("#")[0]].add(account or Account())
+            elif kind == "chunks" and data.isdigit():
+                chunks[whose] = int(data)
+        for worker, count in chunks.items():
+            accounts[worker].chunks = count
         return dict(accounts)
 
     def refuse(self, job: str, worker: str, reason: str, of: str = "") -> None:

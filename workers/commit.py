@@ -56,15 +56,18 @@ class Committer:
         """
         began = time.monotonic()
         account = self._note(batch)
-        chunks = tokens = duplicates = 0
+        chunks = tokens = duplicates = committed = 0
         for group in _groups(results_of(batch, vectors, self.worker)):
-            duplicates += self._send(batch.job, group)
+            answers = self._send(batch.job, group)
+            duplicates += answers.count("duplicate")
+            for answer, (_, result) in zip(answers, group, strict=True):
+                committed += result.count if answer == "committed" else 0
             chunks += sum(result.count for _, result in group)
             tokens += sum(lease.entry.tokens for lease, _ in group)
         self.holdings.remove(batch.leases)
         ended = time.monotonic()
         for each in (account, self.total):
-            each.chunks += chunks
+            each.chunks += committed
             each.duplicates += duplicates
             each.spend("commit", ended - began)
         if chunks:
@@ -102,21 +105,21 @@ class Committer:
         )
         return account
 
-    def _send(self, job: str, group: Sequence[tuple[Lease, Result]]) -> int:
+    def _send(self, job: str, group: Sequence[tuple[Lease, Result]]) -> list[str]:
         """Commit in one round trip, repeated while the server is away: a repeat is a duplicate.
 
         Returns:
-            The number of results that were duplicates.
+            What `BlockStream.commit` says of each result; "gone" where the job was deleted.
         """
         handle = self.farm.job(job)
         pairs = [(lease.entry, result) for lease, result in group]
         try:
-            return self._persist(lambda: handle.stream.commit(pairs)).count("duplicate")
+            return self._persist(lambda: handle.stream.commit(pairs))
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise
             log.info("job %s was deleted; %d results dropped", job, len(group))
-            return 0
+            return ["gone"] * len(group)
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Make a call, again and again while the server is away."""

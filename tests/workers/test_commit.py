@@ -95,6 +95,7 @@ def test_accounts_are_noted_with_the_job(farm: FarmClient) -> None:
         assert account.real_tokens == sum(seen)
         assert (account.engine, account.device) == ("null float32", "a kind")
         assert account.parity == Parity(texts=3)
+        assert account.chunks == farm.job("j").status().chunks_done > 0
 
 
 def test_large_results_go_in_several_round_trips(farm: FarmClient) -> None:
@@ -120,6 +121,7 @@ def test_second_commit_changes_nothing(farm: FarmClient) -> None:
     second.worker = "another"
     commit(second, batch)
     assert (first.total.duplicates, second.total.duplicates) == (0, 1)
+    assert (first.total.chunks, second.total.chunks) == (3, 0)
     assert results(job) == stored
     assert job.status().chunks_done == 3
     assert second.holdings.tokens == 0
