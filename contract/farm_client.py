@@ -4,10 +4,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, cast
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
@@ -21,7 +21,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import EndState, JobStatus
+from embedfarm.contract.status import Cause, EndState, JobStatus
 from embedfarm.contract.unreadable_records import (
     names_of,
 )
@@ -98,7 +98,7 @@ class FarmClient(FarmKeys):
         """Return the ids of the last `count` jobs that have ended, newest first."""
         return names_of(self.client.zrange(wire.ENDED, 0, count - 1, desc=True))
 
-    def end(
+    def end(  # noqa: PLR0913 # the last two are for those who need them
         self,
         job: str,
         state: EndState,
@@ -106,6 +106,7 @@ class FarmClient(FarmKeys):
         settings: Settings,
         *,
         owner: str = "",
+        cause: Cause = "",
         **counters: int,
     ) -> None:
         """End a job as `Job.end` does, and delete surplus or old records of ended jobs.
@@ -113,7 +114,7 @@ class FarmClient(FarmKeys):
         Raises:
             JobGone: There is no such job, or it is another owner's.
         """
-        self.job(job, owner).end(state, reason, settings.ended_seconds_max, **counters)
+        self.job(job, owner).end(state, reason, settings.ended_seconds_max, cause, **counters)
         before = time.time() - settings.ended_seconds_max
         old = self.client.zrangebyscore(wire.ENDED, "-inf", before)
         surplus = self.client.zrange(wire.ENDED, 0, -settings.ended_jobs_max - 1)
@@ -127,6 +128,16 @@ class FarmClient(FarmKeys):
         if self._script("forget")(keys=[keys.meta, *others]) == b"forgotten":
             self.client.zrem(wire.JOBS, job)
         self.client.zrem(wire.ENDED, job)
+
+    def endings(self) -> dict[tuple[str, str], int]:
+        """Return how many jobs have ended, by state and cause; the counts only grow."""
+        counts = cast("Mapping[bytes, bytes]", self.client.hgetall(wire.ENDINGS))
+        return {
+            (state, cause): int(count)
+            for name, count in counts.items()
+            for state, _, cause in [name.decode(errors="replace").partition(" ")]
+            if count.isdigit()
+        }
 
     def statuses(self) -> dict[str, JobStatus]:
         """Return the status of every job that is there, oldest first."""

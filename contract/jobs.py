@@ -23,7 +23,7 @@ from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block
 from embedfarm.contract.scheduling_terms import USUAL, Terms
-from embedfarm.contract.status import EndState, JobGone, JobStatus, status_from
+from embedfarm.contract.status import Cause, EndState, JobGone, JobStatus, status_from
 
 FAILURES_KEPT: Final = 100
 NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -269,13 +269,18 @@ class Job(JobHandle):
         self.client.zrem(wire.JOBS, self.id)
         self.client.zrem(wire.ENDED, self.id)
 
-    def end(self, state: EndState, reason: str, seconds: int, **counters: int) -> None:
+    def end(
+        self, state: EndState, reason: str, seconds: int, cause: Cause = "", **counters: int
+    ) -> None:
         """Delete all that the server holds of the job, but keep a record of it for some time.
+
+        The end is counted by state and cause, once, unless the job is made anew and ends again.
 
         Args:
             state: How the job ended.
-            reason: Why the job failed.
+            reason: Why the job failed, for people.
             seconds: How long the record is kept.
+            cause: What the reason is about.
             counters: Counters of its status that the caller knows better than the server. Of a
                 finished job, all that came in counts as done.
 
@@ -292,9 +297,10 @@ class Job(JobHandle):
         )  # fmt: skip
         if answer == b"gone":
             raise JobGone(self.id)
-        with if_room():
-            self.client.zadd(wire.ENDED, {self.id: time.time()})
-        self.client.zrem(wire.JOBS, self.id)
+        self._script("enrol")(
+            keys=[wire.ENDED, wire.JOBS, wire.ENDINGS],
+            args=[self.id, time.time(), f"{state} {cause}"],
+        )
         self.announce()
 
     def retried(self, chunks_failed: int) -> None:

@@ -16,6 +16,8 @@ ENDED_STATES: Final = frozenset({"finished", "failed"})
 OVER_STATES: Final = ENDED_STATES | {"cancelled"}
 
 EndState: TypeAlias = Literal["finished", "failed", "cancelled"]
+Cause: TypeAlias = Literal["", "chunks", "corpus", "device", "ingest", "job id", "model", "output"]
+"""What the end of a job is about, as metrics count it: "chunks" that failed, say."""
 
 
 class JobGone(EmbedfarmError, LookupError):

@@ -16,6 +16,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
 
     ef:{farm}:jobs           zset    job -> unix seconds of creation  producer  -> all        job
     ef:{farm}:ended          zset    job -> unix seconds of its end   submitter -> people     7 d
+    ef:{farm}:endings        hash    "state cause" -> jobs that did   submitter -> people
     ef:{farm}:workers        zset    worker -> unix seconds last seen worker    -> all        1 h
     ef:{farm}:worker:<name>  hash    incarnation, Heartbeat           worker    -> all        6 s
     ef:{farm}:plan:<name>    string  Plan                             scheduler -> worker     5 s
@@ -70,6 +71,7 @@ from typing import Final
 GROUP: Final = "farm"
 JOBS: Final = "ef:{farm}:jobs"
 ENDED: Final = "ef:{farm}:ended"
+ENDINGS: Final = "ef:{farm}:endings"
 WORKERS: Final = "ef:{farm}:workers"
 EVENTS: Final = "ef:{farm}:events"
 SAMPLES: Final = "ef:{farm}:samples"

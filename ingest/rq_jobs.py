@@ -211,4 +211,4 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
     with contextlib.suppress(JobGone):
         status = farm.job(name).status()
         if not status.over:
-            farm.end(name, "failed", reason, settings)
+            farm.end(name, "failed", reason, settings, cause="ingest")

@@ -43,7 +43,7 @@ def end_job(farm: FarmClient, manifest: Manifest, owner: str, settings: Settings
 
     def end() -> None:
         farm.end(
-            job, "finished", "", settings, owner=owner,
+            job, "finished", "", settings, owner=owner, cause="chunks" if manifest.failed else "",
             first_chunk=0, chunks_in=count, chunks_failed=manifest.failed,
             real_tokens_done=manifest.tokens, drained_upto=count,
         )  # fmt: skip

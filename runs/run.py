@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.redaction import hide_secrets, name_source
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import EndState, JobGone, JobStatus
+from embedfarm.contract.status import Cause, EndState, JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.readers import CorpusError
 from embedfarm.producer.submitter import Submitter
@@ -51,6 +51,13 @@ T = TypeVar("T")
 
 # The same command would fail again.
 FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused, JobTaken)
+CAUSES: Final[Mapping[type[EmbedfarmError], Cause]] = {
+    CorpusError: "corpus",
+    DeviceError: "device",
+    ModelRefused: "model",
+    JobTaken: "job id",
+    OutputError: "output",
+}
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +239,7 @@ class Run:
         with contextlib.suppress(JobGone, *UNAVAILABLE):
             farm.end(
                 own.name, state, reason, self.place.settings, owner=own.owner,
-                drained_upto=output.next_index,
+                cause=_cause(self._failure), drained_upto=output.next_index,
             )  # fmt: skip
 
     def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
@@ -359,6 +366,14 @@ class Run:
             return self._persist(farm.job(*own).status)
         except JobGone:
             return JobStatus()
+
+
+def _cause(failure: BaseException | None) -> Cause:
+    """Return what a run's failure is about, as metrics count it."""
+    for kind, cause in CAUSES.items():
+        if isinstance(failure, kind):
+            return cause
+    return ""
 
 
 def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:

@@ -641,7 +641,8 @@ def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
     assert [each.index for each in job.results.failures(9)[1]] == [1]
     assert (farm.job_ids(), farm.ended_ids(9)) == ([], [job.id])
     assert set(client.scan_iter()) == {
-        each.encode() for each in (job.keys.meta, job.keys.failed, wire.ENDED, wire.EVENTS)
+        each.encode()
+        for each in (job.keys.meta, job.keys.failed, wire.ENDED, wire.ENDINGS, wire.EVENTS)
     }
     assert 0 < client.ttl(job.keys.meta) <= Settings().ended_seconds_max
     with pytest.raises(ChangeRefused, match="finished"):
@@ -738,6 +739,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
     job.stream.commit([embed(entry) for entry in job.stream.read("one", 9)])
     FarmClient(client).job("other").delete()
     client.zadd(wire.ENDED, {"other": 1})
+    client.hset(wire.ENDINGS, "failed model", 1)
     found = {key: client.type(key) for key in cast("Iterator[bytes]", client.scan_iter())}
     assert found == {key.encode(): of.encode() for key, of in documented.items()}
 
@@ -750,7 +752,9 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     names = [name for meta in metas for name in cast("list[bytes]", client.hkeys(meta))]
     fields = {name.decode().split(":")[0] for name in names}
     noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
-    assert noted == {"fingerprint", "recipe", "refused", "account", "command", "generation"}
+    assert noted == {
+        "fingerprint", "recipe", "refused", "account", "chunks", "command", "generation",
+    }  # fmt: skip
     assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
     assert set(JobStatus.__dataclass_fields__) < fields
 

@@ -126,21 +126,48 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
     farm.beat(beat, 60)
     farm.plans.tell(DECISION, STATS)
     found = figures(web)
-    assert found["farm_server_up", ()] == 1
-    assert found["farm_scheduler_active", ()] == 1
-    assert found["farm_workers", ("idle",)] == 2
-    assert found["farm_chunks_total", ("gpu",)] == 3
-    assert found["farm_worker_seconds_total", ("forward", "gpu")] == 2
-    assert found["farm_lane_texts_total", ("gpu",)] == 4
-    assert found["farm_gpu_memory_used_bytes", ("cuda-GPU-1", "gpu")] == 5
-    assert found["farm_scheduler_efficiency_ratio", ()] == STATS.efficiency
+    assert found["embedfarm_server_up", ()] == 1
+    assert found["embedfarm_scheduler_active", ()] == 1
+    assert found["embedfarm_workers", ("idle",)] == 2
+    assert found["embedfarm_chunks_total", ("gpu",)] == 3
+    assert found["embedfarm_worker_seconds_total", ("forward", "gpu")] == 2
+    assert found["embedfarm_lane_texts_total", ("gpu",)] == 4
+    assert found["embedfarm_gpu_memory_used_bytes", ("cuda-GPU-1", "gpu")] == 5
+    assert found["embedfarm_scheduler_efficiency_ratio", ()] == STATS.efficiency
     assert "little" not in web.get("/metrics").text
     Job(client, "little").delete()
     job = make_job(client, 2)
-    assert figures(web)["farm_jobs", ("open",)] == 1
+    assert figures(web)["embedfarm_jobs", ("open",)] == 1
     status = job.status()
-    assert figures(web)["farm_backlog_chunks", ()] == status.chunks_in
-    assert figures(web)["farm_backlog_seconds", ()] == status.tokens_in / 10
+    assert figures(web)["embedfarm_backlog_chunks", ()] == status.chunks_in
+    assert figures(web)["embedfarm_backlog_seconds", ()] == status.tokens_in / 10
+
+
+def test_metrics_count_what_has_ended(web: TestClient, client: redis.Redis) -> None:
+    """Each end of a job counts once, by state and cause, also when its record is gone."""
+    farm, settings = FarmClient(client), Settings()
+    for name in ("one", "other"):
+        make_job(client, 1, name)
+        for _ in range(2):  # as after a lost reply
+            farm.end(name, "failed", "no such column", settings, cause="corpus")
+        farm.job(name).delete()
+    make_job(client, 1, "third")
+    farm.end("third", "finished", "", settings)
+    found = figures(web)
+    assert found["embedfarm_jobs_ended_total", ("corpus", "failed")] == 2
+    assert found["embedfarm_jobs_ended_total", ("", "finished")] == 1
+    assert not [name for name, _ in found if name == "embedfarm_jobs"]
+
+
+def test_metrics_have_words(web: TestClient, client: redis.Redis, server: LiveServer) -> None:
+    """Each metric has a sentence of its own that says what it is, and is this farm's by name."""
+    run_everything(client)
+    make_ready(client, server).plans.tell(DECISION, STATS)
+    families = list(text_string_to_metric_families(web.get("/metrics").text))
+    words = [each.documentation for each in families if not each.name.endswith("_created")]
+    assert len(set(words)) == len(words) > 20
+    assert all(each.endswith(".") for each in words)
+    assert all(family.name.startswith("embedfarm_") for family in families)
 
 
 def test_metrics_count_micro_batches_and_requests(web: TestClient, client: redis.Redis) -> None:
@@ -148,21 +175,21 @@ def test_metrics_count_micro_batches_and_requests(web: TestClient, client: redis
     farm = FarmClient(client)
     web.get("/metrics")
     farm.statistics.report(COMPLETION, 100)
-    assert figures(web)["farm_batch_tokens_sum", ()] == COMPLETION.tokens
+    assert figures(web)["embedfarm_batch_tokens_sum", ()] == COMPLETION.tokens
     farm.statistics.report(COMPLETION, 100)
     web.get("/v1/jobs/none")
     web.request("STRANGE", "/nowhere")
     found = figures(web)
-    assert found["farm_batch_duration_seconds_count", ("one",)] == 2
-    assert found["farm_batch_chunks_count", ()] == 2
-    assert found["farm_requests_total", ("GET", "/v1/jobs/{job}", "404")] == 1
-    assert found["farm_requests_total", ("other", "none", "404")] == 1
+    assert found["embedfarm_batch_duration_seconds_count", ("one",)] == 2
+    assert found["embedfarm_batch_chunks_count", ()] == 2
+    assert found["embedfarm_requests_total", ("GET", "/v1/jobs/{job}", "404")] == 1
+    assert found["embedfarm_requests_total", ("other", "none", "404")] == 1
 
 
 def test_metrics_without_a_server(web: TestClient, server: LiveServer) -> None:
     """A scrape while the server is away succeeds, and says that it is away."""
     server.kill()
-    assert figures(web)["farm_server_up", ()] == 0
+    assert figures(web)["embedfarm_server_up", ()] == 0
     assert web.get("/metrics").status_code == 200
 
 

@@ -391,8 +391,8 @@ def test_counts_are_of_own_jobs(world: World) -> None:
     assert rate in world.ask("GET /", world.alpha).text
     assert rate in world.ask("GET /", world.operator).text
     metrics = world.ask("GET /metrics", world.beta).text
-    assert "farm_jobs{" not in metrics
-    assert "farm_backlog_chunks 0.0" in metrics
+    assert "embedfarm_jobs{" not in metrics
+    assert "embedfarm_backlog_chunks 0.0" in metrics
     (beat,) = world.ask("GET /v1/workers", world.beta).json()
     assert (beat["worker"], beat["job"], beat["model"], beat["refused"]) == ("one", "", "", [])
     (seen,) = world.ask("GET /v1/workers", world.alpha).json()

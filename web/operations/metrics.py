@@ -26,7 +26,7 @@ from embedfarm.web.auth.keys import Scope as KeyScope
 from embedfarm.web.http.problems import problems
 from embedfarm.web.services import Caller, Service, need
 
-PREFIX: Final = "farm_"
+PREFIX: Final = "embedfarm_"
 METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TOKENS: Final = (100, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000)
@@ -53,39 +53,43 @@ class Figures(Collector):
     def __post_init__(self) -> None:
         self.requests = Counter(
             f"{PREFIX}requests",
-            "HTTP requests.",
+            "HTTP requests that were answered.",
             ["route", "method", "status"],
             registry=self.registry,
         )
         self.latency = Histogram(
             f"{PREFIX}request_latency_seconds",
-            "Time until the end of a response.",
+            "Seconds from an HTTP request to the end of its response.",
             ["route"],
             buckets=SECONDS,
             registry=self.registry,
         )
         self.running = Gauge(
-            f"{PREFIX}requests_running", "HTTP requests in work.", registry=self.registry
+            f"{PREFIX}requests_running",
+            "HTTP requests in work, those that wait for vectors included.",
+            registry=self.registry,
         )
         self.waiting = Gauge(
-            f"{PREFIX}requests_waiting", "Requests that wait for vectors.", registry=self.registry
+            f"{PREFIX}requests_waiting",
+            "HTTP requests that wait for vectors.",
+            registry=self.registry,
         )
         self._durations = Histogram(
             f"{PREFIX}batch_duration_seconds",
-            "Micro-batches, on the device.",
+            "Seconds that a micro-batch took, from its first block to its last commit.",
             ["worker"],
             buckets=SECONDS,
             registry=self.registry,
         )
         self._tokens = Histogram(
             f"{PREFIX}batch_tokens",
-            "Tokens of micro-batches.",
+            "Tokens of a micro-batch, as its blocks count them.",
             buckets=TOKENS,
             registry=self.registry,
         )
         self._chunks = Histogram(
             f"{PREFIX}batch_chunks",
-            "Chunks of micro-batches.",
+            "Chunks of a micro-batch.",
             buckets=CHUNKS,
             registry=self.registry,
         )
@@ -122,18 +126,27 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the farm's metrics now; without its server only that it is away."""
-        yield _gauge("build_info", "The program.", {(version("embedfarm"),): 1.0}, "version")
+        yield _gauge(
+            "build_info",
+            "The version of this program; always 1.",
+            {(version("embedfarm"),): 1.0},
+            "version",
+        )
         try:
             found = list(self._look())
         except UNAVAILABLE:
             found = []
-        yield _gauge("server_up", "Whether the server answers.", {(): float(bool(found))})
+        up = {(): float(bool(found))}
+        yield _gauge("server_up", "Whether Redis answers: 1, or 0.", up)
         yield from found
 
     def _look(self) -> Iterator[Metric]:
         active = self.farm.plans.has_scheduler()
-        yield _gauge("scheduler_active", "Whether there is one.", {(): float(active)})
+        yield _gauge("scheduler_active", "Whether a scheduler plans: 1, or 0.", {(): float(active)})
         workers = self.farm.workers()
+        ended = {of: float(count) for of, count in self.farm.endings().items()}
+        words = "Jobs that have ended, by how, and what that was about: the count only grows."
+        yield _counter("jobs_ended", words, ended, "state", "cause")
         yield from job_metrics(self.farm.statuses(), workers, time.time())
         yield from worker_metrics(workers)
         yield from scheduler_metrics(self.farm.plans.scheduler_stats())
@@ -144,43 +157,49 @@ def job_metrics(
 ) -> Iterator[Metric]:
     """Yield the metrics of all jobs: states, backlog, bytes of results and failed chunks."""
     states = Tally(status.state for status in statuses.values())
-    yield _gauge("jobs", "Jobs.", {(name,): float(n) for name, n in states.items()}, "state")
-    wanted = [status for status in statuses.values() if status.state != "cancelled"]
+    counts = {(name,): float(n) for name, n in states.items()}
+    yield _gauge("jobs", "Jobs that have not ended.", counts, "state")
+    wanted = [status for status in statuses.values() if not status.over]
     waiting = [status for status in wanted if status.blocks_in > status.blocks_done]
     tokens = sum(status.tokens_in - status.tokens_done for status in waiting)
     speed = sum(beat.tokens_per_second for beat in workers)
-    figures = {
-        "backlog_chunks": sum(status.chunks_in - status.chunks_done for status in waiting),
-        "backlog_tokens": tokens,
-        "backlog_age_seconds": max((now - s.created_ms / 1000 for s in waiting), default=0),
-        "results_bytes": sum(status.result_bytes for status in statuses.values()),
-        "failed_chunks": sum(status.chunks_failed for status in statuses.values()),
-    }
+    chunks = sum(status.chunks_in - status.chunks_done for status in waiting)
+    age = max((now - status.created_ms / 1000 for status in waiting), default=0)
+    stored = sum(status.result_bytes for status in statuses.values())
+    failed = sum(status.chunks_failed for status in statuses.values())
+    yield _gauge("backlog_chunks", "Chunks that are not embedded yet.", {(): float(chunks)})
+    yield _gauge("backlog_tokens", "Tokens that are not embedded yet.", {(): float(tokens)})
+    yield _gauge("backlog_age_seconds", "Age of the oldest job with such chunks.", {(): float(age)})
+    yield _gauge("results_bytes", "Bytes of results that wait in Redis.", {(): float(stored)})
+    words = "Chunks that failed, of jobs that have not ended."
+    yield _gauge("failed_chunks", words, {(): float(failed)})
     if speed:
-        figures["backlog_seconds"] = tokens / speed
-    for name, value in figures.items():
-        yield _gauge(name, "Of all jobs on the farm.", {(): float(value)})
+        words = "Seconds that all workers need for the backlog at their present speed."
+        yield _gauge("backlog_seconds", words, {(): tokens / speed})
 
 
 def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
     """Yield each worker's speed, leases and time by activity; counters begin at its start."""
     beats = list(workers)
     yield _count_workers(beats)
-    for name, attribute in (
-        ("worker_rate_tokens_per_second", "tokens_per_second"),
-        ("lease_size_tokens", "held_tokens"),
-        ("lease_age_seconds", "held_seconds"),
+    for name, attribute, words in (
+        ("worker_rate_tokens_per_second", "tokens_per_second", "Speed of a worker while it works."),
+        ("lease_size_tokens", "held_tokens", "Tokens of the blocks that a worker has leased."),
+        ("lease_age_seconds", "held_seconds", "Age of the oldest block that a worker has leased."),
     ):
         values = {(beat.worker,): float(getattr(beat, attribute)) for beat in beats}
-        yield _gauge(name, "Of a worker, now.", values, "worker")
+        yield _gauge(name, words, values, "worker")
     for name, attribute in (("chunks", "chunks_done"), ("tokens", "tokens_done")):
         values = {(beat.worker,): float(getattr(beat, attribute)) for beat in beats}
-        yield _counter(name, "Embedded.", values, "worker")
+        words = f"{name.capitalize()} that a worker has embedded and committed since its start."
+        yield _counter(name, words, values, "worker")
     spent = {(b.worker, activity): s for b in beats for activity, s in b.where.items()}
-    yield _counter("worker_seconds", "Time by activity.", spent, "worker", "activity")
+    words = "Seconds of a worker since its start, by what it did in them."
+    yield _counter("worker_seconds", words, spent, "worker", "activity")
     for name in sorted({name for beat in beats for name in beat.lane}):
         values = {(beat.worker,): beat.lane[name] for beat in beats if name in beat.lane}
-        yield _counter(f"lane_{name}", "Done for interactive requests.", values, "worker")
+        words = f"{name.capitalize()} of interactive requests since the start of a worker."
+        yield _counter(f"lane_{name}", words, values, "worker")
     yield from _device_metrics(beats)
 
 
@@ -197,23 +216,29 @@ def _device_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
         for name, value in beat.device_facts.items():
             facts.setdefault(f"{kind}_{name}", {})[beat.worker, beat.device] = value
     for name, values in sorted(facts.items()):
-        yield _gauge(name, "Of a worker's device.", values, "worker", "device")
+        words = f"{name.replace('_', ' ').capitalize()} of a worker's device, now."
+        yield _gauge(name, words, values, "worker", "device")
 
 
 def scheduler_metrics(stats: SchedulerStats | None) -> Iterator[Metric]:
     """Yield the scheduler's metrics of the last minute; none if none was active lately."""
     if stats is None:
         return
-    for name, value in (
-        ("efficiency_ratio", stats.efficiency),
-        ("padding_ratio", stats.padding),
-        ("prediction_error_ratio", stats.prediction_error),
-        ("decision_mean_seconds", stats.decision_seconds_mean),
-        ("decision_p99_seconds", stats.decision_seconds_p99),
-        ("batch_p99_seconds", stats.micro_batch_seconds_p99),
+    for name, value, words in (
+        ("efficiency_ratio", stats.efficiency, "Share of the time in which devices worked"),
+        ("padding_ratio", stats.padding, "Share of padding in the tokens of device batches"),
+        (
+            "prediction_error_ratio",
+            stats.prediction_error,
+            "Mean error of the predicted time of a micro-batch, as a share of that time",
+        ),
+        ("decision_mean_seconds", stats.decision_seconds_mean, "Mean time of a decision"),
+        ("decision_p99_seconds", stats.decision_seconds_p99, "P99 of the time of a decision"),
+        ("batch_p99_seconds", stats.micro_batch_seconds_p99, "P99 of the time of a micro-batch"),
     ):
-        yield _gauge(f"scheduler_{name}", "Over the last minute.", {(): value})
-    yield _counter("scheduler_decisions", "Decisions.", {(): float(stats.decisions)})
+        yield _gauge(f"scheduler_{name}", f"{words}, over the last minute.", {(): value})
+    words = "Decisions of the scheduler since its start."
+    yield _counter("scheduler_decisions", words, {(): float(stats.decisions)})
 
 
 def _gauge(name: str, words: str, values: Mapping[Any, float], *labels: str) -> GaugeMetricFamily:

@@ -1,0 +1,5 @@
+#!lua flags=allow-oom
+-- Put a job on the list of those that have ended, and count its end, however often that is asked for.
+-- KEYS: ended, jobs, endings   ARGV: job, unix seconds, how it ended
+if redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1]) == 1 then redis.call('HINCRBY', KEYS[3], ARGV[3], 1) end
+redis.call('ZREM', KEYS[2], ARGV[1])
