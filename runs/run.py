@@ -240,6 +240,7 @@ class Run:
             farm.end(
                 own.name, state, reason, self.place.settings, owner=own.owner,
                 cause=_cause(self._failure), drained_upto=output.next_index,
+                rows_skipped=self._sending.skipped,
             )  # fmt: skip
 
     def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
@@ -317,6 +318,8 @@ class Run:
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()
+                        if self._sending.skipped > status.rows_skipped:
+                            handle.note("rows_skipped", self._sending.skipped)
                     self._fingerprint.learn(farm, own)
                     _check_refusals(farm.reports.refusals(*own), [beat.worker for beat in workers])
                     look_at = time.monotonic() + REFUSAL_SECONDS

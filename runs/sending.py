@@ -11,7 +11,14 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
 from embedfarm.contract.records import Rows, text_checksums
-from embedfarm.producer.readers import CorpusDigest, Cursor, fail_on_bad_row, look_at, read_corpus
+from embedfarm.producer.readers import (
+    CorpusDigest,
+    CorpusError,
+    Cursor,
+    fail_on_bad_row,
+    look_at,
+    read_corpus,
+)
 from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
 from embedfarm.runs.request import Request, file_facts
@@ -117,6 +124,7 @@ class Sending:
 
         Raises:
             Stale: The source has fewer rows than `start`.
+            CorpusError: It has none at all.
         """
         index = mark.row if mark else 0
         for rows in source:
@@ -126,9 +134,22 @@ class Sending:
             index += len(rows.texts)
             if skip < len(rows.texts):
                 yield Rows(rows.texts[skip:], None if rows.ids is None else rows.ids[skip:])
-        if index < start and not self.stop.is_set():
+        if self.stop.is_set():
+            return
+        if index < start:
             self.source.check_end()
             raise Stale(f"the source has {index} rows now; an earlier run had sent {start}")
+        if not index:
+            raise CorpusError(self._no_rows())
+
+    def _no_rows(self) -> str:
+        """Return why there is nothing to embed."""
+        if not self.skipped:
+            return "the corpus is empty: there is nothing to embed"
+        return (
+            f"no row of the corpus can be embedded: {self.skipped:,} were left out, and "
+            f"{self.out / SKIPPED_FILE} says why"
+        )
 
     def _rows(self, record: SkippedFile, mark: Mark | None, facts: CorpusDigest) -> Iterator[Rows]:
         """Yield the rows of the corpus from a mark on, all of which go through the comparison."""

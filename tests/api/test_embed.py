@@ -126,10 +126,9 @@ def test_a_temporary_output(farm: embedfarm.Farm) -> None:
 
 
 def test_nothing(farm: embedfarm.Farm, tmp_path: Path) -> None:
-    """A corpus of no texts has no vectors."""
-    embeddings = farm.embed([], out=tmp_path / "out", progress=False)
-    assert len(embeddings) == 0
-    assert not list(embeddings.batches())
+    """A corpus of no texts is refused."""
+    with pytest.raises(embedfarm.EmbedfarmError, match="the corpus is empty"):
+        farm.embed([], out=tmp_path / "out", progress=False)
 
 
 def test_fields_of_the_job(farm: embedfarm.Farm, tmp_path: Path) -> None:

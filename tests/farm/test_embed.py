@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import redis
 from sentence_transformers.util import quantize_embeddings
 
 from embedfarm.collector.search import iter_vectors, search
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.hyperplanes import hash_vectors
 from tests.farm.harness import (
     check_output,
@@ -23,6 +25,8 @@ from tests.farm.harness import (
     texts_of,
     write_corpus,
 )
+from tests.support import LiveServer
+from tests.workers.running import worker_on, working
 
 MODEL = ("--model", "null:16", "--devices", "cpu", "--workers", "1")
 
@@ -189,12 +193,21 @@ def test_standard_input(tmp_path: Path) -> None:
     check_output(tmp_path / "out", ["a", "b"], 16)
 
 
-def test_an_empty_corpus_is_done_at_once(tmp_path: Path) -> None:
-    """An empty corpus gives a finished output without vectors."""
-    corpus = write_corpus(tmp_path / "corpus.jsonl", [])
-    done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
-    assert done.returncode == 0, done.stderr
-    assert manifest(tmp_path / "out")["count"] == 0
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [("", "the corpus is empty"), ("no json\n{}\n", "2 were left out")],
+)
+def test_nothing_to_embed_is_no_success(tmp_path: Path, content: str, sentence: str) -> None:
+    """A corpus without a row that can be embedded is refused; once it has one, it is embedded."""
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
+    corpus.write_text(content)
+    words = ("embed", corpus, "--out", out, "--on-bad-row", "skip", *MODEL)
+    done = run(*words)
+    assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+    assert not (out / "manifest.json").exists()
+    corpus.write_text(content + '{"text": "a"}\n')
+    assert run(*words).returncode == 0
+    check_output(out, ["a"], 16)
 
 
 def damaged(folder: Path, kind: str) -> tuple[Path, str]:
@@ -236,17 +249,19 @@ def test_a_bad_corpus_is_named(tmp_path: Path, kind: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
+def test_bad_rows_can_be_skipped(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
     """Bad rows are left out, counted, and listed with their line, if `--on-bad-row skip` is set."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "a"}\nnot json\n{"text": 7}\n{"text": "b"}\n', encoding="utf-8")
     out = tmp_path / "out"
-    done = run("embed", corpus, "--out", out, "--on-bad-row", "skip", *MODEL)
+    words = ("--redis", server.url, "--job-id", "j", "--model", "null:16")
+    with working(worker_on(server)):
+        done = run("embed", corpus, "--out", out, "--on-bad-row", "skip", *words)
     assert done.returncode == 0, done.stderr
     check_output(out, ["a", "b"], 16)
     lines = (out / "skipped.jsonl").read_text().splitlines()
     assert [json.loads(line)["line"] for line in lines] == [2, 3]
-    assert manifest(out)["skipped"] == 2
+    assert manifest(out)["skipped"] == FarmClient(client).job("j").status().rows_skipped == 2
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -203,6 +203,8 @@ class User:
                 return choose([self._mend, self._mend_and_reorder])  # it was read half changed
             case CorpusError() if work.corpus.is_bad and not work.request.skip_bad_rows:
                 return choose([self._mend, self._mend_and_reorder, self._skip])
+            case CorpusError() if not any(work.corpus.rows):  # all bad, and all were skipped
+                return choose([self._mend, self._mend_and_reorder])
             case SourceChanged() if len(work.corpus.versions) > 1:
                 CHANGED.reach()
                 self._check_before_change(work)

@@ -135,6 +135,14 @@ def test_pages_go_on_among_records_of_another_version(web: TestClient, client: r
     assert "ef:{farm}:worker:two is left out: Heartbeat record of version 2" in page
 
 
+def test_rows_that_were_left_out_are_named(web: TestClient, client: redis.Redis) -> None:
+    """A job whose corpus had bad rows says how many have no index, on its page and by HTTP."""
+    job = make_job(client, 2)
+    job.note("rows_skipped", 1234)
+    assert "1,234 bad rows of the corpus were left out" in web.get(f"/jobs/{job.id}").text
+    assert web.get(f"/v1/jobs/{job.id}").json()["rows_skipped"] == 1234
+
+
 def test_what_others_wrote_stays_text(web: TestClient, client: redis.Redis) -> None:
     """Names, reasons, tenants and commands are shown as text, and never as markup."""
     job = Job(client, "odd")
