@@ -56,7 +56,7 @@ def test_unequal_workers_finish_together(
     """
     del farm
     wait_until(lambda: len(FarmClient(client).workers()) == 2, 30)
-    texts = list(texts_of(8_000))
+    texts = list(texts_of(5_000))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     jobs = []
     for name in ("first", "second"):
