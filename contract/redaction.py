@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import re
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -44,6 +45,16 @@ def hide_secrets(text: str) -> str:
 def hide_in_word(word: str) -> str:
     """Hide secrets like `hide_secrets`, but in a text whose first URL goes on to its end."""
     return _WHOLE.sub(_hide, word)
+
+
+def hide_job_directories(text: str, root: Path) -> str:
+    """Return a text in which the files of jobs by HTTP are named without the job's directory.
+
+    Args:
+        text: A sentence for people.
+        root: Directory below which each of these jobs has one.
+    """
+    return re.sub(rf"{re.escape(str(root))}/[^/\s]+/", "", text)
 
 
 def hide_password(url: str) -> str:

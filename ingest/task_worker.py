@@ -28,7 +28,7 @@ from rq.utils import now
 from rq.worker_registration import clean_worker_registry, register
 
 from embedfarm.contract.broker import host_name
-from embedfarm.contract.redaction import hide_secrets
+from embedfarm.contract.redaction import hide_job_directories, hide_secrets
 from embedfarm.contract.server_url import make_pool
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.child_command import name_signal, stop_when_asked
@@ -168,6 +168,7 @@ class TaskWorker(Worker):
         """
         job = cast("TaskJob", job)
         exc_string = hide_secrets(job.given_up or exc_string)
+        exc_string = hide_job_directories(exc_string, self._settings.jobs_path)
         cancelled = job.get_meta().get("state") == "cancelled"
         if (cancelled or not job.should_retry) and self._stopped_job_id != job.id:
             reason = _last_sentence(exc_string) or "no reason is known"

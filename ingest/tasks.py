@@ -120,6 +120,9 @@ def embed_batch(job_id: str, model: str) -> Report:
         if report["cancelled"]:
             see()
             raise CommandFailed(f"{job_id} is cancelled")
+        if report["failed"]:
+            few = f"{report['failed']:,} of {report['total']:,} requests"
+            FarmClient(client).job(job_id).note("reason", f"{few} have no answer, but an error")
     note(state="finished", done=report["total"], of=report["total"], failed=report["failed"])
     return report
 

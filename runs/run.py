@@ -26,7 +26,7 @@ from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import Heartbeat
-from embedfarm.contract.redaction import hide_secrets, name_source
+from embedfarm.contract.redaction import hide_job_directories, hide_secrets, name_source
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import Cause, EndState, JobGone, JobStatus
@@ -234,6 +234,7 @@ class Run:
     def _end(self, state: EndState, farm: FarmClient, own: OwnJob, output: Output) -> None:
         """End the job over the run's failure; what has come of it stays, for a run that goes on."""
         reason = hide_secrets(str(self._failure))
+        reason = hide_job_directories(reason, self.place.settings.jobs_path)
         with contextlib.suppress(OSError):
             output.flush()
         with contextlib.suppress(JobGone, *UNAVAILABLE):

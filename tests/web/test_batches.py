@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -138,6 +139,8 @@ def test_a_whole_batch(server: LiveServer, tmp_path: Path) -> None:
         files = client.files.list().data
         assert {each.id for each in files} == {done.output_file_id, done.error_file_id}
         assert [each.id for each in client.batches.list()] == [batch.id]
+        facts = httpx.get(f"http://{host}:{port}/v1/jobs/{batch.id}").json()
+        assert facts["reason"] == "9 of 12 requests have no answer, but an error"
     door.connection.close()
     assert [each["custom_id"] for each in answers] == ["one", "two", "last"]
     assert [each["response"]["status_code"] for each in answers] == [200] * 3
@@ -285,7 +288,8 @@ def test_a_batch_of_bad_requests_fails(web: TestClient, server: LiveServer, tmp_
         ("invalid_request", 3),
     ]
     assert answer["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
-    assert "line 1" in web.get(f"/v1/jobs/{batch}").json()["reason"]
+    reason = web.get(f"/v1/jobs/{batch}").json()["reason"]
+    assert reason.startswith("none of the 2 requests can be done; line 1: ")
 
 
 def test_time_alone_ends_no_batch(web: TestClient, client: redis.Redis, jobs: Path) -> None:

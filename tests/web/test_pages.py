@@ -18,6 +18,7 @@ from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.scheduler.timeline_drawing import Bar
 from embedfarm.web.auth.keys import Key, Scope
@@ -288,6 +289,16 @@ def test_charts_take_any_figures(look: ChartStyle) -> None:
             curve = Curve("tokens", times, times)
             ET.fromstring(draw_curves([curve, curve], 0, 3600, look))  # noqa: S314 -- our own
         ET.fromstring(draw_pairs([], look))  # noqa: S314 -- our own
+
+
+def test_the_chart_of_an_ended_job_ends_with_it(web: TestClient, client: redis.Redis) -> None:
+    """The chart of a job that goes on ends now, and that of an ended one at its end."""
+    job = run_everything(client)
+    chart = f"/charts/jobs/{job.id}/speed.svg?theme="
+    assert ">now<" in web.get(f"{chart}light").text
+    FarmClient(client).end(job.id, "finished", "", Settings())
+    ended = web.get(f"{chart}dark").text
+    assert (">end<" in ended, ">now<" in ended) == (True, False)
 
 
 def test_words_for_figures() -> None:

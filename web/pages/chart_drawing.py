@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from embedfarm.scheduler.timeline_drawing import Bar, draw_lanes
@@ -26,6 +27,8 @@ CHARTS_MAX: Final = 64  # that are kept
 NAME_CHARACTERS_MAX: Final = 24
 LANES_MAX: Final = 64
 MINUTE: Final = 60
+NOW: Final = "now"  # words for the right end of a chart
+END: Final = "end"
 LEAST: Final = 10.0  # top of an axis on which nothing happens
 
 Theme = Literal["light", "dark"]
@@ -102,14 +105,17 @@ class Gallery:
             return data
 
 
-def draw_curves(curves: Sequence[Curve], since: float, now: float, look: ChartStyle) -> bytes:
+def draw_curves(
+    curves: Sequence[Curve], since: float, until: float, look: ChartStyle, last: str = NOW
+) -> bytes:
     """Draw quantities over the same time, one above the other.
 
     Args:
         curves: Quantities to draw, at least one.
         since: Unix time at the left.
-        now: Unix time at the right.
+        until: Unix time at the right.
         look: Theme and width of the chart.
+        last: Word for the time at the right.
     """
     from matplotlib import ticker  # noqa: PLC0415 # see above
 
@@ -119,7 +125,7 @@ def draw_curves(curves: Sequence[Curve], since: float, now: float, look: ChartSt
         for axes, curve, colour in zip(
             rows, curves, (colours.accent, colours.second), strict=False
         ):
-            times, values = _with_gaps(curve, now)
+            times, values = _with_gaps(curve, until)
             axes.fill_between(times, values, color=colour, alpha=0.16, linewidth=0)
             axes.plot(times, values, color=colour, linewidth=1.6, solid_joinstyle="round")
             _dress(axes, colours)
@@ -127,7 +133,7 @@ def draw_curves(curves: Sequence[Curve], since: float, now: float, look: ChartSt
             axes.yaxis.set_major_locator(ticker.MaxNLocator(3))
             axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
             axes.set_title(curve.unit, loc="left", fontsize=9, color=colours.quiet)
-        _tell_time(rows[-1], now - since, look)
+        _tell_time(rows[-1], until - since, look, last)
     return data.getvalue()
 
 
@@ -187,33 +193,33 @@ def _dress(axes: Any, colours: Colours) -> None:  # noqa: ANN401 # matplotlib's 
         spine.set_color(colours.line)
 
 
-def _with_gaps(curve: Curve, now: float) -> tuple[list[float], list[float]]:
-    """Return times before now and their values, with a gap where samples are missing."""
+def _with_gaps(curve: Curve, until: float) -> tuple[list[float], list[float]]:
+    """Return times before `until` and their values, with a gap where samples are missing."""
     times: list[float] = []
     values: list[float] = []
     for second, value in zip(curve.seconds, curve.values, strict=True):
-        if times and second - now - times[-1] > MINUTE:
-            times.append(second - now)
+        if times and second - until - times[-1] > MINUTE:
+            times.append(second - until)
             values.append(float("nan"))
-        times.append(second - now)
+        times.append(second - until)
         values.append(value)
     return times, values
 
 
-def _tell_time(axes: Any, seconds: float, look: ChartStyle) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
-    """Label the time axis with the last `seconds` up to now, at steps that people count in."""
+def _tell_time(axes: Any, seconds: float, look: ChartStyle, last: str = NOW) -> None:  # noqa: ANN401 # matplotlib's axes, untyped here
+    """Label the time axis with the last `seconds`, at steps that people count in."""
     from matplotlib import ticker  # noqa: PLC0415 # see above
 
     most = TICKS_MAX[look.width]
     step = next((each for each in STEPS if seconds / each <= most), STEPS[-1])
     axes.set_xlim(-seconds, 0)
     axes.xaxis.set_major_locator(ticker.MultipleLocator(step))
-    axes.xaxis.set_major_formatter(ticker.FuncFormatter(_before))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(partial(_before, last=last)))
 
 
-def _before(seconds: float, _: object) -> str:
+def _before(seconds: float, _: object, last: str) -> str:
     if not seconds:
-        return "now"
+        return last
     if not seconds % MINUTE:
         return f"-{-seconds / MINUTE:.0f} min"
     return f"-{abs(seconds):g} s"

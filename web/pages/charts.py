@@ -9,6 +9,8 @@ from embedfarm.web.auth.keys import Scope
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.pages.chart_drawing import (
     COLOURS,
+    END,
+    NOW,
     ChartStyle,
     Curve,
     Theme,
@@ -58,13 +60,14 @@ def job_chart(
     def draw() -> bytes:
         speeds = read_speeds(services.farm, job)
         times = [each.time for each in speeds]
-        now = times[-1] if times else reader.read().time
+        ended = bool(times) and services.farm.job(job).status().ended
+        until = times[-1] if ended else reader.read().time
         curves = [
             Curve("tokens per second", times, [each.tokens_per_second for each in speeds]),
             Curve("chunks per second", times, [each.chunks_per_second for each in speeds]),
         ]
-        since = min([now - MINUTES_MIN, *times])
-        return draw_curves(curves, since, now, look)
+        since = min([until - MINUTES_MIN, *times])
+        return draw_curves(curves, since, until, look, END if ended else NOW)
 
     return _answer(gallery.show(("speed", job, look), draw))
 
