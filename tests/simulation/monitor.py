@@ -69,6 +69,7 @@ class Monitor:
     _results: dict[bytes, dict[bytes, bytes]] = field(default_factory=dict)
     _entries: int = 0
     _tries: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    _earlier_tries: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     _left: dict[bytes, int] = field(default_factory=dict)
     _resurrected: set[bytes] = field(default_factory=set)
 
@@ -77,6 +78,9 @@ class Monitor:
         if len(server.log) < self._entries:
             self._resurrected |= self._left.keys()
             self.views.forget()
+            for place, tries in self._earlier_tries.items():  # of a job whose new making is lost
+                self._tries[place] = max(tries, self._tries.get(place, 0))
+            self._earlier_tries.clear()
         self._server = server
         self._holders.clear()
         self._pushed.clear()
@@ -178,7 +182,7 @@ class Monitor:
         if lives and self.views.lives[meta] > lives:
             job = meta.removesuffix(b"meta")
             for place in [each for each in self._tries if each[0].startswith(job)]:
-                del self._tries[place]
+                self._earlier_tries[place] = self._tries.pop(place)
 
     def _check_end(self, meta: bytes) -> None:
         """Check that a job ends with no blocks left but those that a crash has brought back."""
