@@ -1,6 +1,7 @@
 """Options that several verbs share, and how every verb ends."""
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -19,7 +20,7 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.processes import set_by_signal
 from embedfarm.contract.redaction import hide_in_word, hide_secrets
 from embedfarm.contract.server_url import UrlError, make_pool
-from embedfarm.contract.settings import Settings, UntrustedFile
+from embedfarm.contract.settings import Settings, UntrustedFile, misspelt
 from embedfarm.contract.status import JobGone
 
 ID_CHARACTERS_MIN = 8  # that are shown of an id
@@ -39,6 +40,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 def read_settings(redis_url: str = "") -> Settings:
     """Read the settings, with the server's URL of the flag if given; wrong ones end the program."""
+    for name, meant in misspelt(os.environ).items():
+        fail(f"settings: there is no {name}; {meant} is meant, it seems", USAGE)
     try:
         settings = Settings()
     except (ValidationError, UntrustedFile) as error:

@@ -154,8 +154,10 @@ class ModelStore:
         if job in self._accepted:
             return self._accepted[job]
         try:
-            engine = self._open(self.spec(job))
-            check_ranges(self.spec(job), engine.dimensions)
+            spec = self.spec(job)
+            engine = self._open(spec)
+            _check_dimensions(spec, engine)
+            check_ranges(spec, engine.dimensions)
             generation = self._identity(job)[1]
             self.farm.reports.agree(job, engine.fingerprint, generation)
             self.farm.reports.agree_on_tokens(job, engine.tokenisation, generation)
@@ -247,3 +249,14 @@ class ModelStore:
             self.loaded = model_key(spec)
         log.info("loaded %s in %.1f s", spec.model, self.load_seconds)
         return engine
+
+
+def _check_dimensions(spec: JobSpec, engine: Engine) -> None:
+    """Refuse a job that wants more dimensions than the model's vectors have.
+
+    Raises:
+        ModelError: It does; the message has both numbers.
+    """
+    if spec.dimensions > engine.dimensions:
+        few = f"{spec.model} has vectors of {engine.dimensions:,} dimensions"
+        raise ModelError(f"{few}, and {spec.dimensions:,} are wanted")

@@ -5,9 +5,11 @@ else it is the default below. A command-line flag of the same name overrules bot
 others can write is refused.
 """
 
+import difflib
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import model_validator
 from pydantic_settings import (
@@ -34,7 +36,10 @@ from embedfarm.contract.settings.farm_limits import (
 from embedfarm.contract.settings.profiles import PROFILES, PROPORTIONS
 from embedfarm.contract.settings.trusted_files import TrustedToml, UntrustedFile
 
-__all__ = ["DEFAULT_MODEL", "Recurring", "Settings", "UntrustedFile"]
+__all__ = ["DEFAULT_MODEL", "Recurring", "Settings", "UntrustedFile", "misspelt"]
+
+PREFIX: Final = "EMBEDFARM_"
+LIKENESS_MIN: Final = 0.85  # of a name to a setting's, to be taken for a misspelt one
 
 
 class Settings(
@@ -52,7 +57,7 @@ class Settings(
     """The farm's limits. Sizes are in the unit of the name, times in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="EMBEDFARM_",
+        env_prefix=PREFIX,
         toml_file="embedfarm.toml",
         frozen=True,
         extra="forbid",
@@ -106,3 +111,14 @@ class Settings(
         """Return the sources of settings: flags, then the environment, then `embedfarm.toml`."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TrustedToml(settings_cls)
+
+
+def misspelt(variables: Iterable[str]) -> dict[str, str]:
+    """Return the names of variables that seem to be settings but are none, with what is meant."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    found = {}
+    for name in variables:
+        if name.startswith(PREFIX) and name not in known:
+            for meant in difflib.get_close_matches(name, known, 1, LIKENESS_MIN):
+                found[name] = meant
+    return found

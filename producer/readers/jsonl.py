@@ -1,12 +1,17 @@
 """JSON Lines: one object per line."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.source import Cursor, number_lines
+
+TEXT_OPTION: Final = "--text-field"
+ID_OPTION: Final = "--id-field"
+FIELDS_SHOWN: Final = 10  # of a row without the field that is asked for
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _JSON_NAMES: Final = {
@@ -66,17 +71,32 @@ def _diagnose(line: bytes, text_field: str, id_field: str | None) -> tuple[str |
         return None, f"not JSON: {error}"
     if not isinstance(row, dict):
         return None, f"an object is expected, not {_JSON_NAMES[type(row)]}"
-    if problem := _field_problem(row, text_field, (str,)):
+    if problem := _field_problem(row, text_field, (str,), TEXT_OPTION):
         return text_field, problem
-    if id_field is not None and (problem := _field_problem(row, id_field, (str, int, float))):
+    if id_field is not None and (
+        problem := _field_problem(row, id_field, (str, int, float), ID_OPTION)
+    ):
         return id_field, problem
     return None, ""  # Such as a key given twice, wrong and right
 
 
-def _field_problem(row: dict[str, Any], field: str, kinds: tuple[type, ...]) -> str | None:
-    """Return what is wrong with one field of a decoded object, None if nothing is."""
+def _field_problem(
+    row: dict[str, Any], field: str, kinds: tuple[type, ...], option: str
+) -> str | None:
+    """Return what is wrong with one field of a decoded object, None if nothing is.
+
+    Args:
+        row: The object.
+        field: Name of the field.
+        kinds: Types that its value may have.
+        option: The option by which the field is chosen.
+    """
     if field not in row:
-        return "missing"
+        if not row:
+            return "missing; the row has no fields"
+        fields = ", ".join(map(repr, islice(row, FIELDS_SHOWN)))
+        more = ", …" if len(row) > FIELDS_SHOWN else ""
+        return f"missing; there are {fields}{more}, and {option} says which it is"
     kind = type(row[field])
     if kind in kinds:
         return None

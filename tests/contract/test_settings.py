@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from embedfarm.contract.settings import Settings
+from embedfarm.contract.settings import Settings, misspelt
 from embedfarm.contract.settings.profiles import MEBIBYTE, PROFILES
+from tests.farm.harness import run
 
 PRINT = (
     "from embedfarm.contract.settings import Settings; s = Settings();"
@@ -102,6 +103,14 @@ def test_child_gets_our_settings(tmp_path: Path, changed: dict[str, Any]) -> Non
     dump, secret = child.stdout.decode().splitlines()
     assert json.loads(dump) == settings.model_dump(mode="json")
     assert secret == settings.webhook_secret.get_secret_value()
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    """A variable whose name is nearly a setting's ends a command with what is meant."""
+    done = run("doctor", environment={"EMBEDFARM_REDIS_ULR": "redis://127.0.0.1:1"})
+    assert done.returncode == 2
+    assert "there is no EMBEDFARM_REDIS_ULR; EMBEDFARM_REDIS_URL is meant" in done.stderr
+    assert misspelt(["EMBEDFARM_REDIS_URL", "EMBEDFARM_TEST_SERVERS", "HOME"]) == {}
 
 
 def test_settings_do_not_change() -> None:

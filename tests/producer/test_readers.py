@@ -204,6 +204,8 @@ def test_batches_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 # JSON Lines
 
+NO_FIELDS = "missing; the row has no fields"
+
 
 @pytest.mark.parametrize(
     ("line", "problem"),
@@ -212,11 +214,11 @@ def test_batches_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (b'{"text": "\0"}', "not JSON: JSON is malformed: invalid character (byte 10)"),
         (b'["a"]', "an object is expected, not array"),
         (b'"text"', "an object is expected, not string"),
-        (b'{"id": 5}', "field 'text': missing"),
+        (b'{"id": 5}', "field 'text': missing; there are 'id', and --text-field says which it is"),
         (b'{"id": 5, "text": null}', "field 'text': string expected, not null"),
         (b'{"id": 5, "text": 5}', "field 'text': string expected, not number"),
         (b'{"id": 5, "text": ["a"]}', "field 'text': string expected, not array"),
-        (b'{"text": "a"}', "field 'id': missing"),
+        (b'{"text": "a"}', "field 'id': missing; there are 'text', and --id-field says"),
         (b'{"text": "a", "id": null}', "field 'id': string or number expected, not null"),
         (b'{"text": "a", "id": true}', "field 'id': string or number expected, not boolean"),
         (b'{"text": "a\xff", "id": 5}', "not UTF-8: invalid start byte"),
@@ -243,8 +245,8 @@ def test_first_bad_row_fails(tmp_path: Path) -> None:
     path = write(tmp_path / "corpus.jsonl", '{"text": "a"}\n' * 6 + "{}\n")
     with pytest.raises(CorpusError) as caught:
         read(path)
-    assert str(caught.value) == f"{path} line 7, field 'text': missing"
-    assert caught.value.bad_row == BadRow(str(path), 7, "text", "missing")
+    assert str(caught.value) == f"{path} line 7, field 'text': {NO_FIELDS}"
+    assert caught.value.bad_row == BadRow(str(path), 7, "text", NO_FIELDS)
 
 
 def test_json_ids(tmp_path: Path) -> None:
@@ -538,7 +540,7 @@ def test_url(tokenizer_file: str) -> None:
         assert docs == [("c", "deep/c.md#0")]
         texts, bad = read_bad("memory://farm/*.jsonl*")
         assert texts == ["a", "b"]
-        assert bad == ["memory:///farm/b.jsonl line 2, field 'text': missing"]
+        assert bad == [f"memory:///farm/b.jsonl line 2, field 'text': {NO_FIELDS}"]
     finally:
         memory.rm("/farm", recursive=True)
 
@@ -549,7 +551,7 @@ def test_stdin() -> None:
     bad: list[BadRow] = []
     batches = read_corpus(["-"], CorpusOptions(), bad.append, stdin)
     assert pairs(batches) == [("a", None)]
-    assert bad == [BadRow("<stdin>", 2, "text", "missing")]
+    assert bad == [BadRow("<stdin>", 2, "text", NO_FIELDS)]
     assert not stdin.closed
     lines = read_corpus(["-"], CorpusOptions(format="txt"), fail_on_bad_row, io.BytesIO(b"a\nb"))
     assert pairs(lines) == [("a", None), ("b", None)]

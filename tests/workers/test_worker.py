@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat
 from embedfarm.workers import models
@@ -153,6 +154,19 @@ def test_refused_job_does_not_stop_the_worker(server: LiveServer, farm: FarmClie
         assert "nonsense" in farm.reports.refusals("a-wrong")[worker.name]
         wait_until(lambda: [beat.refused for beat in farm.workers()] == [["a-wrong"]])
     assert farm.job("a-wrong").stream.backlog() == (1, 0)
+
+
+def test_more_dimensions_than_there_are_are_refused(server: LiveServer, farm: FarmClient) -> None:
+    """A job that wants longer vectors than the model's is refused with both numbers."""
+    job = farm.job("long")
+    job.create(JobSpec(model="null:16", dimensions=1000), 0)
+    blocks = blocks_of(1)
+    job.push([(block, encode(block)) for block in blocks])
+    with working(worker_on(server)):
+        wait_until(lambda: farm.reports.refusals("long"))
+    assert list(farm.reports.refusals("long").values()) == [
+        "null:16 has vectors of 16 dimensions, and 1,000 are wanted"
+    ]
 
 
 def test_deleted_job_does_not_stop_the_worker(server: LiveServer, farm: FarmClient) -> None:
