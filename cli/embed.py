@@ -28,6 +28,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.term_options import Deadline, Priority, Tenant, Weight, read_terms
 from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
+from embedfarm.contract.formatting import counted
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_parent_pipe
 from embedfarm.contract.scheduling_terms import USUAL, Terms
@@ -208,8 +209,9 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
     elif before is manifest:
         console.print(f"{out} is finished already; nothing to do.")
     console.print(
-        f"[bold]{manifest.count - manifest.failed:,} vectors[/bold] of {manifest.dimensions} "
-        f"dimensions in {out} ({len(manifest.parts)} parts, {manifest.format})"
+        f"[bold]{counted(manifest.count - manifest.failed, 'vector')}[/bold] of "
+        f"{manifest.dimensions} dimensions in {out} "
+        f"({counted(len(manifest.parts), 'part')}, {manifest.format})"
     )
     console.print(
         f"{manifest.embed_seconds:,.1f} s, {rate:,.0f} chunks/s, {tokens:,.0f} tokens/s; "
@@ -218,13 +220,13 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
     for name, figures in sorted(manifest.workers.items()):
         share = figures.chunks / max(1, manifest.count)
         account = describe_account(manifest.accounts.get(name, {}))
-        console.print(f"  {name}: {figures.chunks:,} chunks ({share:.0%}){account}")
+        console.print(f"  {name}: {counted(figures.chunks, 'chunk')} ({share:.0%}){account}")
     if manifest.skipped:
         console.print(
-            f"[yellow]{manifest.skipped:,} bad rows skipped[/yellow]: {out}/skipped.jsonl"
+            f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {out}/skipped.jsonl"
         )
     if manifest.failed:
-        console.print(f"[red]{manifest.failed:,} chunks failed[/red]: {out}/errors.jsonl")
+        console.print(f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {out}/errors.jsonl")
 
 
 def describe_account(account: dict[str, Any]) -> str:
@@ -232,7 +234,7 @@ def describe_account(account: dict[str, Any]) -> str:
     if not account.get("engine"):
         return ""
     words = [account["engine"]]
-    names = {"busy_ratio": "busy", "padding_ratio": "padding", "peak_ratio": "of its peak"}
+    names = {"busy_ratio": "busy", "padding_ratio": "padding", "peak_ratio": "of the device's peak"}
     words += [f"{account[key]:.0%} {name}" for key, name in names.items() if key in account]
     if account["parity"]:
         words.append(f"cosine with float32 at least {account['parity']['reference_least']:.5f}")

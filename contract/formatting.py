@@ -52,6 +52,11 @@ def format_count(count: float) -> str:
     return f"{count / 1000**size:.3g}{PREFIXES[size - 1]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a number of things, such as "1 part" or "1,234 parts"; a noun's plural takes an s."""
+    return f"{count:,} {noun if count == 1 else f'{noun}s'}"
+
+
 def format_bytes(count: float) -> str:
     """Format a number of bytes in MiB, or in GiB from 1 GiB on."""
     return f"{count / (1 << 20):,.0f} MiB" if count < 1 << 30 else f"{count / (1 << 30):,.1f} GiB"

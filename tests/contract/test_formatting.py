@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.contract.formatting import format_bytes, format_count, format_range, one_line
+from embedfarm.contract.formatting import (
+    counted,
+    format_bytes,
+    format_count,
+    format_range,
+    one_line,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +58,10 @@ def test_a_line_stays_a_line(text: str, characters_max: int) -> None:
     assert shown.isprintable()
     assert len(shown) <= characters_max
     assert one_line("red \x1b[31m\nline", 40) == "red  [31m line"
+
+
+def test_counted() -> None:
+    """One thing is singular, and all other numbers are plural."""
+    assert [counted(count, "part") for count in (0, 1, 2, 1234)] == [
+        "0 parts", "1 part", "2 parts", "1,234 parts",
+    ]  # fmt: skip

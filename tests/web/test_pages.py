@@ -140,7 +140,10 @@ def test_rows_that_were_left_out_are_named(web: TestClient, client: redis.Redis)
     """A job whose corpus had bad rows says how many have no index, on its page and by HTTP."""
     job = make_job(client, 2)
     job.note("rows_skipped", 1234)
-    assert "1,234 bad rows of the corpus were left out" in web.get(f"/jobs/{job.id}").text
+    assert (
+        "Bad rows of the corpus were left out, and have no index: 1,234"
+        in web.get(f"/jobs/{job.id}").text
+    )
     assert web.get(f"/v1/jobs/{job.id}").json()["rows_skipped"] == 1234
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import HTTPConnection
 
-from embedfarm.contract.formatting import moment_of
+from embedfarm.contract.formatting import counted, moment_of
 from embedfarm.contract.scheduling_terms import priority_name
 from embedfarm.web.auth.keys import Key, Scope
 
@@ -145,6 +145,7 @@ ENVIRONMENT.filters |= {
     )
 }
 ENVIRONMENT.filters["priority"] = priority_name
+ENVIRONMENT.filters["counted"] = counted
 
 
 def surroundings(connection: HTTPConnection) -> dict[str, Any]:
