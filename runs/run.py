@@ -233,7 +233,7 @@ class Run:
 
     def _end(self, state: EndState, farm: FarmClient, own: OwnJob, output: Output) -> None:
         """End the job over the run's failure; what has come of it stays, for a run that goes on."""
-        reason = hide_secrets(str(self._failure))
+        reason = "" if state == "cancelled" else hide_secrets(str(self._failure))
         reason = hide_job_directories(reason, self.place.settings.jobs_path)
         with contextlib.suppress(OSError):
             output.flush()

@@ -271,7 +271,8 @@ def test_a_cancelled_batch_keeps_what_is_embedded(
         np.testing.assert_allclose(vectors_of(each), wanted, atol=1e-6)
     assert done.usage.total_tokens == 3 * len(answers)
     assert done.created_at <= done.cancelling_at <= done.cancelled_at
-    assert FarmClient(client).job(batch).status().state == "cancelled"
+    status = FarmClient(client).job(batch).status()
+    assert (status.state, status.reason) == ("cancelled", "")
 
 
 def test_a_batch_of_bad_requests_fails(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
