@@ -42,9 +42,17 @@ def make_own_job(out: Path, name: str) -> OwnJob:
 
     Args:
         out: The output directory.
-        name: Name for a job that is not there yet; "" for a random one.
+        name: Name of the job; "" for the one that fills the output, or else a random one.
+
+    Raises:
+        OutputError: A job of another name fills the output.
     """
     known = read_own_job(out)
+    if known is not None and name not in {"", known.name}:
+        raise OutputError(
+            f"{out} is filled by job {known.name}, and not by {name}: leave --job-id away, or give "
+            "it another directory"
+        )
     if known is not None and known.owner:
         return known
     job = OwnJob(known.name if known else name or uuid.uuid4().hex, uuid.uuid4().hex)
