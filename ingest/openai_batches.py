@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from embedfarm.contract.batch_requests import ENDPOINT, Planned
+from embedfarm.contract.unreadable_records import name_once
 from embedfarm.producer.readers.items import CorpusError
 
 DIMENSIONS_MAX: Final = 1 << 16
@@ -176,27 +177,28 @@ def refuse_all_bad(counts: Counts, planned: Path) -> None:
         CorpusError: So it is; the message says what is wrong with the first one.
     """
     if counts.bad == counts.total:
-        first = read_bad(planned, 1)[0]
-        raise CorpusError(
-            f"none of the {counts.total:,} requests can be done; line {first.line}: {first.message}"
-        )
+        first = "".join(f"; line {one.line}: {one.message}" for one in read_bad(planned, 1))
+        raise CorpusError(f"none of the {counts.total:,} requests can be done{first}")
 
 
 def read_bad(planned: Path, most: int) -> list[Planned]:
-    """Return the first bad requests of a plan, up to `most`; none where there is no plan."""
+    """Return the first bad requests of a plan, up to `most`; a damaged plan is logged: none."""
     try:
         with planned.open("rb") as file:
-            bad = (one for one in map(_planned.decode, file) if one.code)
-            return list(islice(bad, most))
-    except FileNotFoundError:
+            return list(islice((one for one in map(_planned.decode, file) if one.code), most))
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        name_once(str(planned), str(error))
         return []
 
 
 def count_done(ends: Path, chunks: int) -> int:
-    """Return how many requests have an answer once `chunks` are embedded, in their order."""
+    """Return how many requests have an answer once `chunks` are embedded, in their order.
+
+    Where their ends cannot be read, as those of a batch of an older release, it is none.
+    """
     try:
         return int(np.searchsorted(np.fromfile(ends, END), chunks, "right"))
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 

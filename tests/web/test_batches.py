@@ -291,6 +291,11 @@ def test_a_batch_of_bad_requests_fails(web: TestClient, server: LiveServer, tmp_
     assert answer["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
     reason = web.get(f"/v1/jobs/{batch}").json()["reason"]
     assert reason.startswith("none of the 2 requests can be done; line 1: ")
+    plan = tmp_path / "jobs" / batch / "output"
+    (plan / "requests.jsonl").write_bytes(b"\xff\n")
+    (plan / "ends.u64").unlink()
+    [fault] = web.get(f"/v1/batches/{batch}").json()["errors"]["data"]
+    assert fault["message"] == reason
 
 
 def test_time_alone_ends_no_batch(web: TestClient, client: redis.Redis, jobs: Path) -> None:

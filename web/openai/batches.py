@@ -347,10 +347,10 @@ def _end(services: Services, batch: str, directory: Path, status: JobStatus) -> 
 def _faults(directory: Path, status: JobStatus) -> list[Fault]:
     """Return why a batch failed: for each of its first lines, if none of them can be done."""
     plan = read_kept(directory / OUTPUT / PLAN, Counts)
-    if plan is None or plan.bad < plan.total:
-        return [Fault(code="failed", message=status.reason or "it was given up")]
-    bad = read_bad(directory / OUTPUT / REQUESTS, FAULTS_MAX)
-    return [Fault(code=each.code, message=each.message, line=each.line) for each in bad]
+    all_bad = plan is not None and plan.bad == plan.total
+    bad = read_bad(directory / OUTPUT / REQUESTS, FAULTS_MAX) if all_bad else []
+    faults = [Fault(code=each.code, message=each.message, line=each.line) for each in bad]
+    return faults or [Fault(code="failed", message=status.reason or "it was given up")]
 
 
 def _completed(directory: Path, at: int) -> dict[str, Any]:
