@@ -80,6 +80,17 @@ class Journal:
         self._bytes += len(line + END)
         self._durable = True
 
+    def recover(self) -> None:
+        """Cut off, durably, what an `append` that the disk refused has left: it needs no room.
+
+        The line may be whole, and whoever opens the journal next would give it its end. Therefore
+        it goes before the rows of its part do.
+        """
+        if not self._durable:
+            with self._path.open("r+b") as file:
+                file.truncate(self._bytes)
+                sync(file)
+
     def keep(self, count: int) -> None:
         """Take the lines behind the first `count` away, durably."""
         with self._path.open("rb") as file:

@@ -215,6 +215,7 @@ class Output:
         """Remove from the disk what an interrupted write has left."""
         remove_temporaries(self.directory)
         remove_temporaries(self.directory / STATE_DIRECTORY)
+        self._journal.recover()
         self._sink.resume(self._parts)
 
     def add(self, result: Result) -> Part | None:

@@ -123,6 +123,29 @@ def test_same_process_writes_again(case: Case, tmp_path: Path, whole: dict[str, 
     assert number > SYNCS_MIN
 
 
+def test_next_command_finishes_after_the_remains_are_gone(
+    case: Case, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """A process that ends while it waits for room leaves no line of a part that it has undone."""
+    for number in count():
+        with make_disk(tmp_path, number) as disk, disk.syncing():
+            out = disk.root / "out"
+            with case.open(out) as output:
+                disk.fail(number, errno.ENOSPC)
+                try:
+                    for result in case.results():
+                        output.add(result)
+                except OSError:
+                    output.recover()
+                else:
+                    break
+            case.run(out)
+            found = disk.lose_power(tmp_path / f"{disk.root.name}-lost") / "out"
+            assert snapshot(found) == whole
+            assert not verify(found)
+    assert number > SYNCS_MIN // 2
+
+
 def test_export_lasts(case: Case, tmp_path: Path, whole: dict[str, bytes]) -> None:
     """An export that is done is on the disk with all its files."""
     with make_disk(tmp_path, 0) as disk, disk.syncing():
