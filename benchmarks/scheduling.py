@@ -104,7 +104,7 @@ def _run(client: redis.Redis, corpus: Path, out: Path, url: str, policy: str) ->
     """Run one job."""
     words = ["embed", str(corpus), "--out", str(out), "--redis", url, "--model", MODEL, "--json"]
     subprocess.run([*COMMAND, *words], check=True, capture_output=True)
-    facts: dict[str, Any] = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    facts: dict[str, Any] = json.loads((out / "_manifest.json").read_text(encoding="utf-8"))
     seconds: defaultdict[str, float] = defaultdict(float)
     tokens: defaultdict[str, int] = defaultdict(int)
     count = 0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from embedfarm.runs.run import Place
 
 EPILOG = (
-    f"Ends with {FAILED_CHUNKS} when chunks failed, named in errors.jsonl, with {FULL} when the "
+    f"Ends with {FAILED_CHUNKS} when chunks failed, named in _errors.jsonl, with {FULL} when the "
     f"farm has no place for another job now, and with {INTERRUPTED} when interrupted."
 )
 
@@ -67,7 +67,7 @@ Glob = Annotated[str, typer.Option(help="Glob that chooses the files of a direct
 ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a directory's files.")]
 ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chunk repeats.")]
 OnBadRow = Annotated[
-    Literal["fail", "skip"], typer.Option(help="skip lists bad rows in skipped.jsonl.")
+    Literal["fail", "skip"], typer.Option(help="skip lists bad rows in _skipped.jsonl.")
 ]
 if TYPE_CHECKING:
     OutputFormat = str
@@ -223,10 +223,10 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
         console.print(f"  {name}: {counted(figures.chunks, 'chunk')} ({share:.0%}){account}")
     if manifest.skipped:
         console.print(
-            f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {out}/skipped.jsonl"
+            f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {out}/_skipped.jsonl"
         )
     if manifest.failed:
-        console.print(f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {out}/errors.jsonl")
+        console.print(f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {out}/_errors.jsonl")
 
 
 def describe_account(account: dict[str, Any]) -> str:

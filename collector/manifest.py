@@ -17,8 +17,8 @@ from embedfarm.collector.durable_files import ByteRange, replacing, sync_directo
 from embedfarm.contract.errors import EmbedfarmError
 
 VERSION: Final = 1
-MANIFEST_FILE: Final = "manifest.json"
-ERRORS_FILE: Final = "errors.jsonl"
+MANIFEST_FILE: Final = "_manifest.json"
+ERRORS_FILE: Final = "_errors.jsonl"
 IDS_FILE: Final = "ids.jsonl"
 STATE_DIRECTORY: Final = ".embedfarm"
 DECIDED: Final = f"{STATE_DIRECTORY}/decided"
@@ -115,7 +115,7 @@ class Part(Written, kw_only=True):
 
 
 class Failure(msgspec.Struct, kw_only=True):
-    """One line of errors.jsonl: a chunk that was given up on."""
+    """One line of _errors.jsonl: a chunk that was given up on."""
 
     index: int
     id: str | None = None
@@ -181,18 +181,18 @@ class About(msgspec.Struct, kw_only=True):
 
 
 class Manifest(About, kw_only=True):
-    """manifest.json: an output that has one is complete.
+    """_manifest.json: an output that has one is complete.
 
     Attributes:
-        version: Version of the layout of manifest.json.
+        version: Version of the layout of _manifest.json.
         format: Name of the sink.
         dimensions: Components per vector; for sign bits the bytes, of eight bits each.
         dtype: "float32", "float16", "int8" or "uint8" (sign bits).
         ids: Whether the identifiers of the chunks are stored.
-        count: Number of chunks: 0 to `count - 1` are each in a part or in errors.jsonl.
-        failed: Number of chunks in errors.jsonl.
+        count: Number of chunks: 0 to `count - 1` are each in a part or in _errors.jsonl.
+        failed: Number of chunks in _errors.jsonl.
         tokens: Tokens of the texts, as the model counts.
-        errors_sha256: SHA-256 of errors.jsonl, "" when no chunk failed.
+        errors_sha256: SHA-256 of _errors.jsonl, "" when no chunk failed.
         parts: Parts in order; they tile the chunks.
         workers: What each worker did, by name.
     """
@@ -215,8 +215,18 @@ class Manifest(About, kw_only=True):
         return Layout(self.dimensions, self.dtype, self.ids)
 
 
+def find(directory: Path, name: str) -> Path:
+    """Return the path of the manifest or error list of an output, which need not exist.
+
+    Names begin with `_` so that programs which read all files of a directory leave these out. An
+    older output has them without.
+    """
+    older = directory / name.removeprefix("_")
+    return older if older.exists() and not (directory / name).exists() else directory / name
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Put `manifest.json` in `directory`, whole and durably."""
+    """Put `_manifest.json` in `directory`, whole and durably."""
     with replacing(directory / MANIFEST_FILE) as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
 
@@ -230,7 +240,7 @@ def read_manifest(directory: Path) -> Manifest:
         ManifestError: The manifest is absent, damaged or of another version.
     """
     settle(directory)
-    return _read_manifest(directory / MANIFEST_FILE)
+    return _read_manifest(find(directory, MANIFEST_FILE))
 
 
 def settle(directory: Path) -> None:
@@ -249,6 +259,9 @@ def settle(directory: Path) -> None:
         return
     with (decided.parent / "settle").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for place in (decided, directory):
+            for name in (MANIFEST_FILE, ERRORS_FILE):
+                _rename(find(place, name), place / name)
         if (decided / MANIFEST_FILE).exists():
             for path in decided.iterdir():
                 if path.name != MANIFEST_FILE:
@@ -259,6 +272,11 @@ def settle(directory: Path) -> None:
             (decided / MANIFEST_FILE).replace(directory / MANIFEST_FILE)
             sync_directory(directory)
         shutil.rmtree(decided, ignore_errors=True)
+
+
+def _rename(path: Path, other: Path) -> None:
+    if path != other:
+        path.replace(other)
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -276,12 +294,12 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def read_failures(directory: Path) -> Iterator[Failure]:
-    """Yield the lines of errors.jsonl in their order; none when there is no such file.
+    """Yield the lines of _errors.jsonl in their order; none when there is no such file.
 
     Raises:
         ManifestError: A line is damaged; the message has its number.
     """
-    path = directory / ERRORS_FILE
+    path = find(directory, ERRORS_FILE)
     if not path.exists():
         return
     decoder = msgspec.json.Decoder(Failure)

@@ -38,6 +38,7 @@ from embedfarm.collector.manifest import (
     Part,
     TilingError,
     WorkerFigures,
+    find,
     tile,
     write_manifest,
 )
@@ -68,7 +69,7 @@ class State(StrEnum):
 
 def read_state(directory: Path) -> State:
     """Return how far the output in `directory` is; the directory need not exist."""
-    if (directory / MANIFEST_FILE).exists():
+    if find(directory, MANIFEST_FILE).exists():
         return State.FINISHED
     if (directory / STATE_DIRECTORY / REQUEST_FILE).exists():
         return State.UNFINISHED
@@ -97,7 +98,7 @@ def list_output_files(directory: Path) -> list[str]:
 @cache
 def _file_names() -> re.Pattern[str]:
     """Return a pattern of the names of an output's files, whichever sink has written them."""
-    names = [r"errors\.jsonl"]
+    names = [r"_?errors\.jsonl"]
     for name in sink_names():
         with suppress(UnknownSink):  # one that does not load has written nothing here
             names.append(sink_kind(name).files)
@@ -300,7 +301,7 @@ class Output:
             self._workers[name] += figures
 
     def _write_errors(self) -> str:
-        """Write errors.jsonl if a chunk failed, and return its digest."""
+        """Write _errors.jsonl if a chunk failed, and return its digest."""
         path = self.directory / ERRORS_FILE
         if not any(part.errors for part in self._parts):
             if path.exists():  # of a run that did not come to its end, with other parts
@@ -357,7 +358,7 @@ def _claim(directory: Path, request: dict[str, Any]) -> None:
     """Make `directory` the output of `request`, unless it is something else already."""
     match read_state(directory):
         case State.FINISHED:
-            raise OutputError(f"{directory} is finished: it has a {MANIFEST_FILE}")
+            raise OutputError(f"{find(directory, MANIFEST_FILE)}: the output is finished")
         case State.UNFINISHED:
             compare_requests(directory, read_request(directory) | _changes(request), request)
             _store(directory, request)

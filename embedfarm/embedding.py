@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
-from embedfarm.collector.manifest import MANIFEST_FILE
+from embedfarm.collector.output import State, read_state
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
@@ -214,7 +214,7 @@ def _progress_bar() -> Iterator[Show]:
 
 def _remove_corpus(out: Path) -> None:
     """Remove a corpus that was written beside an output that had been finished before."""
-    if (out / MANIFEST_FILE).exists() and not (out / JOB_ID_FILE).exists():
+    if read_state(out) is State.FINISHED and not (out / JOB_ID_FILE).exists():
         with contextlib.suppress(OSError):
             (out / CORPUS_FILE).unlink()
             (out / CORPUS_FILE).parent.rmdir()

@@ -38,7 +38,7 @@ from embedfarm.ingest.webhooks import Event, deliver
 QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
 CANCELLED: Final = 1  # status of `embedfarm batch`, which then prints its report all the same
-FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and errors.jsonl names some
+FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and _errors.jsonl names some
 PATH_OPTIONS: Final = frozenset({"ranges"})
 EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
     "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",

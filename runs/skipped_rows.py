@@ -14,11 +14,11 @@ from embedfarm.runs.disk_room import with_room
 if TYPE_CHECKING:
     from io import FileIO
 
-SKIPPED_FILE: Final = "skipped.jsonl"
+SKIPPED_FILE: Final = "_skipped.jsonl"
 
 
 class SkippedFile:
-    """skipped.jsonl: the rows that became no chunk, in the order they were met.
+    """_skipped.jsonl: the rows that became no chunk, in the order they were met.
 
     Without a bad row nothing is written, so that a full disk is nothing to the reading of a corpus.
     With one, a full disk is waited for.

@@ -114,7 +114,7 @@ def test_all(wheel: Path, tmp_path: Path) -> None:
         assert environment.names() == {"embedfarm"}
         environment.run("embedfarm", "embed", corpus(tmp_path), "--out", out, "--devices", "cpu")
         environment.run("embedfarm", "verify", out, "--against", tmp_path / "ten.jsonl")
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = json.loads((out / "_manifest.json").read_text())
     assert (manifest["count"], manifest["dimensions"]) == (len(TEXTS), 384)
     assert manifest["model"] == DEFAULT_MODEL
 

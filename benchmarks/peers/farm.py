@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.peers.protocol import Task, Vectors, read_task, report
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"
 EMBED = [sys.executable, "-c", "from embedfarm.cli import main; main()", "embed"]
 
 

@@ -187,7 +187,7 @@ class Job:
     @property
     def is_over(self) -> bool:
         """Whether the output is finished, or the job was closed."""
-        return self._closed or self.ended > 0 or (self.out / "manifest.json").exists()
+        return self._closed or self.ended > 0 or (self.out / "_manifest.json").exists()
 
     @contextlib.contextmanager
     def stopped(self, number: signal.Signals | None = None) -> Iterator[None]:

@@ -65,7 +65,7 @@ def test_an_interrupted_export_begins_again(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     make(source, "parquet", ids=True)
     export(source, target, "npy")
-    (target / "manifest.json").unlink()
+    (target / "_manifest.json").unlink()
     with pytest.raises(OutputError, match="files of another output"):
         export(source, target, "npy")
     (target / ".embedfarm").mkdir(exist_ok=True)

@@ -79,7 +79,7 @@ def open_output(directory: Path, sink: str) -> Output:
 def files(directory: Path) -> dict[str, bytes]:
     """Return the files of an output without the manifest, which has a time in it."""
     found = {path.name: path for path in directory.iterdir() if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name != "manifest.json"}
+    return {name: path.read_bytes() for name, path in found.items() if name != "_manifest.json"}
 
 
 def write_quietly(directory: Path, sink: str) -> dict[str, bytes]:

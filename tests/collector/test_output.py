@@ -184,7 +184,7 @@ def test_failures_and_figures_survive(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) == manifest
     assert (manifest.failed, manifest.tokens) == (6, 30)
     assert manifest.workers == {"a": WorkerFigures(8, 20, 1.0), "b": WorkerFigures(4, 10, 0.5)}
-    lines = (tmp_path / "errors.jsonl").read_bytes().splitlines()
+    lines = (tmp_path / "_errors.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(line)["index"] for line in lines] == [1, 3, 5, 7, 9, 11]
     assert lines[:2] == [
         b'{"index":1,"id":"id 1","reason":"odd","attempts":1}',
@@ -301,7 +301,7 @@ def test_tiling_holds(counts: list[int]) -> None:
 def test_damaged_manifest(tmp_path: Path, content: bytes | None, message: str) -> None:
     """A manifest that cannot be read is a clear error with its path."""
     if content is not None:
-        (tmp_path / "manifest.json").write_bytes(content)
+        (tmp_path / "_manifest.json").write_bytes(content)
     with pytest.raises(ManifestError, match=rf"manifest\.json.*{message}"):
         read_manifest(tmp_path)
 
@@ -310,7 +310,7 @@ def test_other_manifest(tmp_path: Path) -> None:
     """A manifest of another version is refused by name."""
     with open_output(tmp_path) as output:
         output.finish(0, ABOUT)
-    path = tmp_path / "manifest.json"
+    path = tmp_path / "_manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 2'))
     with pytest.raises(ManifestError, match="version 2; this program reads 1"):
         read_manifest(tmp_path)

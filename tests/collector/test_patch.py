@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embedfarm.collector.export import export
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     About,
@@ -18,7 +19,8 @@ from embedfarm.collector.manifest import (
     read_manifest,
     settle,
 )
-from embedfarm.collector.output import Output
+from embedfarm.collector.output import Output, State, read_state
+from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.patch import patch
 from embedfarm.collector.search import iter_vectors
 from embedfarm.collector.sinks import SINKS
@@ -100,23 +102,72 @@ def test_patch(tmp_path: Path, sink: str, again: Sequence[int], dtype: str, ids:
     np.testing.assert_array_equal(matrix, vectors_of(good, dtype))
     assert [each for v in stored for each in v.ids or ()] == [IDS[i] for i in good if ids]
     assert untouched.items() <= {part.start: part.sha256 for part in manifest.parts}.items()
-    assert (out / "errors.jsonl").exists() == bool(left)
+    assert (out / "_errors.jsonl").exists() == bool(left)
+
+
+def make_older(out: Path) -> None:
+    """Give the files beside the vectors the names that they had in earlier versions."""
+    for path in [*out.glob("_*"), *out.glob(f"{STATE_DIRECTORY}/*/_*")]:
+        path.rename(path.with_name(path.name[1:]))
+
+
+@pytest.mark.parametrize("again", [(), AGAIN], ids=["none", "some"])
+@pytest.mark.parametrize("sink", SINKS)
+def test_an_older_output(tmp_path: Path, sink: str, again: Sequence[int]) -> None:
+    """An output with the names of earlier versions is read, exported and patched as any other."""
+    out = write(tmp_path / "first", sink, range(COUNT), FAILED, "<f4", ids=True)
+    make_older(out)
+    assert read_state(out) is State.FINISHED
+    assert verify(out, source(ids=True)) == []
+    assert [failure.index for failure in OutputReader(out).failures(4, 3)] == [4, 5, 17]
+    export(out, tmp_path / "copy", "jsonl" if sink == "npy" else "npy")
+    assert verify(tmp_path / "copy") == []
+    patch(out, write(tmp_path / "second", "parquet", FAILED, again, "<f4", ids=True))
+    assert verify(out, source(ids=True)) == []
+    names = {path.name for path in out.iterdir()}
+    assert "_manifest.json" in names
+    assert not names & {"manifest.json", "errors.jsonl"}
+
+
+def test_an_older_change_that_was_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that an earlier version decided, and did not come to make, is made."""
+    out = write(tmp_path / "first", "parquet", range(COUNT), FAILED, "<f4", ids=True)
+    retried = write(tmp_path / "second", "parquet", FAILED, AGAIN, "<f4", ids=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("embedfarm.collector.patch.settle", leave)
+        with pytest.raises(Crash):
+            patch(out, retried)
+    make_older(out)
+    assert read_manifest(out).failed == len(AGAIN)
+    assert verify(out, source(ids=True)) == []
+
+
+def leave(_directory: Path) -> None:
+    """Crash before anything is put in its place."""
+    raise Crash
 
 
 class Crash(Exception):
     """Raised to end the process."""
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["today's", "older"])
 @pytest.mark.parametrize("again", [AGAIN, ()], ids=["some", "none"])
 @pytest.mark.parametrize("sink", SINKS)
 def test_a_crash_at_any_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str, again: Sequence[int]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sink: str,
+    again: Sequence[int],
+    older: bool,  # noqa: FBT001 -- pytest passes it
 ) -> None:
     """A crash leaves the old or the new output, and the same command then makes it the new one.
 
     A step is a name that changes, a file that is removed or written durably, before and after.
     """
     whole = write(tmp_path / "whole", sink, range(COUNT), FAILED, "<f4", ids=True)
+    if older:
+        make_older(whole)
     retried = write(tmp_path / "second", "parquet", FAILED, again, "<f4", ids=True)
     seen: set[int] = set()
     for step in range(200):
@@ -173,11 +224,11 @@ def crash_at(step: int, patched: pytest.MonkeyPatch) -> Callable[[], int]:
 def test_another_output_is_refused(tmp_path: Path) -> None:
     """A patch that is not of the chunks that failed is refused, and changes nothing."""
     out = write(tmp_path / "first", "parquet", range(COUNT), FAILED, "<f4", ids=True)
-    before = (out / "manifest.json").read_bytes()
+    before = (out / "_manifest.json").read_bytes()
     for name, indices, dtype in (("fewer", FAILED[:3], "<f4"), ("other", FAILED, "<f2")):
         with pytest.raises(OutputError, match="not of the chunks that failed"):
             patch(out, write(tmp_path / name, "parquet", indices, (), dtype, ids=True))
-    assert (out / "manifest.json").read_bytes() == before
+    assert (out / "_manifest.json").read_bytes() == before
 
 
 def test_nothing_to_settle(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_page_of_a_million_failures_reads_little(tmp_path: Path) -> None:
         for result in results():
             output.add(result)
         output.finish(COUNT, ABOUT)
-    path = tmp_path / "errors.jsonl"
+    path = tmp_path / "_errors.jsonl"
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
         file.writelines(

@@ -250,7 +250,7 @@ def test_npy_can_be_mapped(tmp_path: Path) -> None:
 
 
 def test_failed_chunks_of_integers(tmp_path: Path) -> None:
-    """A failed chunk of integers, whose row cannot be NaN, is told from zeros by errors.jsonl."""
+    """A failed chunk of integers, whose row cannot be NaN, is told from zeros by _errors.jsonl."""
     errors = [ChunkError(index=3, reason="odd")]
     with Output(tmp_path, {}, sink="npy", part_bytes_max=6) as output:
         for start in (0, 2):

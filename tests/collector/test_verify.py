@@ -85,7 +85,7 @@ def test_any_flipped_byte(output: Path) -> None:
     """A changed bit is found wherever it is, manifest excepted, and the file is named."""
     for path in sorted(output.iterdir()):
         for offset in range(0, path.stat().st_size if path.is_file() else 0, 23):
-            if path.name != "manifest.json":
+            if path.name != "_manifest.json":
                 flip(path, offset)
                 problems = verify(output)
                 assert problems, f"{path.name} at {offset}"
@@ -126,7 +126,7 @@ def test_swapped_files(tmp_path: Path, sink: str) -> None:
             part.file, part.bytes = path.name, path.stat().st_size
 
     edit_manifest(output, swap)
-    assert "manifest.json: chunks 0 to 7 are in no part" in sentences(verify(output))
+    assert "_manifest.json: chunks 0 to 7 are in no part" in sentences(verify(output))
 
 
 def test_reordered_array(tmp_path: Path) -> None:
@@ -217,19 +217,19 @@ def test_chunk_without_vector(tmp_path: Path) -> None:
 
 
 def test_lost_error_list(output: Path) -> None:
-    """A missing errors.jsonl is found, and the chunks are named that have no vector."""
-    (output / "errors.jsonl").unlink()
+    """A missing _errors.jsonl is found, and the chunks are named that have no vector."""
+    (output / "_errors.jsonl").unlink()
     found = sentences(verify(output))
-    assert "errors.jsonl: is missing" in found
-    assert f"misses chunk {FAILED}, which errors.jsonl does not list" in found
+    assert "_errors.jsonl: is missing" in found
+    assert f"misses chunk {FAILED}, which _errors.jsonl does not list" in found
 
 
 def test_wrong_error_list(output: Path) -> None:
     """An error list that names another chunk than the one without a vector is found."""
-    path = output / "errors.jsonl"
+    path = output / "_errors.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"index":5', b'"index":6'))
     found = sentences(verify(output))
-    assert "errors.jsonl: is not the error list that was written" in found
+    assert "_errors.jsonl: is not the error list that was written" in found
 
 
 @pytest.mark.parametrize("edited", range(COUNT))
@@ -261,6 +261,6 @@ def test_other_ids(output: Path, ids: list[str] | None) -> None:
 
 def test_no_output(tmp_path: Path) -> None:
     """A directory without a manifest, or with a damaged one, is one problem and no exception."""
-    assert [problem.file for problem in verify(tmp_path)] == ["manifest.json"]
-    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode({"version": 1}))
+    assert [problem.file for problem in verify(tmp_path)] == ["_manifest.json"]
+    (tmp_path / "_manifest.json").write_bytes(msgspec.json.encode({"version": 1}))
     assert "damaged" in sentences(verify(tmp_path))

@@ -196,8 +196,8 @@ class Watch:
 
 
 def manifest(out: Path) -> dict[str, Any]:
-    """Return the content of manifest.json."""
-    facts: dict[str, Any] = json.loads((out / "manifest.json").read_text())
+    """Return the content of _manifest.json."""
+    facts: dict[str, Any] = json.loads((out / "_manifest.json").read_text())
     return facts
 
 

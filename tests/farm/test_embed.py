@@ -54,7 +54,7 @@ def test_a_finished_output_is_left_alone(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     words = ("embed", corpus, "--out", tmp_path / "out")
     assert run(*words, *MODEL).returncode == 0
-    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    before = (tmp_path / "out" / "_manifest.json").read_bytes()
     again = run(*words, *MODEL)
     assert again.returncode == 0
     assert "finished already" in again.stdout
@@ -65,7 +65,7 @@ def test_a_finished_output_is_left_alone(tmp_path: Path) -> None:
     changed = run(*words, *MODEL)
     assert changed.returncode == 2
     assert "other texts" in changed.stderr
-    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+    assert (tmp_path / "out" / "_manifest.json").read_bytes() == before
     write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     (part,) = (tmp_path / "out").glob("part-*")
     part.unlink()
@@ -204,7 +204,7 @@ def test_nothing_to_embed_is_no_success(tmp_path: Path, content: str, sentence: 
     words = ("embed", corpus, "--out", out, "--on-bad-row", "skip", *MODEL)
     done = run(*words)
     assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
-    assert not (out / "manifest.json").exists()
+    assert not (out / "_manifest.json").exists()
     corpus.write_text(content + '{"text": "a"}\n')
     assert run(*words).returncode == 0
     check_output(out, ["a"], 16)
@@ -259,7 +259,7 @@ def test_bad_rows_can_be_skipped(server: LiveServer, client: redis.Redis, tmp_pa
         done = run("embed", corpus, "--out", out, "--on-bad-row", "skip", *words)
     assert done.returncode == 0, done.stderr
     check_output(out, ["a", "b"], 16)
-    lines = (out / "skipped.jsonl").read_text().splitlines()
+    lines = (out / "_skipped.jsonl").read_text().splitlines()
     assert [json.loads(line)["line"] for line in lines] == [2, 3]
     assert manifest(out)["skipped"] == FarmClient(client).job("j").status().rows_skipped == 2
 

@@ -107,7 +107,7 @@ def change_between_runs(home: Path, seed: int) -> None:
     words = [corpus, "--model", MODEL, "--devices", "cpu", "--workers", 2]
     embedding = Embedding(words, out, ENVIRONMENT)
     stop_at_random(embedding, draw)
-    if (out / "manifest.json").exists():
+    if (out / "_manifest.json").exists():
         return
     changed = CHANGES[seed % len(CHANGES)](texts, draw)
     write_corpus(corpus, changed)

@@ -123,7 +123,7 @@ def test_long_texts(url: str, tmp_path: Path) -> None:
     assert cosines(one, other)[0] > 0.99999
     assert 0.5 < cosines(vectors["windows"][:1], vectors["windows"][1:2])[0] < 0.999
     assert cosines(vectors["windows"][2:], vectors["error"])[0] > 0.99999
-    errors = (tmp_path / "error" / "errors.jsonl").read_text(encoding="utf-8")
+    errors = (tmp_path / "error" / "_errors.jsonl").read_text(encoding="utf-8")
     failed = [json.loads(line) for line in errors.splitlines()]
     assert [each["index"] for each in failed] == [0, 1]
 

@@ -91,7 +91,7 @@ def test_poison_costs_itself(server: LiveServer, tmp_path: Path) -> None:
         done = run("embed", corpus, "--out", out, "--redis", server.url, *MODEL)
         assert done.returncode == 3, done.stderr
         check_others(out, texts, set(DEEDS))
-        named = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+        named = [json.loads(line) for line in (out / "_errors.jsonl").read_text().splitlines()]
         reasons = {each["index"]: each["reason"] for each in named}
         assert reasons == {index: REASONS[deed] for index, deed in DEEDS.items()}
         deadly = [each["attempts"] for each in named if DEEDS[each["index"]] != "raises"]

@@ -52,7 +52,7 @@ class Victim:
     @property
     def finished(self) -> bool:
         """Whether the manifest is written."""
-        return (self.out / "manifest.json").exists()
+        return (self.out / "_manifest.json").exists()
 
     def follow(self) -> None:
         """Wait for the end of the job, in which chunks must be embedded without a stall.

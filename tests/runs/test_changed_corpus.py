@@ -386,7 +386,7 @@ def test_verify_says_who_has_compared(bench: Bench) -> None:
     assert "3,000 texts were compared with their source by embed" in done.stdout
     facts = manifest(bench.out)
     del facts["source"]["compared"]
-    (bench.out / "manifest.json").write_text(json.dumps(facts))
+    (bench.out / "_manifest.json").write_text(json.dumps(facts))
     assert "never compared with their source" in run("verify", bench.out).stdout
     against = run("verify", bench.out, "--against", bench.corpus)
     assert "its texts are those of the source" in against.stdout

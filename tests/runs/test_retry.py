@@ -76,7 +76,7 @@ def test_what_failed_is_tried_again(tmp_path: Path, sink: str) -> None:
         vectors = np.load(out / "embeddings.npy", mmap_mode="r")
         np.testing.assert_array_equal(vectors, null_vectors(texts, 16))
     assert run("verify", out, "--against", corpus).returncode == 0
-    assert not list(out.glob("errors.jsonl")) + list(out.glob(".embedfarm"))
+    assert not list(out.glob("_errors.jsonl")) + list(out.glob(".embedfarm"))
     again = run(*words, "--retry-failed")
     assert (again.returncode, "finished already" in again.stdout) == (0, True)
 
@@ -117,7 +117,7 @@ def test_what_fails_again_stays_listed(tmp_path: Path) -> None:
     before = manifest(out)["parts"]
     done = run(*words, "--retry-failed")
     assert done.returncode == 3, done.stderr
-    [line] = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+    [line] = [json.loads(line) for line in (out / "_errors.jsonl").read_text().splitlines()]
     assert (line["index"], line["attempts"]) == (1, 2)
     assert manifest(out)["parts"] == before
     assert run("verify", out, "--against", corpus).returncode == 0

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 def test_without_bad_rows_nothing_is_written(tmp_path: Path) -> None:
     """A corpus without bad rows gets no list, and an unfinished old one is removed."""
-    record = SkippedFile(tmp_path / "skipped.jsonl", 0.01, threading.Event())
+    record = SkippedFile(tmp_path / "_skipped.jsonl", 0.01, threading.Event())
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "skipped.partial").write_text("cut off")
+    (tmp_path / "_skipped.partial").write_text("cut off")
     record.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_take_their_place_together(tmp_path: Path) -> None:
     """The list of skipped rows appears only when it is complete."""
-    record = SkippedFile(tmp_path / "skipped.jsonl", 0.01, threading.Event())
+    record = SkippedFile(tmp_path / "_skipped.jsonl", 0.01, threading.Event())
     for row in (3, 5):
         record.add(BadRow("corpus.jsonl", row, "text", "is missing"))
     assert record.count == 2
-    assert not (tmp_path / "skipped.jsonl").exists()
+    assert not (tmp_path / "_skipped.jsonl").exists()
     record.close()
-    assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "_skipped.jsonl").read_text().splitlines()) == 2
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -65,11 +65,11 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     open_file: Callable[..., IO[bytes]] = Path.open
     monkeypatch.setattr(Path, "open", open_if_there_is_room)
-    record = SkippedFile(tmp_path / "skipped.jsonl", 0.01, threading.Event())
+    record = SkippedFile(tmp_path / "_skipped.jsonl", 0.01, threading.Event())
     for row in range(7):
         record.add(BadRow("corpus.jsonl", row, "text", "is missing"))
     record.close()
-    lines = (tmp_path / "skipped.jsonl").read_bytes().splitlines()
+    lines = (tmp_path / "_skipped.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["line"] for line in lines] == list(range(7))
 
 
@@ -84,6 +84,6 @@ def test_a_full_disk_is_not_waited_for_after_stop(
     monkeypatch.setattr(Path, "open", refuse)
     stop = threading.Event()
     stop.set()
-    record = SkippedFile(tmp_path / "skipped.jsonl", 60.0, stop)
+    record = SkippedFile(tmp_path / "_skipped.jsonl", 60.0, stop)
     with pytest.raises(OSError, match="No space"):
         record.add(BadRow("corpus.jsonl", 1, "text", "is missing"))

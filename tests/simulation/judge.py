@@ -64,7 +64,7 @@ def _vectors(out: Path, manifest: Manifest) -> dict[int, NDArray[np.float32]]:
 
 def _attempts(out: Path) -> dict[int, int]:
     """Return the attempts by index of the chunks that were given up on."""
-    path = out / "errors.jsonl"
+    path = out / "_errors.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return {row["index"]: row["attempts"] for row in map(json.loads, lines)}
 

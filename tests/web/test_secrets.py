@@ -169,7 +169,7 @@ def test_no_trace_of_a_secret(  # noqa: PLR0913, PLR0917 -- each is a fixture
         wait_until(lambda: states() <= OVER, START_SECONDS)
         jobs = [key.decode()[4:-6] for key in client.scan_iter("ef:{*}:meta")]
         assert len(jobs) > len(answers)
-        finished = json.loads((tmp_path / "cli" / "manifest.json").read_bytes())["job"]
+        finished = json.loads((tmp_path / "cli" / "_manifest.json").read_bytes())["job"]
         done.append(CliRunner().invoke(app, ["jobs", "retry", finished]))
         assert "stands for what is not kept" in done[-1].output
         shown = [CliRunner().invoke(app, ["jobs", "show", job]).output for job in jobs]
@@ -194,4 +194,4 @@ def test_no_trace_of_a_secret(  # noqa: PLR0913, PLR0917 -- each is a fixture
         assert CANARY not in f"{request.description} {request.meta} {result.exc_string}"
     assert not traces_of(tmp_path)
     assert not open_to_others(tmp_path / "home")
-    assert (tmp_path / "cli" / "manifest.json").stat().st_mode & 0o777 == 0o666
+    assert (tmp_path / "cli" / "_manifest.json").stat().st_mode & 0o777 == 0o666

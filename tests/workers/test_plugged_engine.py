@@ -51,7 +51,7 @@ def test_it_is_found_by_name(plugged: dict[str, str], tmp_path: Path) -> None:
     """The command line offers an engine of another package, and workers embed with it."""
     done = embed(plugged, tmp_path / "out", "doubled")
     assert done.returncode == 0, done.stderr
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
     engines = {account["engine"] for account in manifest["accounts"].values()}
     assert engines == {"doubled on cpu float32"}
 

@@ -325,7 +325,7 @@ def _progress(directory: Path, status: JobStatus) -> dict[str, Any]:
         if plan is not None:
             done = count_done(out / ENDS, status.first_chunk + status.chunks_done)
             facts["request_counts"] = {"total": plan.total, "completed": done, "failed": plan.bad}
-    written = _changed(out / "vectors" / "manifest.json")
+    written = _changed(out / "vectors" / "_manifest.json")
     if written is not None:
         facts["status"], facts["finalizing_at"] = "finalizing", written
     return facts
