@@ -20,7 +20,7 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
-from embedfarm.cli.supervision import all_beat, keep
+from embedfarm.cli.supervision import all_beat, keep, refuse_namesakes
 from embedfarm.contract import tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, refuse_eviction, wait_until_ready
 from embedfarm.contract.farm_client import FarmClient
@@ -114,12 +114,15 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
     with plain_errors(), closing_client(url) as client:
         chosen = discover(devices, workers)
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
+        farm = FarmClient(client)
+        devices_chosen = [device.label for device in chosen]
+        refuse_namesakes(farm, devices_chosen, 2 * settings.heartbeat_seconds, stop)
         console = Console(highlight=False, soft_wrap=True)
         logs = settings.state_directory.expanduser() / "logs"
         with Supervisor(children(chosen, settings), logs, settings.drain_seconds) as supervisor:
-            labels = ", ".join(device.label for device in chosen)
+            labels = ", ".join(devices_chosen)
             console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")
-            ready = partial(_all_work, supervisor, FarmClient(client), len(chosen))
+            ready = partial(_all_work, supervisor, farm, len(chosen))
             tick = partial(notifier.tick, f"working on {labels}")
             keep(stop, lambda: supervisor.failed or supervisor.unstartable(), ready, tick)
             notifier.stop()

@@ -1,13 +1,22 @@
 """What `up`, `work` and `ingest` do while their child processes do the work."""
 
 import threading
+import time
 from collections.abc import Callable, Collection
 
-from embedfarm.contract.broker import UNAVAILABLE, host_name
+from embedfarm.contract.broker import UNAVAILABLE, host_name, name_worker
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.processes import ChildError
 
 WATCH_SECONDS = 0.5
+LOOK_SECONDS = 0.1
+
+
+class NameTaken(EmbedfarmError, RuntimeError):
+    """Raised when a worker lives that has the name of one that is to start."""
+
+    exit_status = 2
 
 
 def keep(
@@ -42,6 +51,39 @@ def keep(
             continue  # nobody is ready without a server
         if ready:
             tick()
+
+
+def refuse_namesakes(
+    farm: FarmClient, devices: Collection[str], seconds: float, stop: threading.Event
+) -> None:
+    """Refuse to start workers whose names others have that live.
+
+    A worker that died is on record until its last heartbeat lapses, and one that drains hands its
+    name on; neither is in the way.
+
+    Args:
+        farm: The farm to work for.
+        devices: Labels of the devices to work on.
+        seconds: Time in which each worker that lives sends a heartbeat.
+        stop: Event that ends the looking.
+
+    Raises:
+        NameTaken: A worker of one of these names has sent a heartbeat while it was looked at.
+    """
+    names = {name_worker(device) for device in devices}
+    beats = [beat for beat in farm.workers() if beat.worker in names and beat.state != "draining"]
+    left = {beat.worker: farm.heartbeat_left_ms(beat.worker) for beat in beats}
+    until = time.monotonic() + seconds
+    while beats and time.monotonic() < until and not stop.wait(LOOK_SECONDS):
+        for beat in beats:
+            before, left[beat.worker] = left[beat.worker], farm.heartbeat_left_ms(beat.worker)
+            if left[beat.worker] > before:
+                raise NameTaken(
+                    f"{beat.worker} works for this farm already, as process {beat.pid}: if that is "
+                    "another `embedfarm work` on this machine, stop it, or let the two have other "
+                    "devices (--devices), or one of them all workers (--workers); if another "
+                    f"machine is named {beat.host} too, rename one"
+                )
 
 
 def all_beat(farm: FarmClient, pids: Collection[int]) -> bool:

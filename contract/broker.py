@@ -321,3 +321,8 @@ def closing_client(url: str) -> Iterator[redis.Redis]:
 def host_name() -> str:
     """Return this machine's name for worker names, without the separators that keys use."""
     return socket.gethostname().replace("|", "-").replace("/", "-")
+
+
+def name_worker(device: str) -> str:
+    """Return the name of the worker for a device of this machine, which is the farm's for it."""
+    return f"{host_name()}:{device}"

@@ -221,6 +221,10 @@ class FarmClient(FarmKeys):
         """Return heartbeats of live workers, ordered by name; forget workers gone for an hour."""
         return self.call_roll()[0]
 
+    def heartbeat_left_ms(self, worker: str) -> int:
+        """Return the time in ms after which a worker's last heartbeat lapses; negative if none."""
+        return self.client.pttl(wire.worker_key(worker))
+
     def call_roll(self) -> tuple[list[Heartbeat], dict[str, float]]:
         """Return live workers' heartbeats, and by name the seconds since each lost one was seen.
 

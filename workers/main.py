@@ -9,6 +9,7 @@ import atexit
 import logging
 import os
 import sys
+from typing import Final
 
 from embedfarm.contract import tracing
 from embedfarm.contract.processes import stop_when_asked
@@ -19,9 +20,11 @@ from embedfarm.workers import devices
 from embedfarm.workers.watchdog import show_what_held_the_lock
 from embedfarm.workers.worker import Worker
 
+NAME_TAKEN: Final = 2  # a supervisor starts it no more, or the two would end each other in turn
+
 
 def main() -> int:
-    """Run a worker until SIGTERM, SIGINT or the end of its parent."""
+    """Run a worker until SIGTERM, SIGINT, the end of its parent, or another one of its name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     arguments = parser.parse_args()
@@ -48,7 +51,7 @@ def main() -> int:
         # The interpreter's end would end that thread inside a library, which may abort the process.
         atexit._run_exitfuncs()  # noqa: SLF001 # as always: they end logs and traces
         os._exit(0)
-    return 0
+    return NAME_TAKEN if worker.superseded else 0
 
 
 def _facts(device: devices.Device) -> dict[str, float]:

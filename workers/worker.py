@@ -27,6 +27,7 @@ from embedfarm.contract.broker import (
     UNAVAILABLE,
     connect,
     host_name,
+    name_worker,
 )
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.lane import Lane
@@ -89,7 +90,7 @@ class Worker:
     _current: MicroBatch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.name = f"{host_name()}:{self.device}"
+        self.name = name_worker(self.device)
         self.incarnation = f"{time.time_ns():020d}-{os.getpid()}"
         self.client = connect(self.url)  # its pool gives each thread a connection of its own
         farm = FarmClient(self.client)
@@ -303,7 +304,11 @@ class Worker:
                     renew(farm, self.name, self.holdings)
                     renew_at = time.monotonic() + self.settings.lease_seconds / 3
                 if not farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds):
-                    log.warning("another process has taken the name %s; stopping", self.name)
+                    log.error(
+                        "another process works under the name %s now: of two `embedfarm work` on "
+                        "a machine, or two machines of one name, stop one or rename one",
+                        self.name,
+                    )
                     self.superseded = True
                     self.stop.set()
                 beaten = True

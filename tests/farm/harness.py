@@ -49,18 +49,25 @@ def run(
     )
 
 
-@contextlib.contextmanager
-def role(server: Reachable, home: Path, *words: str, **settings: str) -> Iterator[int]:
-    """Run a long-running role, and yield its process id; SIGTERM must end it with status 0."""
+def start_role(
+    server: Reachable, home: Path, *words: str, **settings: str
+) -> "subprocess.Popen[bytes]":
+    """Start a long-running role."""
     environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url, "HOME": str(home)}
     environment |= {f"EMBEDFARM_{name.upper()}": value for name, value in settings.items()}
-    with subprocess.Popen(
+    return subprocess.Popen(
         [*COMMAND, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-    ) as process:
+    )
+
+
+@contextlib.contextmanager
+def role(server: Reachable, home: Path, *words: str, **settings: str) -> Iterator[int]:
+    """Run a long-running role, and yield its process id; SIGTERM must end it with status 0."""
+    with start_role(server, home, *words, **settings) as process:
         try:
             yield process.pid
             process.terminate()

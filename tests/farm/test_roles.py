@@ -1,10 +1,13 @@
 """Tests of the roles on their own against a given server, as on several machines."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 import redis
 
@@ -15,10 +18,11 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.processes import Supervisor
 from embedfarm.contract.records import Completion
 from embedfarm.contract.settings import Settings
-from tests.farm.harness import check_output, manifest, role, run, texts_of, write_corpus
+from tests.farm.harness import check_output, manifest, role, run, start_role, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
 
 TOKENS_PER_SECOND = 30_000
+WORK = ("work", "--devices", "cpu", "--workers", "1")
 MODEL = ("--model", f"null:16:{TOKENS_PER_SECOND}")
 
 
@@ -85,16 +89,55 @@ def test_the_farm_goes_on_without_a_scheduler(
     """A worker without a plan leases by its own rate; the job ends complete."""
     texts = list(texts_of(2_000))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+    with role(server, tmp_path, *WORK):
         done = run("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
     assert done.returncode == 0, done.stderr
     check_output(tmp_path / "out", texts, 16)
     assert not FarmClient(client).job_ids()
 
 
+def test_a_second_work_is_refused(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
+    """A second `work` for devices that have a worker ends with a sentence; the first works on."""
+    farm = FarmClient(client)
+    with role(server, tmp_path, *WORK):
+        wait_until(farm.workers, 30)
+        [first] = farm.workers()
+        done = run(*WORK, "--redis", server.url, environment={"HOME": str(tmp_path / "other")})
+        assert done.returncode == 2
+        assert f"{first.worker} works for this farm already, as process {first.pid}" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert [beat.incarnation for beat in farm.workers()] == [first.incarnation]
+
+
+def test_two_that_begin_together(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
+    """A `work` whose worker's name another takes ends, and does not take it back."""
+    farm = FarmClient(client)
+    with start_role(server, tmp_path, *WORK) as process:
+        wait_until(farm.workers, 30)
+        [first] = farm.workers()
+        later = msgspec.structs.replace(first, incarnation="9" + first.incarnation[1:], pid=1)
+        assert farm.beat(later, 30.0)
+        assert process.wait(30) == 1
+    assert [beat.pid for beat in farm.workers()] == [1]
+
+
+def test_after_a_crash(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
+    """A `work` that was killed as a whole begins again while its last heartbeat is still there."""
+    farm = FarmClient(client)
+    with start_role(server, tmp_path, *WORK, heartbeat_ttl_seconds="60") as process:
+        wait_until(farm.workers, 30)
+        [first] = farm.workers()
+        os.kill(first.pid, signal.SIGSTOP)  # it would say that it ends
+        process.kill()
+        os.kill(first.pid, signal.SIGKILL)
+    assert [beat.pid for beat in farm.workers()] == [first.pid]
+    with role(server, tmp_path, *WORK):
+        wait_until(lambda: [beat.pid for beat in farm.workers()] != [first.pid], 30)
+
+
 def test_people_can_look(server: LiveServer, tmp_path: Path) -> None:
     """`workers`, `jobs ls`, `devices` and `doctor` answer, in words and in JSON."""
-    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+    with role(server, tmp_path, *WORK):
         wait_until(lambda: "cpu-0" in run("workers", "--redis", server.url).stdout, 30)
         assert json.loads(run("workers", "--redis", server.url, "--json").stdout)
     assert json.loads(run("jobs", "ls", "--redis", server.url, "--json").stdout) == []
