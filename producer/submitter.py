@@ -363,12 +363,15 @@ class Submitter:
         """Wait for room, and return how many blocks of a group there is room for; 0 after `stop`.
 
         The job's own window must have room for the whole group. The farm's, which others may fill,
-        may have room for a part of it.
+        may have room for a part of it. What the server has already needs none: who collects may
+        wait until the source has been read that far, and the window be full until he goes on.
         """
         costs = list(starmap(self._cost, group))
         while not self.stop.is_set():
             status = self._status()
             self._check(status.state, {"open", "paused"})
+            if there := sum(block.end <= status.pushed_upto for block, _ in group):
+                return there
             if self._has_room(status, sum(costs)) and (count := self._reserve(status, costs)):
                 return count
             self._wait()

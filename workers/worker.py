@@ -52,8 +52,10 @@ FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
 IN_HAND: Final = math.inf  # when to lease the next micro-batch while one is leased and not begun
+NAMESAKES: Final = "two machines have one name, or one has two `embedfarm work`: rename or stop one"
 
 T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 Embedded = tuple[MicroBatch, NDArray[Any]]
 MeasureDevice = Callable[[], dict[str, float]]
@@ -304,11 +306,7 @@ class Worker:
                     renew(farm, self.name, self.holdings)
                     renew_at = time.monotonic() + self.settings.lease_seconds / 3
                 if not farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds):
-                    log.error(
-                        "another process works under the name %s now: of two `embedfarm work` on "
-                        "a machine, or two machines of one name, stop one or rename one",
-                        self.name,
-                    )
+                    log.error("another process works as %s now; %s", self.name, NAMESAKES)
                     self.superseded = True
                     self.stop.set()
                 beaten = True

@@ -225,6 +225,25 @@ def test_paused_collector(
     wait_until(lambda: job.status().pushed_upto > held)
 
 
+def test_what_is_there_needs_no_room(
+    opened: Open, job: Job, worker: HashWorker, bench: Bench
+) -> None:
+    """A producer reads on to where the server is, while results that nobody can take fill it.
+
+    A crash brings back what was lost on purpose: the producer is behind the server then, and who
+    collects waits until the source has been read.
+    """
+    full = LARGE.model_copy(update={"farm_window_bytes_max": 100})
+    behind = opened(settings=full)
+    behind._send(
+        [Block(start=0, texts=[text_of(i) for i in range(100)], ids=[str(i) for i in range(100)])]
+    )
+    assert worker.step()
+    behind.start = 0
+    assert bench.run(behind.submit, corpus(0, 100)).result(60) == 100
+    assert job.status().chunks_in == 100
+
+
 def test_probe(opened: Open, job: Job, bench: Bench, worker: HashWorker) -> None:
     """A few small blocks are sent before a speed is known; then the window is filled."""
     worker.farm.leave("hash")
