@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Annotated, Final, get_args, get_type_hints
 
 from embedfarm.contract.encoding import COUNT_MAX, Record
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
 
 CHARACTERS_MAX: Final = 4096
@@ -58,6 +59,12 @@ class JobField:
     step: int = 1
     paces: bool = False
     later: bool = False
+
+
+class JobSpecError(EmbedfarmError, ValueError):
+    """Raised for a job that no worker could do as it is asked for."""
+
+    exit_status = 2
 
 
 class JobSpec(Record, forbid_unknown_fields=True):
@@ -175,14 +182,14 @@ class JobSpec(Record, forbid_unknown_fields=True):
                 continue
             # A package that is not installed here may be where the job runs, which looks for it.
             if not field.plugins or not PLUGIN_NAME.fullmatch(value):
-                raise ValueError(f"{name} {value!r} is none of {', '.join(field.choices)}")
+                raise JobSpecError(f"{name} {value!r} is none of {', '.join(field.choices)}")
         numbers = self.max_length, self.dimensions, self.long_overlap
         if not 0 <= min(numbers) <= max(numbers) <= COUNT_MAX:
-            raise ValueError("max_length, dimensions and long_overlap are 0 to 2 to the 53rd")
+            raise JobSpecError("max_length, dimensions and long_overlap are 0 to 2 to the 53rd")
         if self.lsh_bits % 8 or not BITS_MIN <= self.lsh_bits <= BITS_MAX:
-            raise ValueError(f"lsh_bits is a multiple of 8 from {BITS_MIN} to {BITS_MAX}")
+            raise JobSpecError(f"lsh_bits is a multiple of 8 from {BITS_MIN} to {BITS_MAX}")
         if self.prompt and self.prompt_name:
-            raise ValueError("prompt and prompt_name are two ways to say the same")
+            raise JobSpecError("prompt and prompt_name are two ways to say the same")
 
 
 def _fields() -> dict[str, JobField]:

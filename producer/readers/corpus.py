@@ -8,10 +8,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import BinaryIO, Final, TypeAlias
 
-import pyarrow as pa
-
 from embedfarm.contract.records import Rows
-from embedfarm.contract.redaction import hide_secrets
 from embedfarm.producer import chunker
 from embedfarm.producer.readers import delimited, directory, jsonl, parquet, text
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
@@ -21,6 +18,7 @@ from embedfarm.producer.readers.source import (
     Cursor,
     Location,
     locate,
+    named_errors,
     open_binary,
     split_compression,
 )
@@ -184,15 +182,13 @@ def _read(
     cursor: Cursor,
 ) -> Iterator[Item]:
     """Yield the items of one location; what is wrong with all of it becomes a `CorpusError`."""
-    try:
+    with named_errors(location.name, is_url=location.is_url):
         if cut is not None and location.is_directory:
             yield from directory.read(location, options.glob, cut, cursor)
             return
         read = FORMATS[_format_of(location, options)]
         with opened(location) as file:
             yield from read(file, location.name, options.text_field, options.id_field, cursor)
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise CorpusError(f"{location.name}: {hide_secrets(str(error))}") from error
 
 
 def _open(

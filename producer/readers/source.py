@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import fsspec
 import pyarrow as pa
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from embedfarm.contract.redaction import hide_in_word, hide_secrets
 from embedfarm.producer.readers.items import CorpusError
@@ -56,6 +57,11 @@ class Location(NamedTuple):
     is_directory: bool
 
     @property
+    def is_url(self) -> bool:
+        """Whether the location is on another file system than this machine's."""
+        return not (self.is_stdin or isinstance(self.filesystem, LocalFileSystem))
+
+    @property
     def is_stdin(self) -> bool:
         """Whether the location is standard input."""
         return self.filesystem is None
@@ -70,13 +76,27 @@ def locate(source: str) -> list[Location]:
     if source == "-":
         return [Location("<stdin>", None, "-", is_directory=False)]
     name = printable(hide_in_word(source))
-    try:
+    with named_errors(name, is_url="://" in source):
         locations = list(_find(source, name))
-    except (OSError, ValueError, ImportError) as error:
-        raise CorpusError(f"{name}: {hide_secrets(str(error))}") from error
     if not locations:
         raise CorpusError(f"{name or repr(name)}: no such file or directory")
     return locations
+
+
+@contextmanager
+def named_errors(name: str, *, is_url: bool) -> Iterator[None]:
+    """Turn what is wrong with all of a source into a `CorpusError` with its name.
+
+    What the library of a store raises, when it cannot be reached, is of any type.
+    """
+    kinds = (Exception,) if is_url else (OSError, ValueError, ImportError, pa.ArrowException)
+    try:
+        yield
+    except CorpusError:
+        raise
+    except kinds as error:
+        reason = str(error) or type(error).__name__
+        raise CorpusError(f"{name}: {hide_secrets(reason)}") from error
 
 
 def _find(source: str, name: str) -> Iterator[Location]:

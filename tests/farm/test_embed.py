@@ -144,6 +144,15 @@ def test_bits_of_hyperplanes(tmp_path: Path) -> None:
     assert run("embed", corpus, "--out", tmp_path / "no", "--lsh-bits", "100").returncode == 2
 
 
+def test_two_prompts_are_refused(tmp_path: Path) -> None:
+    """A prompt and the name of one are too much: a sentence, and no traceback."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["one"])
+    prompts = ("--prompt", "about: ", "--prompt-name", "query")
+    done = run("embed", corpus, "--out", tmp_path / "out", *prompts, *MODEL)
+    assert done.returncode == 2
+    assert done.stderr.startswith("embedfarm: prompt and prompt_name are two ways")
+
+
 def test_int8_needs_ranges_of_its_model(tmp_path: Path) -> None:
     """Ranges that are missing, superfluous or of another model end the run, before any vector."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -572,6 +573,23 @@ def test_missing_source(name: str, problem: str) -> None:
     """A source that cannot be found is refused at the call, by name and without its password."""
     with pytest.raises(CorpusError, match=problem):
         read_corpus([name], CorpusOptions(), fail_on_bad_row)
+
+
+class StoreError(Exception):
+    """Raised by the library of a store in its own way."""
+
+
+@pytest.mark.parametrize("call", ["exists", "_open"])
+def test_a_store_out_of_reach(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """What the library of a store raises becomes a sentence with the name of the source."""
+
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise StoreError("no route to host")
+
+    fsspec.filesystem("memory").pipe("/away.jsonl", b'{"text": "a"}')
+    monkeypatch.setattr(MemoryFileSystem, call, fail)
+    with pytest.raises(CorpusError, match=r"^memory://away\.jsonl: no route to host$"):
+        list(read_corpus(["memory://away.jsonl"], CorpusOptions(), fail_on_bad_row))
 
 
 @pytest.mark.parametrize("name", ["corpus.doc", "corpus", "corpus.gz"])
