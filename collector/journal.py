@@ -105,13 +105,17 @@ class Journal:
 
 
 def _measure(path: Path) -> tuple[int, bool]:
-    """Return the size in bytes of the lines that are whole, and whether the last has its end."""
+    """Return the size in bytes of the lines that are whole, and whether the last has its end.
+
+    A loss of power may leave zeros for what was not on the disk, such as that end.
+    """
     sound, expected, ended = 0, 0, True
     size = path.stat().st_size
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, read in enumerate(file, 1):
+            is_last = sound + len(read) == size
+            line = read.rstrip(b"\0")
             entry = _decode(line)
-            is_last = sound + len(line) == size
             if entry is None and is_last:
                 break
             if entry is None or entry.part.start != expected:

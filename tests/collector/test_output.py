@@ -234,6 +234,18 @@ def test_a_line_has_its_end_once_it_is_on_the_disk(
     assert path.read_bytes().count(b"\n") == 1
 
 
+def test_a_line_whose_end_is_zero(tmp_path: Path) -> None:
+    """A loss of power that leaves a zero for the end of a line takes no part that was durable."""
+    with open_output(tmp_path) as output:
+        output.add(result(0, 4))
+    path = tmp_path / ".embedfarm" / "parts.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.removesuffix(b"\n") + b"\0")
+    with open_output(tmp_path) as output:
+        assert output.next_index == 4
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.parametrize("damage", [b"{}\n", b"\n", b"\xff\n"])
 def test_damaged_journal(tmp_path: Path, damage: bytes) -> None:
     """A journal that is damaged before its last line is refused by number of the line."""
