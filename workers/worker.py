@@ -305,7 +305,8 @@ class Worker:
                 if lose_ended(farm, self.holdings) or time.monotonic() >= renew_at:
                     renew(farm, self.name, self.holdings)
                     renew_at = time.monotonic() + self.settings.lease_seconds / 3
-                if not farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds):
+                alive = farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds)
+                if not (alive or self.superseded):
                     log.error("another process works as %s now; %s", self.name, NAMESAKES)
                     self.superseded = True
                     self.stop.set()
