@@ -42,6 +42,7 @@ from embedfarm.contract.broker import closing_client, persist
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.formatting import format_seconds
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.scheduling_terms import (
     PRIORITIES,
     USUAL,
@@ -223,9 +224,10 @@ def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
         View(Console(), lines=as_json or not sys.stdout.isatty()) as show,
     ):
         handle = find_job(farm, job)
+        outlook = OutlookReader(farm, handle.id)
         for status in _follow(handle, stop):
             if not as_json:
-                show(status, farm.workers())
+                show(status, farm.workers(), outlook)
             elif status != last:
                 typer.echo(json.dumps({"job": handle.id, **asdict(status)}))
             last = status

@@ -1,5 +1,6 @@
 """Pace of a farm, now and lately, and the time for the rest of its work that follows from it."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -86,17 +87,22 @@ def total(paces: Iterable[Pace]) -> Pace:
 def averages(done: Sequence[WorkDone], now: float) -> dict[str, list[float]]:
     """Return amounts per second over each of `AVERAGE_SECONDS`, by name.
 
-    The time of each name begins with its first progress: what a job did not get before it began
-    says nothing about how fast it is.
+    The time of each name begins with its first progress, and again with the first one after
+    `NOW_SECONDS` without any: what a job did not get before it began, or while a model was loaded,
+    says nothing about how fast it is. An average over less than `NOW_SECONDS` is none: it counts
+    few micro-batches, and the time of one that is in work and counts later.
 
     Args:
         done: Work that was done, oldest first.
         now: Unix seconds.
     """
     begun: dict[str, int] = {}
+    last: dict[str, float] = {}
     for place, each in enumerate(done):
         for name in each.amounts:
-            begun.setdefault(name, place)
+            if each.end - each.seconds - last.get(name, -math.inf) >= NOW_SECONDS:
+                begun[name] = place
+            last[name] = each.end
     since = list(accumulate(each.seconds for each in reversed(done)))[::-1]
     rates: dict[str, list[float]] = {name: [] for name in begun}
     for length in AVERAGE_SECONDS:
@@ -104,10 +110,12 @@ def averages(done: Sequence[WorkDone], now: float) -> dict[str, list[float]]:
         if first is None:
             continue
         amounts: Counter[str] = Counter()
-        for each in done[first:]:
-            amounts.update(each.amounts)
+        for place, each in enumerate(done[first:], first):
+            for name, amount in each.amounts.items():
+                amounts[name] += amount if place >= begun[name] else 0
         for name, place in begun.items():
-            rates[name].append(amounts[name] / max(1e-6, since[max(place, first)]))
+            if (seconds := since[max(place, first)]) >= NOW_SECONDS:
+                rates[name].append(amounts[name] / seconds)
     return rates
 
 

@@ -13,6 +13,7 @@ TEXT_FIELDS: Final = frozenset(
 )  # of a status; the others are integers
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
+MOVING_STATES: Final = frozenset({"open", "closed"})
 OVER_STATES: Final = ENDED_STATES | {"cancelled"}
 
 EndState: TypeAlias = Literal["finished", "failed", "cancelled"]
@@ -89,6 +90,11 @@ class JobStatus:
     def ended(self) -> bool:
         """Whether the job has ended, so that only a record of it is left."""
         return self.state in ENDED_STATES or (self.cancelled and self.ended_ms > 0)
+
+    @property
+    def moving(self) -> bool:
+        """Whether the job is worked on: it is neither paused nor over."""
+        return self.state in MOVING_STATES
 
     @property
     def cancelled(self) -> bool:

@@ -7,22 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 from embedfarm.collector.output import State, read_state
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.corpora import CORPUS_FILE, Corpus, as_sources
 from embedfarm.outputs import Embeddings
 from embedfarm.producer.readers import CorpusOptions
-from embedfarm.runs.completion import Show, complete
+from embedfarm.runs.completion import complete
 from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.request import Request, tokenizer_file
-from embedfarm.runs.run import Place
+from embedfarm.runs.run import Place, Show
 
 T = TypeVar("T")
+Progress: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat]], object]
 
 
 class WarmFarm(Protocol):
@@ -82,7 +84,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
     job_id: str = "",
     embed_changed: bool = False,
     retry_failed: bool = False,
-    progress: bool | Show = True,
+    progress: bool | Progress = True,
     **fields: Unpack[JobFields],
 ) -> Embeddings:
     """Embed a corpus, and return its vectors in the order of the corpus.
@@ -184,14 +186,14 @@ def _place_of(farm: "WarmFarm | str | None") -> tuple[Settings, str, int]:
     return farm.settings, farm.devices, farm.workers
 
 
-def _shown(progress: bool | Show) -> AbstractContextManager[Show]:  # noqa: FBT001 # as `embed` has it
+def _shown(progress: bool | Progress) -> AbstractContextManager[Show]:  # noqa: FBT001 # as `embed` has it
     """Return what shows a run: a progress bar, a function of the caller's, or nothing."""
     if callable(progress):
-        return contextlib.nullcontext(progress)
+        return contextlib.nullcontext(lambda status, workers, _: progress(status, workers))
     return _progress_bar() if progress else contextlib.nullcontext(_show_nothing)
 
 
-def _show_nothing(_status: JobStatus, _workers: Sequence[Heartbeat]) -> None:
+def _show_nothing(*_news: object) -> None:
     """Take the news of a run, and show nothing of it."""
 
 
@@ -202,7 +204,7 @@ def _progress_bar() -> Iterator[Show]:
 
     with tqdm(unit=" chunks", desc="embedding") as bar:
 
-        def show(status: JobStatus, workers: Sequence[Heartbeat]) -> None:
+        def show(status: JobStatus, workers: Sequence[Heartbeat], _: OutlookReader) -> None:
             if status.chunk_count >= 0:
                 bar.total = status.chunk_count
             bar.n = status.first_chunk + status.chunks_done

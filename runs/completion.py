@@ -1,21 +1,16 @@
 """A request brought to its end: embedded unless it is already, or its failed chunks tried again."""
 
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from embedfarm.collector.manifest import Manifest
-from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.scheduling_terms import USUAL, Terms
-from embedfarm.contract.status import JobStatus
 from embedfarm.runs.ending import tidy
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
-from embedfarm.runs.run import Place, Run
-
-Show: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat]], object]
+from embedfarm.runs.run import Place, Run, Show
 
 
 class CompletedOutput(NamedTuple):

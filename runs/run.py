@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from embedfarm.collector.collect import Collector, JobCancelled
 from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, OutputError
@@ -24,6 +24,7 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient, FarmFull
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.jobs import JobTaken
+from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.redaction import hide_job_directories, hide_secrets, name_source
@@ -92,6 +93,9 @@ class Place:
     embed_changed: bool = False
 
 
+Show: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat], OutlookReader], object]
+
+
 @dataclass
 class Run:
     """One run of a request: a producer thread, a watching thread, and the collector.
@@ -99,15 +103,15 @@ class Run:
     Attributes:
         request: What is to be embedded, and how.
         place: Where and by whom the work is done.
-        show: Function that is called about twice a second with the job's status and the workers'
-            heartbeats, in a thread of its own.
+        show: Function that is called about twice a second with the job's status, the workers'
+            heartbeats and a reader of the job's outlook, in a thread of its own.
         stop: Event that ends the run, which can be resumed.
         terms: Terms of the job, if it is made here.
     """
 
     request: Request
     place: Place
-    show: Callable[[JobStatus, Sequence[Heartbeat]], object]
+    show: Show
     stop: threading.Event
     terms: Terms = USUAL
     _trace: str = ""
@@ -308,6 +312,7 @@ class Run:
     def _watch(self, farm: FarmClient, own: OwnJob, local: LocalFarm | None) -> None:
         """Show how the job goes, and stop the run when it cannot go on."""
         handle = farm.job(*own)
+        outlook = OutlookReader(farm, own.name)
         look_at = 0.0
         while not self.stop.wait(VIEW_SECONDS):
             if local is not None and local.failed is not None:
@@ -315,7 +320,7 @@ class Run:
             try:
                 workers = farm.workers()
                 status = handle.status()
-                self.show(status, workers)
+                self.show(status, workers, outlook)
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.outlook import chunk_rates, chunks_left, outlook
 from embedfarm.contract.pace import (
     AVERAGE_SECONDS,
     NOW_SECONDS,
@@ -31,7 +32,6 @@ from embedfarm.watch.overview import JobFacts, read_jobs
 JOBS_MAX: Final = 1000
 ENDED_MAX: Final = 5
 HOUR_SECONDS: Final = 3600.0
-MOVING: Final = frozenset({"open", "closed"})
 
 
 class Point(NamedTuple):
@@ -179,23 +179,15 @@ def point(time: float, sample: Sample) -> Point:
     )
 
 
-def view_job(
-    facts: JobFacts, waiting_blocks: int, pace: Pace, chunk_rates: Sequence[float]
-) -> JobView:
+def view_job(facts: JobFacts, waiting_blocks: int, pace: Pace, rates: Sequence[float]) -> JobView:
     """Return the view of a job, from its facts, its pace now, and its chunk rates lately."""
-    left = None
-    if facts.chunk_count >= 0:
-        left = max(0, facts.chunk_count - facts.first_chunk - facts.chunks_done)
-    rates = [pace.chunks_per_second, *chunk_rates]
     return JobView(
         **vars(facts),
         waiting_blocks=waiting_blocks,
-        chunks_left=left,
+        chunks_left=chunks_left(facts),
         tokens_per_second=pace.tokens_per_second,
         chunks_per_second=pace.chunks_per_second,
-        seconds_left=forecast_seconds(left, rates)
-        if left is not None and facts.state in MOVING
-        else None,
+        seconds_left=outlook(facts, pace, rates).seconds_left,
     )
 
 
@@ -259,13 +251,7 @@ class RecentHistory:
 
     def chunk_rates(self, now: float) -> dict[str, list[float]]:
         """Return the chunks per second of each job, over each of `AVERAGE_SECONDS`."""
-        return averages(
-            [
-                WorkDone(end, each.seconds, {job: chunks for job, (_, chunks) in each.jobs.items()})
-                for end, each in self.recent
-            ],
-            now,
-        )
+        return chunk_rates(self.recent, now)
 
     def token_rates(self, now: float) -> list[float]:
         """Return the real tokens per second of the farm, over each of `AVERAGE_SECONDS`."""
@@ -364,8 +350,8 @@ def compose(
     by_worker, by_job = _sum(paces, 0), _sum(paces, 1)
     pace = total(paces.values())
     parts, rates = shares(history.recent, by_worker), history.chunk_rates(now)
-    moving = [job for job in situation.jobs if job.state in MOVING]
-    unfinished = [job for job in situation.jobs if job.state in {*MOVING, "paused"}]
+    moving = [job for job in situation.jobs if job.moving]
+    unfinished = [job for job in situation.jobs if job.moving or job.state == "paused"]
     return FarmView(
         time=now,
         tokens_per_second=pace.tokens_per_second,

@@ -1,42 +1,106 @@
 """Tests of what a command shows of a job that runs."""
 
-from embedfarm.cli.progress import WINDOW_SECONDS, ProgressRates
+import io
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from rich.console import Console
+
+from embedfarm.cli import progress
+from embedfarm.cli.progress import View
+from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.status import JobStatus
+from embedfarm.watch.view import FarmReader
+from tests.farm.harness import COMMAND, texts_of, write_corpus
+from tests.watch.test_view import beat, embed_two, report
+
+PACE = 6_000  # tokens per second of each of two workers
+CHUNKS = 12_000
+WORK_SECONDS = 4.5  # a line comes every 5 s, and the first one after the first work
+TOLERANCE = 0.3
+SLACK_SECONDS = 1.5
 
 
-def at(chunks: int) -> JobStatus:
-    """Return the status of a job with so many chunks done, of ten tokens each."""
-    return JobStatus(chunks_done=chunks, real_tokens_done=10 * chunks)
+def test_a_command_shows_what_top_shows(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate and the time left are those that `top` and the pages have for the job."""
+    farm = FarmClient(client)
+    embed_two(farm)
+    beat(farm, "one", state="busy")
+    report(farm)
+    (job,) = FarmReader(farm).read().jobs
+    lines = io.StringIO()
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    view = View(Console(file=lines, width=200), lines=True)
+    view.show(farm.job("little").status(), farm.workers(), OutlookReader(farm, "little"))
+    assert job.seconds_left == pytest.approx((1.5, 1.5))
+    assert f"{job.chunks_per_second:,.0f} chunks/s  {job.tokens_per_second:,.0f} tokens/s" in (
+        lines.getvalue()
+    )
+    assert "  2 s left" in lines.getvalue()
 
 
-def test_a_pace_begins_with_the_first_progress() -> None:
-    """A pace counts neither the time before the first progress, nor the chunks done by then."""
-    pace = ProgressRates()
-    for second in range(20):
-        pace.update(at(500), float(second))
-    pace.update(at(640), 20.0)
-    assert pace.rates == (0, 0)
-    assert pace.seconds_left(1000) is None
-    pace.update(at(640), 21.0)
-    pace.update(at(940), 23.0)
-    assert pace.rates == (100, 1000)
-    assert pace.seconds_left(1000) == 10
+def test_nothing_is_foretold_of_a_job_that_stands(client: redis.Redis) -> None:
+    """A job that is read, or waits, says so instead of a time."""
+    farm = FarmClient(client)
+    reader = OutlookReader(farm, "little")
+    for status in (JobStatus(chunk_count=-1), JobStatus(chunk_count=9, state="paused")):
+        assert reader.read(status, []).seconds_left is None
 
 
-def test_a_pace_is_of_the_last_seconds() -> None:
-    """A pace forgets what is longer ago, and is 0 without progress."""
-    pace = ProgressRates()
-    for second in range(100):
-        pace.update(at(second * (10 if second < 50 else 20)), float(second))
-    assert pace.rates == (20, 200)
-    for second in range(100, 100 + int(WINDOW_SECONDS) + 2):
-        pace.update(at(99 * 20), float(second))
-    assert pace.rates == (0, 0)
+@dataclass(frozen=True)
+class Forecast:
+    """A line of progress that says how long the rest takes, and how long it took."""
+
+    seconds_worked: float
+    low: float
+    high: float
+    truth: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether both ends of the range are near what came true."""
+        least, most = self.truth * (1 - TOLERANCE), self.truth * (1 + TOLERANCE)
+        return least - SLACK_SECONDS <= self.low and self.high <= most + SLACK_SECONDS
 
 
-def test_counters_that_fall_are_no_pace() -> None:
-    """Counters that fall, as after a server's loss, give a pace of 0."""
-    pace = ProgressRates()
-    for second, chunks in enumerate((0, 100, 200, 50)):
-        pace.update(at(chunks), float(second))
-    assert pace.rates == (0, 0)
+def forecasts(words: Sequence[object], stop_at: int | None = None) -> list[Forecast]:
+    """Run `embed`, until so many chunks are done if that is given; return what it foretold."""
+    seen: list[tuple[float, int, float, float]] = []
+    command = [*COMMAND, "embed", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            at = time.monotonic()
+            done = int(line.split()[0].replace(",", "")) if " chunks/s" in line else 0
+            if found := re.search(r"  (?:(\d+) to )?(\d+) s left", line):
+                high = float(found[2])
+                seen.append((at, done, float(found[1] or high - 1), high))
+            if stop_at is not None and done >= stop_at:
+                process.terminate()
+        ended = time.monotonic()
+        assert process.wait(30) == (0 if stop_at is None else 130)
+    if stop_at is not None:  # the pace up to there says when the rest would have been done
+        (first_at, first, *_), (last_at, last, *_) = seen[0], seen[-1]
+        ended = last_at + (CHUNKS - last) * (last_at - first_at) / (last - first)
+    began = seen[0][0]
+    return [Forecast(at - began, low, high, ended - at) for at, _, low, high in seen]
+
+
+@pytest.mark.alone
+def test_forecasts_come_true(tmp_path: Path) -> None:
+    """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(CHUNKS)))
+    words = [corpus, "--out", tmp_path / "out", "--workers", "2", "--model", f"null:8:{PACE}"]
+    first, rest = forecasts(words, stop_at=CHUNKS // 2), forecasts(words)
+    worked = [each for each in (*first, *rest) if each.seconds_worked >= WORK_SECONDS]
+    assert len(worked) >= 4
+    assert all(each.is_right for each in worked), [*first, *rest]

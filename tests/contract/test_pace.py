@@ -68,12 +68,24 @@ def test_a_micro_batch_without_a_duration_breaks_nothing() -> None:
 
 def test_averages_begin_with_the_first_progress() -> None:
     """Averages over 60 s and 300 s begin with a job's first progress, and include idle times."""
-    done = [WorkDone(NOW - 80, 10, {"old": 200})]
-    done += [WorkDone(NOW - 30, 10, {"old": 60, "new": 50}), WorkDone(NOW - 20, 10, {})]
-    done += [WorkDone(NOW - 10, 10, {"new": 100})]
-    assert averages(done, NOW) == {"old": [2, 6.5], "new": [5, 5]}
-    assert averages(done[:1], NOW) == {"old": [20]}
+    done = [WorkDone(NOW - 80, 10, {"old": 200}), WorkDone(NOW - 60, 20, {"old": 40})]
+    done += [WorkDone(NOW - 40, 20, {"old": 40}), WorkDone(NOW - 30, 10, {"old": 60, "new": 50})]
+    done += [WorkDone(NOW - 20, 10, {}), WorkDone(NOW - 10, 10, {"new": 100})]
+    assert averages(done, NOW) == {"old": [2, 4.25], "new": [5, 5]}
     assert averages([], NOW) == {}
+
+
+def test_a_young_average_is_none() -> None:
+    """What began a moment ago has no average: its next micro-batch counts only when it is done."""
+    done = [WorkDone(NOW - 12, 1, {"job": 10}), WorkDone(NOW - 1, 11, {})]
+    assert averages(done, NOW) == {"job": []}
+
+
+def test_an_average_begins_again_after_a_break() -> None:
+    """While a model was loaded, or nobody worked on a job, says nothing about how fast it is."""
+    done = [WorkDone(NOW - 40, 5, {"job": 1000}), WorkDone(NOW - 20, 20, {})]
+    done += [WorkDone(NOW - 10, 10, {"job": 50}), WorkDone(NOW, 10, {"job": 150})]
+    assert averages(done, NOW) == {"job": [10, 10]}
 
 
 def test_what_is_foretold_lies_between_the_fastest_and_the_slowest() -> None:

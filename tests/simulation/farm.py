@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from embedfarm.collector.manifest import Manifest
 from embedfarm.contract import broker
-from embedfarm.contract.records import Heartbeat, Rows
+from embedfarm.contract.records import Rows
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import JobStatus
 from embedfarm.producer import submitter
 from embedfarm.producer.readers import corpus, read_corpus
 from embedfarm.runs import run, sending
@@ -136,7 +135,7 @@ def run_scheduler(settings: Settings, stop: threading.Event) -> bool:
     return False
 
 
-def _show_nobody(_status: JobStatus, _workers: Sequence[Heartbeat]) -> None:
+def _show_nobody(*_news: object) -> None:
     """Show nobody how a run goes."""
 
 

@@ -91,14 +91,14 @@ def test_a_reader_adds_what_is_new_to_its_curves(client: redis.Redis) -> None:
 
 
 def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
-    """The end is forecast from the pace now and the averages: 4 and 0.2 chunks/s give a range."""
+    """The end is forecast from the pace now and the averages: 4 and 0.1 chunks/s give a range."""
     farm = FarmClient(client)
     embed_two(farm)
     beat(farm, "one", state="busy")
-    farm.statistics.sample(SAMPLE)
+    farm.statistics.sample(msgspec.structs.replace(SAMPLE, seconds=20.0))
     report(farm)
     (job,) = FarmReader(farm).read().jobs
-    assert job.seconds_left == pytest.approx((6 / 4, 6 / 0.2))
+    assert job.seconds_left == pytest.approx((6 / 4, 6 / 0.1))
 
 
 def test_no_end_is_foretold_of_a_job_that_stands(client: redis.Redis) -> None:

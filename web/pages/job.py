@@ -30,7 +30,6 @@ HOUR_SECONDS: Final = 3600.0
 LANE_SECONDS: Final = 60.0
 ROWS_MAX: Final = 12
 CHART_SECONDS: Final = 5  # between charts, where somebody watches
-MOVING: Final = frozenset({"open", "closed"})
 
 router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
 
@@ -95,7 +94,7 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
         "actions": actions_for(facts),
         "retryable": bool(facts.chunks_failed) and facts.state == "finished",
         "no_results": why_not(services.settings, facts),
-        "chart_at": int(time.time() // CHART_SECONDS) if facts.state in MOVING else 0,
+        "chart_at": int(time.time() // CHART_SECONDS) if facts.moving else 0,
     }
 
 
@@ -120,11 +119,11 @@ def _spec(handle: Job) -> dict[str, Any]:
 def actions_for(job: JobStatus) -> list[str]:
     """List what may be done to a job in its state."""
     found = []
-    if job.state in MOVING and not job.embedded:
+    if job.moving and not job.embedded:
         found.append("pause")
     if job.state == "paused":
         found.append("resume")
-    if job.state in MOVING | {"paused"}:
+    if job.moving or job.state == "paused":
         found.append("cancel")
     if job.state == "failed":
         found.append("retry")

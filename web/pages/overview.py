@@ -18,7 +18,6 @@ JOBS_MAX: Final = 50  # jobs in work that are shown
 ENDED_MAX: Final = 20  # ended jobs on a page
 NEWEST: Final = "-inf:"  # where the list of ended jobs begins
 ROWS_MAX: Final = 12  # of the table beside the chart
-MOVING: Final = frozenset({"open", "closed"})
 
 router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
 Ended = Annotated[str, Query(max_length=300, pattern=r"^(-(\d+(\.\d+)?|inf):.*)?$")]
@@ -65,7 +64,7 @@ def _read(services: Services, reader: FarmReader, ended: str) -> dict[str, Any]:
 
 def headline(view: FarmView) -> Headline:
     """Say what a person wants to know first: whether the farm moves, waits or has nothing to do."""
-    wanted = [job for job in view.jobs if job.state in MOVING and not job.embedded]
+    wanted = [job for job in view.jobs if job.moving and not job.embedded]
     errors = [each for each in view.bottlenecks if each.severity == "error"]
     if not wanted:
         paused = sum(job.state == "paused" for job in view.jobs)
