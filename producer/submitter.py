@@ -158,7 +158,8 @@ class Submitter:
 
         Raises:
             JobRefused: Somebody cancelled or deleted the job.
-            Stale: An earlier run closed the job before this many rows; `start_over`.
+            Stale: An earlier run closed the job before this many rows, or had sent more;
+                `start_over`.
             Rewind: The source must be read again, from a new `start`; `attach` first.
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
@@ -180,6 +181,7 @@ class Submitter:
 
         Raises:
             JobRefused: Somebody cancelled the job.
+            Stale: An earlier run is back, which had sent more; `start_over`.
             Rewind: The source must be read again, from a new `start`; `attach` first.
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
@@ -236,12 +238,20 @@ class Submitter:
         """Tell the server that all chunks are in, unless it knows.
 
         A crash may have brought back the record of an earlier try, which had as many and has ended.
+
+        Raises:
+            Stale: It has brought back one that had more.
         """
 
         def close() -> None:
             self._check(self._handle.close(chunk_count), {"closed", "paused"})
 
         status = self._status()
+        if status.pushed_upto > chunk_count and not status.over:
+            raise Stale(
+                f"job {self.job} has {chunk_count} chunks; an earlier run had sent "
+                f"{status.pushed_upto}, and is back"
+            )
         if status.chunk_count != chunk_count or status.ended:
             self._persist(close)
 

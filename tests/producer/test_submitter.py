@@ -19,7 +19,7 @@ from embedfarm.contract.records import Block, Rate, Rows, TokenisationSettings
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer import submitter as submission
-from embedfarm.producer.submitter import GROUPS_PER_WINDOW, JobRefused, Rewind, Submitter
+from embedfarm.producer.submitter import GROUPS_PER_WINDOW, JobRefused, Rewind, Stale, Submitter
 from tests.hash_worker import Bench, HashWorker, corpus, crash, log_bytes, text_of
 from tests.support import LiveServer, wait_until
 from tests.word_tokenizer import write_tokenizer
@@ -493,6 +493,24 @@ def test_an_earlier_try_comes_back(
     assert tiling(job) == 100
     bench.stop.set()
     watched.result(60)
+
+
+def test_an_earlier_try_that_had_sent_more_comes_back(
+    opened: Open, job: Job, server: LiveServer, bench: Bench
+) -> None:
+    """A server that brings back a try of more rows than there are now is told to begin anew."""
+    opened()._send([Block(start=0, texts=[text_of(i) for i in range(100)])])
+    size = log_bytes(server)
+    submitter = opened()
+    submitter.start_over(0)
+    submitter.submit(corpus(0, 90))
+    crash(server, size)
+    watched = bench.run(submitter.watch, 90)
+    with pytest.raises(Stale, match="has 90 chunks; an earlier run had sent 100"):
+        watched.result(60)
+    submitter.start_over(0)
+    assert submitter.submit(corpus(0, 90)) == 90
+    assert (job.status().pushed_upto, job.status().chunks_in) == (90, 90)
 
 
 def test_watch_outlives_the_job(opened: Open, job: Job, bench: Bench) -> None:
