@@ -109,7 +109,8 @@ class Statistics:
             tokens_per_second=tokens / seconds,
             prediction_error=statistics.median(errors) if errors else 0.0,
             padding=padded / real - 1 if real else 0.0,
-            efficiency=sum(each.worth for each in done) / worked if worked else 0.0,
+            # Rates are estimates: some workers beat theirs for a while.
+            efficiency=min(1.0, sum(each.worth for each in done) / worked) if worked else 0.0,
         )
 
 

@@ -362,7 +362,9 @@ def compose(
         backlog_seconds=forecast_seconds(
             sum(map(real_tokens_left, moving)),
             [pace.tokens_per_second, *history.token_rates(now)],
-        ),
+        )
+        if moving or not unfinished
+        else None,
         reading=sum(job.chunk_count < 0 for job in moving),
         chunks_failed=sum(job.chunks_failed for job in situation.jobs),
         jobs=tuple(

@@ -54,6 +54,14 @@ def test_efficiency_is_what_was_done_of_what_could_have_been() -> None:
     assert figures(kept, 1.0).tokens_per_second == pytest.approx(3000)
 
 
+def test_efficiency_is_one_at_most() -> None:
+    """Workers that beat their rates for a while do all that they could, and not 106 % of it."""
+    kept = Statistics()
+    kept.decided(two_models(LIGHT), 0.001, 0.0)
+    kept.completed([(done("light", 4240), 0.0)], 1.0)
+    assert figures(kept, 1.0).efficiency == 1.0
+
+
 @pytest.mark.parametrize("jobs", [(LIGHT, HEAVY), (HEAVY, LIGHT)])
 def test_a_job_of_a_heavy_model_counts_by_its_own_speed(jobs: tuple[JobState, ...]) -> None:
     """Tokens of a heavy model count for the efficiency by the workers' speed for that model."""

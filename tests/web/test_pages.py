@@ -1,6 +1,7 @@
 """Tests of the pages without a browser: what they say, to whom, and how soon."""
 
 import logging
+import re
 import statistics
 import time
 import warnings
@@ -145,6 +146,14 @@ def test_rows_that_were_left_out_are_named(web: TestClient, client: redis.Redis)
         in web.get(f"/jobs/{job.id}").text
     )
     assert web.get(f"/v1/jobs/{job.id}").json()["rows_skipped"] == 1234
+
+
+def test_a_paused_farm_has_no_end(web: TestClient, client: redis.Redis) -> None:
+    """Where all work is paused nothing is done "in 0 s", and something is waiting."""
+    make_job(client, 2).pause()
+    page = web.get("/", headers=BROWSER).text
+    assert "all is paused" in page
+    assert not {"nothing is waiting", "0 s"} & set(re.split(r"[<>]", page))
 
 
 def test_what_others_wrote_stays_text(web: TestClient, client: redis.Redis) -> None:

@@ -225,7 +225,11 @@ def scheduler_metrics(stats: SchedulerStats | None) -> Iterator[Metric]:
     if stats is None:
         return
     for name, value, words in (
-        ("efficiency_ratio", stats.efficiency, "Share of the time in which devices worked"),
+        (
+            "efficiency_ratio",
+            stats.efficiency,
+            "Share of the work that workers could do at their rates",
+        ),
         ("padding_ratio", stats.padding, "Share of padding in the tokens of device batches"),
         (
             "prediction_error_ratio",
