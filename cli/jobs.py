@@ -51,7 +51,7 @@ from embedfarm.contract.scheduling_terms import (
     read_deadline,
 )
 from embedfarm.contract.status import JobGone, JobStatus
-from embedfarm.watch.overview import JobFacts, read_job, read_jobs
+from embedfarm.watch.overview import JobFacts, read_jobs, read_progress
 
 ENDED_MAX: Final = 1000  # shown
 WATCH_SECONDS: Final = 0.5
@@ -85,10 +85,10 @@ def list_jobs(
 
 @jobs_app.command("show")
 def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """Show one job: what it asks for, how far it is, and who refused it."""
+    """Show one job: what it asks for, how far it is, how fast it goes, and who refused it."""
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
-        facts = _describe_job(read_job(farm, handle.id))
+        facts = _describe_job(read_progress(farm, handle.id))
     if as_json:
         print_json(facts)
         return

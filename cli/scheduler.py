@@ -145,7 +145,9 @@ def show_stats(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: 
         "micro-batches", f"{stats.micro_batches:,}, {mean:.2f} s on average, P99 {p99:.2f} s"
     )
     table.add_row("tokens", f"{stats.tokens:,}, {stats.tokens_per_second:,.0f} a second lately")
-    table.add_row("efficiency", f"{stats.efficiency:.1%} of what the workers could do at their rates")
+    table.add_row(
+        "efficiency", f"{stats.efficiency:.1%} of what the workers could do at their rates"
+    )
     table.add_row("prediction", f"{stats.prediction_error:.1%} off, median")
     table.add_row("padding", f"{stats.padding:.1%} of the real tokens")
     mean, p99 = 1e3 * stats.decision_seconds_mean, 1e3 * stats.decision_seconds_p99

@@ -30,6 +30,7 @@ from embedfarm.cli.options import (
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.formatting import format_bytes, format_count, format_range, one_line
+from embedfarm.contract.outlook import done_ratio
 from embedfarm.watch.overview import JobFacts
 from embedfarm.watch.view import FarmReader, FarmView, JobView, WorkerView
 
@@ -248,7 +249,8 @@ def _progress(job: JobFacts, *, wide: bool) -> tuple[ProgressBar, str, str]:
     bar = ProgressBar(
         max(1, whole), done, 24 if wide else 10, complete_style=style, finished_style=style
     )
-    ratio = f"{done / whole:.0%}" if known and whole else ""
+    share = done_ratio(job)
+    ratio = "" if share is None else f"{share:.0%}"
     return bar, ratio, f"{format_count(done)} of {format_count(whole)}{'' if known else '+'}"
 
 

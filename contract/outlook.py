@@ -48,6 +48,14 @@ def chunks_left(status: JobStatus) -> int | None:
     return max(0, status.chunk_count - status.first_chunk - status.chunks_done)
 
 
+def done_ratio(status: JobStatus) -> float | None:
+    """Return the share of a job's chunks that are embedded or failed; None while it is read."""
+    left = chunks_left(status)
+    if left is None:
+        return None
+    return 1 - left / status.chunk_count if status.chunk_count else 1.0
+
+
 def chunk_rates(samples: Sequence[tuple[float, Sample]], now: float) -> dict[str, list[float]]:
     """Return the chunks per second of each job, over each of `AVERAGE_SECONDS`.
 

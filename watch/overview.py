@@ -10,6 +10,8 @@ from embedfarm.contract import wire
 from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.outlook import Outlook, OutlookReader, done_ratio
+from embedfarm.contract.pace import Range
 from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, JobUnreadable, status_from
 from embedfarm.contract.unreadable_records import names_of
 
@@ -35,6 +37,22 @@ class JobFacts(JobStatus):
     refused: dict[str, str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobProgress(JobFacts):
+    """A job, how far it is, and how fast it goes.
+
+    `done_ratio` is the share of its chunks that are embedded or failed, None while the corpus is
+    still being read. Rates are over the last 15 seconds. `seconds_left` is the least and the most
+    time that the rest will take; None while the corpus is read, the job stands still, or nobody
+    can tell.
+    """
+
+    done_ratio: float | None
+    tokens_per_second: float
+    chunks_per_second: float
+    seconds_left: Range | None
+
+
 class Page(NamedTuple):
     """A page of jobs, and the cursor of the next page, None after the last one."""
 
@@ -52,6 +70,23 @@ def read_job(farm: FarmClient, job: str) -> JobFacts:
     if not found:
         raise JobGone(job)
     return found[0]
+
+
+def read_progress(farm: FarmClient, job: str) -> JobProgress:
+    """Return the facts of one job, and how fast it goes.
+
+    Raises:
+        JobGone: There is no such job.
+    """
+    facts = read_job(farm, job)
+    seen = OutlookReader(farm, job).read(facts, farm.workers())
+    return JobProgress(**vars(facts), **progress(facts, seen))
+
+
+def progress(status: JobStatus, seen: Outlook) -> dict[str, Any]:
+    """Return the fields that `JobProgress` adds to a job's facts."""
+    pace = seen.pace._asdict()
+    return {"done_ratio": done_ratio(status), **pace, "seconds_left": seen.seconds_left}
 
 
 def read_jobs(farm: FarmClient, jobs: Sequence[str]) -> list[JobFacts]:

@@ -27,7 +27,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.contract.unreadable_records import names_of, readable
 from embedfarm.contract.window import ask_room, room_from
 from embedfarm.watch.bottlenecks import Bottleneck, Situation, find_bottlenecks
-from embedfarm.watch.overview import JobFacts, read_jobs
+from embedfarm.watch.overview import JobFacts, JobProgress, progress, read_jobs
 
 JOBS_MAX: Final = 1000
 ENDED_MAX: Final = 5
@@ -55,20 +55,15 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobView(JobFacts):
-    """A job and how fast it goes.
+class JobView(JobProgress):
+    """A job in a view of the whole farm.
 
     `chunks_left` is the number of chunks without a vector, None while the producer still adds
-    chunks; then nobody knows when the job ends. `seconds_left` is also None while the job stands
-    still. `waiting_blocks` is the number of blocks that nobody has leased. Rates are over the last
-    15 seconds, as in `FarmView`.
+    chunks. `waiting_blocks` is the number of blocks that nobody has leased.
     """
 
     waiting_blocks: int
     chunks_left: int | None
-    tokens_per_second: float
-    chunks_per_second: float
-    seconds_left: Range | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +180,7 @@ def view_job(facts: JobFacts, waiting_blocks: int, pace: Pace, rates: Sequence[f
         **vars(facts),
         waiting_blocks=waiting_blocks,
         chunks_left=chunks_left(facts),
-        tokens_per_second=pace.tokens_per_second,
-        chunks_per_second=pace.chunks_per_second,
-        seconds_left=outlook(facts, pace, rates).seconds_left,
+        **progress(facts, outlook(facts, pace, rates)),
     )
 
 

@@ -16,9 +16,11 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_job
+from embedfarm.watch.view import FarmReader
 from tests.contract.little_job import CHUNKS, embed, make_job
 from tests.farm.harness import run
 from tests.support import LiveServer
+from tests.watch.test_view import beat, embed_two, report
 
 SPEC = encode(JobSpec(model="null:2", name="many"))
 
@@ -54,8 +56,26 @@ def test_names_are_those_of_the_command_line(
     shown = json.loads(run("jobs", "show", "little", "--redis", server.url, "--json").stdout)
     assert shown.pop("age")
     assert web.get("/v1/jobs/little").json() == shown
-    assert web.get("/v1/jobs").json() == {"jobs": [shown], "next": None}
+    assert shown["done_ratio"] is None
+    (listed,) = web.get("/v1/jobs").json()["jobs"]
+    assert listed == {name: shown[name] for name in listed}
     assert shown["refused"] == {"one": "no memory"}
+
+
+def test_how_far_and_how_fast_a_job_is(web: TestClient, client: redis.Redis) -> None:
+    """A job by HTTP says its share, its rates and the time left, as the view of the farm does."""
+    farm = FarmClient(client)
+    embed_two(farm)
+    beat(farm, "one", state="busy")
+    report(farm)
+    found = web.get("/v1/jobs/little").json()
+    assert (found["done_ratio"], found["chunks_per_second"]) == pytest.approx((0.4, 4))
+    assert found["seconds_left"] == pytest.approx([1.5, 1.5])
+    (job,) = FarmReader(farm).read().jobs
+    assert {name: found[name] for name in ("done_ratio", "tokens_per_second")} == pytest.approx(
+        {"done_ratio": job.done_ratio, "tokens_per_second": job.tokens_per_second}
+    )
+    assert re.search(r"40\s%", web.get("/jobs/little").text)
 
 
 def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import HTTPConnection
 
 from embedfarm.contract.formatting import counted, moment_of
+from embedfarm.contract.outlook import done_ratio
 from embedfarm.contract.scheduling_terms import priority_name
 from embedfarm.web.auth.keys import Key, Scope
 
@@ -138,6 +139,7 @@ ENVIRONMENT.filters |= {
         clock,
         milliseconds,
         percent,
+        done_ratio,
         moment,
         iso,
         ago,

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from embedfarm.watch.overview import JobFacts, read_job, read_page
+from embedfarm.watch.overview import JobFacts, JobProgress, read_job, read_page, read_progress
 from embedfarm.web.auth.keys import Key, Scope
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import problems
@@ -60,9 +60,9 @@ def list_jobs(
 
 
 @router.get("/{job}", responses=problems(404), dependencies=need(Scope.READ))
-def show_job(services: Service, job: JobId) -> JobFacts:
-    """Show a job: what it asks for, how far it is, and who refused it."""
-    return read_job(services.farm, job)
+def show_job(services: Service, job: JobId) -> JobProgress:
+    """Show a job: what it asks for, how far it is, how fast it goes, and who refused it."""
+    return read_progress(services.farm, job)
 
 
 @router.post("/{job}/pause", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
