@@ -1,6 +1,7 @@
 """Tests of jobs by HTTP, under the names of the command line."""
 
 import json
+import re
 import time
 from dataclasses import asdict
 
