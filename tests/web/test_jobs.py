@@ -1,7 +1,6 @@
 """Tests of jobs by HTTP, under the names of the command line."""
 
 import json
-import re
 import time
 from dataclasses import asdict
 
@@ -18,6 +17,7 @@ from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_job
 from embedfarm.watch.view import FarmReader
+from embedfarm.web.http.rendering import percent
 from tests.contract.little_job import CHUNKS, embed, make_job
 from tests.farm.harness import run
 from tests.support import LiveServer
@@ -76,7 +76,7 @@ def test_how_far_and_how_fast_a_job_is(web: TestClient, client: redis.Redis) -> 
     assert {name: found[name] for name in ("done_ratio", "tokens_per_second")} == pytest.approx(
         {"done_ratio": job.done_ratio, "tokens_per_second": job.tokens_per_second}
     )
-    assert re.search(r"40\s%", web.get("/jobs/little").text)
+    assert f"{percent(job.done_ratio or 0)} ·" in web.get("/jobs/little").text
 
 
 def test_pages_have_every_job_once(web: TestClient, client: redis.Redis) -> None:
