@@ -58,10 +58,10 @@ Corpus = Annotated[
     list[str], typer.Argument(help="Files, directories, URLs, or - for standard input.")
 ]
 Out = Annotated[Path, typer.Option(help="Output directory.")]
-TextField = Annotated[str, typer.Option(help="Field or column of the text.")]
+TextField = Annotated[str, typer.Option(help="Field or column of the text; a.b is b inside a.")]
 IdField = Annotated[str, typer.Option(help="Field or column of an id to keep.")]
 InputFormat = Annotated[
-    str, typer.Option(help="jsonl, csv, tsv, parquet or txt; default: by suffix.")
+    str, typer.Option(help="jsonl, json, csv, tsv, parquet or txt; default: by suffix.")
 ]
 Glob = Annotated[str, typer.Option(help="Glob that chooses the files of a directory.")]
 ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a directory's files.")]
@@ -127,7 +127,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors():
         options = CorpusOptions(
             text_field=text_field, id_field=id_field or None, format=input_format or None,
-            tokenizer_file=tokenizer_file(corpus, fields["model"], settings), glob=glob,
+            tokenizer_file=tokenizer_file(corpus, fields["model"], settings, glob), glob=glob,
             chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
         )  # fmt: skip
         fields["ranges"] = _ranges(fields["vector_dtype"], fields["ranges"])

@@ -1,7 +1,7 @@
 """Requests of `embedfarm embed`, and how their corpus is found and read again later."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
+from embedfarm.producer.readers.directory import locate
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,9 @@ def _options_of(
         for name, value in identity.items()
         if name.startswith("read_")
     }
-    tokenizer = tokenizer_file(sources, identity["model"], settings)
-    return CorpusOptions(**reading, tokenizer_file=tokenizer)
+    options = CorpusOptions(**reading)
+    tokenizer = tokenizer_file(sources, identity["model"], settings, options.glob)
+    return replace(options, tokenizer_file=tokenizer)
 
 
 def same_rows(rows: Iterable[Rows], parts: Iterable[Part]) -> Iterator[Rows]:
@@ -144,13 +146,16 @@ def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -
     return texts
 
 
-def tokenizer_file(sources: Sequence[str], model: str, settings: Settings) -> str | None:
-    """Return the path of the model's tokenizer.json if a source is a directory, to cut files by.
+def tokenizer_file(
+    sources: Sequence[str], model: str, settings: Settings, glob: str = CorpusOptions.glob
+) -> str | None:
+    """Return the path of the model's tokenizer.json if a source is a directory of documents.
 
     Raises:
         ModelError: The model has no tokenizer.json.
     """
-    if not any(Path(source).is_dir() for source in sources):
+    directories = [source for source in sources if Path(source).is_dir()]
+    if not any(each.is_directory for source in directories for each in locate(source, glob)):
         return None
     if model_files.is_null(model):
         raise model_files.ModelError("a null model has no tokenizer to cut a directory's files by")

@@ -15,9 +15,9 @@ from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
 from embedfarm.producer.readers.source import (
     COMPRESSIONS,
+    TABLES,
     Cursor,
     Location,
-    locate,
     named_errors,
     open_binary,
     split_compression,
@@ -33,12 +33,13 @@ _Opened: TypeAlias = Callable[[Location], AbstractContextManager[BinaryIO]]
 
 FORMATS: Final[dict[str, _Read]] = {
     "jsonl": jsonl.read,
+    "json": jsonl.read_json,
     "csv": partial(delimited.read, delimiter=","),
     "tsv": partial(delimited.read, delimiter="\t"),
     "parquet": parquet.read,
     "txt": text.read,
 }
-SUFFIXES: Final = {".ndjson": "jsonl"} | {f".{name}": name for name in FORMATS}
+SUFFIXES: Final = TABLES | {".txt": "txt"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,8 @@ class CorpusOptions:
         text_field: Column or key of the text.
         id_field: Column or key of the id; None for rows without ids.
         format: A name in `FORMATS` for every file named as a source; None goes by the suffix.
-        glob: Which files of a directory are read, by their path below it.
+        glob: Which files of a directory are read, by their path below it. If they are all of one
+            format of rows, they are read as such; else each of them is a document.
         tokenizer_file: A tokenizer.json, which a directory needs to be cut into chunks.
         chunk_tokens: Tokens of a chunk of a directory's file, at most.
         chunk_overlap: Tokens of a chunk that the next one repeats, at most.
@@ -102,7 +104,7 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
             tokenizer, or some sources have ids and some have none. While iterating: a file is
             damaged, or is not what its format promises, or the sources are beyond the limits.
     """
-    locations = [location for source in sources for location in locate(source)]
+    locations = [each for source in sources for each in directory.locate(source, options.glob)]
     with_ids = _agree_on_ids(locations, options)
     cut = _load_cut(locations, options)
     for location in locations:

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 from fsspec.implementations.local import LocalFileSystem
 
 from embedfarm.producer.readers.corpus import CorpusOptions
-from embedfarm.producer.readers.directory import find
-from embedfarm.producer.readers.source import Location, locate
+from embedfarm.producer.readers.directory import find, locate
+from embedfarm.producer.readers.source import Location
 
 # A file that was changed so short a time ago may be changed again without another time of change.
 FRESH_SECONDS: Final = 2.0
@@ -43,7 +43,7 @@ def look_at(sources: Sequence[str], options: CorpusOptions) -> CorpusDigest:
     digest = hashlib.sha256()
     changed_ns = 0
     for source in sources:
-        for location in locate(source):
+        for location in locate(source, options.glob):
             for name, facts in _look(location, options):
                 if facts is None:
                     return CorpusDigest("", settled=False)

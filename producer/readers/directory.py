@@ -1,18 +1,62 @@
-"""A directory: every file is a document, cut into chunks."""
+"""A directory: files of rows, or documents that are cut into chunks."""
 
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
 from embedfarm.producer.readers.items import BadRow, Item, is_unicode
-from embedfarm.producer.readers.source import Cursor, Location, open_binary, printable
+from embedfarm.producer.readers.source import (
+    TABLES,
+    Cursor,
+    Location,
+    find_locations,
+    open_binary,
+    printable,
+    split_compression,
+)
 
 DOCUMENT_BYTES_MAX: Final = 256 << 20
 """A larger file is refused: a document is decoded whole before it is cut."""
+
+
+def locate(source: str, glob: str) -> list[Location]:
+    """Find what a source names; in place of a directory of files of rows those files, by path.
+
+    Such a directory has, of the files that match `glob`, only ones of the same format, beside those
+    whose names begin with `_`, which say something about the others.
+
+    Raises:
+        CorpusError: The source names nothing that exists.
+    """
+    return [each for location in find_locations(source) for each in _open_up(location, glob)]
+
+
+def _open_up(location: Location, glob: str) -> list[Location]:
+    """Return the files of a directory of rows, and any other location itself."""
+    if not location.is_directory:
+        return [location]
+    found = (PurePosixPath(path) for path, _ in find(location, glob))
+    paths = [path for path in found if not path.name.startswith("_")]
+    formats = {_format_of(path) for path in paths}
+    if len(formats) != 1 or None in formats:
+        return [location]
+    name, place = location.name.rstrip("/"), location.path.rstrip("/")
+    return [
+        location._replace(
+            name=printable(f"{name}/{path}"), path=f"{place}/{path}", is_directory=False
+        )
+        for path in paths
+    ]
+
+
+def _format_of(path: PurePosixPath) -> str | None:
+    """Return the format of a file of rows by its name; None for any other file."""
+    return TABLES.get(PurePosixPath(split_compression(path.name)[0]).suffix.lower())
 
 
 def read(

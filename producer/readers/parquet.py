@@ -5,6 +5,7 @@ from itertools import islice
 from typing import BinaryIO, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
@@ -26,11 +27,18 @@ def read(
     """
     table = pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     fields = [field for field in (text_field, id_field) if field is not None]
-    for field in fields:
-        _check_column(table.schema_arrow, field, name, integers=field == id_field)
+    paths = [_path(table.schema_arrow, field) for field in fields]
+    for field, path in zip(fields, paths, strict=True):
+        kind = _type_of(table.schema_arrow, path)
+        if kind is None:
+            there = ", ".join(table.schema_arrow.names)
+            raise CorpusError(f"{name}: no single column {field!r}; it has {there}")
+        if not _holds_text(kind, integers=field == id_field):
+            raise CorpusError(f"{name}: column {field!r} is of type {kind}, which holds no text")
     groups, skip = _groups_from(table, cursor.offset)
-    for batch in table.iter_batches(_BATCH_ROWS, row_groups=groups, columns=fields):
-        rows = zip(*(_cells(batch.column(field)) for field in fields), strict=True)
+    columns = [".".join(path) for path in paths]
+    for batch in table.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns):
+        rows = zip(*(_cells(batch, path) for path in paths), strict=True)
         for row in islice(rows, skip, None):
             cursor.offset += 1
             yield _item(row, fields, name, cursor.offset)
@@ -48,20 +56,34 @@ def _groups_from(table: pq.ParquetFile, row: int) -> tuple[list[int], int]:
     return [], 0
 
 
-def _check_column(schema: pa.Schema, field: str, name: str, *, integers: bool) -> None:
-    """Refuse a column that is not there just once, or holds no strings nor allowed integers."""
-    index = schema.get_field_index(field)
-    if index < 0:
-        raise CorpusError(f"{name}: no single column {field!r}; it has {', '.join(schema.names)}")
-    kind = schema.field(index).type
+def _path(schema: pa.Schema, field: str) -> list[str]:
+    """Return where a column lies: at the top under its whole name, or inside structs."""
+    return [field] if field in schema.names else field.split(".")
+
+
+def _type_of(schema: pa.Schema, path: Sequence[str]) -> pa.DataType | None:
+    """Return the type of a column, None if it is not there just once."""
+    kind: pa.DataType = pa.struct(schema)
+    for name in path:
+        index = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+        if index < 0:
+            return None
+        kind = kind.field(index).type
+    return kind
+
+
+def _holds_text(kind: pa.DataType, *, integers: bool) -> bool:
+    """Tell whether a column of that type holds strings, or integers where these are allowed."""
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = values in (pa.string(), pa.large_string(), pa.string_view())
-    if not is_text and not (integers and pa.types.is_integer(values)):
-        raise CorpusError(f"{name}: column {field!r} is of type {kind}, which holds no text")
+    return is_text or (integers and pa.types.is_integer(values))
 
 
-def _cells(column: pa.Array) -> list[bytes | None]:
+def _cells(batch: pa.RecordBatch, path: Sequence[str]) -> list[bytes | None]:
     """Return the cells as they lie in the file, which no one has checked to be UTF-8."""
+    column = batch.column(path[0])
+    for name in path[1:]:
+        column = pc.struct_field(column, name)
     cells: list[bytes | None] = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     return cells
 

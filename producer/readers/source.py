@@ -20,6 +20,16 @@ from embedfarm.producer.readers.limits import Unpacked
 LINE_BYTES_MAX: Final = 64 << 20
 """A longer line is taken for a file of another format, before it fills the memory."""
 
+TABLES: Final = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+"""Formats of files of rows, by suffix."""
+
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 
 _BUFFER_BYTES: Final = 1 << 20
@@ -67,7 +77,7 @@ class Location(NamedTuple):
         return self.filesystem is None
 
 
-def locate(source: str) -> list[Location]:
+def find_locations(source: str) -> list[Location]:
     """Find what `source` names: one file or directory, or a glob's matches in order of path.
 
     Raises:
@@ -107,6 +117,8 @@ def _find(source: str, name: str) -> Iterator[Location]:
         filesystem, path = fsspec.core.url_to_fs(source)
     else:
         filesystem, path = fsspec.filesystem("file"), str(Path(source).absolute())
+    if "://" not in source and Path(path).is_fifo():
+        raise CorpusError(f"{name}: a pipe can be read once; give it on standard input, as -")
     if filesystem.exists(path):
         yield Location(name, filesystem, path, filesystem.isdir(path))
         return

@@ -26,6 +26,7 @@ from embedfarm.producer.readers import (
     BadRow,
     CorpusError,
     CorpusOptions,
+    Cursor,
     corpus,
     directory,
     fail_on_bad_row,
@@ -504,11 +505,12 @@ def test_order_of_sources(tmp_path: Path, tokenizer_file: str) -> None:
 
 def test_ids_of_all_or_none(tmp_path: Path) -> None:
     """Sources with ids and sources without ids cannot be mixed."""
-    path = write(tmp_path / "docs" / "a.jsonl", "")
+    path = write(tmp_path / "a.jsonl", "")
+    write(tmp_path / "docs" / "a.md", "")
     with pytest.raises(
         CorpusError, match=r"the chunks of .*docs have ids and those of .* have none"
     ):
-        read_corpus([str(path), str(path.parent)], CorpusOptions(), fail_on_bad_row)
+        read_corpus([str(path), str(tmp_path / "docs")], CorpusOptions(), fail_on_bad_row)
 
 
 def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,6 +560,107 @@ def test_stdin() -> None:
     assert pairs(lines) == [("a", None), ("b", None)]
 
 
+@pytest.mark.parametrize("glob", ["**/*", "**/*.parquet"])
+def test_a_directory_of_files_of_rows(tmp_path: Path, glob: str) -> None:
+    """A directory of Parquet parts is read as its files are, in order of path."""
+    texts = {"part-1": ["b", "c"], "part-0": ["a"], "z/part-0": ["d"]}
+    for name, column in texts.items():
+        path = tmp_path / "parts" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"text": column}), path)
+    write(tmp_path / "parts" / "_SUCCESS", "")
+    write(tmp_path / "parts" / ".part.crc", "")
+    if glob != "**/*":
+        write(tmp_path / "parts" / "README.md", "what these are")
+    assert read(tmp_path / "parts", glob=glob) == [(text, None) for text in "abcd"]
+
+
+def test_a_directory_of_several_kinds_is_one_of_documents(tmp_path: Path) -> None:
+    """A directory with rows and prose, or rows of two formats, is cut into chunks as before."""
+    write(tmp_path / "docs" / "a.jsonl", "")
+    write(tmp_path / "docs" / "b.csv", "")
+    with pytest.raises(CorpusError, match="a directory is cut into chunks"):
+        read(tmp_path / "docs")
+
+
+WHICH = "and --text-field says which it is"
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_an_array(tmp_path: Path, name: str, mark: str) -> None:
+    """A file named .json is one array of objects; an object without a text is a bad row."""
+    path = write(tmp_path / name, f'{mark} [{{"text": "a"}}, {{"id": 2}}, {{"text": "b"}}] ')
+    assert read_bad(path) == (
+        ["a", "b"],
+        [f"{name} line 2, field 'text': missing; there are 'id', {WHICH}"],
+    )
+
+
+def test_lines_that_are_named_json(tmp_path: Path) -> None:
+    """A file named .json may have an object a line; a damaged array is refused."""
+    path = write(tmp_path / "a.json", '{"text": "a"}\n{"text": "b"}\n')
+    assert read(path) == [("a", None), ("b", None)]
+    with pytest.raises(CorpusError, match=r"a\.json: no array of JSON"):
+        read(write(tmp_path / "a.json", '[{"text": "a"}, '))
+
+
+def test_an_array_is_read_on_from_a_row(tmp_path: Path) -> None:
+    """Reading goes on behind the rows of an array that come before the cursor."""
+    path = write(tmp_path / "a.json", json.dumps([{"text": str(n)} for n in range(9)]))
+    rows = read_corpus([str(path)], CorpusOptions(), fail_on_bad_row, cursor=Cursor(offset=7))
+    assert [text for each in rows for text in each.texts] == ["7", "8"]
+
+
+def test_an_array_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array, which is decoded whole, is refused when it is too large for that."""
+    monkeypatch.setattr("embedfarm.producer.readers.jsonl.ARRAY_BYTES_MAX", 20)
+    with pytest.raises(CorpusError, match=r"one object a line \(\.jsonl\)"):
+        read(write(tmp_path / "a.json", '[{"text": "a text that is long"}]'))
+
+
+def test_fields_inside_others(tmp_path: Path) -> None:
+    """A field with dots is one of that name, or one inside others; what is wrong is named."""
+    path = write(
+        tmp_path / "a.jsonl",
+        '{"doc": {"text": "a", "meta": {"id": 1}}}\n{"doc": {"text": 2}}\n{"doc": 3}\n{}\n'
+        '{"doc": {"text": "b", "meta": {"id": "x"}}, "more": []}\n',
+    )
+    assert read_bad(path, text_field="doc.text", id_field="doc.meta.id") == (
+        ["a", "b"],
+        [
+            "a.jsonl line 2, field 'doc.text': string expected, not number",
+            f"a.jsonl line 3, field 'doc.text': missing; there are 'doc', {WHICH}",
+            "a.jsonl line 4, field 'doc.text': missing; the row has no fields",
+        ],
+    )
+    good = write(tmp_path / "b.jsonl", '{"doc": {"text": "a", "meta": {"id": 1}}}')
+    assert read(good, text_field="doc.text", id_field="doc.meta.id") == [("a", "1")]
+    flat = write(tmp_path / "c.jsonl", '\n{"doc.text": "a", "doc": {"text": "b"}}\n')
+    assert read(flat, text_field="doc.text") == [("a", None)]
+
+
+def test_fields_of_a_struct(tmp_path: Path) -> None:
+    """A column of Parquet with dots may be a field of a struct; a null above it is a bad row."""
+    documents = [{"text": "a", "id": 1}, None, {"text": "b", "id": 2}]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"doc": documents, "number": [1, 2, 3]}), path)
+    assert read_bad(path, text_field="doc.text", id_field="doc.id") == (
+        ["a", "b"],
+        ["a.parquet line 2, field 'doc.text': null"],
+    )
+    for field in ("doc.body", "number.text", "doc", "body"):
+        with pytest.raises(CorpusError, match=field.partition(".")[0]):
+            read(path, text_field=field)
+
+
+def test_a_pipe(tmp_path: Path) -> None:
+    """A named pipe, which can be read once, is refused with a word about standard input."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CorpusError, match="give it on standard input, as -"):
+        read(tmp_path / "pipe")
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -596,7 +699,7 @@ def test_a_store_out_of_reach(monkeypatch: pytest.MonkeyPatch, call: str) -> Non
 def test_unknown_format(tmp_path: Path, name: str) -> None:
     """A file of no known suffix is refused at the call, and read where the format is given."""
     path = write(tmp_path / name, "a\n")
-    with pytest.raises(CorpusError, match=rf"{name}: unknown format; name one of jsonl, csv"):
+    with pytest.raises(CorpusError, match=rf"{name}: unknown format; name one of jsonl, json, csv"):
         read_corpus([str(path)], CorpusOptions(), fail_on_bad_row)
     assert read(path, format="txt") == [("a", None)]
 
@@ -604,7 +707,7 @@ def test_unknown_format(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"format": "xml"}, "unknown format 'xml'; known: jsonl, csv, tsv, parquet, txt"),
+        ({"format": "xml"}, "unknown format 'xml'; known: jsonl, json, csv, tsv, parquet, txt"),
         ({"id_field": "text"}, "field 'text' cannot be text and id at once"),
         ({"chunk_tokens": 0}, "chunks of 0 tokens cannot overlap by 20"),
         ({"chunk_overlap": 101}, "chunks of 200 tokens cannot overlap by 101"),

@@ -1,0 +1,159 @@
+"""Objects of JSON as rows: the text and id of each, at the top or inside."""
+
+from collections.abc import Callable
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+
+from embedfarm.producer.readers.items import BadRow, CorpusError, Item
+
+TEXT_OPTION: Final = "--text-field"
+ID_OPTION: Final = "--id-field"
+FIELDS_SHOWN: Final = 10  # of an object without the field that is asked for
+
+_TEXT_KINDS: Final = (str,)
+_ID_KINDS: Final = (str, int, float)
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_JSON_NAMES: Final = {
+    str: "string",
+    int: "number",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+_Path = tuple[str, ...]
+
+
+class JsonRows:
+    """Decodes the objects of one file to rows; other fields are skipped, not decoded.
+
+    A number as id becomes the text Python writes for it. A field with dots, such as "doc.text", is
+    the one of that name, or, where the first object has none, one inside others.
+
+    Args:
+        name: Name of the file, for people.
+        text_field: Field of the text.
+        id_field: Field of the id; None for rows without ids.
+    """
+
+    def __init__(self, name: str, text_field: str, id_field: str | None) -> None:
+        self._name = name
+        self._text_field, self._id_field = text_field, id_field
+        self._decode: Callable[[bytes], Any] | None = None
+
+    def item(self, line: bytes, number: int) -> Item | None:
+        """Return the row of one object, or what is wrong with it; None for a blank line.
+
+        Raises:
+            CorpusError: The decoder cannot look for a field of that name.
+        """
+        try:
+            if self._decode is None:
+                self._decode = self._make_decoder(line)
+            found = self._decode(line)
+        except _UNREADABLE as error:
+            if line.isspace():
+                return None
+            field, reason = self._diagnose(line)
+            return BadRow(self._name, number, field, reason or str(error))
+        return (found, "") if self._id_field is None else (found[0], str(found[1]))
+
+    def _make_decoder(self, first: bytes) -> Callable[[bytes], Any]:
+        """Return a function from an object to its text, or to text and id, as the first has them.
+
+        Raises:
+            msgspec.DecodeError, UnicodeDecodeError, RecursionError: The first object is none.
+        """
+        fields = [self._text_field, *([] if self._id_field is None else [self._id_field])]
+        nested = any("." in field for field in fields)
+        there = msgspec.json.decode(first) if nested else {}
+        paths = [_path(field, there) for field in fields]
+        kinds = dict(zip(paths, (str, str | int | float), strict=False))
+        try:
+            kind, places = _struct(kinds)
+        except ValueError as error:
+            raise CorpusError(f"{self._name}: {error}") from error
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+        get = attrgetter(*(places[path] for path in paths))
+        return lambda line: get(decoder.decode(line))
+
+    def _diagnose(self, line: bytes) -> tuple[str | None, str]:
+        """Return field and reason for which an object was refused; "" where the decoder knows."""
+        try:
+            row = msgspec.json.decode(line)
+        except UnicodeDecodeError as error:
+            return None, f"not UTF-8: {error.reason}"
+        except _UNREADABLE as error:
+            return None, f"not JSON: {error}"
+        if not isinstance(row, dict):
+            return None, f"an object is expected, not {_JSON_NAMES[type(row)]}"
+        if problem := _field_problem(row, self._text_field, _TEXT_KINDS, TEXT_OPTION):
+            return self._text_field, problem
+        if self._id_field is not None and (
+            problem := _field_problem(row, self._id_field, _ID_KINDS, ID_OPTION)
+        ):
+            return self._id_field, problem
+        return None, ""  # such as a key given twice, wrong and right
+
+
+def _path(field: str, row: Any) -> _Path:  # noqa: ANN401 -- whatever JSON can say
+    """Return where a field lies: at the top under its whole name, or inside others."""
+    path = tuple(field.split("."))
+    inside = isinstance(row, dict) and field not in row and isinstance(row.get(path[0]), dict)
+    return path if inside else (field,)
+
+
+def _struct(kinds: dict[_Path, Any]) -> tuple[type, dict[_Path, str]]:
+    """Return a struct of fields at these paths, and where `attrgetter` finds each in it."""
+    levels: dict[str, dict[_Path, Any]] = {}
+    for path, kind in kinds.items():
+        levels.setdefault(path[0], {})[path[1:]] = kind
+    fields: list[tuple[str, Any]] = []
+    rename: dict[str, str] = {}
+    places: dict[_Path, str] = {}
+    for place, (key, inner) in enumerate(levels.items()):
+        name = f"f{place}"
+        rename[name] = key
+        if () in inner:
+            fields.append((name, inner[()]))
+            places[key,] = name
+        else:
+            kind, below = _struct(inner)
+            fields.append((name, kind))
+            places |= {(key, *path): f"{name}.{where}" for path, where in below.items()}
+    return msgspec.defstruct("JsonRow", fields, rename=rename, gc=False), places
+
+
+def _field_problem(
+    row: dict[str, Any], field: str, kinds: tuple[type, ...], option: str
+) -> str | None:
+    """Return what is wrong with one field of a decoded object, None if nothing is.
+
+    Args:
+        row: The object.
+        field: Name of the field.
+        kinds: Types that its value may have.
+        option: The option by which the field is chosen.
+    """
+    *above, last = _path(field, row)
+    for key in above:
+        inner = row.get(key)
+        if not isinstance(inner, dict):
+            return f"missing; {key!r} holds no object"
+        row = inner
+    if last not in row:
+        if not row:
+            return "missing; the row has no fields"
+        fields = ", ".join(map(repr, islice(row, FIELDS_SHOWN)))
+        more = ", …" if len(row) > FIELDS_SHOWN else ""
+        return f"missing; there are {fields}{more}, and {option} says which it is"
+    kind = type(row[last])
+    if kind in kinds:
+        return None
+    expected = " or ".join(dict.fromkeys(_JSON_NAMES[kind] for kind in kinds))
+    return f"{expected} expected, not {_JSON_NAMES[kind]}"
