@@ -225,6 +225,12 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
         console.print(
             f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {out}/_skipped.jsonl"
         )
+    full = sum(account.get("texts_full", 0) for account in manifest.accounts.values())
+    if full:
+        console.print(
+            f"[yellow]{counted(full, 'chunk')} at the model's limit[/yellow]: what a text has "
+            "beyond it is in no vector (--long windows takes it in, --long error names such texts)"
+        )
     if manifest.failed:
         console.print(f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {out}/_errors.jsonl")
 

@@ -45,6 +45,7 @@ class Account(Record):
         duplicates: Results that somebody else had stored before.
         rows_repeated: Rows that were run again in float32.
         budget_tokens: Padded tokens that a device batch may have at the end.
+        texts_full: Texts that fill what the model takes, where longer ones are cut off there.
         cost_seconds: What a device batch takes: "launch", for each padded "token", and for each
             "pair" of tokens of a text (`embedfarm.contract.costs`); empty until it is learned.
         flops: Floating-point operations that the model needs for the real tokens.
@@ -71,6 +72,7 @@ class Account(Record):
     seconds: dict[str, Fact] = msgspec.field(default_factory=dict)
     parity: Parity | None = None
     cost_seconds: dict[str, Fact] = msgspec.field(default_factory=dict)
+    texts_full: Count = 0
 
     def spend(self, activity: str, seconds: float) -> None:
         """Add time to an activity."""
@@ -94,6 +96,7 @@ SUMS = (
     "batches_refused",
     "duplicates",
     "rows_repeated",
+    "texts_full",
     "flops",
 )
 LATEST = (

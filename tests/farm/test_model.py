@@ -119,6 +119,8 @@ def test_long_texts(url: str, tmp_path: Path) -> None:
         done = run("embed", corpus, "--out", out, "--long", long, "--long-overlap", "5", *words)
         assert done.returncode == status, done.stderr
         vectors[long] = read_parquet(out)[1]
+        said = "2 chunks at the model's limit" in done.stdout
+        assert said == (long == "truncate"), done.stdout
     one, other = vectors["truncate"][:1], vectors["truncate"][1:2]
     assert cosines(one, other)[0] > 0.99999
     assert 0.5 < cosines(vectors["windows"][:1], vectors["windows"][1:2])[0] < 0.999

@@ -73,7 +73,8 @@ class EncoderTokenizer(Tokenizer):
         """Return token ids of some rows with the other features of the model."""
         columns = {"input_ids": ids.astype(np.int64)}
         columns |= {name: np.full(len(ids), value) for name, value in self.frame.items()}
-        return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), self.constants))
+        tokens = Tokens(columns, np.cumsum(lengths), self.constants)
+        return Tokenised(lengths, tokens, limit=self.limit)
 
     def _own(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return token ids if they are the model's: others would break the device."""

@@ -4,6 +4,7 @@ An engine is used by two threads at once: one tokenises the next micro-batch whi
 the current one through the model.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -48,12 +49,19 @@ class Tokenised:
         features: What the engine needs to run any subset of the rows.
         owners: The text of each row, ascending, shape (rows,); None where each text is a row.
         reasons: Why single texts cannot be embedded, by text.
+        limit: Tokens at which a row is cut.
     """
 
     lengths: NDArray[np.int64]
     features: Any
     owners: NDArray[np.intp] | None = None
     reasons: Mapping[int, str] = field(default_factory=dict)
+    limit: int = sys.maxsize
+
+    @property
+    def full_count(self) -> int:
+        """Rows that are as long as the limit: what their texts have beyond it was cut off."""
+        return int((self.lengths >= self.limit).sum())
 
     @property
     def text_lengths(self) -> NDArray[np.int64]:

@@ -131,7 +131,8 @@ class ModelTokenizer(Tokenizer):
             if isinstance(rows, list)
         }
         constants = {name: value for name, value in features.items() if name not in columns}
-        return Tokenised(lengths, Tokens(columns, np.cumsum(lengths), constants))
+        tokens = Tokens(columns, np.cumsum(lengths), constants)
+        return Tokenised(lengths, tokens, limit=self.limit)
 
     def pad(
         self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
