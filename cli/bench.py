@@ -55,10 +55,12 @@ def bench(  # noqa: PLR0913, PLR0917 -- each is a flag
     """Try engines and precisions on some texts: how fast each is, and what it loses.
 
     Each computes with all cores, in the device batches of a worker. Cosines are with the vectors of
-    the first, and recall is the share of each chunk's ten nearest neighbours that stays.
+    the first, and recall is the share of each chunk's ten nearest neighbours that stays. Which
+    engine workers take for the model is tried anew when they load it next.
     """
     from embedfarm.producer.readers import CorpusOptions
     from embedfarm.runs.request import tokenizer_file
+    from embedfarm.workers.engines.kept_choices import forget_choices
 
     settings = read_settings()
     with plain_errors():
@@ -72,6 +74,7 @@ def bench(  # noqa: PLR0913, PLR0917 -- each is a flag
         spec = JobSpec(model=model, max_length=max_length)
         place = "cpu" if device == "cpu" else "cuda:0"
         found = [asdict(each) for each in compare_engines(spec, place, texts, rounds, settings)]
+    forget_choices(model, settings)
     if as_json:
         print_json({"model": model, "chunks": len(texts), "contenders": found})
         return

@@ -3,6 +3,7 @@
 import importlib.metadata
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.redaction import hide_password
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.watch.overview import read_jobs
+from embedfarm.workers.engines.kept_choices import Choice, kept_choices
 
 DISK_BYTES_MIN = 4 << 30
 HOUR_SECONDS = 3600
@@ -104,6 +106,8 @@ def _examine(settings: Settings) -> Iterator[tuple[str, bool, str]]:
     except ModuleNotFoundError as error:
         yield "devices", True, f"no workers here: pip install 'embedfarm[worker]' ({error})"
     yield _examine_model(settings)
+    for choice in kept_choices(settings).values():
+        yield "engine", True, _describe_choice(choice)
     free = shutil.disk_usage(Path.cwd()).free
     yield "disk", free > DISK_BYTES_MIN, f"{free / (1 << 30):.0f} GiB free here"
 
@@ -167,6 +171,15 @@ def _examine_devices() -> tuple[str, bool, str]:
         not report.broken,
         f"{len(available_cores())} CPU cores; no GPU: {report.reason}",
     )
+
+
+def _describe_choice(choice: Choice) -> str:
+    """Describe which engine is used for a model on this machine, and why."""
+    speeds = sorted(choice.tokens_per_second.items(), key=lambda pair: -pair[1])
+    tried = ", ".join(f"{name} {speed:,.0f}" for name, speed in speeds)
+    days = (time.time() - choice.tried_at) / 86_400
+    why = f"of {tried} tokens/s, {days:.0f} days ago" if tried else "which alone takes it"
+    return f"{choice.engine} for {choice.model} {choice.dtype}, {why}; `embedfarm bench` tries anew"
 
 
 def _examine_model(settings: Settings) -> tuple[str, bool, str]:

@@ -106,6 +106,8 @@ def describe_workers(workers: Sequence[Heartbeat]) -> str:
         return "no worker yet"
     loading = sum(1 for beat in workers if not beat.model)
     busy = f"{len(workers)} worker" + ("s" if len(workers) > 1 else "")
+    if any(beat.trying_engines for beat in workers):
+        return f"{busy}, trying which engine is faster for this model, once on this machine"
     return f"{busy}, {loading} loading" if loading else busy
 
 

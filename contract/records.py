@@ -265,6 +265,7 @@ class Heartbeat(Record):
             may share), "pieces" of requests, "texts", "tokens", and the device's "seconds".
         refused: Jobs that the worker could not embed a moment ago.
         model_bytes: Device memory that the loaded model took, 0 when that is not known.
+        trying_engines: Whether it tries engines before it loads the faster one, which it remembers.
     """
 
     worker: str
@@ -286,6 +287,7 @@ class Heartbeat(Record):
     lane: dict[str, Fact] = msgspec.field(default_factory=dict)
     refused: list[str] = msgspec.field(default_factory=list)
     model_bytes: Count = 0
+    trying_engines: bool = False
 
 
 class JobShare(Record):

@@ -381,8 +381,6 @@ class Fetcher:
         batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
         batch.fetched = time.monotonic()
         batch.account.spend("tokenise", batch.fetched - started)
-        if spec.long == "truncate":
-            batch.account.texts_full = tokenised.full_count
         return batch
 
 

@@ -66,6 +66,10 @@ class MicroBatch:
     forward_began: float = 0.0
     account: Account = field(default_factory=Account)
 
+    def __post_init__(self) -> None:
+        if self.spec.long == "truncate":
+            self.account.texts_full = self.tokenised.full_count
+
     @property
     def forward_seconds(self) -> float:
         """Seconds that the micro-batch took on the device."""

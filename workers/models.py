@@ -17,7 +17,7 @@ from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.model_files import ModelError, is_null, resolve
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.engine import TRYING, Engine
 from embedfarm.workers.engines.memory import limit_batches, model_bytes
 from embedfarm.workers.engines.opening import open_engine, open_reference
 from embedfarm.workers.quantisation import check_ranges
@@ -76,6 +76,11 @@ class ModelStore:
     _identities: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)
     _accepted: dict[str, Engine] = field(default_factory=dict)
     _refusals: dict[str, Refusal] = field(default_factory=dict)
+
+    @property
+    def trying_engines(self) -> bool:
+        """Whether engines are tried against each other, before the faster one is loaded."""
+        return TRYING.is_set()
 
     def refused(self, job: str) -> bool:
         """Tell whether this worker refused the job a moment ago."""

@@ -52,7 +52,6 @@ FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
 IN_HAND: Final = math.inf  # when to lease the next micro-batch while one is leased and not begun
-NAMESAKES: Final = "two machines have one name, or one has two `embedfarm work`: rename or stop one"
 
 T = TypeVar("T")
 
@@ -307,7 +306,7 @@ class Worker:
                     renew_at = time.monotonic() + self.settings.lease_seconds / 3
                 alive = farm.beat(self._heartbeat(), self.settings.heartbeat_ttl_seconds)
                 if not (alive or self.superseded):
-                    log.error("another process works as %s now; %s", self.name, NAMESAKES)
+                    log.error("another process works as %s now: rename or stop one", self.name)
                     self.superseded = True
                     self.stop.set()
                 beaten = True
@@ -358,6 +357,7 @@ class Worker:
             lane=self.lane.tally | {"seconds": lane_seconds},
             refused=self.models.refusals(),
             model_bytes=self.models.model_bytes,
+            trying_engines=self.models.trying_engines,
         )
 
     def _facts(self) -> dict[str, float]:

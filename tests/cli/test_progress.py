@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 from rich.console import Console
 
 from embedfarm.cli import progress
-from embedfarm.cli.progress import View
+from embedfarm.cli.progress import View, describe_workers
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.status import JobStatus
 from embedfarm.watch.view import FarmReader
+from tests.contract.little_job import heartbeat
 from tests.farm.harness import COMMAND, texts_of, write_corpus
 from tests.watch.test_view import beat, embed_two, report
 
@@ -54,6 +56,13 @@ def test_nothing_is_foretold_of_a_job_that_stands(client: redis.Redis) -> None:
     reader = OutlookReader(farm, "little")
     for status in (JobStatus(chunk_count=-1), JobStatus(chunk_count=9, state="paused")):
         assert reader.read(status, []).seconds_left is None
+
+
+def test_a_trial_of_engines_is_named() -> None:
+    """The first load of a model on a machine, which takes long, says what it does."""
+    beats = [heartbeat("one"), msgspec.structs.replace(heartbeat("two"), trying_engines=True)]
+    assert describe_workers(beats[:1]) == "1 worker, 1 loading"
+    assert "2 workers, trying which engine is faster" in describe_workers(beats)
 
 
 @dataclass(frozen=True)

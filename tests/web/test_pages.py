@@ -148,6 +148,13 @@ def test_rows_that_were_left_out_are_named(web: TestClient, client: redis.Redis)
     assert web.get(f"/v1/jobs/{job.id}").json()["rows_skipped"] == 1234
 
 
+def test_a_trial_of_engines_is_shown(web: TestClient, client: redis.Redis) -> None:
+    """A worker that tries engines before it loads a model for the first time says so."""
+    beat = msgspec.structs.replace(heartbeat("one"), state="loading", trying_engines=True)
+    FarmClient(client).beat(beat, 60)
+    assert "tries which engine is faster" in web.get("/workers", headers=BROWSER).text
+
+
 def test_a_paused_farm_has_no_end(web: TestClient, client: redis.Redis) -> None:
     """Where all work is paused nothing is done "in 0 s", and something is waiting."""
     make_job(client, 2).pause()

@@ -1,6 +1,7 @@
 """Tests of the engine that is chosen where nobody chose one."""
 
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines import choice
-from embedfarm.workers.engines.choice import Choice
+from embedfarm.workers.engines.kept_choices import Choice, forget_choices, kept_choices
 from embedfarm.workers.engines.opening import open_engine
 from tests.workers.tiny_models import SENTENCES, build
 
@@ -35,7 +36,7 @@ def test_the_faster_engine_is_taken_and_remembered(tmp_path: Path) -> None:
     assert set(speeds) == {"torch", "openvino"}
     faster = "openvino" if speeds["openvino"] >= 1.05 * speeds["torch"] else "torch"
     assert found.engine == engine.name == faster
-    other = Choice("torch" if faster == "openvino" else "openvino", speeds)
+    other = msgspec.structs.replace(found, engine="torch" if faster == "openvino" else "openvino")
     (file,) = (tmp_path / "cache" / "choices").glob("*.json")
     file.write_bytes(msgspec.json.encode(other))
     again = open_engine(spec, "cpu", settings)
@@ -52,7 +53,8 @@ def test_a_model_that_only_torch_takes(tmp_path: Path) -> None:
     settings = Settings(engine_cache=tmp_path / "cache")
     engine = open_engine(JobSpec(model=str(build("static", tmp_path))), "cpu", settings)
     assert engine.name == "torch"
-    assert choices(tmp_path / "cache") == [Choice("torch", {})]
+    (found,) = choices(tmp_path / "cache")
+    assert (found.engine, found.tokens_per_second) == ("torch", {})
 
 
 def test_workers_that_start_together_try_once(
@@ -90,3 +92,24 @@ def test_workers_that_start_together_try_once(
     for thread in threads:
         thread.join(20)
     assert (len(engines), len(tried)) == (2, 1)
+
+
+def test_a_choice_is_made_again_after_a_while(tmp_path: Path) -> None:
+    """A choice holds for a month, is listed meanwhile, and goes when somebody asks for that."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    spec = JobSpec(model=str(build("static", tmp_path)))
+    open_engine(spec, "cpu", settings)
+    ((path, made),) = kept_choices(settings).items()
+    assert (made.model, made.engine) == (spec.model, "torch")
+    for age_days, again in ((29, False), (31, True)):
+        older = msgspec.structs.replace(made, tried_at=time.time() - age_days * 86_400)
+        path.write_bytes(msgspec.json.encode(older))
+        assert bool(kept_choices(settings)) != again
+        open_engine(spec, "cpu", settings)
+        (kept,) = kept_choices(settings).values()
+        assert (kept.tried_at > older.tried_at) == again
+    path.write_bytes(b"{")  # as a full disk may have left it
+    open_engine(spec, "cpu", settings)
+    assert forget_choices("another", settings) == 0
+    assert forget_choices(spec.model, settings) == 1
+    assert not kept_choices(settings)

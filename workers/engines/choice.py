@@ -4,20 +4,25 @@ import fcntl
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import cpu_name
-from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.engine import TRYING, Engine
 from embedfarm.workers.engines.graph import VERSION, thread_count
+from embedfarm.workers.engines.kept_choices import (
+    Choice,
+    choices_directory,
+    keep_choice,
+    read_choice,
+)
 from embedfarm.workers.engines.openvino import open_openvino
 
 GAIN_MIN: Final = 1.05  # what another engine must gain to take torch's place: less may be noise
@@ -25,33 +30,25 @@ GAIN_MIN: Final = 1.05  # what another engine must gain to take torch's place: l
 log = logging.getLogger(__name__)
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """The engine that was chosen, and how fast those were that were tried.
-
-    Attributes:
-        engine: "torch" or "openvino".
-        tokens_per_second: Speed of each engine; one that does not take the model is not there.
-    """
-
-    engine: str
-    tokens_per_second: dict[str, float]
-
-
 def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
     """Open the faster of torch and OpenVINO for a job on a CPU, in the precision it asks for.
 
-    The first worker of a host tries them for some seconds while others wait for what it finds.
+    The first worker of a host tries them for some seconds while others wait for what it finds. That
+    holds for `KEPT_SECONDS`.
 
     Raises:
         ModelError: The model is not to be had, or does not work.
     """
     path = _path(spec, settings)
     with _lock(path.with_suffix(".lock")):
-        if not path.exists():
-            choice = _choose(spec, device, settings)
-            path.with_suffix(".partial").write_bytes(msgspec.json.encode(choice))
-            path.with_suffix(".partial").replace(path)
-    choice = msgspec.json.decode(path.read_bytes(), type=Choice)
+        choice = read_choice(path)
+        if choice is None:
+            TRYING.set()
+            try:
+                choice = _choose(spec, device, settings)
+            finally:
+                TRYING.clear()
+            keep_choice(path, choice)
     speeds = ", ".join(f"{name} {v:,.0f}" for name, v in choice.tokens_per_second.items())
     log.info("engine %s for %s, of those tried (tokens/s): %s", choice.engine, spec.model, speeds)
     if choice.engine == "openvino":
@@ -69,7 +66,8 @@ def _choose(spec: JobSpec, device: str, settings: Settings) -> Choice:
 
     speeds = try_engines(spec, device, settings)
     gain = speeds.get("openvino", 0.0) / speeds.get("torch", 1.0)
-    return Choice("openvino" if gain >= GAIN_MIN else "torch", speeds)
+    engine = "openvino" if gain >= GAIN_MIN else "torch"
+    return Choice(engine, speeds, spec.model, spec.dtype, time.time())
 
 
 def _path(spec: JobSpec, settings: Settings) -> Path:
@@ -83,7 +81,7 @@ def _path(spec: JobSpec, settings: Settings) -> Path:
         "openvino": VERSION,
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return settings.engine_cache.expanduser() / "choices" / f"{digest[:32]}.json"
+    return choices_directory(settings) / f"{digest[:32]}.json"
 
 
 @contextmanager

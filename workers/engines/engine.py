@@ -5,9 +5,10 @@ the current one through the model.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,10 @@ class Tokenised:
 
 Finish: TypeAlias = Callable[[], NDArray[np.float32]]
 """Waits for the vectors of a device batch, shape (rows, dimensions)."""
+
+
+TRYING: Final = threading.Event()
+"""Set while this process tries engines against each other, before it loads the faster one."""
 
 
 class Engine(Protocol):
