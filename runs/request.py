@@ -178,12 +178,26 @@ def check_finished(request: Request, out: Path) -> Manifest | None:
     _check_files(out, manifest)
     compare_requests(out, manifest.settings, request.identity())
     if manifest.source["files"] != file_facts(request.sources) or not manifest.source["files"]:
-        check = PrefixCheck(manifest.parts)
+        _compare(request, out, manifest)
+    return manifest
+
+
+def _compare(request: Request, out: Path, manifest: Manifest) -> None:
+    """Compare the rows of the source with those that a finished output was made from."""
+    check = PrefixCheck(manifest.parts)
+    try:
         for rows in read_corpus(request.sources, request.options, lambda _: None):
             check.feed(text_checksums(rows.texts), rows.ids)
-        if check.finish() != manifest.count:
-            raise SourceChanged(f"the source has more rows now than {out} was made from")
-    return manifest
+        where = "" if check.finish() == manifest.count else f"more rows than {manifest.count:,}"
+    except SourceChanged as error:
+        where = "other texts or ids"
+        if error.part is not None:
+            where += f" in rows {error.part.start} to {error.part.end - 1}"
+    if where:
+        raise SourceChanged(
+            f"{out} is finished, and the source has {where} now: embed it into another directory "
+            "(--out), or restore it"
+        )
 
 
 def _check_files(out: Path, manifest: Manifest) -> None:

@@ -64,7 +64,10 @@ def test_a_finished_output_is_left_alone(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.jsonl", ["one", "three"])
     changed = run(*words, *MODEL)
     assert changed.returncode == 2
-    assert "other texts" in changed.stderr
+    assert "other texts or ids in rows 0 to 1 now: embed it into another" in changed.stderr
+    assert "--embed-changed" not in changed.stderr  # which goes on with an unfinished output
+    write_corpus(tmp_path / "corpus.jsonl", ["one", "two", "three"])
+    assert "has more rows than 2 now" in run(*words, *MODEL).stderr
     assert (tmp_path / "out" / "_manifest.json").read_bytes() == before
     write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     (part,) = (tmp_path / "out").glob("part-*")
