@@ -1,9 +1,13 @@
 """How fast a job goes and how long its rest will take, as all that show it say it."""
 
+import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from redis.exceptions import NoPermissionError
 
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.pace import (
@@ -21,6 +25,8 @@ from embedfarm.contract.records import Heartbeat, Sample
 from embedfarm.contract.status import JobStatus
 
 LOOK_SECONDS: Final = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Outlook(NamedTuple):
@@ -82,17 +88,26 @@ class OutlookReader:
     def read(self, status: JobStatus, workers: Sequence[Heartbeat]) -> Outlook:
         """Return the outlook of the job, whose status and whose farm's workers are known.
 
+        A user of the server that may not read the farm's figures has no outlook, and goes on.
+
         Raises:
             redis.ConnectionError, redis.TimeoutError: The server is away.
         """
         if time.monotonic() >= self._next_at:
-            statistics = self.farm.statistics
-            seconds, microseconds = self.farm.client.time()
-            now = seconds + microseconds / 1e6
-            busy = {beat.worker for beat in workers if beat.state == "busy"}
-            paces = paces_now(statistics.recent_batches(NOW_SECONDS), busy, now)
-            pace = total(each for (_, job), each in paces.items() if job == self.job)
-            rates = chunk_rates(statistics.samples(max(AVERAGE_SECONDS)), now)
-            self._last = outlook(status, pace, rates.get(self.job, []))
             self._next_at = time.monotonic() + LOOK_SECONDS
+            try:
+                self._last = self._look(status, workers)
+            except NoPermissionError as error:
+                log.warning("nobody can tell how long the rest takes: %s", error)
+                self._next_at = math.inf
         return self._last
+
+    def _look(self, status: JobStatus, workers: Sequence[Heartbeat]) -> Outlook:
+        statistics = self.farm.statistics
+        seconds, microseconds = self.farm.client.time()
+        now = seconds + microseconds / 1e6
+        busy = {beat.worker for beat in workers if beat.state == "busy"}
+        paces = paces_now(statistics.recent_batches(NOW_SECONDS), busy, now)
+        pace = total(each for (_, job), each in paces.items() if job == self.job)
+        rates = chunk_rates(statistics.samples(max(AVERAGE_SECONDS)), now)
+        return outlook(status, pace, rates.get(self.job, []))

@@ -50,6 +50,7 @@ templates_path: list[str] = []
 
 CONTENTS: Final = {
     "Use it": [
+        "docs/tutorial",
         "docs/python",
         "docs/outputs",
         "docs/examples/notebook",

@@ -58,6 +58,21 @@ def test_nothing_is_foretold_of_a_job_that_stands(client: redis.Redis) -> None:
         assert reader.read(status, []).seconds_left is None
 
 
+def test_who_may_not_read_figures_goes_on(client: redis.Redis) -> None:
+    """A user of the server that may not read the farm's figures is shown no end, and no error."""
+    farm = FarmClient(client)
+    embed_two(farm)
+    client.acl_setuser(
+        "blind", enabled=True, nopass=True, commands=["+@all"], keys=["ef:{little}*"]
+    )
+    client.execute_command("AUTH", "blind", "")
+    try:
+        reader = OutlookReader(farm, "little")
+        assert reader.read(farm.job("little").status(), []).seconds_left is None
+    finally:
+        client.connection_pool.disconnect()
+
+
 def test_a_trial_of_engines_is_named() -> None:
     """The first load of a model on a machine, which takes long, says what it does."""
     beats = [heartbeat("one"), msgspec.structs.replace(heartbeat("two"), trying_engines=True)]
