@@ -71,7 +71,7 @@ def _remaining(status: JobStatus, outlook: Outlook) -> str:
     if status.reason:
         return status.reason
     if status.chunk_count < 0:
-        return "still reading"
+        return "still reading" if status.chunks_in else ""
     left = outlook.seconds_left
     return "" if left is None else f"{format_range(*left)} left"
 
@@ -96,7 +96,8 @@ def describe_progress(status: JobStatus) -> str:
     """Describe how many chunks are embedded, and of how many."""
     done = status.first_chunk + status.chunks_done
     if status.chunk_count < 0:
-        return f"{done:,} chunks of {status.first_chunk + status.chunks_in:,} read so far"
+        read = status.first_chunk + status.chunks_in
+        return f"{done:,} chunks of {read:,} read so far" if read else "nothing read yet"
     return f"{done:,} of {status.chunk_count:,} chunks"
 
 

@@ -251,6 +251,8 @@ def _progress(job: JobFacts, *, wide: bool) -> tuple[ProgressBar, str, str]:
     )
     share = done_ratio(job)
     ratio = "" if share is None else f"{share:.0%}"
+    if not known and not whole:
+        return bar, ratio, "nothing read yet"
     return bar, ratio, f"{format_count(done)} of {format_count(whole)}{'' if known else '+'}"
 
 
