@@ -8,7 +8,7 @@ from pathlib import Path
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL)
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 
 
 def steps() -> list[tuple[str, list[str]]]:
