@@ -1,7 +1,7 @@
 """Objects of JSON as rows: the text and id of each, at the top or inside."""
 
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Sequence
+from itertools import islice, product
 from operator import attrgetter
 from typing import Any, Final
 
@@ -33,54 +33,40 @@ class JsonRows:
     """Decodes the objects of one file to rows; other fields are skipped, not decoded.
 
     A number as id becomes the text Python writes for it. A field with dots, such as "doc.text", is
-    the one of that name, or, where the first object has none, one inside others.
+    the one of that name, or, in an object that has none, one inside others.
 
     Args:
         name: Name of the file, for people.
         text_field: Field of the text.
         id_field: Field of the id; None for rows without ids.
+
+    Raises:
+        CorpusError: The decoder cannot look for a field of that name.
     """
 
     def __init__(self, name: str, text_field: str, id_field: str | None) -> None:
         self._name = name
         self._text_field, self._id_field = text_field, id_field
-        self._decode: Callable[[bytes], Any] | None = None
+        fields = [text_field] if id_field is None else [text_field, id_field]
+        try:
+            self._decoders = [_decoder(paths) for paths in product(*map(_paths, fields))]
+        except ValueError as error:
+            raise CorpusError(f"{name}: {error}") from error
 
     def item(self, line: bytes, number: int) -> Item | None:
-        """Return the row of one object, or what is wrong with it; None for a blank line.
-
-        Raises:
-            CorpusError: The decoder cannot look for a field of that name.
-        """
-        try:
-            if self._decode is None:
-                self._decode = self._make_decoder(line)
-            found = self._decode(line)
-        except _UNREADABLE as error:
-            if line.isspace():
-                return None
-            field, reason = self._diagnose(line)
-            return BadRow(self._name, number, field, reason or str(error))
-        return (found, "") if self._id_field is None else (found[0], str(found[1]))
-
-    def _make_decoder(self, first: bytes) -> Callable[[bytes], Any]:
-        """Return a function from an object to its text, or to text and id, as the first has them.
-
-        Raises:
-            msgspec.DecodeError, UnicodeDecodeError, RecursionError: The first object is none.
-        """
-        fields = [self._text_field, *([] if self._id_field is None else [self._id_field])]
-        nested = any("." in field for field in fields)
-        there = msgspec.json.decode(first) if nested else {}
-        paths = [_path(field, there) for field in fields]
-        kinds = dict(zip(paths, (str, str | int | float), strict=False))
-        try:
-            kind, places = _struct(kinds)
-        except ValueError as error:
-            raise CorpusError(f"{self._name}: {error}") from error
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
-        get = attrgetter(*(places[path] for path in paths))
-        return lambda line: get(decoder.decode(line))
+        """Return the row of one object, or what is wrong with it; None for a blank line."""
+        reason = ""
+        for decode in self._decoders:
+            try:
+                found = decode(line)
+            except _UNREADABLE as error:
+                reason = str(error)
+            else:
+                return (found, "") if self._id_field is None else (found[0], str(found[1]))
+        if line.isspace():
+            return None
+        field, known = self._diagnose(line)
+        return BadRow(self._name, number, field, known or reason)
 
     def _diagnose(self, line: bytes) -> tuple[str | None, str]:
         """Return field and reason for which an object was refused; "" where the decoder knows."""
@@ -101,11 +87,23 @@ class JsonRows:
         return None, ""  # such as a key given twice, wrong and right
 
 
-def _path(field: str, row: Any) -> _Path:  # noqa: ANN401 -- whatever JSON can say
-    """Return where a field lies: at the top under its whole name, or inside others."""
-    path = tuple(field.split("."))
-    inside = isinstance(row, dict) and field not in row and isinstance(row.get(path[0]), dict)
-    return path if inside else (field,)
+def _paths(field: str) -> list[_Path]:
+    """Return where a field may lie: at the top under its whole name, or inside others."""
+    return list(dict.fromkeys([(field,), tuple(field.split("."))]))
+
+
+def _path(field: str, row: dict[str, Any]) -> _Path:
+    """Return where a field lies in an object, or would be looked for."""
+    whole, *inside = _paths(field)
+    return inside[0] if inside and field not in row and inside[0][0] in row else whole
+
+
+def _decoder(paths: Sequence[_Path]) -> Callable[[bytes], Any]:
+    """Return a function from an object to its text, or to text and id, which lie at these paths."""
+    kind, places = _struct(dict(zip(paths, (str, str | int | float), strict=False)))
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+    get = attrgetter(*(places[path] for path in paths))
+    return lambda line: get(decoder.decode(line))
 
 
 def _struct(kinds: dict[_Path, Any]) -> tuple[type, dict[_Path, str]]:

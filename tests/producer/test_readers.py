@@ -630,7 +630,7 @@ def test_fields_inside_others(tmp_path: Path) -> None:
         ["a", "b"],
         [
             "a.jsonl line 2, field 'doc.text': string expected, not number",
-            f"a.jsonl line 3, field 'doc.text': missing; there are 'doc', {WHICH}",
+            "a.jsonl line 3, field 'doc.text': missing; 'doc' holds no object",
             "a.jsonl line 4, field 'doc.text': missing; the row has no fields",
         ],
     )
@@ -638,6 +638,22 @@ def test_fields_inside_others(tmp_path: Path) -> None:
     assert read(good, text_field="doc.text", id_field="doc.meta.id") == [("a", "1")]
     flat = write(tmp_path / "c.jsonl", '\n{"doc.text": "a", "doc": {"text": "b"}}\n')
     assert read(flat, text_field="doc.text") == [("a", None)]
+
+
+def test_each_object_is_read_by_itself(tmp_path: Path) -> None:
+    """Where a field with dots lies does not depend on where the reading of a file began."""
+    lines = [
+        '{"none": 1}\n',
+        '{"doc": {"text": "a"}}\n',
+        '{"doc.text": "b", "doc": {"text": "c"}}\n',
+    ]
+    path = write(tmp_path / "a.jsonl", "".join(lines))
+    assert read_bad(path, text_field="doc.text")[0] == ["a", "b"]
+    options = CorpusOptions(text_field="doc.text")
+    for first, rest in ((1, ["a", "b"]), (2, ["b"])):
+        cursor = Cursor(offset=len("".join(lines[:first])), line=first)
+        rows = read_corpus([str(path)], options, fail_on_bad_row, cursor=cursor)
+        assert [text for each in rows for text in each.texts] == rest
 
 
 def test_fields_of_a_struct(tmp_path: Path) -> None:
