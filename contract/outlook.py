@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from redis.exceptions import NoPermissionError
@@ -59,7 +59,7 @@ def done_ratio(status: JobStatus) -> float | None:
     left = chunks_left(status)
     if left is None:
         return None
-    return 1 - left / status.chunk_count if status.chunk_count else 1.0
+    return (status.chunk_count - left) / status.chunk_count if status.chunk_count else 1.0
 
 
 def chunk_rates(samples: Sequence[tuple[float, Sample]], now: float) -> dict[str, list[float]]:
@@ -84,6 +84,7 @@ class OutlookReader:
     job: str
     _last: Outlook = UNKNOWN
     _next_at: float = 0.0  # in monotonic time
+    _samples: list[tuple[float, Sample]] = field(default_factory=list)  # of the longest average
 
     def read(self, status: JobStatus, workers: Sequence[Heartbeat]) -> Outlook:
         """Return the outlook of the job, whose status and whose farm's workers are known.
@@ -109,5 +110,14 @@ class OutlookReader:
         busy = {beat.worker for beat in workers if beat.state == "busy"}
         paces = paces_now(statistics.recent_batches(NOW_SECONDS), busy, now)
         pace = total(each for (_, job), each in paces.items() if job == self.job)
-        rates = chunk_rates(statistics.samples(max(AVERAGE_SECONDS)), now)
+        rates = chunk_rates(self._follow(now), now)
         return outlook(status, pace, rates.get(self.job, []))
+
+    def _follow(self, now: float) -> list[tuple[float, Sample]]:
+        """Return the samples of the longest average, of which only the new ones are read."""
+        since = now - max(AVERAGE_SECONDS)
+        last = self._samples[-1][0] if self._samples else since
+        new = self.farm.statistics.samples(now - last)
+        self._samples += [each for each in new if each[0] > last]
+        self._samples = [each for each in self._samples if each[0] > since]
+        return self._samples

@@ -22,7 +22,7 @@ from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.status import JobStatus
 from embedfarm.watch.view import FarmReader
 from tests.cli.test_top import screen
-from tests.contract.little_job import heartbeat
+from tests.contract.little_job import SAMPLE, heartbeat
 from tests.farm.harness import COMMAND, texts_of, write_corpus
 from tests.watch.test_view import beat, embed_two, report
 
@@ -59,6 +59,21 @@ def test_a_job_of_which_nothing_is_read(client: redis.Redis) -> None:
     assert describe_progress(Job(client, "new").status()) == "nothing read yet"
     lines = screen(FarmReader(FarmClient(client)).read(), 120, 30)
     assert any("nothing read yet" in line for line in lines)
+
+
+def test_samples_are_read_once(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look reads only the samples that are new, and has the rates of all of them."""
+    monkeypatch.setattr("embedfarm.contract.outlook.LOOK_SECONDS", 0.0)
+    farm = FarmClient(client)
+    embed_two(farm)
+    reader = OutlookReader(farm, "little")
+    for _ in range(2):
+        farm.statistics.sample(msgspec.structs.replace(SAMPLE, seconds=20.0))
+        seen = reader.read(farm.job("little").status(), farm.workers())
+        (job,) = FarmReader(farm).read().jobs
+        assert seen.seconds_left == pytest.approx(job.seconds_left)
+        assert seen.seconds_left is not None
+    assert len(reader._samples) == 2
 
 
 def test_nothing_is_foretold_of_a_job_that_stands(client: redis.Redis) -> None:
