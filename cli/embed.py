@@ -180,6 +180,9 @@ def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
 
 def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
     """Print where the vectors are and how fast the run was; `before` is an earlier manifest."""
+    from embedfarm.collector.manifest import ERRORS_FILE, find_listing
+    from embedfarm.runs.skipped_rows import SKIPPED_FILE
+
     repaired = before.failed - manifest.failed if before else 0
     rate = manifest.count / manifest.embed_seconds if manifest.embed_seconds else 0.0
     tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0
@@ -222,9 +225,8 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
         account = describe_account(manifest.accounts.get(name, {}))
         console.print(f"  {name}: {counted(figures.chunks, 'chunk')} ({share:.0%}){account}")
     if manifest.skipped:
-        console.print(
-            f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {out}/_skipped.jsonl"
-        )
+        listing = find_listing(out, SKIPPED_FILE)
+        console.print(f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {listing}")
     full = sum(account.get("texts_full", 0) for account in manifest.accounts.values())
     if full:
         console.print(
@@ -232,7 +234,9 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
             "beyond it is in no vector (--long windows takes it in, --long error names such texts)"
         )
     if manifest.failed:
-        console.print(f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {out}/_errors.jsonl")
+        console.print(
+            f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {find_listing(out, ERRORS_FILE)}"
+        )
 
 
 def describe_account(account: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     Manifest,
     OutputError,
-    find,
+    find_listing,
     read_failures,
     read_manifest,
     write_manifest,
@@ -80,7 +80,7 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
     destination.finish(manifest.count, manifest.layout)
     if manifest.failed:
         with (
-            find(directory, ERRORS_FILE).open("rb") as errors,
+            find_listing(directory, ERRORS_FILE).open("rb") as errors,
             replacing(target / ERRORS_FILE) as copy,
         ):
             shutil.copyfileobj(errors, copy)

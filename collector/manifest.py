@@ -215,8 +215,8 @@ class Manifest(About, kw_only=True):
         return Layout(self.dimensions, self.dtype, self.ids)
 
 
-def find(directory: Path, name: str) -> Path:
-    """Return the path of the manifest or error list of an output, which need not exist.
+def find_listing(directory: Path, name: str) -> Path:
+    """Return the path of a manifest, or of a list of failed or skipped rows; it need not exist.
 
     Names begin with `_` so that programs which read all files of a directory leave these out. An
     older output has them without.
@@ -240,7 +240,7 @@ def read_manifest(directory: Path) -> Manifest:
         ManifestError: The manifest is absent, damaged or of another version.
     """
     settle(directory)
-    return _read_manifest(find(directory, MANIFEST_FILE))
+    return _read_manifest(find_listing(directory, MANIFEST_FILE))
 
 
 def settle(directory: Path) -> None:
@@ -261,7 +261,8 @@ def settle(directory: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for place in (decided, directory):
             for name in (MANIFEST_FILE, ERRORS_FILE):
-                _rename(find(place, name), place / name)
+                if (older := find_listing(place, name)) != place / name:
+                    older.replace(place / name)
         if (decided / MANIFEST_FILE).exists():
             for path in decided.iterdir():
                 if path.name != MANIFEST_FILE:
@@ -272,11 +273,6 @@ def settle(directory: Path) -> None:
             (decided / MANIFEST_FILE).replace(directory / MANIFEST_FILE)
             sync_directory(directory)
         shutil.rmtree(decided, ignore_errors=True)
-
-
-def _rename(path: Path, other: Path) -> None:
-    if path != other:
-        path.replace(other)
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -299,7 +295,7 @@ def read_failures(directory: Path) -> Iterator[Failure]:
     Raises:
         ManifestError: A line is damaged; the message has its number.
     """
-    path = find(directory, ERRORS_FILE)
+    path = find_listing(directory, ERRORS_FILE)
     if not path.exists():
         return
     decoder = msgspec.json.Decoder(Failure)

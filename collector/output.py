@@ -38,7 +38,7 @@ from embedfarm.collector.manifest import (
     Part,
     TilingError,
     WorkerFigures,
-    find,
+    find_listing,
     tile,
     write_manifest,
 )
@@ -69,7 +69,7 @@ class State(StrEnum):
 
 def read_state(directory: Path) -> State:
     """Return how far the output in `directory` is; the directory need not exist."""
-    if find(directory, MANIFEST_FILE).exists():
+    if find_listing(directory, MANIFEST_FILE).exists():
         return State.FINISHED
     if (directory / STATE_DIRECTORY / REQUEST_FILE).exists():
         return State.UNFINISHED
@@ -358,7 +358,7 @@ def _claim(directory: Path, request: dict[str, Any]) -> None:
     """Make `directory` the output of `request`, unless it is something else already."""
     match read_state(directory):
         case State.FINISHED:
-            raise OutputError(f"{find(directory, MANIFEST_FILE)}: the output is finished")
+            raise OutputError(f"{find_listing(directory, MANIFEST_FILE)}: the output is finished")
         case State.UNFINISHED:
             compare_requests(directory, read_request(directory) | _changes(request), request)
             _store(directory, request)

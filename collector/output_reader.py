@@ -17,7 +17,7 @@ from embedfarm.collector.manifest import (
     Layout,
     OutputError,
     Part,
-    find,
+    find_listing,
     read_manifest,
 )
 from embedfarm.collector.output import JOURNAL_FILE, State, read_request, read_state
@@ -143,7 +143,7 @@ class _Finished:
         self.available = self.count = manifest.count
         self.job, self.format = manifest.job, manifest.format
         self._layout, self._parts, self._failed = manifest.layout, manifest.parts, manifest.failed
-        self._errors = find(directory, ERRORS_FILE)
+        self._errors = find_listing(directory, ERRORS_FILE)
 
     def part_of(self, index: int) -> _PartFacts:
         """Return the part that has chunk `index`, its layout and what failed in it."""

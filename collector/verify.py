@@ -20,7 +20,7 @@ from embedfarm.collector.manifest import (
     OutputError,
     Part,
     TilingError,
-    find,
+    find_listing,
     read_failures,
     read_manifest,
     tile,
@@ -165,7 +165,7 @@ def _check_totals(manifest: Manifest) -> Iterator[OutputProblem]:
 def _check_files(directory: Path, manifest: Manifest) -> Iterator[OutputProblem]:
     """Check that files have the size their parts make up, and that each is listed."""
     spans = [span for part in manifest.parts for span in part.spans(directory)]
-    errors = find(directory, ERRORS_FILE).name
+    errors = find_listing(directory, ERRORS_FILE).name
     ends = {span.path.name: span.offset + span.bytes for span in spans}
     for name in list_output_files(directory):
         size = (directory / name).stat().st_size
@@ -177,7 +177,7 @@ def _check_files(directory: Path, manifest: Manifest) -> Iterator[OutputProblem]
 
 def _read_failed(directory: Path, manifest: Manifest) -> NDArray[np.int64]:
     """Read the chunks that _errors.jsonl lists, which has to be the file that was written."""
-    path = find(directory, ERRORS_FILE)
+    path = find_listing(directory, ERRORS_FILE)
     sha256 = sha256_of([whole(path)]) if path.exists() else ""
     if sha256 != manifest.errors_sha256:
         raise OutputError("is not the error list that was written" if sha256 else "is missing")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embedfarm.cli.embed import report
 from embedfarm.collector.export import export
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
@@ -113,11 +114,15 @@ def make_older(out: Path) -> None:
 
 @pytest.mark.parametrize("again", [(), AGAIN], ids=["none", "some"])
 @pytest.mark.parametrize("sink", SINKS)
-def test_an_older_output(tmp_path: Path, sink: str, again: Sequence[int]) -> None:
+def test_an_older_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sink: str, again: Sequence[int]
+) -> None:
     """An output with the names of earlier versions is read, exported and patched as any other."""
     out = write(tmp_path / "first", sink, range(COUNT), FAILED, "<f4", ids=True)
     make_older(out)
     assert read_state(out) is State.FINISHED
+    report(read_manifest(out), out, before=None, as_json=False)
+    assert f"{out}/errors.jsonl" in capsys.readouterr().out.replace("\n", "")
     assert verify(out, source(ids=True)) == []
     assert [failure.index for failure in OutputReader(out).failures(4, 3)] == [4, 5, 17]
     export(out, tmp_path / "copy", "jsonl" if sink == "npy" else "npy")
