@@ -234,9 +234,8 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
             "beyond it is in no vector (--long windows takes it in, --long error names such texts)"
         )
     if manifest.failed:
-        console.print(
-            f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {find_listing(out, ERRORS_FILE)}"
-        )
+        listing = find_listing(out, ERRORS_FILE)
+        console.print(f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {listing}")
 
 
 def describe_account(account: dict[str, Any]) -> str:
