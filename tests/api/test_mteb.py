@@ -1,66 +1,13 @@
 """Tests that MTEB's own code takes a farm for the model that it evaluates."""
 
-from collections.abc import Iterator
-from itertools import islice
-from typing import Final, cast
+from typing import cast
 
-import mteb
 import pytest
-from datasets import Dataset
-from mteb.abstasks.retrieval import AbsTaskRetrieval
-from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
-from mteb.abstasks.task_metadata import TaskMetadata
-from mteb.models import SentenceTransformerEncoderWrapper
 from sentence_transformers import SentenceTransformer
 
 import embedfarm
 from embedfarm.contract.model_files import find_local
 from embedfarm.contract.settings import DEFAULT_MODEL
-from embedfarm.producer.docstrings import docstrings
-
-DOCUMENTS: Final = 100
-MEASURES: Final = ("ndcg_at_10", "map_at_10", "recall_at_1", "recall_at_10", "mrr_at_10")
-
-
-def halves() -> Iterator[tuple[str, str, str]]:
-    """Yield name, first paragraph and the rest of docstrings that have both."""
-    for name, text in docstrings():
-        first, _, rest = text.partition("\n\n")
-        if len(rest) > 100:
-            yield name, first, rest
-
-
-class Docstrings(AbsTaskRetrieval):
-    """The rest of a docstring is to be found by its first paragraph, among those of others."""
-
-    metadata = TaskMetadata(
-        name="Docstrings", description="First paragraphs of docstrings find the rest of them.",
-        dataset={"path": "none", "revision": "none"}, type="Retrieval", category="t2t",
-        modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
-        main_score="ndcg_at_10",
-    )  # fmt: skip
-
-    def load_data(self, num_proc: int | None = None, **_: object) -> None:
-        """Make the task of what is installed, where MTEB would fetch it."""
-        del num_proc
-        rows = list(islice(halves(), DOCUMENTS))
-        queries = [{"id": f"q-{name}", "text": first} for name, first, _ in rows]
-        corpus = [{"id": name, "title": "", "text": rest} for name, _, rest in rows]
-        split = RetrievalSplitData(
-            queries=Dataset.from_list(queries), corpus=Dataset.from_list(corpus),
-            relevant_docs={f"q-{name}": {name: 1} for name, _, _ in rows}, top_ranked=None,
-        )  # fmt: skip
-        self.dataset = {"default": {"test": split}}
-        self.data_loaded = True
-
-
-def scores(model: SentenceTransformer) -> dict[str, float]:
-    """Evaluate a model by MTEB, as its wrapper of sentence-transformers has it."""
-    wrapped = SentenceTransformerEncoderWrapper(model)
-    result = mteb.evaluate(wrapped, Docstrings(), cache=None, show_progress_bar=False)
-    assert result.model_name == DEFAULT_MODEL
-    (found,) = result.task_results[0].scores["test"]
-    return {name: found[name] for name in MEASURES}
 
 
 # MTEB's own use of what it, and sentence-transformers, have renamed.
@@ -68,6 +15,9 @@ def scores(model: SentenceTransformer) -> dict[str, float]:
 @pytest.mark.filterwarnings("ignore:The `get_sentence_embedding_dimension`:FutureWarning")
 def test_mteb() -> None:
     """MTEB gives a farm the scores of the SentenceTransformer in the same precision."""
+    # Two seconds in each process of the tests, were it imported above.
+    from tests.api.mteb_task import scores  # noqa: PLC0415
+
     path = find_local(DEFAULT_MODEL, None)
     model = SentenceTransformer(str(path), device="cpu")
     model.model_card_data.model_name = DEFAULT_MODEL

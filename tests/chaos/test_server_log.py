@@ -26,6 +26,8 @@ def live(tmp_path: Path) -> Iterator[LiveServer]:
                 both.set(f"a{number}", "x")
                 both.set(f"b{number}", "y")
                 both.execute()
+            # A server beside a slow disk answers before it has written.
+            assert client.waitaof(1, 0, 20_000)[0] == 1
         live.kill()
         yield live
     finally:

@@ -112,7 +112,7 @@ def test_long_texts(url: str, tmp_path: Path) -> None:
     """A text over the limit counts whole with "windows", by its start with "truncate", or fails."""
     texts = ["the cat sat. " * 30 + "stocks and bonds", "the cat sat. " * 30, "short"]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    words = ("--max-length", "40", "--redis", url, "--dtype", "float32")
+    words = ("--max-length", "40", "--redis", url, "--dtype", "float32", "--engine", "torch")
     vectors = {}
     for long, status in (("truncate", 0), ("windows", 0), ("error", 3)):
         out = tmp_path / long

@@ -124,89 +124,97 @@ def batch_lines() -> bytes:
     return b"x\n" * BODY_BYTES + b'{"custom_id": "' + b"a" * 8 * BODY_BYTES + b'"}\n'
 
 
-WORST: Final[dict[str, Sequence[Request]]] = {
-    "GET /v1/jobs": [Request(more="?limit=1000"), Request(more=f"?limit=1000&tenant={LONG}")],
-    "POST /v1/jobs": [
-        *hostile("texts", "source", "prompt", "priority"),
-        *forms(),
-        Request(more="?" + "&".join(f"{number:x}=" for number in range(3000))),
-        Request(filled(b'{"texts":[', b'"%s"' % (b"a" * 10), b"]}")),
-        Request(filled(b'{"texts":[', b'{"text":"%s","id":""}' % (b"a" * 80), b"]}")),
-        Request(b"a\n" * 8 * BODY_BYTES, media_type="text/plain"),
-        Request(b"{}", headers={"idempotency-key": LONG}),
-    ],
-    "GET /v1/jobs/{job}": [Request()],
-    "PATCH /v1/jobs/{job}": [*hostile("tenant", "deadline_ms")],
-    "DELETE /v1/jobs/{job}": [Request()],
-    "DELETE /v1/jobs/{job}/results": [Request(more="?upto=9007199254740992")],
-    "POST /v1/jobs/{job}/pause": [Request()],
-    "POST /v1/jobs/{job}/resume": [Request()],
-    "POST /v1/jobs/{job}/cancel": [Request(more="none")],
-    "POST /v1/jobs/{job}/retry": [Request()],
-    "GET /v1/jobs/{job}/results": [Request(more="?limit=100000")],
-    "GET /v1/jobs/{job}/errors": [Request(more="?limit=1000")],
-    "GET /v1/jobs/{job}/events": [Request(more="none", headers={"last-event-id": LONG})],
-    "POST /v1/feeds": [*hostile("name", "dimensions", "dtype")],
-    "POST /v1/jobs/{job}/texts": [
-        *hostile("texts", "ids", "start"),
-        heavy(start=0, texts=["a" * 400] * 8192, ids=["a" * 40] * 8192),
-    ],
-    "POST /v1/jobs/{job}/close": [*hostile("count")],
-    "GET /livez": [Request()],
-    "GET /readyz": [Request()],
-    "GET /health": [Request()],
-    "GET /v1/workers": [Request()],
-    "GET /v1/scheduler/stats": [Request()],
-    "GET /v1/scheduler/explain": [Request(more=f"?last=100&worker={LONG}")],
-    "GET /v1/scheduler/passes": [Request()],
-    "PUT /v1/scheduler/passes": [*hostile("active")],
-    "GET /metrics": [Request()],
-    "POST /v1/embeddings": [
-        *hostile("input", "model", "dimensions", "user"),
-        heavy(model=NULL, input=TEXTS),
-        heavy(model=NULL, input=["a" * 500] * 2048, encoding_format="base64"),
-        heavy(model=NULL, input=["a"] * 300_000),
-    ],
-    "GET /v1/models": [Request()],
-    "GET /v1/models/{model}": [Request(more=LONG)],
-    "POST /v1/files": [*forms()],
-    "GET /v1/files": [Request(more="?limit=10000")],
-    "GET /v1/files/{file}": [Request(more=LONG)],
-    "DELETE /v1/files/{file}": [Request(more=LONG)],
-    "GET /v1/files/{file}/content": [Request()],
-    "POST /v1/batches": [
-        *hostile("metadata", "input_file_id"),
-        heavy(input_file_id="FILE", endpoint="/v1/embeddings", completion_window="24h"),
-        Request(b"{}", headers={"idempotency-key": LONG}),
-    ],
-    "GET /v1/batches": [Request(more="?limit=100")],
-    "GET /v1/batches/{batch}": [Request(more=LONG)],
-    "POST /v1/batches/{batch}/cancel": [Request()],
-    "GET /info": [Request()],
-    "POST /embed": [*hostile("inputs", "prompt_name"), heavy(inputs=TEXTS)],
-    "POST /lsh": [
-        *hostile("inputs", "bitn"),
-        *(heavy(inputs=TEXTS, bitn=8192, seed=seed) for seed in range(3)),
-    ],
-    "POST /rerank": [
-        *hostile("texts", "query"),
-        heavy(query="a", texts=["a" * 500] * 2047, return_text=True),
-    ],
-    "POST /tokenize": [*hostile("inputs")],
-}
-"""By route all bodies with which a request costs most."""
+def worst_requests() -> dict[str, Sequence[Request]]:
+    """Return by route all bodies with which a request costs most."""
+    return {
+        "GET /v1/jobs": [Request(more="?limit=1000"), Request(more=f"?limit=1000&tenant={LONG}")],
+        "POST /v1/jobs": [
+            *hostile("texts", "source", "prompt", "priority"),
+            *forms(),
+            Request(more="?" + "&".join(f"{number:x}=" for number in range(3000))),
+            Request(filled(b'{"texts":[', b'"%s"' % (b"a" * 10), b"]}")),
+            Request(filled(b'{"texts":[', b'{"text":"%s","id":""}' % (b"a" * 80), b"]}")),
+            Request(b"a\n" * 8 * BODY_BYTES, media_type="text/plain"),
+            Request(b"{}", headers={"idempotency-key": LONG}),
+        ],
+        "GET /v1/jobs/{job}": [Request()],
+        "PATCH /v1/jobs/{job}": [*hostile("tenant", "deadline_ms")],
+        "DELETE /v1/jobs/{job}": [Request()],
+        "DELETE /v1/jobs/{job}/results": [Request(more="?upto=9007199254740992")],
+        "POST /v1/jobs/{job}/pause": [Request()],
+        "POST /v1/jobs/{job}/resume": [Request()],
+        "POST /v1/jobs/{job}/cancel": [Request(more="none")],
+        "POST /v1/jobs/{job}/retry": [Request()],
+        "GET /v1/jobs/{job}/results": [Request(more="?limit=100000")],
+        "GET /v1/jobs/{job}/errors": [Request(more="?limit=1000")],
+        "GET /v1/jobs/{job}/events": [Request(more="none", headers={"last-event-id": LONG})],
+        "POST /v1/feeds": [*hostile("name", "dimensions", "dtype")],
+        "POST /v1/jobs/{job}/texts": [
+            *hostile("texts", "ids", "start"),
+            heavy(start=0, texts=["a" * 400] * 8192, ids=["a" * 40] * 8192),
+        ],
+        "POST /v1/jobs/{job}/close": [*hostile("count")],
+        "GET /livez": [Request()],
+        "GET /readyz": [Request()],
+        "GET /health": [Request()],
+        "GET /v1/workers": [Request()],
+        "GET /v1/scheduler/stats": [Request()],
+        "GET /v1/scheduler/explain": [Request(more=f"?last=100&worker={LONG}")],
+        "GET /v1/scheduler/passes": [Request()],
+        "PUT /v1/scheduler/passes": [*hostile("active")],
+        "GET /metrics": [Request()],
+        "POST /v1/embeddings": [
+            *hostile("input", "model", "dimensions", "user"),
+            heavy(model=NULL, input=TEXTS),
+            heavy(model=NULL, input=["a" * 500] * 2048, encoding_format="base64"),
+            heavy(model=NULL, input=["a"] * 300_000),
+        ],
+        "GET /v1/models": [Request()],
+        "GET /v1/models/{model}": [Request(more=LONG)],
+        "POST /v1/files": [*forms()],
+        "GET /v1/files": [Request(more="?limit=10000")],
+        "GET /v1/files/{file}": [Request(more=LONG)],
+        "DELETE /v1/files/{file}": [Request(more=LONG)],
+        "GET /v1/files/{file}/content": [Request()],
+        "POST /v1/batches": [
+            *hostile("metadata", "input_file_id"),
+            heavy(input_file_id="FILE", endpoint="/v1/embeddings", completion_window="24h"),
+            Request(b"{}", headers={"idempotency-key": LONG}),
+        ],
+        "GET /v1/batches": [Request(more="?limit=100")],
+        "GET /v1/batches/{batch}": [Request(more=LONG)],
+        "POST /v1/batches/{batch}/cancel": [Request()],
+        "GET /info": [Request()],
+        "POST /embed": [*hostile("inputs", "prompt_name"), heavy(inputs=TEXTS)],
+        "POST /lsh": [
+            *hostile("inputs", "bitn"),
+            *(heavy(inputs=TEXTS, bitn=8192, seed=seed) for seed in range(3)),
+        ],
+        "POST /rerank": [
+            *hostile("texts", "query"),
+            heavy(query="a", texts=["a" * 500] * 2047, return_text=True),
+        ],
+        "POST /tokenize": [*hostile("inputs")],
+    }
 
-TOKENS: Final[dict[str, Sequence[Request]]] = {
-    "POST /v1/embeddings": [
-        heavy(model=DEFAULT_MODEL, input=rows)
-        for rows in ([999] * 300_000, [999] * 32_768, [[999] * 140] * 2048, [[999]] * 140_000)
-    ],
-    "POST /tokenize": [
-        heavy(inputs=texts)
-        for texts in ("!" * BODY_BYTES, ["!" * 32_768] * 32, ["!" * 512] * 2048, ["!"] * 300_000)
-    ],
-}
-"""What a tokenizer makes most of."""
+
+def token_requests() -> dict[str, Sequence[Request]]:
+    """Return by route what a tokenizer makes most of."""
+    return {
+        "POST /v1/embeddings": [
+            heavy(model=DEFAULT_MODEL, input=rows)
+            for rows in ([999] * 300_000, [999] * 32_768, [[999] * 140] * 2048, [[999]] * 140_000)
+        ],
+        "POST /tokenize": [
+            heavy(inputs=texts)
+            for texts in (
+                "!" * BODY_BYTES,
+                ["!" * 32_768] * 32,
+                ["!" * 512] * 2048,
+                ["!"] * 300_000,
+            )
+        ],
+    }
 
 
 class Pulse:
@@ -363,14 +371,15 @@ def test_no_request_costs_much(
     All routes read their bodies by the same code, so that each gets other ones of those that are
     bad for any; the slow test sends all to all.
     """
+    everything = worst_requests()
     worst = {
         operation: thinned(requests, place, stride)
-        for place, (operation, requests) in enumerate(WORST.items())
+        for place, (operation, requests) in enumerate(everything.items())
     }
     for number in range(JOBS):
         Job(client, f"job-{number}").create(JobSpec(model=NULL), 0)
     with working(worker_on(server)), serving(server, tmp_path, NULL) as one:
-        assert one.operations() == set(WORST), "a route has no worst body, or is none"
+        assert one.operations() == set(everything), "a route has no worst body, or is none"
         assert not (faults := cost(one, worst)), "\n".join(faults)
 
 
@@ -380,4 +389,4 @@ def test_no_tokens_cost_much(server: LiveServer, client: redis.Redis, tmp_path: 
     del client
     with serving(server, tmp_path, DEFAULT_MODEL) as one:
         assert one.ask("POST /tokenize", heavy(inputs="a")) == 200  # which reads the tokenizer
-        assert not (faults := cost(one, TOKENS)), "\n".join(faults)
+        assert not (faults := cost(one, token_requests())), "\n".join(faults)

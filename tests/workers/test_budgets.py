@@ -61,7 +61,7 @@ def test_full_memory_settles_the_budget(
     transformer = bert(tmp_path / "transformer", inner=16384)  # 128 KiB for a token
     modules = [transformer, Pooling(DIMENSIONS, "mean")]
     SentenceTransformer(modules=modules, device="cpu").save(str(model))
-    texts = [f"{index} " + "the river bank " * 12 for index in range(400)]
+    texts = [f"{index} " + "the river bank " * 12 for index in range(200)]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     words = ("--redis", server.url, "--json", "--model", model, "--dtype", "float32")
     accounts = []
