@@ -165,6 +165,7 @@ class Submitter:
         """
         blocker = Blocker(self.start, self.settings, self.spec.max_length or TOKENS_MAX)
         try:
+            self._persist(self._check_cancelled)  # first, since the source may say that it is Stale
             for rows in source:
                 self._size(blocker)
                 self._send(blocker.add(rows, self._encoder))
@@ -268,6 +269,11 @@ class Submitter:
             raise SubmissionCancelled(f"job {self.job} is cancelled")
         if state not in allowed:
             raise JobRefused(f"job {self.job} takes no more chunks: it is {state}")
+
+    def _check_cancelled(self) -> None:
+        """Raise if somebody cancelled the job."""
+        if self._look_at_job().cancelled:
+            self._check("cancelled", set())
 
     def _create(self) -> JobStatus:
         """Make the job unless it is there, and return its status."""

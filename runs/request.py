@@ -1,5 +1,6 @@
 """Requests of `embedfarm embed`, and how their corpus is found and read again later."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output import State, compare_requests, read_state
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract import model_files
+from embedfarm.contract.formatting import counted
 from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, Decides, JobSpec, decided_by
 from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
@@ -183,19 +185,25 @@ def check_finished(request: Request, out: Path) -> Manifest | None:
 
 
 def _compare(request: Request, out: Path, manifest: Manifest) -> None:
-    """Compare the rows of the source with those that a finished output was made from."""
-    check = PrefixCheck(manifest.parts)
+    """Compare the rows of the source with those that a finished output was made from.
+
+    Bad rows may have been taken away: each row that is left has its vector.
+    """
+    check, bad_rows, where = PrefixCheck(manifest.parts), itertools.count(), ""
     try:
-        for rows in read_corpus(request.sources, request.options, lambda _: None):
+        for rows in read_corpus(request.sources, request.options, lambda _: next(bad_rows)):
             check.feed(text_checksums(rows.texts), rows.ids)
-        where = "" if check.finish() == manifest.count else f"more rows than {manifest.count:,}"
+        if check.finish() != manifest.count:
+            where = f"more rows than {manifest.count:,} now"
+        elif (count := next(bad_rows)) > manifest.skipped:
+            where = f"{counted(count, 'bad row')} now, not {manifest.skipped:,}"
     except SourceChanged as error:
-        where = "other texts or ids"
+        where = "other texts or ids now"
         if error.part is not None:
-            where += f" in rows {error.part.start} to {error.part.end - 1}"
+            where += f", in rows {error.part.start} to {error.part.end - 1}"
     if where:
         raise SourceChanged(
-            f"{out} is finished, and the source has {where} now: embed it into another directory "
+            f"{out} is finished, and the source has {where}: embed it into another directory "
             "(--out), or restore it"
         )
 

@@ -17,6 +17,7 @@ import redis
 from rich.console import Console
 
 from embedfarm.cli.progress import View
+from embedfarm.collector.collect import JobCancelled
 from embedfarm.collector.manifest import OutputError, read_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import SourceChanged
@@ -31,7 +32,7 @@ from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submitter import Submitter
 from embedfarm.runs import sending as module
 from embedfarm.runs.own_job import JOB_ID_FILE
-from embedfarm.runs.request import Request
+from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.run import Interrupted, Place, Run
 from tests.farm.harness import check_output, manifest, run, write_corpus
 from tests.support import LiveServer, wait_until
@@ -376,6 +377,34 @@ def test_ids_that_changed(bench: Bench) -> None:
         for line in path.read_text().splitlines()
     ]
     assert [line["id"] for line in lines] == [*ids[:2000], *ids[:1999:-1]]
+
+
+def test_a_cancelled_job_of_a_corpus_that_is_shorter_now(bench: Bench) -> None:
+    """A command that goes on with a cancelled job ends it, though rows that were sent are gone."""
+    bench.embed_all(parts_of=100_000)
+    [job] = bench.farm.job_ids()
+    bench.farm.job(job).cancel()
+    bench.write(TEXTS[:1200])
+    with pytest.raises(JobCancelled):
+        bench.run(parts_of=100_000)
+    assert bench.farm.job(job).status().ended
+
+
+def test_bad_rows_of_a_finished_output_that_come_and_go(bench: Bench) -> None:
+    """A finished output is not said to be whole where its corpus has more bad rows now.
+
+    It stays as good as it was when bad rows have been taken away.
+    """
+    with bench.corpus.open("a") as file:
+        file.write('{"text": 7}\n')
+    bench.run(skip=True)
+    assert read_manifest(bench.out).skipped == 1
+    with bench.corpus.open("a") as file:
+        file.write('{"text": 8}\n')
+    with pytest.raises(SourceChanged, match="2 bad rows now, not 1"):
+        check_finished(bench.request(skip=True), bench.out)
+    bench.write(TEXTS)
+    assert check_finished(bench.request(skip=True), bench.out) is not None
 
 
 def test_verify_says_who_has_compared(bench: Bench) -> None:

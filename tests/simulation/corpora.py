@@ -144,10 +144,11 @@ class Corpus:
         self.write(rows)
 
     def spoil(self) -> None:
-        """Make a row, most often one of the last, unreadable."""
+        """Make a row, most often one of the last, unreadable, or insert one that is."""
         rows = self.rows
         earliest = self.random.choice([0, len(rows) * 3 // 4, len(rows) - 1])
-        rows[self.random.randrange(earliest, len(rows))] = None
+        place = self.random.randrange(earliest, len(rows))
+        rows[place : place + self.random.choice([0, 1, 1])] = [None]
         self.write(rows)
 
     def mend(self) -> None:
