@@ -35,6 +35,7 @@ from embedfarm.ingest.tasks import QUEUE
 
 PREFIX: Final = "http-"
 END_SECONDS: Final = 5.0
+WAITING_MAX: Final = 1000  # jobs whose places in the queue are told
 DESCRIBED_CHARACTERS: Final = 75  # of an argument, as RQ describes a job that says nothing
 
 
@@ -149,6 +150,12 @@ class Submissions:
         except redis.ResponseError as error:
             _name_foreign(key, error)
         return not self.pending(job)
+
+    def waiting(self) -> list[str]:
+        """List the jobs that wait for an ingest worker, up to 1,000, the next one first."""
+        first = partial(self.client.lrange, start=0, end=WAITING_MAX - 1)
+        requests = [each.decode(errors="replace") for each in _members(first, self._queue.key)]
+        return [each.removeprefix(PREFIX) for each in requests if each.startswith(PREFIX)]
 
     def running(self, job: str) -> bool:
         """Tell whether an ingest worker is at work on a job."""

@@ -1,6 +1,5 @@
 """Requests of `embedfarm embed`, and how their corpus is found and read again later."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, Decides, JobSp
 from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
+from embedfarm.producer.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
 from embedfarm.producer.readers.directory import locate
 
 
@@ -189,14 +188,19 @@ def _compare(request: Request, out: Path, manifest: Manifest) -> None:
 
     Bad rows may have been taken away: each row that is left has its vector.
     """
-    check, bad_rows, where = PrefixCheck(manifest.parts), itertools.count(), ""
+    check, bad_rows, where = PrefixCheck(manifest.parts), 0, ""
+
+    def count_bad(_: BadRow) -> None:
+        nonlocal bad_rows
+        bad_rows += 1
+
     try:
-        for rows in read_corpus(request.sources, request.options, lambda _: next(bad_rows)):
+        for rows in read_corpus(request.sources, request.options, count_bad):
             check.feed(text_checksums(rows.texts), rows.ids)
         if check.finish() != manifest.count:
             where = f"more rows than {manifest.count:,} now"
-        elif (count := next(bad_rows)) > manifest.skipped:
-            where = f"{counted(count, 'bad row')} now, not {manifest.skipped:,}"
+        elif bad_rows > manifest.skipped:
+            where = f"{counted(bad_rows, 'bad row')} now, not {manifest.skipped:,}"
     except SourceChanged as error:
         where = "other texts or ids now"
         if error.part is not None:

@@ -30,6 +30,7 @@ from embedfarm.web.operations import metrics
 from embedfarm.web.operations import routes as operations
 from embedfarm.web.operations.metrics import Figures, Meter
 from embedfarm.web.pages import charts, download, job, scheduler, sign_in, steer, submit, workers
+from embedfarm.web.pages import jobs as all_jobs
 from embedfarm.web.pages import overview as farm
 from embedfarm.web.pages.chart_drawing import Gallery
 from embedfarm.web.pages.view_cache import Readers
@@ -37,8 +38,8 @@ from embedfarm.web.services import Passes, Services
 from embedfarm.web.tei import routes as tei_protocol
 
 PAGES: Final = (
-    submit.router, farm.router, job.router, download.router, workers.router, scheduler.router,
-    scheduler.steering, charts.router, sign_in.router, steer.router,
+    submit.router, farm.router, all_jobs.router, job.router, download.router, workers.router,
+    scheduler.router, scheduler.steering, charts.router, sign_in.router, steer.router,
 )  # fmt: skip
 
 OTHER_THREADS: Final = 64  # for routes that wait for the server only: anyio has 40

@@ -36,6 +36,7 @@ STAMP: Final = (
 AXE: Final = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 SIZES: Final = {"desktop": (1280, 800), "phone": (390, 844)}
 PAGES: Final = {
+    "jobs": "/jobs",
     "overview": "/",
     "job": "/jobs/handbook",
     "ended": "/jobs/old-0",
@@ -44,6 +45,7 @@ PAGES: Final = {
     "workers": "/workers",
     "scheduler": "/scheduler",
     "confirm": "/jobs/handbook/cancel",
+    "many": "/steer?verb=cancel&every=yes",
     "missing": "/jobs/none",
 }
 MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"

@@ -166,9 +166,14 @@ def test_without_javascript(browser: Browser, client: redis.Redis, farm: str) ->
     with page.expect_download() as download:
         page.get_by_role("link", name="NumPy").click()
     np.testing.assert_array_equal(np.load(download.value.path()), null_vectors(TEXTS[:60], 16))
-    do(page, "Delete", "Delete")
-    assert page.url == f"{farm}/"
-    expect(page.get_by_text("No job has ended")).to_be_visible()
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="Jobs").click()
+    page.get_by_label("Name, id or model").fill("quest")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("checkbox", name="mark questions").check()
+    page.get_by_role("button", name="Delete …").click()
+    page.get_by_role("button", name="Delete 1 job").click()
+    assert page.url == f"{farm}/jobs?words=quest"
+    expect(page.get_by_text("There is no job")).to_be_visible()
     page.get_by_role("button", name="dark theme").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     assert not watched.faults

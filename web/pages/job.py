@@ -22,6 +22,7 @@ from embedfarm.web.jobs.failures import PLACE, read_failures
 from embedfarm.web.jobs.routes import After, JobId
 from embedfarm.web.pages.download import why_not
 from embedfarm.web.pages.page_events import LIVE, answer_live
+from embedfarm.web.pages.steer import ACTIONS
 from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 
@@ -92,7 +93,6 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
             worker: describe(account) for worker, account in farm.reports.accounts(name).items()
         },
         "actions": actions_for(facts),
-        "retryable": bool(facts.chunks_failed) and facts.state == "finished",
         "no_results": why_not(services.settings, facts),
         "chart_at": int(time.time() // CHART_SECONDS) if facts.moving else 0,
     }
@@ -118,18 +118,7 @@ def _spec(handle: Job) -> dict[str, Any]:
 
 def actions_for(job: JobStatus) -> list[str]:
     """List what may be done to a job in its state."""
-    found = []
-    if job.moving and not job.embedded:
-        found.append("pause")
-    if job.state == "paused":
-        found.append("resume")
-    if job.moving or job.state == "paused":
-        found.append("cancel")
-    if job.state == "failed":
-        found.append("retry")
-    if job.removable:
-        found.append("delete")
-    return found
+    return [verb for verb, action in ACTIONS.items() if action.may(job)]
 
 
 def read_speeds(farm: FarmClient, job: str) -> list[Moment]:

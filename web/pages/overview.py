@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from embedfarm.watch.overview import read_page
 from embedfarm.watch.view import FarmReader, FarmView, Point
@@ -14,13 +14,12 @@ from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 
-JOBS_MAX: Final = 50  # jobs in work that are shown
-ENDED_MAX: Final = 20  # ended jobs on a page
-NEWEST: Final = "-inf:"  # where the list of ended jobs begins
+JOBS_MAX: Final = 10  # jobs in work that are shown; the page of jobs has all
+ENDED_MAX: Final = 5
+NEWEST_ENDED: Final = "-inf:"  # where the list of ended jobs begins
 ROWS_MAX: Final = 12  # of the table beside the chart
 
 router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
-Ended = Annotated[str, Query(max_length=300, pattern=r"^(-(\d+(\.\d+)?|inf):.*)?$")]
 
 
 class Headline(NamedTuple):
@@ -36,14 +35,13 @@ class Headline(NamedTuple):
 
 
 @router.get("/")
-def overview(request: Request, services: Service, reader: Reader, ended: Ended = "") -> Response:
+def overview(request: Request, services: Service, reader: Reader) -> Response:
     """Show the farm, its jobs and its workers."""
-    return answer_live(request, "overview.html", partial(_read, services, reader, ended))
+    return answer_live(request, "overview.html", partial(_read, services, reader))
 
 
-def _read(services: Services, reader: FarmReader, ended: str) -> dict[str, Any]:
+def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
     view = reader.read()
-    page = read_page(services.farm, ended or NEWEST, ENDED_MAX)
     # Jobs that fail or are late come first where not all are shown; else the oldest do.
     jobs = sorted(view.jobs, key=lambda job: -job.late_seconds)
     return {
@@ -53,9 +51,7 @@ def _read(services: Services, reader: FarmReader, ended: str) -> dict[str, Any]:
         "headline": headline(view),
         "names": {job.job: job.name or job.job for job in view.jobs},
         "failing": [job for job in view.jobs if job.chunks_failed],
-        "ended": page.jobs,
-        "ended_next": page.next,
-        "ended_first": not ended,
+        "ended": read_page(services.farm, NEWEST_ENDED, ENDED_MAX).jobs,
         "rows": thin(view.rates, ROWS_MAX),
         "peak": max((each.tokens_per_second for each in view.rates), default=0.0),
         "chart_at": int(time.time() // 10),

@@ -75,7 +75,8 @@ def ask_passes(
     told = {
         "question": "Decide by these passes?",
         "consequence": "The next decision goes through them in this order. No work is dropped.",
-        "subject": passes.replace(",", " → "),
+        "subjects": [passes.replace(",", " → ")],
+        "possible": True,
         "yes": "Use them",
         "no": "Leave it as it is",
         "dangerous": False,

@@ -1,86 +1,121 @@
 """Actions on jobs from the pages: asked first, then done as by the API, then shown."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Form, HTTPException, Path, Query, Request, Response
+from pydantic import BaseModel, Field
 
-from embedfarm.watch.overview import read_job
+from embedfarm.contract.formatting import counted
+from embedfarm.contract.jobs import ChangeRefused
+from embedfarm.contract.status import JobGone, JobStatus
+from embedfarm.watch.job_search import search_jobs
+from embedfarm.watch.overview import JobFacts, read_job, read_jobs
 from embedfarm.web.auth.keys import Key, Scope
-from embedfarm.web.http.rendering import render, segment
+from embedfarm.web.http.rendering import PATH_CHARACTERS_MAX, local_path, render, segment
 from embedfarm.web.jobs import retries
 from embedfarm.web.jobs import routes as jobs
 from embedfarm.web.jobs.routes import JobId
+from embedfarm.web.pages.jobs import JobFilter
 from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
 
+MANY_MAX: Final = 1000  # jobs that one request may act on
+MANY_SECONDS: Final = 20.0  # for them; those that are left then are named
+NAMED_MAX: Final = 10
+
 
 class Action(NamedTuple):
-    """Something that may be done to a job.
+    """Something that may be done to jobs.
 
     Attributes:
-        do: Function of the API route that does it.
-        question: Question that is asked first.
+        do: Function of the API route that does it to one job.
+        may: Whether the state of a job allows it.
+        question: Question that is asked first, with a place for the job or the number of jobs.
         consequence: Sentence that says what happens then.
-        yes: Label of the button that does it.
+        yes: Label of the button that does it, with the same place.
         no: Label of the button that does not.
         dangerous: Whether the action cannot be undone.
     """
 
     do: Callable[[Services, Key, str], Any]
+    may: Callable[[JobStatus], bool]
     question: str
     consequence: str
     yes: str
-    no: str = "Leave it as it is"
+    no: str = "Leave as it is"
     dangerous: bool = False
 
 
 ACTIONS: Final = {
     "pause": Action(
         jobs.pause_job,
-        "Pause this job?",
-        "No more of it is given to workers until it is resumed. What they hold is still embedded.",
-        "Pause",
+        lambda job: job.moving and not job.embedded,
+        "Pause {}?",
+        "Workers get no more of it until it is resumed. What they hold is still embedded.",
+        "Pause {}",
     ),
     "resume": Action(
-        jobs.resume_job, "Resume this job?", "Workers go on where they stopped.", "Resume"
+        jobs.resume_job,
+        lambda job: job.state == "paused",
+        "Resume {}?",
+        "Workers go on where they stopped.",
+        "Resume {}",
     ),
     "cancel": Action(
         jobs.cancel_job,
-        "Cancel this job?",
-        "It stops for good. What is embedded already stays with its output.",
-        "Cancel the job",
+        lambda job: job.moving or job.state == "paused",
+        "Cancel {}?",
+        "This is for good. What is embedded already stays with its output.",
+        "Cancel {}",
         "Let it go on",
         dangerous=True,
     ),
     "retry": Action(
         retries.retry_job,
-        "Try again what failed?",
+        lambda job: job.state == "failed" or (job.state == "finished" and job.chunks_failed > 0),
+        "Try again what failed in {}?",
         "The chunks that failed are embedded again, and put into the output where they belong.",
         "Try again",
     ),
     "delete": Action(
         jobs.delete_job,
-        "Delete this job?",
-        "The farm forgets it, its failed chunks included. Files of its output stay.",
-        "Delete",
+        lambda job: job.removable,
+        "Delete {}?",
+        "The farm forgets what it knows, the failed chunks included. Files of an output stay.",
+        "Delete {}",
         "Keep it",
         dangerous=True,
     ),
 }
 
-Verb = Annotated[Literal["pause", "resume", "cancel", "retry", "delete"], Path()]
+Verb = Literal["pause", "resume", "cancel", "retry", "delete"]
 
 router: Final = APIRouter(include_in_schema=False, dependencies=need(Scope.SUBMIT))
 
 
+class Selection(JobFilter):
+    """Jobs that were marked, or with `every` all that the filter finds."""
+
+    verb: Verb
+    job: Annotated[list[str], Field(max_length=MANY_MAX, default_factory=list)]
+    every: bool = False
+
+    def place(self) -> str:
+        """Return the path of the page that shows what the filter finds."""
+        chosen = self.filtering()
+        return f"/jobs?{urlencode(chosen)}" if chosen else "/jobs"
+
+
 @router.get("/jobs/{job}/{verb}")
-def ask(request: Request, services: Service, job: JobId, verb: Verb) -> Response:
+def ask(request: Request, services: Service, job: JobId, verb: Annotated[Verb, Path()]) -> Response:
     """Ask whether an action on a job is meant."""
     facts, action = read_job(services.farm, job), ACTIONS[verb]
-    told = {
-        **action._asdict(),
-        "subject": facts.name or job,
+    told = _question(action, "this job") | {
+        "subjects": [facts.name or job],
+        "possible": True,
         "back": f"/jobs/{segment(job)}",
         "fields": [],
     }
@@ -88,7 +123,95 @@ def ask(request: Request, services: Service, job: JobId, verb: Verb) -> Response
 
 
 @router.post("/jobs/{job}/{verb}")
-def act(services: Service, key: Caller, job: JobId, verb: Verb) -> Response:
+def act(services: Service, key: Caller, job: JobId, verb: Annotated[Verb, Path()]) -> Response:
     """Do an action, and show the job, or the farm after the job was deleted."""
     ACTIONS[verb].do(services, key, job)
     return leave_for("/" if verb == "delete" else f"/jobs/{segment(job)}")
+
+
+@router.get("/steer")
+def ask_many(
+    request: Request, services: Service, selection: Annotated[Selection, Query()]
+) -> Response:
+    """Ask whether an action on many jobs is meant, and say on how many of them it can be done."""
+    action = ACTIONS[selection.verb]
+    names = selection.job
+    if selection.every:
+        names = search_jobs(services.farm, selection.query()).jobs
+    chosen = [job for job in read_jobs(services.farm, names) if action.may(job)]
+    some = chosen[:MANY_MAX]
+    told = _question(action, counted(len(some), "job")) | {
+        "subjects": _subjects(some),
+        "consequence": _consequence(action, len(some), len(chosen), len(names)),
+        "no": "Leave them as they are",
+        "back": selection.place(),
+        "fields": [("verb", selection.verb), ("back", selection.place())]
+        + [("job", job.job) for job in some],
+        "possible": bool(some),
+    }
+    return render(request, "confirm.html", told)
+
+
+def _consequence(action: Action, some: int, chosen: int, names: int) -> str:
+    """Say what an action on some jobs does, out of those it can be done to and those marked."""
+    if not names:
+        return "No job is marked."
+    if not chosen:
+        return f"Of {counted(names, 'job')} none is in a state for that."
+    parts = [action.consequence]
+    if chosen < names:
+        parts.append(f"Left out, being in another state: {names - chosen:,} of {names:,}.")
+    if some < chosen:
+        parts.append(f"These are the first {some:,} of {chosen:,}.")
+    return " ".join(parts)
+
+
+def _subjects(some: Sequence[JobFacts]) -> list[str]:
+    named = [job.name or job.job for job in some[:NAMED_MAX]]
+    return named + ([f"and {len(some) - len(named):,} more"] if len(some) > len(named) else [])
+
+
+def _question(action: Action, subject: str) -> dict[str, Any]:
+    """Return an action's words for a job, or for a number of jobs."""
+    said = action._asdict()
+    return said | {name: said[name].format(subject) for name in ("question", "yes")}
+
+
+class ManyJobs(BaseModel):
+    """Jobs that an action is done to, and the page that is shown then."""
+
+    verb: Verb
+    job: Annotated[list[str], Field(max_length=MANY_MAX)]
+    back: Annotated[str, Field(max_length=PATH_CHARACTERS_MAX)] = "/jobs"
+
+
+@router.post("/steer")
+def act_on_many(
+    request: Request, services: Service, key: Caller, asked: Annotated[ManyJobs, Form()]
+) -> Response:
+    """Do an action to jobs one after the other, and show them, or those that it was not done to."""
+    refused = dict[str, str]()
+    end = time.monotonic() + MANY_SECONDS
+    for job in asked.job:
+        if time.monotonic() > end:
+            refused[job] = "there was no time left for it, do it again"
+            continue
+        try:
+            services.find_job(job)
+            ACTIONS[asked.verb].do(services, key, job)
+        except HTTPException as error:
+            refused[job] = error.detail
+        except JobGone:
+            refused[job] = "there is no such job any more"
+        except ChangeRefused as error:
+            refused[job] = str(error)
+    if not refused:
+        return leave_for(asked.back)
+    told = {
+        "verb": asked.verb,
+        "done": len(asked.job) - len(refused),
+        "of": len(asked.job),
+        "refused": refused,
+        "back": local_path(asked.back),
+    }
+    return render(request, "refused.html", told)

@@ -1,0 +1,225 @@
+"""Tests of the page of all jobs: how they are found, and steered many at a time."""
+
+import re
+import time
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+from embedfarm.contract import wire
+from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.jobs import Job
+from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.job_directories import Call
+from embedfarm.ingest.job_queue import Submissions
+from embedfarm.watch.job_search import JobQuery, search_jobs
+from embedfarm.web.auth.keys import make_key
+from tests.support import LiveServer
+from tests.web.conftest import client_of
+
+BROWSER = {"accept": "text/html"}
+SPEC = JobSpec(model="null:2")
+
+
+def make(client: redis.Redis, name: str, tenant: str = "", end: str = "", failed: int = 0) -> Job:
+    """Make a job of a name, which has ended in a state if that is given."""
+    job = Job(client, f"id-{name}")
+    job.create(msgspec.structs.replace(SPEC, name=name), 0, Terms(tenant=tenant))
+    if end in {"finished", "failed"}:
+        FarmClient(client).end(job.id, end, "", Settings(), chunk_count=9)  # type: ignore[arg-type]
+        client.hset(wire.JobKeys(job.id).meta, "chunks_failed", failed)
+    elif end:
+        job.cancel()
+    return job
+
+
+@pytest.fixture
+def many(client: redis.Redis) -> redis.Redis:
+    """Make jobs in every state, some of tenants, one of them long ago."""
+    make(client, "Wikipedia one")
+    make(client, "Wikipedia two", "red", "finished")
+    make(client, "mails", "red", "failed")
+    make(client, "letters", "blue", "finished", failed=3)
+    make(client, "notes", end="cancelled")
+    make(client, "papers").pause()
+    old = int(1000 * (time.time() - 2 * 86_400))
+    client.hset(wire.JobKeys("id-mails").meta, "created_ms", old)
+    return client
+
+
+def shown(web: TestClient, **query: object) -> list[str]:
+    """Return the names of the jobs that the page shows, in order."""
+    text = web.get("/jobs", params=query, headers=BROWSER).text  # type: ignore[arg-type]
+    return re.findall(r'<a class="name" href="/jobs/[^"]*">([^<]*)</a>', text)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ({"words": "wiki"}, {"Wikipedia one", "Wikipedia two"}),
+        ({"words": "TWO wiki"}, {"Wikipedia two"}),
+        ({"words": "id-mails"}, {"mails"}),
+        ({"words": "null:2 nothing"}, set()),
+        ({"state": "running"}, {"Wikipedia one"}),
+        ({"state": "paused"}, {"papers"}),
+        ({"state": "finished"}, {"Wikipedia two", "letters"}),
+        ({"state": "incomplete"}, {"letters"}),
+        ({"state": "failed"}, {"mails"}),
+        ({"state": "cancelled"}, {"notes"}),
+        ({"tenant": "red"}, {"Wikipedia two", "mails"}),
+        ({"age": "day", "tenant": "red"}, {"Wikipedia two"}),
+        ({"age": "week", "tenant": "red"}, {"Wikipedia two", "mails"}),
+    ],
+)
+def test_jobs_are_found(
+    web: TestClient, many: redis.Redis, query: dict[str, str], names: set[str]
+) -> None:
+    """The page shows the jobs that words, state, tenant and age ask for, and says of how many."""
+    del many
+    assert set(shown(web, **query)) == names
+    text = web.get("/jobs", params=query, headers=BROWSER).text
+    assert "of 6" in text
+
+
+def test_the_order_is_chosen(web: TestClient, many: redis.Redis) -> None:
+    """Jobs come by age, name, size or failures."""
+    for number, name in enumerate(("papers", "notes", "letters"), 1):
+        many.hset(wire.JobKeys(f"id-{name}").meta, "created_ms", 10**15 - number)
+    assert shown(web)[:3] == ["papers", "notes", "letters"]
+    assert shown(web, order="oldest")[-3:] == ["letters", "notes", "papers"]
+    names = shown(web, order="name")
+    assert names == sorted(names, key=str.casefold)
+    assert shown(web, order="failures")[0] == "letters"
+    assert set(shown(web, order="chunks")[:3]) == {"Wikipedia two", "mails", "letters"}
+
+
+def test_pages_follow_each_other(web: TestClient, client: redis.Redis) -> None:
+    """Each job is on one page; a page behind the last one is the last one."""
+    for number in range(60):
+        make(client, f"job {number:02}")
+    pages = [shown(web, page=number, order="name", words="job") for number in (1, 2, 3)]
+    assert [len(page) for page in pages] == [25, 25, 10]
+    assert [*pages[0], *pages[1], *pages[2]] == [f"job {number:02}" for number in range(60)]
+    assert shown(web, page=9, order="name") == pages[2]
+    text = web.get("/jobs", params={"page": 2, "words": "job"}, headers=BROWSER).text
+    assert "60 jobs of 60, page 2 of 3" in text
+    assert 'href="/jobs?words=job&amp;page=3"' in text
+
+
+def test_what_another_program_wrote_hides_nothing(web: TestClient, many: redis.Redis) -> None:
+    """A key of another type, a count that is none and a spec of another version stay apart."""
+    many.zadd(wire.JOBS, {"list": 1, "odd": 2, "newer": 3, "gone": 4})
+    many.rpush(wire.JobKeys("list").meta, "x")
+    many.hset(wire.JobKeys("odd").meta, mapping={"state": "open", "created_ms": "long ago"})
+    many.hset(wire.JobKeys("newer").meta, mapping={"state": "open", "spec": b"\x02\x90"})
+    names = shown(web)
+    assert len(names) == 7
+    assert "newer" in names
+
+
+def test_a_tenant_finds_its_own(server: LiveServer, many: redis.Redis) -> None:
+    """A search on behalf of a tenant looks at no job of another one."""
+    with client_of(server) as web:
+        found = search_jobs(FarmClient(many, tenant="red"), JobQuery(tenant="blue"))
+        assert found.jobs == []
+        assert found.of == 2
+        assert len(shown(web)) == 6
+
+
+def ask(web: TestClient, verb: str, **query: object) -> str:
+    """Ask for an action on many jobs, and return the page that asks whether it is meant."""
+    words = urlencode({"verb": verb, **query}, doseq=True)
+    answer = web.get(f"/steer?{words}", headers=BROWSER)
+    assert answer.status_code == 200
+    return answer.text
+
+
+def act(web: TestClient, page: str) -> tuple[int, str]:
+    """Press the button of a page that asks; return the status, and where it leads, or the text."""
+    fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page)
+    words = urlencode([(name, value.replace("&amp;", "&")) for name, value in fields])
+    headers = BROWSER | {"content-type": "application/x-www-form-urlencoded"}
+    answer = web.post("/steer", content=words, headers=headers, follow_redirects=False)
+    return answer.status_code, answer.headers.get("location", answer.text)
+
+
+def test_marked_jobs_are_steered(web: TestClient, many: redis.Redis) -> None:
+    """The jobs marked are counted and named before anything is done; others stay as they are."""
+    page = ask(web, "cancel", job=["id-Wikipedia one", "id-papers", "id-mails"], words="w")
+    assert "Cancel 2 jobs?" in page
+    assert "Left out, being in another state: 1 of 3." in page
+    assert "papers" in page
+    assert Job(many, "id-papers").status().state == "paused"
+    assert act(web, page) == (303, "/jobs?words=w")
+    assert Job(many, "id-papers").status().cancelled
+    assert Job(many, "id-Wikipedia one").status().cancelled
+    assert Job(many, "id-mails").status().state == "failed"
+
+
+def test_all_that_are_found_are_steered(web: TestClient, many: redis.Redis) -> None:
+    """An action may be on all that the filter finds, on all its pages, as it was asked for."""
+    for number in range(30):
+        make(many, f"old {number}", end="cancelled")
+    page = ask(web, "delete", every="yes", words="old", state="cancelled")
+    assert "Delete 30 jobs?" in page
+    assert "and 20 more" in page
+    make(many, "old one that comes later", end="cancelled")
+    assert act(web, page) == (303, "/jobs?words=old&state=cancelled")
+    assert shown(web, words="old") == ["old one that comes later"]
+    assert len(shown(web)) == 7
+
+
+def test_nothing_to_do_is_said(web: TestClient, many: redis.Redis) -> None:
+    """Nothing can be done where no job is marked, or where all are in other states."""
+    del many
+    for query, words in (
+        ({}, "No job is marked."),
+        ({"job": ["id-mails", "id-notes"]}, "Of 2 jobs none is in a state for that."),
+    ):
+        page = ask(web, "cancel", **query)
+        assert words in page
+        assert "<button" not in page.partition("data-question")[2].partition("</form>")[0]
+
+
+def test_what_cannot_be_done_is_told(web: TestClient, many: redis.Redis) -> None:
+    """A job that has changed since the question is named with its reason; the others are done."""
+    page = ask(web, "delete", job=["id-mails", "id-notes", "id-letters"])
+    many.hset(wire.JobKeys("id-mails").meta, "state", "open")
+    many.delete(wire.JobKeys("id-notes").meta)
+    status, text = act(web, page)
+    assert status == 200
+    assert "1 job of 3 done" in text
+    assert "is open and not finished" in text
+    assert "there is no such job any more" in text
+
+
+def test_what_others_own_is_not_steered(server: LiveServer, many: redis.Redis) -> None:
+    """A tenant's key neither names nor changes what another tenant owns."""
+    secret, key = make_key("ann", ["read", "submit"], "red")
+    with client_of(server, [key]) as web:
+        web.headers |= {"authorization": f"Bearer {secret}"}
+        page = ask(web, "delete", job=["id-letters", "id-mails"])
+        assert "Delete 1 job?" in page
+        assert "letters" not in page.partition("data-question")[2]
+        form = {"verb": "delete", "job": ["id-letters"]}
+        answer = web.post("/steer", data=form, headers=BROWSER)
+        assert "there is no such job any more" in answer.text
+    assert FarmClient(many).exists("id-letters")
+
+
+def test_a_place_in_the_queue(web: TestClient, client: redis.Redis) -> None:
+    """A job that waits for an ingest worker shows how many are before it."""
+    submissions = Submissions(client, Settings())
+    for number in (1, 2):
+        job = Job(client, f"{number:032x}")
+        job.create(SPEC, 0)
+        submissions.embed(job.id, Call(["c.txt"], "out", {}, ""))
+    client.rpush(submissions._queue.key, b"\xff", b"somebody's")
+    text = web.get("/jobs", headers=BROWSER).text
+    assert text.count(">queued<") == 2
+    assert [text.count(f"place {place} in the queue") for place in (1, 2, 3)] == [1, 1, 0]

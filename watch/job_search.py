@@ -1,0 +1,156 @@
+"""Search among the jobs of a farm: by words, state, tenant and age, in an order of choice."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import redis
+
+from embedfarm.contract import wire
+from embedfarm.contract.encoding import RecordError, decode
+from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.status import JobGone, JobStatus, status_from
+from embedfarm.contract.unreadable_records import names_of
+
+STEP: Final = 1000  # jobs looked at in one round trip
+LOOKED_MAX: Final = 20_000  # jobs looked through, those in work first and then the newest
+
+State: TypeAlias = Literal["", "running", "paused", "finished", "incomplete", "failed", "cancelled"]
+Age: TypeAlias = Literal["", "hour", "day", "week"]
+Order: TypeAlias = Literal["newest", "oldest", "name", "chunks", "failures"]
+
+AGE_SECONDS: Final[Mapping[Age, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
+
+_FIELDS: Final = ("state", "tenant", "created_ms", "chunk_count", "chunks_failed")
+
+
+@dataclass(frozen=True)
+class JobQuery:
+    """What jobs somebody looks for.
+
+    Attributes:
+        words: Words that are all in the job's name, id or model, in any case.
+        state: State of the jobs, "" for any. "running" has those whose corpus is still being read,
+            and "incomplete" those that finished without some of their chunks.
+        tenant: Tenant of the jobs, "" for any.
+        age: Time within which they were created, "" for any.
+        order: Which comes first: the newest, the oldest, the first by name, the largest, or the
+            one with the most failed chunks.
+    """
+
+    words: str = ""
+    state: State = ""
+    tenant: str = ""
+    age: Age = ""
+    order: Order = "newest"
+
+
+class FoundJobs(NamedTuple):
+    """Jobs that a search has found.
+
+    Attributes:
+        jobs: Their ids, in the order that was asked for.
+        of: Number of jobs that were looked at.
+        complete: Whether these are all that there are.
+    """
+
+    jobs: list[str]
+    of: int
+    complete: bool
+
+
+class _Looked(NamedTuple):
+    """What a search looks at of a job: of its status the fields of `_FIELDS` alone."""
+
+    job: str
+    status: JobStatus
+    spec: bytes | None
+
+    def asked(self) -> JobSpec:
+        """Return what the job asks for, if that can be read: making it takes longest."""
+        try:
+            return JobSpec(model="") if self.spec is None else decode(JobSpec, self.spec)
+        except RecordError:  # of another version: the job is found by its id
+            return JobSpec(model="")
+
+    def name(self) -> str:
+        """Return the job's name for people, in small letters."""
+        return (self.asked().name or self.job).casefold()
+
+    def has(self, words: Sequence[str]) -> bool:
+        """Tell whether all the words, in small letters, are in the job's name, id or model."""
+        asked = self.asked()
+        text = f"{asked.name} {self.job} {asked.model}".casefold()
+        return all(word in text for word in words)
+
+
+_KEYS: Final[Mapping[Order, Callable[[_Looked], Any]]] = {
+    "newest": lambda row: -row.status.created_ms,
+    "oldest": lambda row: row.status.created_ms,
+    "name": lambda row: row.name(),
+    "chunks": lambda row: -row.status.chunk_count,
+    "failures": lambda row: -row.status.chunks_failed,
+}
+
+
+def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
+    """Find the jobs that a query asks for, among the newest 20,000 that the farm knows.
+
+    Raises:
+        redis.ConnectionError, redis.TimeoutError: The server is away.
+    """
+    after_ms = 0.0
+    if query.age:
+        after_ms = 1000 * (time.time() - AGE_SECONDS[query.age])
+    words = query.words.casefold().split()
+    looked, found = 0, list[_Looked]()
+    for row in _rows(farm):
+        looked += 1
+        if (
+            row.status.created_ms >= after_ms
+            and query.tenant in {"", row.status.tenant}
+            and _is_in(row.status, query.state)
+            and (not words or row.has(words))
+        ):
+            found.append(row)
+    found.sort(key=lambda row: (_KEYS[query.order](row), row.job))
+    known = farm.client.zcard(wire.JOBS) + farm.client.zcard(wire.ENDED)
+    return FoundJobs([row.job for row in found], looked, known <= LOOKED_MAX)
+
+
+def _is_in(status: JobStatus, state: State) -> bool:
+    match state:
+        case "":
+            return True
+        case "running":
+            return status.moving
+        case "incomplete":
+            return status.state == "finished" and status.chunks_failed > 0
+        case _:
+            return status.state == state
+
+
+def _rows(farm: FarmClient) -> Iterator[_Looked]:
+    """Yield what a search looks at of each job that is there and that the farm's caller sees."""
+    newest: list[bytes] = [
+        *farm.client.zrevrange(wire.JOBS, 0, LOOKED_MAX - 1),
+        *farm.client.zrevrange(wire.ENDED, 0, LOOKED_MAX - 1),
+    ]
+    names = list(dict.fromkeys(names_of(newest)))[:LOOKED_MAX]
+    for place in range(0, len(names), STEP):
+        some = names[place : place + STEP]
+        pipe = farm.client.pipeline(transaction=False)
+        for job in some:
+            pipe.hmget(wire.JobKeys(job).meta, ["spec", *_FIELDS])
+        for job, values in zip(some, pipe.execute(raise_on_error=False), strict=True):
+            if isinstance(values, redis.ResponseError) and "WRONGTYPE" in str(values):
+                continue  # another program's key, which `read_jobs` reports
+            if isinstance(values, Exception):
+                raise values
+            with contextlib.suppress(JobGone):  # or unreadable, which `read_jobs` reports
+                status = status_from(_FIELDS, values[1:])
+                if farm.sees(status.tenant):
+                    yield _Looked(job, status, values[0])
