@@ -198,16 +198,16 @@ def _compare(request: Request, out: Path, manifest: Manifest) -> None:
         for rows in read_corpus(request.sources, request.options, count_bad):
             check.feed(text_checksums(rows.texts), rows.ids)
         if check.finish() != manifest.count:
-            where = f"more rows than {manifest.count:,} now"
+            where = f"more rows than {manifest.count:,}"
         elif bad_rows > manifest.skipped:
-            where = f"{counted(bad_rows, 'bad row')} now, not {manifest.skipped:,}"
+            where = f"{counted(bad_rows, 'bad row')} instead of {manifest.skipped:,}"
     except SourceChanged as error:
-        where = "other texts or ids now"
+        where = "other texts or ids"
         if error.part is not None:
-            where += f", in rows {error.part.start} to {error.part.end - 1}"
+            where += f" in rows {error.part.start} to {error.part.end - 1}"
     if where:
         raise SourceChanged(
-            f"{out} is finished, and the source has {where}: embed it into another directory "
+            f"{out} is finished, and the source has {where} now: embed it into another directory "
             "(--out), or restore it"
         )
 

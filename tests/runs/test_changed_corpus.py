@@ -401,7 +401,7 @@ def test_bad_rows_of_a_finished_output_that_come_and_go(bench: Bench) -> None:
     assert read_manifest(bench.out).skipped == 1
     with bench.corpus.open("a") as file:
         file.write('{"text": 8}\n')
-    with pytest.raises(SourceChanged, match="2 bad rows now, not 1"):
+    with pytest.raises(SourceChanged, match="2 bad rows instead of 1 now"):
         check_finished(bench.request(skip=True), bench.out)
     bench.write(TEXTS)
     assert check_finished(bench.request(skip=True), bench.out) is not None
