@@ -233,3 +233,14 @@ def test_worker_unit_is_one_device() -> None:
     assert service["ExecStart"].endswith("work --devices %i")
     hiding = {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock"}
     assert not hiding & service.keys()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("words", [("check", "alerts.yaml"), ("test", "alerts.test.yaml")])
+def test_alerts_fire_when_they_should(words: tuple[str, str]) -> None:
+    """Prometheus' own tool takes the alerts, and finds that each fires when it should."""
+    promtool = shutil.which("promtool")
+    assert promtool is not None, "promtool comes with Prometheus"
+    command = [promtool, words[0], "rules", str(DEPLOY / words[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

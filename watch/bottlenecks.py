@@ -29,11 +29,13 @@ class Bottleneck(NamedTuple):
             late) or "info" (as it should be).
         text: A sentence, with words in it that users chose: escape them.
         jobs: Ids of the jobs that the sentence is about; empty if it is about none.
+        cause: Name of the rule that found it, such as "no_workers".
     """
 
     severity: Literal["error", "warning", "info"]
     text: str
     jobs: tuple[str, ...] = ()
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ Rule = Callable[[Situation], Iterator[Bottleneck]]
 
 def find_bottlenecks(situation: Situation) -> list[Bottleneck]:
     """Return the bottlenecks that all rules find, worst first."""
-    found = [each for rule in RULES for each in rule(situation)]
+    found = [each._replace(cause=rule.__name__) for rule in RULES for each in rule(situation)]
     return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
 
 

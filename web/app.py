@@ -17,6 +17,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_jobs
 from embedfarm.web.auth.keys import Key, Keyring
 from embedfarm.web.auth.sessions import Sessions
+from embedfarm.web.farm_readers import Readers
 from embedfarm.web.gate import Gate
 from embedfarm.web.http.head import HeadRequests
 from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
@@ -33,7 +34,6 @@ from embedfarm.web.pages import charts, download, job, scheduler, sign_in, steer
 from embedfarm.web.pages import jobs as all_jobs
 from embedfarm.web.pages import overview as farm
 from embedfarm.web.pages.chart_drawing import Gallery
-from embedfarm.web.pages.view_cache import Readers
 from embedfarm.web.services import Passes, Services
 from embedfarm.web.tei import routes as tei_protocol
 
@@ -84,7 +84,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     app.state.sessions = sessions
     app.state.readers = Readers()
     app.state.gallery = Gallery()
-    app.state.figures = Figures(services.farm)
+    app.state.figures = Figures(services.farm, settings)
     app.state.figures.waiting.set_function(lambda: interactive.waiting)
     for each in (
         jobs,

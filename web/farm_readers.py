@@ -1,4 +1,4 @@
-"""One reader of the farm's view for all pages of a tenant: it keeps an hour's curves."""
+"""One reader of the farm's view for all that a tenant asks: it keeps an hour's curves."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -7,7 +7,6 @@ from typing import Annotated, Final, cast
 from fastapi import Depends, Request
 
 from embedfarm.watch.view import FarmReader
-from embedfarm.web.pages.chart_drawing import Gallery
 from embedfarm.web.services import Service, Services
 
 READERS_MAX: Final = 64
@@ -33,9 +32,4 @@ async def _reader(request: Request, services: Service) -> FarmReader:
     return cast("Readers", request.app.state.readers).find(services)
 
 
-async def _gallery(request: Request) -> Gallery:
-    return cast("Gallery", request.app.state.gallery)
-
-
 Reader = Annotated[FarmReader, Depends(_reader)]
-Charts = Annotated[Gallery, Depends(_gallery)]

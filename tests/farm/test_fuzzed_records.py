@@ -344,7 +344,7 @@ def go_on(stations: Stations) -> None:
     FarmReader(stations.farm).read()
     read_page(stations.farm, "", 50)
     stations.farm.reports.accounts("little")
-    figures = Figures(stations.farm)
+    figures = Figures(stations.farm, Settings())
     figures._after = "0"
     assert b"server_up 1.0" in figures.render()
 

@@ -178,7 +178,7 @@ def test_missed_deadlines() -> None:
         "job 3 misses its deadline by 3 min 00 s",
         "2 more jobs miss their deadlines",
     ]
-    assert found[0] == Bottleneck("warning", found[0].text, ("id of 5",))
+    assert found[0] == Bottleneck("warning", found[0].text, ("id of 5",), "missed_deadlines")
     assert found[-1].jobs == ("id of 2", "id of 1")
 
 

@@ -1,6 +1,11 @@
 """Tests of what people and their tools ask a running farm."""
 
+import re
+from pathlib import Path
+from typing import Final
+
 import msgspec
+import pytest
 import redis
 from fastapi.testclient import TestClient
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
@@ -12,6 +17,8 @@ from embedfarm.contract.records import Decision, Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_worker import TaskWorker
 from embedfarm.scheduler.policies import POLICIES, pass_names
+from embedfarm.watch.bottlenecks import RULES
+from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import make_key
 from tests.contract.little_job import (
     COMPLETION,
@@ -22,7 +29,11 @@ from tests.contract.little_job import (
     run_everything,
 )
 from tests.support import LiveServer
+from tests.watch.test_view import beat, embed_two, report
 from tests.web.conftest import client_of
+
+ALERTS: Final = Path(__file__).parents[2] / "deploy" / "alerts.yaml"
+ALERTS_TEST: Final = ALERTS.with_name("alerts.test.yaml")
 
 
 def figures(web: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -140,7 +151,46 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
     assert figures(web)["embedfarm_jobs", ("open",)] == 1
     status = job.status()
     assert figures(web)["embedfarm_backlog_chunks", ()] == status.chunks_in
-    assert figures(web)["embedfarm_backlog_seconds", ()] == status.tokens_in / 10
+
+
+def test_metrics_say_what_the_pages_say(web: TestClient, client: redis.Redis) -> None:
+    """The time that the backlog takes, and what holds it back, are those of the pages."""
+    farm = FarmClient(client)
+    embed_two(farm)
+    beat(farm, "one", state="busy")
+    report(farm)
+    found, view = figures(web), FarmReader(farm).read()
+    assert view.backlog_seconds is not None
+    least, most = view.backlog_seconds
+    assert found["embedfarm_backlog_seconds", ("least",)] == pytest.approx(least)
+    assert found["embedfarm_backlog_seconds", ("most",)] == pytest.approx(most)
+    said = {labels for name, labels in found if name == "embedfarm_bottlenecks"}
+    assert said == {(each.cause, each.severity) for each in view.bottlenecks}
+    assert ("no_scheduler", "warning") in said
+
+
+@pytest.mark.parametrize("path", [ALERTS, ALERTS_TEST])
+def test_alerts_are_about_metrics_that_there_are(
+    path: Path, web: TestClient, client: redis.Redis, server: LiveServer
+) -> None:
+    """Each metric that an alert looks at is one of the farm's, with the labels that it has."""
+    make_job(client, 1, "fails")
+    make_ready(client, server).end("fails", "failed", "", Settings())
+    families = text_string_to_metric_families(web.get("/metrics").text)
+    there = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    asked = re.findall(r"(embedfarm_[a-z_]+)(?:\{([^}]*)\})?", path.read_text(encoding="utf-8"))
+    assert asked
+    for name, labels in asked:
+        assert name in there, name
+        assert set(re.findall(r"(\w+)=~?\"", labels)) <= there[name], name
+
+
+def test_every_cause_of_an_alert_is_one() -> None:
+    """Alerts name the rules by which the pages say what holds the farm back."""
+    text = ALERTS.read_text(encoding="utf-8")
+    causes = {each for found in re.findall(r'cause=~?"([^"]*)"', text) for each in found.split("|")}
+    assert len(causes) > 5
+    assert causes <= {rule.__name__ for rule in RULES}
 
 
 def test_metrics_count_what_has_ended(web: TestClient, client: redis.Redis) -> None:

@@ -21,8 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
+from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
+from embedfarm.watch.view import FarmReader, FarmView
 from embedfarm.web.auth.keys import Scope as KeyScope
+from embedfarm.web.farm_readers import Reader
 from embedfarm.web.http.problems import problems
 from embedfarm.web.services import Caller, Service, need
 
@@ -42,15 +45,18 @@ class Figures(Collector):
 
     Attributes:
         farm: The farm that is measured.
+        settings: Settings of the farm.
         registry: Prometheus registry with this collector, and with what this program counts.
     """
 
     farm: FarmClient
+    settings: Settings
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     _after: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self._reader = FarmReader(self.farm, self.settings)
         self.requests = Counter(
             f"{PREFIX}requests",
             "HTTP requests that were answered.",
@@ -147,22 +153,22 @@ class Figures(Collector):
         ended = {of: float(count) for of, count in self.farm.endings().items()}
         words = "Jobs that have ended, by how, and what that was about: the count only grows."
         yield _counter("jobs_ended", words, ended, "state", "cause")
-        yield from job_metrics(self.farm.statuses(), workers, time.time())
+        yield from job_metrics(self.farm.statuses(), self._reader.read(), time.time())
         yield from worker_metrics(workers)
         yield from scheduler_metrics(self.farm.plans.scheduler_stats())
 
 
-def job_metrics(
-    statuses: Mapping[str, JobStatus], workers: Iterable[Heartbeat], now: float
-) -> Iterator[Metric]:
-    """Yield the metrics of all jobs: states, backlog, bytes of results and failed chunks."""
+def job_metrics(statuses: Mapping[str, JobStatus], view: FarmView, now: float) -> Iterator[Metric]:
+    """Yield the metrics of all jobs: states, backlog, results, failed chunks, and what holds them.
+
+    How long the backlog takes, and what holds it back, is what the pages say.
+    """
     states = Tally(status.state for status in statuses.values())
     counts = {(name,): float(n) for name, n in states.items()}
     yield _gauge("jobs", "Jobs that have not ended.", counts, "state")
     wanted = [status for status in statuses.values() if not status.over]
     waiting = [status for status in wanted if status.blocks_in > status.blocks_done]
     tokens = sum(status.tokens_in - status.tokens_done for status in waiting)
-    speed = sum(beat.tokens_per_second for beat in workers)
     chunks = sum(status.chunks_in - status.chunks_done for status in waiting)
     age = max((now - status.created_ms / 1000 for status in waiting), default=0)
     stored = sum(status.result_bytes for status in statuses.values())
@@ -173,9 +179,14 @@ def job_metrics(
     yield _gauge("results_bytes", "Bytes of results that wait in Redis.", {(): float(stored)})
     words = "Chunks that failed, of jobs that have not ended."
     yield _gauge("failed_chunks", words, {(): float(failed)})
-    if speed:
-        words = "Seconds that all workers need for the backlog at their present speed."
-        yield _gauge("backlog_seconds", words, {(): tokens / speed})
+    if view.backlog_seconds is not None:
+        words = "Seconds that the backlog takes, by the fastest and the slowest rate of late."
+        values = {("least",): view.backlog_seconds.low, ("most",): view.backlog_seconds.high}
+        yield _gauge("backlog_seconds", words, values, "estimate")
+    causes = Tally((each.cause, each.severity) for each in view.bottlenecks)
+    found = {of: float(count) for of, count in causes.items()}
+    words = "What holds the farm back, as its pages say it: sentences by cause and severity."
+    yield _gauge("bottlenecks", words, found, "cause", "severity")
 
 
 def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
@@ -296,12 +307,12 @@ class TenantFigures(Collector):
     """The metrics that `/metrics` shows to a tenant: its own jobs, and the live workers."""
 
     farm: FarmClient
+    reader: FarmReader
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the tenant's jobs and of the workers now."""
-        workers = self.farm.workers()
-        yield from job_metrics(self.farm.statuses(), workers, time.time())
-        yield _count_workers(workers)
+        yield from job_metrics(self.farm.statuses(), self.reader.read(), time.time())
+        yield _count_workers(self.farm.workers())
 
 
 @router.get(
@@ -311,10 +322,10 @@ class TenantFigures(Collector):
     | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "OK"}},
     dependencies=need(KeyScope.READ),
 )
-def show_metrics(services: Service, who: Caller, request: Request) -> Response:
+def show_metrics(services: Service, who: Caller, request: Request, reader: Reader) -> Response:
     """Show the farm's figures for Prometheus; a tenant's key sees only its own jobs."""
     if who.tenant is None:
         text = cast("Figures", request.app.state.figures).render()
     else:
-        text = generate_latest(cast("CollectorRegistry", TenantFigures(services.farm)))
+        text = generate_latest(cast("CollectorRegistry", TenantFigures(services.farm, reader)))
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,11 +1,12 @@
 """The charts of the pages, by addresses of their own, so that a page need not wait for them."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from embedfarm.scheduler.timeline_drawing import Bar
 from embedfarm.web.auth.keys import Scope
+from embedfarm.web.farm_readers import Reader
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.pages.chart_drawing import (
     COLOURS,
@@ -13,6 +14,7 @@ from embedfarm.web.pages.chart_drawing import (
     NOW,
     ChartStyle,
     Curve,
+    Gallery,
     Theme,
     Width,
     draw_bars,
@@ -20,7 +22,6 @@ from embedfarm.web.pages.chart_drawing import (
     draw_pairs,
 )
 from embedfarm.web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_speeds
-from embedfarm.web.pages.view_cache import Charts, Reader
 from embedfarm.web.pages.workers import read_pairs
 from embedfarm.web.services import Caller, Service, need
 
@@ -34,7 +35,12 @@ def _look(theme: Theme = "light", width: Width = "wide") -> ChartStyle:
     return ChartStyle(theme, width)
 
 
+async def _gallery(request: Request) -> Gallery:
+    return cast("Gallery", request.app.state.gallery)
+
+
 Drawn = Annotated[ChartStyle, Depends(_look)]
+Charts = Annotated[Gallery, Depends(_gallery)]
 
 
 @router.get("/farm.svg")

@@ -18,12 +18,12 @@ from embedfarm.contract.usage import describe
 from embedfarm.watch.overview import read_job
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
+from embedfarm.web.farm_readers import Reader
 from embedfarm.web.jobs.failures import PLACE, read_failures
 from embedfarm.web.jobs.routes import After, JobId
 from embedfarm.web.pages.download import why_not
 from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.steer import ACTIONS
-from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 
 FAILURES_MAX: Final = 20  # on a page

@@ -11,8 +11,8 @@ from embedfarm.watch.job_search import Age, FoundJobs, JobQuery, Order, State, s
 from embedfarm.watch.overview import JobFacts, read_jobs
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
+from embedfarm.web.farm_readers import Reader
 from embedfarm.web.pages.page_events import LIVE, answer_live
-from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 
 PAGE_JOBS: Final = 25

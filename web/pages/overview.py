@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from embedfarm.watch.overview import read_page
 from embedfarm.watch.view import FarmReader, FarmView, Point
 from embedfarm.web.auth.keys import Scope
+from embedfarm.web.farm_readers import Reader
 from embedfarm.web.pages.page_events import LIVE, answer_live
-from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 
 JOBS_MAX: Final = 10  # jobs in work that are shown; the page of jobs has all

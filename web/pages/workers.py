@@ -14,8 +14,8 @@ from embedfarm.contract.records import Completion, Heartbeat, Rate
 from embedfarm.contract.unreadable_records import readable
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
+from embedfarm.web.farm_readers import Reader
 from embedfarm.web.pages.page_events import LIVE, answer_live
-from embedfarm.web.pages.view_cache import Reader
 from embedfarm.web.services import Service, Services, need
 
 PAIRS_MAX: Final = 500  # micro-batches that are compared
