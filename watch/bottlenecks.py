@@ -240,7 +240,7 @@ def idle_workers(situation: Situation) -> Iterator[Bottleneck]:
     held_back = jobs and not any(map(situation.has_room, moving))
     if not idle or held_back or any(map(situation.leasable, jobs)):
         return
-    who = f"{idle} of {len(situation.workers)} workers idle"
+    who = f"{_all_or_some(idle, len(situation.workers))} idle"
     if not jobs:
         yield Bottleneck("info", f"{who}: there are no jobs")
         return
@@ -261,8 +261,7 @@ def busy_workers(situation: Situation) -> Iterator[Bottleneck]:
     """Report that all workers are busy, so that only more or faster devices would help."""
     count = len(situation.workers)
     if count and all(beat.state == "busy" for beat in situation.workers):
-        who = "the worker is busy" if count == 1 else f"all {count} workers are busy"
-        yield Bottleneck("info", f"{who}: the devices are the limit")
+        yield Bottleneck("info", f"{_all_or_some(count, count)} busy: the devices are the limit")
 
 
 def older_jobs(situation: Situation) -> Iterator[Bottleneck]:
@@ -297,6 +296,13 @@ def _name(jobs: Sequence[JobFacts]) -> str:
     if len(jobs) != 1:
         return f"{len(jobs):,} jobs"
     return f"job {one_line(jobs[0].name, NAME_CHARACTERS_MAX) or jobs[0].job[:8]}"
+
+
+def _all_or_some(some: int, count: int) -> str:
+    """Say how many of the workers are in a state, up to the name of the state."""
+    if some < count:
+        return f"{some} of {count} workers {'is' if some == 1 else 'are'}"
+    return {1: "the worker is", 2: "both workers are"}.get(count, f"all {count} workers are")
 
 
 def _ids(jobs: Sequence[JobFacts]) -> tuple[str, ...]:

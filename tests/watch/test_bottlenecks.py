@@ -185,13 +185,13 @@ def test_missed_deadlines() -> None:
 @pytest.mark.parametrize(
     ("jobs", "severity", "text"),
     [
-        ([job()], "warning", "2 of 3 workers idle: nothing to lease"),
-        ([], "info", "2 of 3 workers idle: there are no jobs"),
-        ([job(blocks_done=10)], "info", "2 of 3 workers idle: there are no jobs"),
+        ([job()], "warning", "2 of 3 workers are idle: nothing to lease"),
+        ([], "info", "2 of 3 workers are idle: there are no jobs"),
+        ([job(blocks_done=10)], "info", "2 of 3 workers are idle: there are no jobs"),
         (
             [job(state="open", chunk_count=-1)],
             "warning",
-            "2 of 3 workers idle: nothing to lease, job job still being read",
+            "2 of 3 workers are idle: nothing to lease, job job still being read",
         ),
     ],
 )
@@ -206,8 +206,11 @@ def test_loading_and_busy_workers() -> None:
     loading = ("info", "1 worker loads a model")
     assert said(workers=workers("loading", "busy")) == [loading]
     assert said(workers=workers("loading", "loading")) == [("info", "2 workers load a model")]
-    busy = ("info", "all 2 workers are busy: the devices are the limit")
+    busy = ("info", "both workers are busy: the devices are the limit")
     assert said(workers=workers("busy", "busy")) == [busy]
+    for states, words in ((("idle",), "the worker is"), (("idle", "idle"), "both workers are")):
+        text = f"{words} idle: there are no jobs"
+        assert said(jobs=[], workers=workers(*states)) == [("info", text)]
 
 
 def test_older_jobs() -> None:
