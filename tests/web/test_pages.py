@@ -336,6 +336,7 @@ def test_words_for_figures() -> None:
         "0 s", "2.3 s", "1 min 15 s", "1 h 1 min", "1 d 1 h",
     ]  # fmt: skip
     assert span((61, 62)) == "1 min"
+    assert span((6.2, 9.4)) == "6 s to 9 s"
     assert span((50, 200)) == "50 s to 3 min"
 
 

@@ -73,7 +73,7 @@ def span(seconds: tuple[float, float]) -> str:
 def _roughly(seconds: float) -> str:
     """Format a predicted time, no finer than a prediction can be."""
     if seconds < _MINUTE:
-        return duration(round(seconds))
+        return f"{round(seconds)} s"
     if seconds < _HOUR:
         return f"{round(seconds / _MINUTE)} min"
     return duration(seconds)
