@@ -10,7 +10,7 @@ import redis
 from fastapi.testclient import TestClient
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_client import FarmClient, FarmFull
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.scheduling_terms import Terms
@@ -18,7 +18,9 @@ from embedfarm.contract.settings import Settings
 from embedfarm.ingest.job_directories import Call
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.watch.job_search import JobQuery, search_jobs
-from embedfarm.web.auth.keys import make_key
+from embedfarm.web.auth.keys import Key, make_key
+from embedfarm.web.pages.steer import ACTIONS
+from embedfarm.web.services import Services
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 
@@ -196,6 +198,25 @@ def test_what_cannot_be_done_is_told(web: TestClient, many: redis.Redis) -> None
     assert "1 job of 3 done" in text
     assert "is open and not finished" in text
     assert "there is no such job any more" in text
+
+
+def test_a_full_farm_keeps_no_other_job_from_it(
+    web: TestClient, many: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job for which the farm has no place is named; those after it are done all the same."""
+    usual = ACTIONS["delete"]
+
+    def delete(services: Services, key: Key, job: str) -> None:
+        if job == "id-mails":
+            raise FarmFull(9, 60)
+        usual.do(services, key, job)
+
+    page = ask(web, "delete", job=["id-mails", "id-notes"])
+    monkeypatch.setitem(ACTIONS, "delete", usual._replace(do=delete))
+    status, text = act(web, page)
+    assert status == 200
+    assert "the farm is full (9 jobs), try again in 60 s" in text
+    assert not FarmClient(many).exists("id-notes")
 
 
 def test_what_others_own_is_not_steered(server: LiveServer, many: redis.Redis) -> None:

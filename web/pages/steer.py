@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Form, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import counted
-from embedfarm.contract.jobs import ChangeRefused
 from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.watch.job_search import search_jobs
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs
@@ -203,12 +203,11 @@ def act_on_many(
             refused[job] = error.detail
         except JobGone:
             refused[job] = "there is no such job any more"
-        except ChangeRefused as error:
+        except EmbedfarmError as error:  # the job has ended, or the farm is full
             refused[job] = str(error)
     if not refused:
         return leave_for(asked.back)
     told = {
-        "verb": asked.verb,
         "done": len(asked.job) - len(refused),
         "of": len(asked.job),
         "refused": refused,
