@@ -28,7 +28,6 @@ from tests.watch.test_view import beat, embed_two, report
 
 PACE = 6_000  # tokens per second of each of two workers
 CHUNKS = 6_500
-STOP_AT = 2_400
 WORK_SECONDS = 4.5  # a line comes every 5 s, and the first one after the first work
 TOLERANCE = 0.3
 SLACK_SECONDS = 2.5
@@ -123,8 +122,8 @@ class Forecast:
         return least - SLACK_SECONDS <= self.low and self.high <= most + SLACK_SECONDS
 
 
-def forecasts(words: Sequence[object], stop_at: int | None = None) -> list[Forecast]:
-    """Run `embed`, until so many chunks are done if that is given; return what it foretold."""
+def forecasts(words: Sequence[object], *, stopped: bool = False) -> list[Forecast]:
+    """Run `embed`, or stop it at its first forecast that counts; return what it foretold."""
     seen: list[tuple[float, int, float, float]] = []
     command = [*COMMAND, "embed", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -135,11 +134,11 @@ def forecasts(words: Sequence[object], stop_at: int | None = None) -> list[Forec
             if found := re.search(r"  (?:(\d+) to )?(\d+) s left", line):
                 high = float(found[2])
                 seen.append((at, done, float(found[1] or high - 1), high))
-            if stop_at is not None and done >= stop_at:
-                process.terminate()
+                if stopped and at - seen[0][0] >= WORK_SECONDS:
+                    process.terminate()
         ended = time.monotonic()
-        assert process.wait(30) == (0 if stop_at is None else 130)
-    if stop_at is not None:  # the pace up to there says when the rest would have been done
+        assert process.wait(30) == (130 if stopped else 0)
+    if stopped:  # the pace up to there says when the rest would have been done
         (first_at, first, *_), (last_at, last, *_) = seen[0], seen[-1]
         ended = last_at + (CHUNKS - last) * (last_at - first_at) / (last - first)
     began = seen[0][0]
@@ -151,7 +150,7 @@ def test_forecasts_come_true(tmp_path: Path) -> None:
     """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(CHUNKS)))
     words = [corpus, "--out", tmp_path / "out", "--workers", "2", "--model", f"null:8:{PACE}"]
-    first, rest = forecasts(words, stop_at=STOP_AT), forecasts(words)
+    first, rest = forecasts(words, stopped=True), forecasts(words)
     for each in (first, rest):
         worked = [one for one in each if one.seconds_worked >= WORK_SECONDS]
         assert worked
