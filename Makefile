@@ -50,8 +50,9 @@ check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-docs: .venv/installed-dev ## The documentation site, in build/site; what does not fit is an error.
+docs: .venv/installed-dev ## The documentation site, in build/site, and what its tutorial and notebook show, run.
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs . build/site
+	$(BIN)/python -m pytest -n 2 -m document $(ARGS)
 
 audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.
 	$(BIN)/python -m tests.audit

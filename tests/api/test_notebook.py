@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 NOTEBOOK: Final = Path(__file__).parents[2] / "docs" / "examples" / "notebook.ipynb"
 
 
+@pytest.mark.document
 @pytest.mark.filterwarnings("ignore")  # those of the kernel's client, which nobody here can mend
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """Every cell runs, and the progress bar of a notebook is drawn as text where there is none."""

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL)
 SECONDS_MAX = 300
@@ -28,6 +30,7 @@ def pattern(lines: list[str]) -> str:
     return re.escape(text).replace("\0", r"\d[\d,.]*").replace("\1", ".*")
 
 
+@pytest.mark.document
 def test_tutorial(tmp_path: Path) -> None:
     """A newcomer who types what the tutorial says sees what it says."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
