@@ -66,7 +66,13 @@ class Observer:
         backlogs = [each for each in found if each.status.state in ACTIVE and self._known(each)]
         self._models = {each.job: self._models[each.job] for each in backlogs}
         self._means = {each.job: each.status.chunk_tokens_mean for each in backlogs}
+        before = self._beats
         workers = self._workers()
+        restarted = {
+            name
+            for name, beat in self._beats.items()
+            if name in before and before[name].incarnation != beat.incarnation
+        }
         lengths = {each.job: length_class(each.status.chunk_tokens_mean) for each in backlogs}
         kinds = {(self._models[each.job], lengths[each.job]) for each in backlogs}
         rates = {kind: self.history.rates(*kind) for kind in kinds}
@@ -90,7 +96,7 @@ class Observer:
             time.monotonic(),
         )
         tail = not any(each.waiting_blocks for each in backlogs if each.status.state != "paused")
-        copies = self.copies.by_job({worker.name for worker in workers})
+        copies, lost = self.copies.look(self._models.keys(), self._beats.keys(), restarted)
         jobs = tuple(
             JobState(
                 each.job,
@@ -101,7 +107,8 @@ class Observer:
                 each.held_blocks,
                 self._leases(each) if tail else (),
                 services[each.job],
-                copies.get(each.job, {}),
+                copies[each.job],
+                lost[each.job],
             )
             for each in backlogs
         )

@@ -1,6 +1,6 @@
 """Speculative copies at the tail: which worker repeats which blocks, by what plans told it."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,10 +15,12 @@ class SpeculativeCopies:
 
     A worker is taken to repeat what its last plan told it, and what an earlier one did unless it
     has completed something since: it may still be at that when its plan tells it something else.
+    What a worker was to repeat when it ended may have brought it down, and is counted.
     """
 
     _told: Mapping[EntryPlace, str] = field(default_factory=dict)
     _known: Mapping[EntryPlace, str] = field(default_factory=dict)
+    _lost: Mapping[str, Counter[str]] = field(default_factory=dict)
 
     def told(self, shares: Mapping[str, Sequence[JobShare]]) -> None:
         """Take in the copies that the plans of a decision order."""
@@ -38,10 +40,33 @@ class SpeculativeCopies:
             if name != worker or self._told.get(block) == worker
         }
 
-    def by_job(self, alive: Collection[str]) -> Mapping[str, Mapping[str, str]]:
-        """Return the worker that repeats each block, by job; forget copies of dead workers."""
-        self._known = {block: name for block, name in self._known.items() if name in alive}
-        found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    def look(
+        self, jobs: Collection[str], alive: Collection[str], restarted: Collection[str] = ()
+    ) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, Mapping[str, int]]]:
+        """Forget the copies of workers that have ended, and what is known of other jobs than these.
+
+        Args:
+            jobs: Jobs that are not finished.
+            alive: Live workers.
+            restarted: Those of them that are other processes than at the last look.
+
+        Returns:
+            The worker that repeats each block; and for each block that was to be repeated when its
+            worker ended, how often that was so: both by job and ID of the entry.
+        """
+        lost = {job: self._lost.get(job, Counter()) for job in jobs}
+        found: dict[str, dict[str, str]] = {job: {} for job in jobs}
         for (job, identifier), worker in self._known.items():
-            found[job][identifier] = worker
-        return found
+            if job not in found:
+                continue
+            if worker in alive and worker not in restarted:
+                found[job][identifier] = worker
+            else:
+                lost[job][identifier] += 1
+        self._lost = lost
+        self._known = {
+            (job, identifier): worker
+            for job, made in found.items()
+            for identifier, worker in made.items()
+        }
+        return found, lost

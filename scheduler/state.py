@@ -56,6 +56,8 @@ class JobState:
             blocks that failed are not among them: each goes alone, and no worker copies it.
         service: Service that the job had of the farm so far.
         copies: Worker that repeats a leased block, by ID of the entry.
+        copies_lost: How many workers have ended while they were to repeat a leased block, by ID of
+            the entry.
     """
 
     job: str
@@ -67,6 +69,7 @@ class JobState:
     leases: tuple[Pending, ...] = ()
     service: Service = NO_SERVICE
     copies: Mapping[str, str] = field(default_factory=dict)
+    copies_lost: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def waiting_tokens(self) -> float:

@@ -55,22 +55,23 @@ class Timings:
         return max(1, min(engine.batch_tokens, known))
 
     def warm_up(self, spec: JobSpec, engine: Engine) -> None:
-        """Run an engine that was just loaded on a harmless text.
+        """Run an engine that was just loaded on a harmless text, twice.
 
         So its first device batch of a job, which may hang, is no longer the first one, and what it
-        may take is known.
+        may take is known. The first run may take far longer than any later one: a device is set up
+        in it, or this process is stopped. Beside it the second one counts most (`Costs`).
 
         Raises:
             DeviceFailed: Nothing works on this device any more.
         """
         batch = engine.tokenise([WARM_UP])
-        began = time.monotonic()
         try:
-            engine.forward(batch, np.arange(len(batch.lengths)))
+            for _ in range(2):
+                began = time.monotonic()
+                engine.forward(batch, np.arange(len(batch.lengths)))
+                self.observe(spec, engine, batch.lengths, time.monotonic() - began)
         except OutOfMemory as error:
             log.warning("not warmed up: %s", error)
-        else:
-            self.observe(spec, engine, batch.lengths, time.monotonic() - began)
 
 
 def _key(model: str, engine: Engine) -> str:

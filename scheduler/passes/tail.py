@@ -28,7 +28,8 @@ class Tail:
     No block is repeated by two, unless the first one hangs: one that comes later and is faster
     would make it a third run.
     Blocks of the dead are left to the rescue, which counts how often a block was tried: a block
-    that brings workers down must not get around that count by being copied.
+    that brings workers down must not get around that count by being copied. So a worker that ends
+    while it repeats a block counts as well.
     """
 
     settings: Settings
@@ -115,7 +116,7 @@ class Tail:
         """Yield the seconds to its end, and the stream ID, of each block a live worker holds."""
         held: dict[str, list[str]] = defaultdict(list)
         for lease in job.leases:
-            if lease.deliveries < self.settings.deliveries_max:
+            if lease.deliveries + job.copies_lost.get(lease.id, 0) < self.settings.deliveries_max:
                 held[lease.worker].append(lease.id)
         rates, tokens = state.pace(job).rates, job.status.block_tokens_mean
         for name, ids in held.items():

@@ -303,9 +303,10 @@ class Simulation:
             for job in present
         ]
         services = self._ledger.charge(demands, now)
-        copies = self._copies.by_job({worker.name for worker in workers})
+        names = [job.work.name for job in present]
+        copies, _ = self._copies.look(names, {worker.name for worker in workers})
         states = tuple(
-            job.state(services[job.work.name], TAIL_LEASES_MAX, copies.get(job.work.name, {}))
+            job.state(services[job.work.name], TAIL_LEASES_MAX, copies[job.work.name])
             for job in present
         )
         return FarmState(states, workers, rates, now, model_bytes=self._scenario.model_bytes)

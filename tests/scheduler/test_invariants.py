@@ -289,11 +289,13 @@ def tail_of(
     copies: SpeculativeCopies,
 ) -> FarmState:
     """Return a farm with one job, all of whose blocks are leased by `holders`, and its workers."""
+    made, lost = copies.look(["job"], speeds.keys())
     job = replace(
         support.job(leases=[("anybody", len(holders))]),
         held_blocks=Counter(holders.values()),
         leases=tuple(Pending("in", each, worker, 0, 1) for each, worker in holders.items()),
-        copies=copies.by_job(speeds.keys()).get("job", {}),
+        copies=made["job"],
+        copies_lost=lost["job"],
     )
     passed = dict.fromkeys(at_work & speeds.keys(), 0.1)
     return support.farm([job], speeds, held_seconds=passed)

@@ -104,16 +104,26 @@ def test_what_a_worker_was_told_is_remembered() -> None:
     share = JobShare(job="job", tokens=0, blocks=1, copies=["1-0"])
     copies.told({"one": (share,), "other": (msgspec.structs.replace(share, copies=[]),)})
     copies.completed("one")  # of something before that plan
-    assert copies.by_job({"one", "other"}) == {"job": {"1-0": "one"}}
+    assert copies.look(["job"], {"one", "other"}) == ({"job": {"1-0": "one"}}, {"job": {}})
     copies.told({"one": ()})
-    assert copies.by_job({"one", "other"}) == {"job": {"1-0": "one"}}
+    assert copies.look(["job"], {"one", "other"}) == ({"job": {"1-0": "one"}}, {"job": {}})
     copies.completed("other")
-    assert copies.by_job({"one"}) == {"job": {"1-0": "one"}}
+    assert copies.look(["job"], {"one"}) == ({"job": {"1-0": "one"}}, {"job": {}})
     copies.completed("one")
-    assert copies.by_job({"one"}) == {}
+    assert copies.look(["job"], {"one"}) == ({"job": {}}, {"job": {}})
     copies.told({"one": (share,)})
-    assert copies.by_job({"other"}) == {}
-    assert copies.by_job({"one"}) == {}
+    assert copies.look(["job"], {"other"}) == ({"job": {}}, {"job": {"1-0": 1}})
+    assert copies.look(["job"], {"one"}) == ({"job": {}}, {"job": {"1-0": 1}})
+    copies.told({"one": (share,)})
+    assert copies.look(["job"], {"one"}, {"one"}) == ({"job": {}}, {"job": {"1-0": 2}})
+    assert copies.look([], {"one"}) == ({}, {})
+
+
+def test_what_brings_its_copiers_down_is_copied_no_more() -> None:
+    """Two workers may end while they repeat a block; a third one is not given it."""
+    late = replace(job(leases=[("hung", 2)]), copies_lost={"1-0": 2, "9-0": 1})
+    state = farm([late], {"hung": 10.0, "idle": 1000.0}, held_seconds={"hung": 20})
+    assert tail(state) == {"idle": ["9-0"]}
 
 
 def test_a_copy_that_would_lose_is_not_made() -> None:
