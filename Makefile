@@ -109,10 +109,20 @@ bench-peers: .venv/installed-dev $(PEERS:%=build/peers/%/installed) ## The farm 
 	$(BIN)/python -m benchmarks.report build/bench.json $(REPORT)
 	$(BIN)/python -m benchmarks.chart build/bench.json $(REPORT)
 
+build/clients/installed: tests/clients/requirements.txt tests/clients/package-lock.json
+	mkdir -p build
+	$(PYTHON) -m venv --clear build/clients
+	build/clients/bin/python -m pip install --quiet --requirement $<
+	$(NPM) ci --prefix tests/clients --ignore-scripts --no-audit --no-fund --silent
+	touch $@
+
+clients: .venv/installed-dev build/clients/installed ## Other people's clients on a farm; the table of docs/http.md.
+	$(BIN)/python -m tests.clients --report docs/http.md
+
 bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models that have no weights here.
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients bench-peers bench-scheduling simulate week clean

@@ -73,6 +73,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         version=version("embedfarm"),
         lifespan=lifespan,
         exception_handlers=HANDLERS,
+        generate_unique_id_function=lambda route: route.name,  # what generated clients call it
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
         telemetry={"auto_configure": False},  # nothing reports home (docs/decisions.md, 21)

@@ -255,6 +255,9 @@ def test_the_document_asks_for_keys_where_they_are_asked_for(
 ) -> None:
     """The document is OpenAPI 3.1, and asks for keys only where the application has some."""
     free = web.get("/openapi.json").json()
+    names = [each["operationId"] for path in free["paths"].values() for each in path.values()]
+    assert len(set(names)) == len(names)
+    assert {"submit_job", "get_results", "embeddings", "ready"} <= set(names)
     assert free["paths"]["/v1/jobs"]["get"]["security"] == [{}, {"HTTPBearer": []}]
     with client_of(server, [make_key("ann", ["read"])[1]]) as keyed:
         document = keyed.get("/openapi.json").json()

@@ -203,10 +203,7 @@ NO_DEFAULT: Final = Field(json_schema_extra=_drop_default)
 class Submission(Options):
     """A corpus in JSON: texts, or the path or URL of a corpus that the farm may read."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["source"]}]},
-    )
+    model_config = ConfigDict(extra="forbid")
 
     texts: Annotated[Texts, NO_DEFAULT] = Field(default=[])
     source: Annotated[

@@ -9,10 +9,10 @@ import logging
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 from rq.exceptions import DuplicateJobError
 from starlette.concurrency import run_in_threadpool
@@ -41,6 +41,7 @@ from embedfarm.web.jobs.job_requests import (
 from embedfarm.web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
+REFERENCE: Final = "#/components/schemas/{model}"
 LOCATION: Final = {"headers": {"Location": {"schema": {"type": "string"}}}}
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -53,16 +54,38 @@ class UploadedCorpus(Options):
     file: bytes
 
 
-_BODIES: Final = {
-    media: {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-    for media, model in ((JSON, Submission), (FORM, UploadedCorpus))
-} | {media: {"schema": {"type": "string", "format": "binary"}} for media in FILE_TYPES}
+def _schemas() -> dict[str, Any]:
+    """Describe the bodies that the route here reads by itself.
 
-SCHEMAS: Final[dict[str, Any]] = models_json_schema(
-    [(Submission, "validation"), (UploadedCorpus, "validation")],
-    ref_template="#/components/schemas/{model}",
-)[1]["$defs"]
-"""Of the bodies that the routes here read by themselves."""
+    A submission has texts or a source: a schema for each, since generated clients have no type for
+    what has one of two fields.
+    """
+    models: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (Submission, "validation"),
+        (UploadedCorpus, "validation"),
+    ]
+    schemas: dict[str, Any] = models_json_schema(models, ref_template=REFERENCE)[1]["$defs"]
+    either = schemas.pop(Submission.__name__)
+    for has, other, says in (
+        ("texts", "source", "Texts to embed, with options."),
+        ("source", "texts", "The path or URL of a corpus that the farm may read, with options."),
+    ):
+        title = f"Submitted{has.title()}"
+        fields = {name: each for name, each in either["properties"].items() if name != other}
+        own = {"title": title, "description": says, "properties": fields, "required": [has]}
+        schemas[title] = either | own
+    return schemas
+
+
+SCHEMAS: Final = _schemas()
+_BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+_EITHER: Final = [
+    {"$ref": REFERENCE.format(model=f"Submitted{has}")} for has in ("Texts", "Source")
+]
+_BODIES: Final = {
+    JSON: {"schema": {"oneOf": _EITHER}},
+    FORM: {"schema": {"$ref": REFERENCE.format(model=UploadedCorpus.__name__)}},
+} | dict.fromkeys(FILE_TYPES, _BINARY)
 
 
 @router.post(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from fastapi import APIRouter, HTTPException, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from tokenizers import Encoding
 
 from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN, SEED_MAX, hash_once
@@ -39,6 +39,11 @@ Inputs = Annotated[
 UNIT: Final = "normalize: the model itself makes all vectors of length 1, and so has no others"
 
 
+def capitalised(word: object) -> object:
+    """Return a word as TEI writes it, which takes it in any case; anything else as it is."""
+    return word.capitalize() if isinstance(word, str) else word
+
+
 class EmbedRequest(Body):
     """Texts to embed; one that is too long is cut, or an error if `truncate` is false.
 
@@ -51,7 +56,7 @@ class EmbedRequest(Body):
     prompt_name: Words | None = None
     dimensions: Annotated[int, Field(ge=1, le=DIMENSIONS_MAX), WHOLE] | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    truncation_direction: Literal["right", "Right"] | None = None
+    truncation_direction: Annotated[Literal["Right"], BeforeValidator(capitalised)] | None = None
 
 
 class LshRequest(Body):
