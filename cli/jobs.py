@@ -51,7 +51,7 @@ from embedfarm.contract.scheduling_terms import (
     read_deadline,
 )
 from embedfarm.contract.status import JobGone, JobStatus
-from embedfarm.watch.overview import JobFacts, read_jobs, read_progress
+from embedfarm.watch.overview import JobFacts, read_job, read_jobs, read_progress
 
 ENDED_MAX: Final = 1000  # shown
 WATCH_SECONDS: Final = 0.5
@@ -131,7 +131,7 @@ def remove_job(
         handle = find_job(farm, job)
         status = handle.status()
         if not (status.removable or force):
-            fail(f"job {handle.id} is {status.state}: cancel it first, or give --force")
+            fail(f"job {handle.id} is {status.shown_state}: cancel it first, or give --force")
         handle.delete()
     if as_json:
         print_json({"job": handle.id, "state": "gone"})
@@ -210,7 +210,7 @@ def retry_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
         command = handle.noted("command")
     if status.state != "finished":
         again = f"; to go on with it: {command}" if status.state == "failed" and command else ""
-        fail(f"job {handle.id} is {status.state}: there is nothing to retry{again}")
+        fail(f"job {handle.id} is {status.shown_state}: there is nothing to retry{again}")
     retry_output(Path(status.out), read_settings(redis), as_json=as_json)
 
 
@@ -229,7 +229,8 @@ def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
             if not as_json:
                 show(status, farm.workers(), outlook)
             elif status != last:
-                typer.echo(json.dumps({"job": handle.id, **asdict(status)}))
+                words = {"state": status.shown_state}
+                typer.echo(json.dumps({"job": handle.id, **asdict(status), **words}))
             last = status
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
@@ -287,7 +288,7 @@ def _change(job: str, redis: str, change: Callable[[Job], object], *, as_json: b
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
         change(handle)
-        status = handle.status()
+        status = read_job(farm, handle.id)
     if as_json:
         names = ("state", "priority", "tenant", "weight", "deadline_ms")
         print_json({"job": handle.id} | {name: getattr(status, name) for name in names})
@@ -346,8 +347,8 @@ def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
         "name": facts.name,
         "model": facts.model.rpartition("/")[2],
         "state": facts.state,
-        "chunks": f"{facts.chunks_in:,}",
-        "done": f"{facts.chunks_done:,}",
+        "chunks": f"{facts.known:,}",
+        "done": f"{facts.done:,}",
         "failed": f"{facts.chunks_failed:,}" if facts.chunks_failed else "",
         "priority": "" if priority == USUAL.priority else priority_name(priority),
         "tenant": facts.tenant,

@@ -78,9 +78,7 @@ def _remaining(status: JobStatus, outlook: Outlook) -> str:
 
 def _panel(status: JobStatus, workers: Sequence[Heartbeat], outlook: Outlook) -> Group:
     total = status.chunk_count if status.chunk_count >= 0 else None
-    bar = ProgressBar(
-        total=total, completed=status.first_chunk + status.chunks_done, pulse=total is None
-    )
+    bar = ProgressBar(total=total, completed=status.done, pulse=total is None)
     head = Text.assemble(
         (describe_progress(status), "bold"),
         f"   {_rates(outlook, '   ')}   ",
@@ -94,11 +92,11 @@ def _panel(status: JobStatus, workers: Sequence[Heartbeat], outlook: Outlook) ->
 
 def describe_progress(status: JobStatus) -> str:
     """Describe how many chunks are embedded, and of how many."""
-    done = status.first_chunk + status.chunks_done
-    if status.chunk_count < 0:
-        read = status.first_chunk + status.chunks_in
-        return f"{done:,} chunks of {read:,} read so far" if read else "nothing read yet"
-    return f"{done:,} of {status.chunk_count:,} chunks"
+    if status.chunk_count >= 0:
+        return f"{status.done:,} of {status.known:,} chunks"
+    if not status.known:
+        return "nothing read yet"
+    return f"{status.done:,} chunks of {status.known:,} read so far"
 
 
 def describe_workers(workers: Sequence[Heartbeat]) -> str:

@@ -46,7 +46,8 @@ SPARKS: Final = " ▁▂▃▄▅▆▇█"
 MARKS: Final = {"error": ("✖", "bold red"), "warning": ("▲", "yellow"), "info": ("•", "cyan")}
 STATE_STYLES: Final = {
     "busy": "green", "idle": "yellow", "loading": "cyan", "draining": "magenta",
-    "paused": "yellow", "cancelled": "red", "failed": "bold red", "finished": "green",
+    "queued": "dim", "paused": "yellow", "cancelled": "red", "failed": "bold red",
+    "finished": "green",
 }  # fmt: skip
 
 
@@ -243,17 +244,16 @@ def _name(job: JobFacts, ids: Iterable[str], *, wide: bool) -> str:
 def _progress(job: JobFacts, *, wide: bool) -> tuple[ProgressBar, str, str]:
     """Return a bar, the share of the job that is embedded if that is known, and its chunks."""
     known = job.chunk_count >= 0
-    whole = job.chunk_count if known else job.first_chunk + job.chunks_in
-    done = job.first_chunk + job.chunks_done
     style = STATE_STYLES.get(job.state, "green")
     bar = ProgressBar(
-        max(1, whole), done, 24 if wide else 10, complete_style=style, finished_style=style
+        max(1, job.known), job.done, 24 if wide else 10, complete_style=style, finished_style=style
     )
     share = done_ratio(job)
     ratio = "" if share is None else f"{share:.0%}"
-    if not known and not whole:
+    if not job.known and not known:
         return bar, ratio, "nothing read yet"
-    return bar, ratio, f"{format_count(done)} of {format_count(whole)}{'' if known else '+'}"
+    more = "" if known else "+"
+    return bar, ratio, f"{format_count(job.done)} of {format_count(job.known)}{more}"
 
 
 def _left(job: JobFacts) -> Text:

@@ -51,7 +51,7 @@ def chunks_left(status: JobStatus) -> int | None:
     """Return how many chunks have no vector yet; None while the corpus is still being read."""
     if status.chunk_count < 0:
         return None
-    return max(0, status.chunk_count - status.first_chunk - status.chunks_done)
+    return max(0, status.chunk_count - status.done)
 
 
 def done_ratio(status: JobStatus) -> float | None:

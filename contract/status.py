@@ -14,6 +14,7 @@ TEXT_FIELDS: Final = frozenset(
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
 MOVING_STATES: Final = frozenset({"open", "closed"})
+RUNNING: Final = "running"
 OVER_STATES: Final = ENDED_STATES | {"cancelled"}
 
 EndState: TypeAlias = Literal["finished", "failed", "cancelled"]
@@ -90,6 +91,21 @@ class JobStatus:
     def ended(self) -> bool:
         """Whether the job has ended, so that only a record of it is left."""
         return self.state in ENDED_STATES or (self.cancelled and self.ended_ms > 0)
+
+    @property
+    def shown_state(self) -> str:
+        """The word that people are shown for the state: "running" for "open" and "closed"."""
+        return RUNNING if self.state in MOVING_STATES else self.state
+
+    @property
+    def done(self) -> int:
+        """Chunks that are embedded or have failed, those of earlier runs included."""
+        return self.first_chunk + self.chunks_done
+
+    @property
+    def known(self) -> int:
+        """Chunks that there are, those of earlier runs included: all that have come so far."""
+        return self.chunk_count if self.chunk_count >= 0 else self.first_chunk + self.chunks_in
 
     @property
     def moving(self) -> bool:

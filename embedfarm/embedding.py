@@ -207,7 +207,7 @@ def _progress_bar() -> Iterator[Show]:
         def show(status: JobStatus, workers: Sequence[Heartbeat], _: OutlookReader) -> None:
             if status.chunk_count >= 0:
                 bar.total = status.chunk_count
-            bar.n = status.first_chunk + status.chunks_done
+            bar.n = status.done
             bar.set_postfix(workers=len(workers), failed=status.chunks_failed, refresh=False)
             bar.refresh()
 

@@ -96,8 +96,8 @@ def look(farm: FarmClient, out: Path, *, outlives: bool = False) -> None:
                 status = farm.job(job).status()
                 note(
                     job=job,
-                    state=status.state,
-                    done=status.first_chunk + status.chunks_done,
+                    state=status.shown_state,
+                    done=status.done,
                     of=status.chunk_count,
                     failed=status.chunks_failed,
                 )

@@ -73,8 +73,8 @@ class Situation:
     @cached_property
     def unfinished(self) -> list[JobFacts]:
         """Jobs that are not embedded yet, paused ones included."""
-        states = {"open", "closed", "paused"}
-        return [job for job in self.jobs if job.state in states and not job.embedded]
+        wanted = [job for job in self.jobs if job.moving or job.state == "paused"]
+        return [job for job in wanted if not job.embedded]
 
     def has_room(self, job: JobFacts) -> bool:
         """Tell whether results of a job are collected fast enough for more work to be leased."""
@@ -82,7 +82,7 @@ class Situation:
 
     def leasable(self, job: JobFacts) -> bool:
         """Tell whether a worker may lease blocks of a job now."""
-        allowed = job.state in {"open", "closed"} and self.has_room(job)
+        allowed = job.moving and self.has_room(job)
         return allowed and self.waiting_blocks.get(job.job, 0) > 0
 
 
@@ -148,7 +148,8 @@ def full_windows(situation: Situation) -> Iterator[Bottleneck]:
         job
         for job in situation.unfinished
         if situation.has_room(job)
-        and job.state == "open"
+        and job.moving
+        and job.chunk_count < 0
         and job.result_bytes > settings.window_bytes_max / 2
         and used_bytes(job, job.vector_bytes) > FULL_WINDOW_RATIO * settings.window_bytes_max
     ]

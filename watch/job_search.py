@@ -14,17 +14,20 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import JobGone, JobStatus, status_from
 from embedfarm.contract.unreadable_records import names_of
+from embedfarm.watch.overview import STATE_FIELDS, name_state
 
 STEP: Final = 1000  # jobs looked at in one round trip
 LOOKED_MAX: Final = 20_000  # jobs looked through, those in work first and then the newest
 
-State: TypeAlias = Literal["", "running", "paused", "finished", "incomplete", "failed", "cancelled"]
+State: TypeAlias = Literal[
+    "", "queued", "running", "paused", "finished", "incomplete", "failed", "cancelled"
+]
 Age: TypeAlias = Literal["", "hour", "day", "week"]
 Order: TypeAlias = Literal["newest", "oldest", "name", "chunks", "failures"]
 
 AGE_SECONDS: Final[Mapping[Age, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
 
-_FIELDS: Final = ("state", "tenant", "created_ms", "chunk_count", "chunks_failed")
+_FIELDS: Final = (*STATE_FIELDS, "tenant", "created_ms", "chunk_count", "chunks_failed")
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class JobQuery:
 
     Attributes:
         words: Words that are all in the job's name, id or model, in any case.
-        state: State of the jobs, "" for any. "running" has those whose corpus is still being read,
-            and "incomplete" those that finished without some of their chunks.
+        state: State of the jobs as `JobFacts` has it, "" for any; "incomplete" for those that
+            finished without some of their chunks.
         tenant: Tenant of the jobs, "" for any.
         age: Time within which they were created, "" for any.
         order: Which comes first: the newest, the oldest, the first by name, the largest, or the
@@ -67,6 +70,7 @@ class _Looked(NamedTuple):
 
     job: str
     status: JobStatus
+    state: str
     spec: bytes | None
 
     def asked(self) -> JobSpec:
@@ -75,6 +79,12 @@ class _Looked(NamedTuple):
             return JobSpec(model="") if self.spec is None else decode(JobSpec, self.spec)
         except RecordError:  # of another version: the job is found by its id
             return JobSpec(model="")
+
+    def is_in(self, state: State) -> bool:
+        """Tell whether the job is in a state that somebody looks for."""
+        if state == "incomplete":
+            return self.state == "finished" and self.status.chunks_failed > 0
+        return state in {"", self.state}
 
     def name(self) -> str:
         """Return the job's name for people, in small letters."""
@@ -112,25 +122,13 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
         if (
             row.status.created_ms >= after_ms
             and query.tenant in {"", row.status.tenant}
-            and _is_in(row.status, query.state)
+            and row.is_in(query.state)
             and (not words or row.has(words))
         ):
             found.append(row)
     found.sort(key=lambda row: (_KEYS[query.order](row), row.job))
     known = farm.client.zcard(wire.JOBS) + farm.client.zcard(wire.ENDED)
     return FoundJobs([row.job for row in found], looked, known <= LOOKED_MAX)
-
-
-def _is_in(status: JobStatus, state: State) -> bool:
-    match state:
-        case "":
-            return True
-        case "running":
-            return status.moving
-        case "incomplete":
-            return status.state == "finished" and status.chunks_failed > 0
-        case _:
-            return status.state == state
 
 
 def _rows(farm: FarmClient) -> Iterator[_Looked]:
@@ -144,13 +142,14 @@ def _rows(farm: FarmClient) -> Iterator[_Looked]:
         some = names[place : place + STEP]
         pipe = farm.client.pipeline(transaction=False)
         for job in some:
-            pipe.hmget(wire.JobKeys(job).meta, ["spec", *_FIELDS])
+            pipe.hmget(wire.JobKeys(job).meta, ["spec", "owner", *_FIELDS])
         for job, values in zip(some, pipe.execute(raise_on_error=False), strict=True):
             if isinstance(values, redis.ResponseError) and "WRONGTYPE" in str(values):
                 continue  # another program's key, which `read_jobs` reports
             if isinstance(values, Exception):
                 raise values
             with contextlib.suppress(JobGone):  # or unreadable, which `read_jobs` reports
-                status = status_from(_FIELDS, values[1:])
+                spec, owner, *fields = values
+                status = status_from(_FIELDS, fields)
                 if farm.sees(status.tenant):
-                    yield _Looked(job, status, values[0])
+                    yield _Looked(job, status, name_state(status, owned=owner is not None), spec)

@@ -12,12 +12,23 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.outlook import Outlook, OutlookReader, done_ratio
 from embedfarm.contract.pace import Range
-from embedfarm.contract.status import ENDED_STATES, JobGone, JobStatus, JobUnreadable, status_from
+from embedfarm.contract.status import (
+    ENDED_STATES,
+    OVER_STATES,
+    RUNNING,
+    JobGone,
+    JobStatus,
+    JobUnreadable,
+    status_from,
+)
 from embedfarm.contract.unreadable_records import names_of
 
 STEP: Final = 1000  # jobs looked at in one round trip
 LOOKED_MAX: Final = 10_000  # for one page
 NOTES_MAX: Final = 10_000  # of a job, looked through for refusals
+
+QUEUED: Final = "queued"
+STATE_FIELDS: Final = ("state", "out", "first_chunk", "pushed_upto")
 
 _FIELDS: Final = tuple(JobStatus.__dataclass_fields__)
 
@@ -26,8 +37,10 @@ _FIELDS: Final = tuple(JobStatus.__dataclass_fields__)
 class JobFacts(JobStatus):
     """A job: its name and model, its status, and what is wrong with it.
 
-    `late_seconds` is by how much it misses its deadline, as things are. `refused` has the reasons
-    of workers that cannot embed it, by worker.
+    `state` is the word for people: "queued" until a run begins to read the corpus of a job that was
+    submitted, then "running"; "paused", "finished", "failed" or "cancelled". `late_seconds` is by
+    how much it misses its deadline, as things are. `refused` has the reasons of workers that cannot
+    embed it, by worker.
     """
 
     job: str
@@ -35,6 +48,11 @@ class JobFacts(JobStatus):
     model: str
     late_seconds: float
     refused: dict[str, str]
+
+    @property
+    def moving(self) -> bool:
+        """Whether the job is worked on, or will be: it is neither paused nor over."""
+        return self.state in {QUEUED, RUNNING}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +121,7 @@ def _read(farm: FarmClient, jobs: Sequence[str], late: Mapping[str, float]) -> l
     pipe = farm.client.pipeline(transaction=False)
     for job in jobs:
         meta = wire.JobKeys(job).meta
-        pipe.hmget(meta, ["spec", *_FIELDS])
+        pipe.hmget(meta, ["spec", "owner", *_FIELDS])
         pipe.hscan(meta, match="refused:*", count=NOTES_MAX)  # accounts stay where they are
     answers = pipe.execute(raise_on_error=False)
     found = []
@@ -138,7 +156,7 @@ def _describe(
     """
     if isinstance(values, redis.ResponseError):
         raise JobUnreadable(str(values))
-    spec, *fields = values
+    spec, owner, *fields = values
     if spec is None:
         raise JobGone(job)
     refused: Mapping[bytes, bytes] = notes[1]
@@ -147,6 +165,7 @@ def _describe(
     except RecordError as error:  # another program's; it must not hide the others
         farm.on_unreadable(f"job {job}", str(error))
         asked, refused = JobSpec(model=""), {b"refused:every worker": str(error).encode()}
+    status = status_from(_FIELDS, fields)
     return JobFacts(
         job=job,
         name=asked.name,
@@ -158,8 +177,19 @@ def _describe(
             )
             for worker, reason in sorted(refused.items())
         },
-        **vars(status_from(_FIELDS, fields)),
+        **vars(status) | {"state": name_state(status, owned=owner is not None)},
     )
+
+
+def name_state(status: JobStatus, *, owned: bool) -> str:
+    """Return the word that people are shown for the state of a job, as in `JobFacts`.
+
+    Args:
+        status: Of its fields at least those of `STATE_FIELDS`.
+        owned: Whether the job has an owner: the output that a run fills, once there is a run.
+    """
+    is_new = status.moving and status.pushed_upto == status.first_chunk
+    return QUEUED if is_new and status.out and not owned else status.shown_state
 
 
 def read_page(
@@ -175,7 +205,7 @@ def read_page(
         farm: Farm that has the jobs.
         after: `next` of the page before; "" for the first page.
         count: Most jobs in the page.
-        state: State of the jobs, as in `JobStatus`; None for any.
+        state: State of the jobs, as in `JobFacts`; None for any.
         tenant: Tenant of the jobs, "" for jobs without one; None for any.
 
     Raises:
@@ -217,7 +247,7 @@ def _rows_after(client: redis.Redis, after: str, count: int, state: str | None) 
     if not after.startswith("-") and state not in ENDED_STATES:
         rows = _rows(client, wire.JOBS, after, count, newest_first=False)
         after = ""
-    if len(rows) < count and state in {None, *ENDED_STATES}:
+    if len(rows) < count and state in {None, *OVER_STATES}:
         place = after.removeprefix("-")
         rows += _rows(client, wire.ENDED, place, count - len(rows), newest_first=True)
     return rows
@@ -248,11 +278,22 @@ def _match(
 ) -> list[bool]:
     """Tell for each of the jobs whether it exists, in the given state and of the given tenant."""
     pipe = client.pipeline(transaction=False)
+    fields = (*STATE_FIELDS, "tenant")
     for job in jobs:
-        pipe.hmget(wire.JobKeys(job).meta, ["state", "tenant"])
-    return [
-        has is not None
-        and state in {None, has.decode(errors="replace")}
-        and tenant in {None, (whose or b"").decode(errors="replace")}
-        for has, whose in pipe.execute()
-    ]
+        pipe.hmget(wire.JobKeys(job).meta, ["owner", *fields])
+    return [_is_like(fields, found, state, tenant) for found in pipe.execute()]
+
+
+def _is_like(
+    fields: Sequence[str], values: Sequence[bytes | None], state: str | None, tenant: str | None
+) -> bool:
+    """Tell whether a job exists, in the given state and of the given tenant."""
+    owner, *rest = values
+    try:
+        status = status_from(fields, rest)
+    except JobUnreadable:
+        return True  # whoever reads all of it reports it
+    except JobGone:
+        return False
+    word = name_state(status, owned=owner is not None)
+    return state in {None, word} and tenant in {None, status.tenant}

@@ -35,6 +35,7 @@ from tests.simulation.server import ModelServer
 from tests.simulation.states import State
 
 CREATE: Final = wire.script("create").encode()
+DELETE: Final = b"UNLINK"
 ENDS: Final = {wire.script("end").encode(), END}  # as a log has it, and as it is asked
 SIZES: Final = (1, 7, 20, 60)  # chunks of a corpus
 FILES_MAX: Final = 3
@@ -337,9 +338,9 @@ class User:
     def _check_server(self, work: Work) -> None:
         """Check that nothing but the record of an ended job is left on the server.
 
-        Nothing is checked if a crash undid the end when the command that embeds had looked at it
-        already, or made the server forget that the job was made and remember an earlier one of its
-        name, or if somebody else has made the job anew.
+        Nothing is checked if a crash undid the end, or that somebody deleted the job, when the
+        command that embeds had looked at it already; if one made the server forget that the job was
+        made and remember an earlier one of its name; or if somebody else has made the job anew.
         """
         host, keys = self.scene.host, work.keys
         if self._shares(work):
@@ -351,7 +352,8 @@ class User:
             return
 
         def is_end(words: Sequence[bytes]) -> bool:
-            return not ENDS.isdisjoint(words) and keys.meta.encode() in words
+            ends = not ENDS.isdisjoint(words) or DELETE in words[:1]
+            return ends and keys.meta.encode() in words
 
         undone, embed = any(map(is_end, host.forgotten)), self.scene.world.process
         if undone and embed not in host.served and not is_end(host.asked.get(embed, [])):

@@ -22,7 +22,7 @@ WINDOW: Final = SETTINGS.window_bytes_max
 def job(name: str = "job", **facts: Any) -> JobFacts:  # noqa: ANN401 -- facts of any type
     """Return a job that is half embedded, and wholly sent."""
     usual: dict[str, Any] = {
-        "state": "closed",
+        "state": "running",
         "chunk_count": 100,
         "chunks_in": 100,
         "chunks_done": 50,
@@ -107,7 +107,7 @@ def test_results_at_their_limit() -> None:
     assert said(jobs=full[:1], workers=idle) == [("error", text)]
     text = "nothing more is leased: results of 2 jobs are not collected"
     assert said(jobs=full, workers=idle) == [("error", text)]
-    reading = [replace(each, state="open", chunk_count=-1) for each in full]
+    reading = [replace(each, chunk_count=-1) for each in full]
     assert said(jobs=reading) == [("error", text)]
 
 
@@ -129,7 +129,7 @@ def test_producers_that_wait_for_other_jobs() -> None:
 
 def test_producers_that_wait_for_the_collector() -> None:
     """A producer's window is a bottleneck if it is full of results, not of waiting blocks."""
-    window: dict[str, Any] = {"state": "open", "chunk_count": -1, "bytes_in": 30, "bytes_done": 10}
+    window: dict[str, Any] = {"chunk_count": -1, "bytes_in": 30, "bytes_done": 10}
     text = "producers wait: results of job job are not collected"
     assert said(jobs=[job(**window, result_bytes=WINDOW - 40)]) == [("warning", text)]
     assert said(jobs=[job(**window, result_bytes=WINDOW // 2)]) == []
@@ -189,7 +189,7 @@ def test_missed_deadlines() -> None:
         ([], "info", "2 of 3 workers are idle: there are no jobs"),
         ([job(blocks_done=10)], "info", "2 of 3 workers are idle: there are no jobs"),
         (
-            [job(state="open", chunk_count=-1)],
+            [job(chunk_count=-1)],
             "warning",
             "2 of 3 workers are idle: nothing to lease, job job still being read",
         ),

@@ -196,7 +196,7 @@ def test_what_cannot_be_done_is_told(web: TestClient, many: redis.Redis) -> None
     status, text = act(web, page)
     assert status == 200
     assert "1 job of 3 done" in text
-    assert "is open and not finished" in text
+    assert "is running and not finished" in text
     assert "there is no such job any more" in text
 
 
@@ -238,9 +238,9 @@ def test_a_place_in_the_queue(web: TestClient, client: redis.Redis) -> None:
     submissions = Submissions(client, Settings())
     for number in (1, 2):
         job = Job(client, f"{number:032x}")
-        job.create(SPEC, 0)
+        job.create(SPEC, 0, notes={"out": "out"})
         submissions.embed(job.id, Call(["c.txt"], "out", {}, ""))
     client.rpush(submissions._queue.key, b"\xff", b"somebody's")
     text = web.get("/jobs", headers=BROWSER).text
-    assert text.count(">queued<") == 2
+    assert text.count('is-queued">queued<') == 2
     assert [text.count(f"place {place} in the queue") for place in (1, 2, 3)] == [1, 1, 0]

@@ -148,7 +148,7 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
     assert "little" not in web.get("/metrics").text
     Job(client, "little").delete()
     job = make_job(client, 2)
-    assert figures(web)["embedfarm_jobs", ("open",)] == 1
+    assert figures(web)["embedfarm_jobs", ("running",)] == 1
     status = job.status()
     assert figures(web)["embedfarm_backlog_chunks", ()] == status.chunks_in
 

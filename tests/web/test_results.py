@@ -146,7 +146,7 @@ def test_headers_tell_the_end(web: TestClient, client: redis.Redis, out: Path) -
     """An answer is complete with the last chunk of a finished output, and never before."""
     make_job(client, out)
     nothing = web.get(PATH)
-    assert (nothing.status_code, nothing.headers["x-state"]) == (204, "open")
+    assert (nothing.status_code, nothing.headers["x-state"]) == (204, "running")
     with open_output(out) as output:
         assert web.get(PATH).status_code == 204
         for result in results():

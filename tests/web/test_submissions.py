@@ -119,7 +119,7 @@ def test_every_form_is_embedded(
     assert [answer.headers["location"] for answer in answers] == [
         f"/v1/jobs/{each['job']}" for each in made
     ]
-    assert {each["state"] for each in made} == {"open"}
+    assert {each["state"] for each in made} == {"queued"}
     assert {each["model"] for each in made} == {NULL}
     assert (made[2]["name"], made[2]["priority"]) == ("mine", 2)
     assert (made[4]["name"], made[4]["weight"]) == ("raw", 3)
@@ -517,7 +517,7 @@ def test_a_job_that_is_tried_again_as_soon_as_it_has_failed(
         worker.handle_job_failure(request, worker.queues[0], exc_string="CommandFailed: no memory")
         worker.connection.close()
         assert answers[0].result().status_code == 202, answers[0].result().text
-    assert facts(web, job)["state"] == "open"
+    assert facts(web, job)["state"] == "queued"
 
 
 def test_a_job_that_its_worker_gave_up_has_failed(

@@ -149,7 +149,7 @@ def _look(services: Services, job: str, start: int, limit: int) -> FoundResults:
     try:
         if handle.noted(NOTE):
             chunks = read_feed(services, handle, status, start, limit)
-            return FoundResults(start, chunks, status.chunk_count, handle.status().state)
+            return FoundResults(start, chunks, status.chunk_count, handle.status().shown_state)
         rows = services.settings.http_results_bytes_max // (
             status.vector_bytes or VECTOR_BYTES_GUESSED
         )
@@ -157,7 +157,7 @@ def _look(services: Services, job: str, start: int, limit: int) -> FoundResults:
     except NotBegun as error:
         if status.state in TERMINAL:
             raise HTTPException(409, f"{error}, or not any more") from error
-        return FoundResults(start, None, -1, status.state)
+        return FoundResults(start, None, -1, status.shown_state)
     except (OutputError, RecordError, OSError) as error:
         raise HTTPException(409, f"the output cannot be read: {error}") from error
 
@@ -169,7 +169,7 @@ def _look_on_disk(
         if reader.count is not None and start > reader.count:
             raise out_of_place(f"the job has {reader.count} chunks", reader.count)
         total = -1 if reader.count is None else reader.count
-        return FoundResults(start, reader.read(start, limit), total, status.state)
+        return FoundResults(start, reader.read(start, limit), total, status.shown_state)
 
 
 def open_output(settings: Settings, job: str, status: JobStatus) -> OutputReader:

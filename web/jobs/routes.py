@@ -18,7 +18,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BoundedRoute)
 JobId = Annotated[str, Path(max_length=256, pattern=r"^[^{}]+$", description="As in the list.")]
-State = Literal["open", "closed", "paused", "cancelled", "finished", "failed"]
+State = Literal["queued", "running", "paused", "finished", "failed", "cancelled"]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most in the answer.")]
 After = Annotated[str, Query(max_length=300, description="`next` of the answer before.")]
 
@@ -103,7 +103,9 @@ def delete_job(services: Service, key: Caller, job: JobId) -> None:
     handle = services.farm.job(job)
     status = handle.status()
     if not status.removable:
-        raise HTTPException(409, f"job {job} is {status.state} and not finished: cancel it first")
+        raise HTTPException(
+            409, f"job {job} is {status.shown_state} and not finished: cancel it first"
+        )
     LOGGER.info("%s deletes job %r", key.name, job)
     services.submissions.remove(job)
     handle.delete()

@@ -323,7 +323,7 @@ def _progress(directory: Path, status: JobStatus) -> dict[str, Any]:
         facts["status"], facts["in_progress_at"] = "in_progress", planned
         plan = read_kept(out / PLAN, Counts)
         if plan is not None:
-            done = count_done(out / ENDS, status.first_chunk + status.chunks_done)
+            done = count_done(out / ENDS, status.done)
             facts["request_counts"] = {"total": plan.total, "completed": done, "failed": plan.bad}
     written = _changed(out / "vectors" / "_manifest.json")
     if written is not None:

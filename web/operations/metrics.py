@@ -6,7 +6,7 @@ No label has more values than there are workers, routes and states; jobs are non
 import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final, cast
@@ -22,7 +22,7 @@ from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import JobStatus
+from embedfarm.watch.overview import JobFacts, read_jobs
 from embedfarm.watch.view import FarmReader, FarmView
 from embedfarm.web.auth.keys import Scope as KeyScope
 from embedfarm.web.farm_readers import Reader
@@ -153,26 +153,26 @@ class Figures(Collector):
         ended = {of: float(count) for of, count in self.farm.endings().items()}
         words = "Jobs that have ended, by how, and what that was about: the count only grows."
         yield _counter("jobs_ended", words, ended, "state", "cause")
-        yield from job_metrics(self.farm.statuses(), self._reader.read(), time.time())
+        jobs = read_jobs(self.farm, self.farm.job_ids())
+        yield from job_metrics(jobs, self._reader.read(), time.time())
         yield from worker_metrics(workers)
         yield from scheduler_metrics(self.farm.plans.scheduler_stats())
 
 
-def job_metrics(statuses: Mapping[str, JobStatus], view: FarmView, now: float) -> Iterator[Metric]:
+def job_metrics(jobs: Sequence[JobFacts], view: FarmView, now: float) -> Iterator[Metric]:
     """Yield the metrics of all jobs: states, backlog, results, failed chunks, and what holds them.
 
     How long the backlog takes, and what holds it back, is what the pages say.
     """
-    states = Tally(status.state for status in statuses.values())
+    states = Tally(job.state for job in jobs)
     counts = {(name,): float(n) for name, n in states.items()}
     yield _gauge("jobs", "Jobs that have not ended.", counts, "state")
-    wanted = [status for status in statuses.values() if not status.over]
-    waiting = [status for status in wanted if status.blocks_in > status.blocks_done]
-    tokens = sum(status.tokens_in - status.tokens_done for status in waiting)
-    chunks = sum(status.chunks_in - status.chunks_done for status in waiting)
-    age = max((now - status.created_ms / 1000 for status in waiting), default=0)
-    stored = sum(status.result_bytes for status in statuses.values())
-    failed = sum(status.chunks_failed for status in statuses.values())
+    waiting = [job for job in jobs if not job.over and job.blocks_in > job.blocks_done]
+    tokens = sum(job.tokens_in - job.tokens_done for job in waiting)
+    chunks = sum(job.chunks_in - job.chunks_done for job in waiting)
+    age = max((now - job.created_ms / 1000 for job in waiting), default=0)
+    stored = sum(job.result_bytes for job in jobs)
+    failed = sum(job.chunks_failed for job in jobs)
     yield _gauge("backlog_chunks", "Chunks that are not embedded yet.", {(): float(chunks)})
     yield _gauge("backlog_tokens", "Tokens that are not embedded yet.", {(): float(tokens)})
     yield _gauge("backlog_age_seconds", "Age of the oldest job with such chunks.", {(): float(age)})
@@ -311,7 +311,8 @@ class TenantFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the tenant's jobs and of the workers now."""
-        yield from job_metrics(self.farm.statuses(), self.reader.read(), time.time())
+        jobs = read_jobs(self.farm, self.farm.job_ids())
+        yield from job_metrics(jobs, self.reader.read(), time.time())
         yield _count_workers(self.farm.workers())
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.watch.job_search import Age, FoundJobs, JobQuery, Order, State, search_jobs
-from embedfarm.watch.overview import JobFacts, read_jobs
+from embedfarm.watch.overview import QUEUED, JobFacts, read_jobs
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.farm_readers import Reader
@@ -19,8 +19,9 @@ PAGE_JOBS: Final = 25
 SEARCH_SECONDS: Final = 10.0  # between searches while somebody watches; what is shown is read anew
 
 STATES: Final[dict[State, str]] = {
-    "": "any state", "running": "running", "paused": "paused", "finished": "finished",
-    "incomplete": "finished, with failures", "failed": "failed", "cancelled": "cancelled",
+    "": "any state", "queued": "queued", "running": "running", "paused": "paused",
+    "finished": "finished", "incomplete": "finished, with failures",
+    "failed": "failed", "cancelled": "cancelled",
 }  # fmt: skip
 AGES: Final[dict[Age, str]] = {
     "": "any time", "hour": "the last hour", "day": "the last day", "week": "the last week",
@@ -94,7 +95,7 @@ class _Listing:
 
 def _places(submissions: Submissions, jobs: list[JobFacts]) -> dict[str, int]:
     """Return the places of jobs that wait for an ingest worker; the first of all has place 1."""
-    if not any(job.moving and not job.chunks_in for job in jobs):
+    if not any(job.state == QUEUED for job in jobs):
         return {}
     return {job: place for place, job in enumerate(submissions.waiting(), 1)}
 
