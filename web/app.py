@@ -30,7 +30,17 @@ from embedfarm.web.openai import embeddings as openai_protocol
 from embedfarm.web.operations import metrics
 from embedfarm.web.operations import routes as operations
 from embedfarm.web.operations.metrics import Figures, Meter
-from embedfarm.web.pages import charts, download, job, scheduler, sign_in, steer, submit, workers
+from embedfarm.web.pages import (
+    api_docs,
+    charts,
+    download,
+    job,
+    scheduler,
+    sign_in,
+    steer,
+    submit,
+    workers,
+)
 from embedfarm.web.pages import jobs as all_jobs
 from embedfarm.web.pages import overview as farm
 from embedfarm.web.pages.chart_drawing import Gallery
@@ -38,7 +48,8 @@ from embedfarm.web.services import Passes, Services
 from embedfarm.web.tei import routes as tei_protocol
 
 PAGES: Final = (
-    submit.router, farm.router, all_jobs.router, job.router, download.router, workers.router,
+    api_docs.router, submit.router, farm.router, all_jobs.router, job.router, download.router,
+    workers.router,
     scheduler.router, scheduler.steering, charts.router, sign_in.router, steer.router,
 )  # fmt: skip
 

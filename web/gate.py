@@ -33,7 +33,7 @@ from embedfarm.web.http.rendering import here, wants_page
 
 LOGGER: Final = logging.getLogger(__name__)
 OPEN_PATHS: Final = frozenset({
-    "/livez", "/readyz", "/health", "/openapi.json", "/login", "/theme",
+    "/livez", "/readyz", "/health", "/openapi.json", "/docs", "/login", "/theme",
     "/static/style.css", "/static/live.js", "/static/icon.svg",
 })  # fmt: skip
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})

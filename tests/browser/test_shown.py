@@ -37,6 +37,7 @@ AXE: Final = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 SIZES: Final = {"desktop": (1280, 800), "phone": (390, 844)}
 PAGES: Final = {
     "jobs": "/jobs",
+    "docs": "/docs",
     "overview": "/",
     "job": "/jobs/handbook",
     "ended": "/jobs/old-0",

@@ -112,7 +112,7 @@ WITHOUT_ID: Final[dict[str, dict[str, Any]]] = {
 }
 """Every other route, with a good request to it."""
 
-OF_THE_PROGRAM: Final = {"GET /openapi.json", "HEAD /openapi.json", "GET /static"}
+OF_THE_PROGRAM: Final = {"GET /openapi.json", "HEAD /openapi.json", "GET /docs", "GET /static"}
 """What is the same for everybody, since it is made before anything is asked for."""
 
 FARM_ONLY: Final = {

@@ -1,5 +1,6 @@
 """Templates and how they write numbers, sizes and times; nothing here asks the server."""
 
+import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from urllib.parse import quote
 from fastapi import Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.requests import HTTPConnection
 
 from embedfarm.contract.formatting import counted, moment_of
@@ -122,6 +124,15 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
+def prose(text: str) -> Markup:
+    """Format a docstring as paragraphs, with what is between backticks as code."""
+    paragraphs = (escape(" ".join(each.split())) for each in text.split("\n\n"))
+    return Markup("").join(
+        Markup("<p>{}</p>").format(Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", each)))  # noqa: S704 # it is escaped
+        for each in paragraphs
+    )
+
+
 ENVIRONMENT: Final = Environment(
     loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
     autoescape=True,
@@ -144,6 +155,7 @@ ENVIRONMENT.filters |= {
         iso,
         ago,
         segment,
+        prose,
     )
 }
 ENVIRONMENT.filters["priority"] = priority_name

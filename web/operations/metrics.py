@@ -167,17 +167,18 @@ def job_metrics(jobs: Sequence[JobFacts], view: FarmView, now: float) -> Iterato
     states = Tally(job.state for job in jobs)
     counts = {(name,): float(n) for name, n in states.items()}
     yield _gauge("jobs", "Jobs that have not ended.", counts, "state")
-    waiting = [job for job in jobs if not job.over and job.blocks_in > job.blocks_done]
+    wanted = [job for job in jobs if not job.over]
+    waiting = [job for job in wanted if job.blocks_in > job.blocks_done]
     tokens = sum(job.tokens_in - job.tokens_done for job in waiting)
     chunks = sum(job.chunks_in - job.chunks_done for job in waiting)
     age = max((now - job.created_ms / 1000 for job in waiting), default=0)
     stored = sum(job.result_bytes for job in jobs)
-    failed = sum(job.chunks_failed for job in jobs)
+    failed = sum(job.chunks_failed for job in wanted)
     yield _gauge("backlog_chunks", "Chunks that are not embedded yet.", {(): float(chunks)})
     yield _gauge("backlog_tokens", "Tokens that are not embedded yet.", {(): float(tokens)})
     yield _gauge("backlog_age_seconds", "Age of the oldest job with such chunks.", {(): float(age)})
     yield _gauge("results_bytes", "Bytes of results that wait in Redis.", {(): float(stored)})
-    words = "Chunks that failed, of jobs that have not ended."
+    words = "Chunks that failed, of jobs in work."
     yield _gauge("failed_chunks", words, {(): float(failed)})
     if view.backlog_seconds is not None:
         words = "Seconds that the backlog takes, by the fastest and the slowest rate of late."
