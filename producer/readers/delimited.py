@@ -1,11 +1,18 @@
-"""CSV and TSV: a header row, then rows of plain or quoted cells."""
+"""CSV and TSV: a header row, then rows of plain or quoted cells.
+
+Spreadsheets of many countries write semicolons into a file that they call CSV. So if the header has
+the wanted fields by another delimiter only, that one is meant.
+"""
 
 import csv
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import BinaryIO, Final
 
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item, is_unicode
 from embedfarm.producer.readers.source import LINE_BYTES_MAX, Cursor, number_lines
+
+DELIMITERS: Final = (",", ";", "\t", "|")
 
 
 def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own
@@ -19,18 +26,24 @@ def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own
 ) -> Iterator[Item]:
     """Yield an item per row under the header; skip blank lines; quoted cells may hold line ends.
 
-    A row must be as wide as the header. A wider one is bad too: a stray delimiter has most likely
-    cut its text in two.
+    Cells are told apart by `delimiter`, or by another one of `DELIMITERS` by which alone the header
+    has the fields. A row must be as wide as the header. A wider one is bad too: a stray delimiter
+    has most likely cut its text in two.
 
     Raises:
         CorpusError: There is no header row, or it lacks a field.
     """
+    csv.field_size_limit(LINE_BYTES_MAX)
+    fields = [field for field in (text_field, id_field) if field]
     begin = Cursor()
-    header = _header(_read_rows(file, name, delimiter, begin), name)
+    lines = _lines(file, name, begin)
+    first = list(_upto_header(lines))
+    used = _find_delimiter(first[-1], fields, delimiter) if first else delimiter
+    header = _header(_read_rows(chain(first, lines), used, 0), name)
     if not cursor.offset:
         cursor.offset, cursor.line = begin.offset, begin.line
-    rows = _read_rows(file, name, delimiter, cursor, begin.offset)
-    columns = [(field, _column(header, field, name)) for field in (text_field, id_field) if field]
+    columns = [(field, _column(header, field, name)) for field in fields]
+    rows = _read_rows(_lines(file, name, cursor, begin.offset), used, cursor.line)
     for line, row in rows:
         if isinstance(row, csv.Error):
             yield BadRow(name, line, None, f"no row: {row}")
@@ -41,16 +54,46 @@ def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own
             yield _item(row, columns, name, line)
 
 
+def _lines(file: BinaryIO, name: str, cursor: Cursor, read_bytes: int = 0) -> Iterator[str]:
+    """Yield the lines from the cursor on; bytes that are not UTF-8 pass as surrogates.
+
+    So they cost their own row only.
+    """
+    for _, line in number_lines(file, name, cursor, read_bytes):
+        yield line.decode("utf-8", "surrogateescape")
+
+
+def _upto_header(lines: Iterator[str]) -> Iterator[str]:
+    """Yield blank lines, and the first one that is not blank."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
+
+
+def _find_delimiter(line: str, fields: Sequence[str], usual: str) -> str:
+    """Return the first delimiter by which a line has each field once, or else the usual one."""
+    for each in (usual, *DELIMITERS):
+        try:
+            cells = next(csv.reader([line], delimiter=each))
+        except csv.Error:  # so it is by the usual one as well, which says what is wrong
+            break
+        if all(cells.count(field) == 1 for field in fields):
+            return each
+    return usual
+
+
 def _read_rows(
-    file: BinaryIO, name: str, delimiter: str, cursor: Cursor, read_bytes: int = 0
+    lines: Iterator[str], delimiter: str, before: int
 ) -> Iterator[tuple[int, list[str] | csv.Error]]:
-    """Yield each row, or the error in its place, with the physical line on which it begins."""
-    csv.field_size_limit(LINE_BYTES_MAX)
-    # Bytes that are not UTF-8 pass as surrogates, so that they cost their own row only.
-    numbered = number_lines(file, name, cursor, read_bytes)
-    lines = (line.decode("utf-8", "surrogateescape") for _, line in numbered)
+    """Yield each row, or the error in its place, with the physical line on which it begins.
+
+    Args:
+        lines: Lines of the file.
+        delimiter: What lies between cells.
+        before: Number of lines before these.
+    """
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    before = cursor.line
     while True:
         line = before + reader.line_num + 1
         try:

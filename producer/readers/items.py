@@ -1,7 +1,7 @@
 """Items that a reader yields row by row, and errors of a row or a corpus."""
 
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from embedfarm.contract.errors import EmbedfarmError
 
@@ -29,6 +29,8 @@ class BadRow:
         return f"{self.file}{line}{field}: {self.reason}"
 
 
+CONVERT: Final = "; iconv -f ENCODING -t UTF-8 FILE converts a file of another encoding"
+
 Row: TypeAlias = tuple[str, str]
 """A text and its id; the id is "" where the source has none."""
 
@@ -55,7 +57,8 @@ def fail_on_bad_row(bad_row: BadRow) -> NoReturn:
     Raises:
         CorpusError: Always; it reads like "corpus.jsonl line 7, field 'text': missing".
     """
-    raise CorpusError(str(bad_row), bad_row)
+    hint = CONVERT if bad_row.reason.startswith("not UTF-8") else ""
+    raise CorpusError(f"{bad_row}{hint}", bad_row)
 
 
 def is_unicode(text: str) -> bool:

@@ -288,6 +288,32 @@ def test_bad_delimited_rows(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_other_delimiters(tmp_path: Path, suffix: str, delimiter: str) -> None:
+    """A header that has the fields by another delimiter only says which one is meant."""
+    content = delimited(["one; two", "a,b", 'say "x"\nend'], delimiter)
+    path = write(tmp_path / f"corpus.{suffix}", "\n" + content)
+    assert read(path, id_field="id") == [
+        ("one; two", "0"),
+        ("a,b", "1"),
+        ('say "x"\nend', "2"),
+    ]
+
+
+def test_the_usual_delimiter_comes_first(tmp_path: Path) -> None:
+    """Where the fields are there by the usual delimiter, another one is part of a text."""
+    path = write(tmp_path / "corpus.csv", "text,id;text\na;b,1\n")
+    assert read(path) == [("a;b", None)]
+
+
+def test_bytes_of_another_encoding(tmp_path: Path) -> None:
+    """Who stops at a row that is not UTF-8 is told what makes it so."""
+    path = write(tmp_path / "corpus.csv", "text\ncaf\u00e9\n".encode("latin-1"))
+    with pytest.raises(CorpusError, match="line 2, field 'text': not UTF-8; iconv -f ENCODING"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

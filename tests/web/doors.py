@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from embedfarm.cli.app import app
-from embedfarm.collector.manifest import read_manifest
+from embedfarm.collector.manifest import STATE_DIRECTORY, read_manifest
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import OVER_STATES
 from embedfarm.watch.overview import read_jobs
@@ -231,7 +231,8 @@ class Doors:
     def manifests(self) -> Iterator[tuple[str, Seen]]:
         """Yield the jobs that have finished, as their outputs tell them."""
         for each in read_jobs(self.farm, self.farm.ended_ids(1000)):
-            if each.state == "finished":
+            # What a retry fills lies in the output that it mends, and goes when it is done.
+            if each.state == "finished" and STATE_DIRECTORY not in Path(each.out).parts:
                 manifest = read_manifest(Path(each.out))
                 known = manifest.count
                 workers = sum(account.chunks for account in manifest.workers.values())

@@ -171,17 +171,16 @@ class History:
 
     def check(self) -> None:
         """Compare all doors with what the server has, before and after they were asked."""
-        processes = self.workers()
-        before, sums = self.doors.truth(), self.doors.sums()
+        before, sums, processes = self.doors.truth(), self.doors.sums(), self.workers()
         shown = list(self.doors.all(before))
         said = list(self.doors.all_sums())
-        after, sums_after = self.doors.truth(), self.doors.sums()
+        after = self.doors.truth()
         for door, jobs in shown:
             for job, seen in jobs.items():
                 if before.get(job) == after.get(job) is not None:
                     assert agree(seen, before[job]), (door, job, seen, before[job])
                     self.compared += 1
-        if sums == sums_after and processes == self.workers():
+        if (before, sums, processes) == (after, self.doors.sums(), self.workers()):
             for door, found in said:
                 assert agree(found, sums), (door, found, sums)
                 self.compared += 1
