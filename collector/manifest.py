@@ -278,7 +278,7 @@ def settle(directory: Path) -> None:
 def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ManifestError(f"{path} does not exist: no finished output is here") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path} is damaged: {error}") from error

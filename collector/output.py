@@ -376,7 +376,10 @@ def compare_requests(directory: Path, stored: dict[str, Any], request: dict[str,
         if stored.get(name) != asked.get(name)
     ]
     if differing:
-        raise OutputError(f"{directory} belongs to another request: {'; '.join(differing)}")
+        words = "; ".join(differing)
+        raise OutputError(
+            f"{directory} belongs to another request, and needs a directory of its own: {words}"
+        )
 
 
 def _begin(directory: Path, request: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import redis
 from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchGroupError, NoSuchJobError
+from rq.executions import Execution
 from rq.group import Group
 from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus, validate_job_id
@@ -105,6 +106,15 @@ class ReadableJob(Job):
                 raise
             log.warning("job %s is refused: it cannot be read: %r", self.id, error)
             raise NoSuchJobError(f"{self.id} cannot be read") from error
+
+    def get_executions(self) -> list[Execution]:
+        """Return the executions of the job, also those whose record has expired already.
+
+        RQ raises `ValueError` over one, for the minute in which it knows a killed worker's
+        execution and has no record of it; the names are enough to cancel a job.
+        """
+        names = self.execution_registry.get_execution_ids()
+        return [Execution(each, self.id, self.connection) for each in names]
 
     def get_status(self, refresh: bool = True) -> JobStatus:  # noqa: FBT001, FBT002 -- as RQ has it
         """Return what has become of the job.

@@ -1,6 +1,8 @@
 """Tests of what is installed: the wheel, in an environment of its own, outside of the tree."""
 
+import gzip
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from embedfarm.contract.settings import DEFAULT_MODEL
 from tests.support import LiveServer, wait_until
@@ -18,6 +23,7 @@ from tests.support import LiveServer, wait_until
 pytestmark = pytest.mark.system
 
 ROOT: Final = Path(__file__).parents[1]
+ATTEMPT_SECONDS: Final = 120  # beside other tests; none of the commands takes ten seconds
 TEXTS: Final = [f"text number {number}" for number in range(10)]
 
 
@@ -56,6 +62,17 @@ class Environment:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def attempt(self, directory: Path, *words: object) -> "subprocess.CompletedProcess[str]":
+        """Run `embedfarm` in a directory, and return how it ended."""
+        return subprocess.run(
+            self.command("embedfarm", *words),
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=ATTEMPT_SECONDS,
+            check=False,
+        )
 
     @contextmanager
     def running(self, *words: object) -> Iterator[None]:
@@ -106,17 +123,95 @@ def corpus(directory: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def everything(wheel: Path) -> Iterator[Environment]:
+    """Install the wheel with all extras."""
+    with installed(wheel, "[all]") as environment:
+        yield environment
+
+
 @pytest.mark.timeout(600)
-def test_all(wheel: Path, tmp_path: Path) -> None:
+def test_all(everything: Environment, tmp_path: Path) -> None:
     """The wheel with all extras does the main job, and installs no name but ours."""
     out = tmp_path / "vectors"
-    with installed(wheel, "[all]") as environment:
-        assert environment.names() == {"embedfarm"}
-        environment.run("embedfarm", "embed", corpus(tmp_path), "--out", out, "--devices", "cpu")
-        environment.run("embedfarm", "verify", out, "--against", tmp_path / "ten.jsonl")
+    assert everything.names() == {"embedfarm"}
+    everything.run("embedfarm", "embed", corpus(tmp_path), "--out", out, "--devices", "cpu")
+    everything.run("embedfarm", "verify", out, "--against", tmp_path / "ten.jsonl")
     manifest = json.loads((out / "_manifest.json").read_text())
     assert (manifest["count"], manifest["dimensions"]) == (len(TEXTS), 384)
     assert manifest["model"] == DEFAULT_MODEL
+
+
+def write_formats(directory: Path) -> list[str]:
+    """Write the ten texts in ten formats; return the words that name each to `embed`."""
+    rows = [{"id": str(number), "text": text} for number, text in enumerate(TEXTS)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    table = pa.Table.from_pylist(rows)
+    (directory / "a.jsonl").write_text(lines)
+    (directory / "a.ndjson.gz").write_bytes(gzip.compress(lines.encode()))
+    (directory / "a.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    (directory / "a.json").write_text(json.dumps(rows))
+    for name, delimiter in (("a.csv", ","), ("semicolons.csv", ";"), ("a.tsv", "\t")):
+        cells = [delimiter.join(row.values()) for row in rows]
+        (directory / name).write_text("\n".join([delimiter.join(rows[0]), *cells]) + "\n")
+    (directory / "a.txt").write_text("\n".join(TEXTS) + "\n")
+    pq.write_table(table, directory / "a.parquet")
+    (directory / "parts").mkdir()
+    for part in range(2):
+        pq.write_table(table[5 * part : 5 * part + 5], directory / "parts" / f"{part}.parquet")
+    return [
+        "a.jsonl", "a.ndjson.gz", "a.jsonl.zst", "a.json", "a.csv", "semicolons.csv", "a.tsv",
+        "a.txt", "a.parquet", "parts",
+    ]  # fmt: skip
+
+
+MISTAKES: Final = {
+    "embed none.jsonl --out o --model null:8": "none.jsonl: no such file",
+    "embed a.jsonl --model null:8": "Missing option '--out'",
+    "embed body.jsonl --out o --model null:8": "there are 'body', and --text-field says which",
+    "embed broken.jsonl --out o --model null:8": "broken.jsonl line 2: not JSON",
+    "embed latin.csv --out o --model null:8": "iconv -f ENCODING -t UTF-8",
+    "embed empty.jsonl --out o --model null:8": "there is nothing to embed",
+    "embed notes.md --out o --model null:8": "unknown format; name one of jsonl",
+    "embed a.jsonl --out s3://bucket/o --model null:8": "an output is a directory of this machine",
+    "embed a.jsonl --out o --model null:8 --dimensions 9": "has vectors of 8 dimensions",
+    "embed a.jsonl --out o --model no/such-model": "model 'no/such-model' is no directory",
+    "embed a.jsonl --out o --model null:8 --prompt a --prompt-name b": "two ways to say the same",
+    "embed a.csv --out done-a.jsonl --model null:8": "needs a directory of its own",
+    "search parts apples": "no finished output is here",
+    "jobs ls": "which server? give --redis URL or set EMBEDFARM_REDIS_URL",
+    "up --port {busy}": "cannot listen at 127.0.0.1, port {busy}",
+}
+"""Commands that cannot do what is meant, and what their users are told."""
+
+
+@pytest.mark.timeout(900)
+def test_the_first_hour(everything: Environment, tmp_path: Path) -> None:
+    """A newcomer's files are embedded whatever their format is, and each mistake is explained.
+
+    They lie beside Python files with the names of modules that the farm itself needs.
+    """
+    for name in ("queue.py", "email.py", "workers/__init__.py", "contract/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise RuntimeError('of the user')")
+    for source in write_formats(tmp_path):
+        out = f"done-{source}"
+        done = everything.attempt(tmp_path, "embed", source, "--out", out, "--model", "null:8")
+        assert done.returncode == 0, (source, done.stderr)
+        assert json.loads((tmp_path / out / "_manifest.json").read_text())["count"] == len(TEXTS)
+    (tmp_path / "body.jsonl").write_text('{"body": "a"}\n')
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (tmp_path / "latin.csv").write_bytes("text\ncaf\u00e9\n".encode("latin-1"))
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "notes.md").write_text("# Notes\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = taken.getsockname()[1]
+        for command, told in MISTAKES.items():
+            done = everything.attempt(tmp_path, *command.format(busy=busy).split())
+            said = " ".join(done.stderr.replace("│", " ").split())
+            assert done.returncode != 0, command
+            assert told.format(busy=busy) in said, (command, done.stderr)
+            assert "Traceback" not in done.stderr, (command, done.stderr)
 
 
 def test_base(base: Environment, server: LiveServer, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 from rq import Worker
+from rq.job import JobStatus
 
 from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmClient
@@ -429,6 +431,17 @@ def test_cancelled_and_deleted_before_it_runs(
         assert web.delete(f"/v1/jobs/{name}").status_code == 204
     assert not left(jobs)
     assert web.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_cancelled_when_its_worker_was_killed(web: TestClient, client: redis.Redis) -> None:
+    """A job is cancelled although RQ lists an execution whose record is gone with its worker."""
+    job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
+    request = TaskJob.fetch(f"http-{job}", client, "json")
+    request.set_status(JobStatus.STARTED)
+    client.zadd(request.execution_registry.key, {"killed": time.time() + 60})
+    answer = web.post(f"/v1/jobs/{job}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+    assert TaskJob.fetch(f"http-{job}", client, "json").is_canceled
 
 
 def test_a_bomb_fails_its_own_job(web: TestClient, server: LiveServer, tmp_path: Path) -> None:
