@@ -308,7 +308,7 @@ def test_the_usual_delimiter_comes_first(tmp_path: Path) -> None:
 
 
 def test_bytes_of_another_encoding(tmp_path: Path) -> None:
-    """Who stops at a row that is not UTF-8 is told what makes it so."""
+    """A reader that stops at a row that is not UTF-8 says what makes it so."""
     path = write(tmp_path / "corpus.csv", "text\ncaf\u00e9\n".encode("latin-1"))
     with pytest.raises(CorpusError, match="line 2, field 'text': not UTF-8; iconv -f ENCODING"):
         read(path)
