@@ -208,13 +208,19 @@ class PrivateServer:
 
         Raises:
             ServerError: Somebody else has made the socket's directory, after a reboot emptied /tmp.
+            OSError: The directory cannot be written; nothing is left in /tmp.
         """
         make_private(directory)
         remembered = directory / "socket"
         name = remembered.read_text(encoding="utf-8") if remembered.exists() else ""
         if not name:  # never written, or a crash left it empty
-            name = f"{tempfile.mkdtemp(prefix='embedfarm-')}/redis.sock"
-            remembered.write_text(name, encoding="utf-8")
+            made = Path(tempfile.mkdtemp(prefix="embedfarm-"))
+            name = str(made / "redis.sock")
+            try:
+                remembered.write_text(name, encoding="utf-8")
+            except OSError as error:  # a full disk, whose error names no file
+                made.rmdir()
+                raise OSError(error.errno, error.strerror, str(remembered)) from error
         place = Path(name).parent
         place.mkdir(mode=0o700, exist_ok=True)
         if place.stat().st_uid != os.getuid():

@@ -20,8 +20,9 @@ from embedfarm.contract.lane import Lane
 from embedfarm.web.auth.keys import Key, KeysError, Scope, find_key, make_key, read_keys
 from embedfarm.web.auth.rates import Buckets
 from tests.farm.harness import run
+from tests.full_disk import PAGE_BYTES, small_disk
 from tests.ingest.rq_farm import START_SECONDS
-from tests.support import LiveServer, Reachable, wait_until
+from tests.support import LiveServer, Reachable, free_port, wait_until
 from tests.web.conftest import client_of
 
 if TYPE_CHECKING:
@@ -293,6 +294,20 @@ def test_up_on_a_busy_port(tmp_path: Path) -> None:
             said, error = process.communicate(timeout=START_SECONDS)
     assert (process.returncode, f"cannot listen at 127.0.0.1, port {port}" in error) == (2, True)
     assert "serving" not in said
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.system
+def test_no_room_for_a_farm(tmp_path: Path) -> None:
+    """A farm whose disk is full says where there is no room, and leaves nothing behind."""
+    with small_disk(tmp_path / "state", 16 * PAGE_BYTES) as disk:
+        disk.fill()
+        with up(tmp_path, free_port()) as process:
+            said, error = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 1
+    assert f"No space left on device: '{tmp_path}/state/server/socket'" in error
+    assert "Traceback" not in error
+    assert not said
     assert not list((tmp_path / "tmp").iterdir())
 
 
