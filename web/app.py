@@ -22,7 +22,15 @@ from embedfarm.web.gate import Gate
 from embedfarm.web.http.head import HeadRequests
 from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
 from embedfarm.web.interactive import InteractiveRequests
-from embedfarm.web.jobs import events, failures, feeds, results, retries, submissions
+from embedfarm.web.jobs import (
+    events,
+    failures,
+    feeds,
+    nearest_chunks,
+    results,
+    retries,
+    submissions,
+)
 from embedfarm.web.jobs import routes as jobs
 from embedfarm.web.jobs.job_watch import JobWatch
 from embedfarm.web.openai import batches, files
@@ -36,6 +44,7 @@ from embedfarm.web.pages import (
     download,
     job,
     scheduler,
+    search_page,
     sign_in,
     steer,
     submit,
@@ -49,7 +58,7 @@ from embedfarm.web.tei import routes as tei_protocol
 
 PAGES: Final = (
     api_docs.router, submit.router, farm.router, all_jobs.router, job.router, download.router,
-    workers.router,
+    search_page.router, workers.router,
     scheduler.router, scheduler.steering, charts.router, sign_in.router, steer.router,
 )  # fmt: skip
 
@@ -103,6 +112,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         submissions,
         retries,
         results,
+        nearest_chunks,
         failures,
         events,
         feeds,

@@ -55,17 +55,24 @@ class InteractiveRequests:
             self.waiting -= 1
 
     def embed(
-        self, model: str, texts: Sequence[str], *, truncate: bool = True, prompt_name: str = ""
+        self,
+        model: str,
+        texts: Sequence[str],
+        *,
+        truncate: bool = True,
+        prompt_name: str = "",
+        task: str = "",
     ) -> LaneAnswer:
         """Embed texts on the farm, vectors as the model makes them; this blocks: call in a thread.
 
         The caller normalizes vectors and cuts dimensions, so that all requests share one engine.
+        A `task` is as in `JobSpec`.
 
         Raises:
             HTTPException: The farm gave no vectors; the status says whose fault it is.
         """
         long = "truncate" if truncate else "error"
-        spec = JobSpec(model=model, long=long, prompt_name=prompt_name)
+        spec = JobSpec(model=model, long=long, prompt_name=prompt_name, task=task)
         try:
             with tracing.span("lane", model=model, texts=len(texts)):
                 answer = self.lane.ask(spec, texts, self.lane.settings.lane_seconds_max)

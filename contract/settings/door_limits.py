@@ -185,6 +185,9 @@ class HttpSettings(BaseModel):
     http_results_bytes_max: Annotated[
         PositiveInt, Field(description="Vectors in one answer with results.")
     ] = 8 * MEBIBYTE
+    http_search_bytes_max: Annotated[
+        PositiveInt, Field(description="Vectors of an output that is searched by HTTP.")
+    ] = 2048 * MEBIBYTE
     http_session_seconds: Annotated[
         PositiveInt, Field(description="How long somebody stays signed in on the pages.")
     ] = 12 * 3600

@@ -146,6 +146,7 @@ def worst_requests() -> dict[str, Sequence[Request]]:
         "POST /v1/jobs/{job}/cancel": [Request(more="none")],
         "POST /v1/jobs/{job}/retry": [Request()],
         "GET /v1/jobs/{job}/results": [Request(more="?limit=100000")],
+        "GET /v1/jobs/{job}/search": [Request(more="?query=a&count=100")],
         "GET /v1/jobs/{job}/errors": [Request(more="?limit=1000")],
         "GET /v1/jobs/{job}/events": [Request(more="none", headers={"last-event-id": LONG})],
         "POST /v1/feeds": [*hostile("name", "dimensions", "dtype")],

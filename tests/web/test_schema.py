@@ -50,6 +50,7 @@ FINER: Final = {
     "PATCH /v1/jobs/{job}": "a tenant with characters that cannot be printed",
     "POST /v1/feeds": "the same",
     "GET /v1/jobs/{job}/results": "a type that is none",
+    "GET /v1/jobs/{job}/search": "a model that no worker has",
     "POST /v1/jobs": "the same, one field as text and id, a strange file, a key used before",
     "POST /v1/jobs/{job}/texts": "fewer ids than texts",
 }

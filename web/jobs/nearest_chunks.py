@@ -1,0 +1,106 @@
+"""Search in the output of a finished job: the chunks nearest to a text, with their texts."""
+
+from functools import partial
+from typing import Annotated, Final
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import BaseModel
+
+from embedfarm.collector.manifest import Manifest, OutputError, read_manifest
+from embedfarm.collector.search import Hit, search
+from embedfarm.contract.settings import Settings
+from embedfarm.ingest.allow_list import PathRefused, allow, allow_source
+from embedfarm.producer.readers.items import CorpusError
+from embedfarm.runs.request import read_texts
+from embedfarm.web.auth.keys import Scope
+from embedfarm.web.http.problems import problems
+from embedfarm.web.interactive import Interactive, InteractiveRequests, shape
+from embedfarm.web.jobs.results import open_output
+from embedfarm.web.jobs.routes import JobId
+from embedfarm.web.services import Service, Services, need
+
+COUNT_MAX: Final = 100
+TEXT_CHARACTERS_MAX: Final = 2000  # shown of each chunk
+WEIGHTS: Final = "weights"  # of a fingerprint
+COMPONENT_BYTES: Final = {"float32": 4, "float16": 2}  # of the other types one
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+QueryText = Annotated[str, Query(min_length=1, max_length=2000, description="Text to look for.")]
+
+
+class FoundChunk(BaseModel):
+    """A chunk near a query: its cosine, and its text where the corpus can still be read."""
+
+    index: int
+    id: str | None
+    score: float
+    text: str | None
+
+
+class FoundChunks(BaseModel):
+    """The chunks nearest to a query, the nearest first."""
+
+    chunks: list[FoundChunk]
+
+
+@router.get("/{job}/search", responses=problems(404, 409), dependencies=need(Scope.READ))
+async def search_job(
+    services: Service,
+    interactive: Interactive,
+    job: JobId,
+    query: QueryText,
+    count: Annotated[int, Query(ge=1, le=COUNT_MAX, description="Most chunks.")] = 5,
+) -> FoundChunks:
+    """Find the chunks of a finished job nearest to a text, by exact cosine over all vectors."""
+    find = partial(find_chunks, services, interactive, job, query, count)
+    return FoundChunks(chunks=await interactive.run(find))
+
+
+def find_chunks(
+    services: Services, interactive: InteractiveRequests, job: str, query: str, count: int
+) -> list[FoundChunk]:
+    """Return the chunks of a finished job nearest to a text; this blocks, and reads all vectors.
+
+    Raises:
+        HTTPException: The job has no finished output that can be read here, its output is too
+            large, no worker embeds the query, or with other weights than the job's.
+    """
+    settings, status = services.settings, services.farm.job(job).status()
+    try:
+        with open_output(settings, job, status):
+            directory = allow(status.out, settings.task_roots)
+        manifest = read_manifest(directory)
+        _check_size(manifest, settings)
+        task = "query" if manifest.settings.get("task") else ""
+        answer = interactive.embed(manifest.model, [query], task=task)
+        if answer.fingerprint.get(WEIGHTS) != manifest.fingerprint.get(WEIGHTS):
+            raise HTTPException(409, f"the workers have another {manifest.model} than the job had")
+        vector = shape(answer.matrix(), manifest.settings["dimensions"] or None)[0]
+        hits = search(directory, vector, count)
+    except (OutputError, OSError) as error:
+        raise HTTPException(409, f"there is nothing to be searched yet: {error}") from error
+    texts = _texts(manifest, hits, settings)
+    return [
+        FoundChunk(index=hit.index, id=hit.id, score=hit.score, text=texts.get(hit.index))
+        for hit in hits
+    ]
+
+
+def _check_size(manifest: Manifest, settings: Settings) -> None:
+    size = manifest.count * manifest.dimensions * COMPONENT_BYTES.get(manifest.dtype, 1)
+    if size > settings.http_search_bytes_max:
+        raise HTTPException(
+            409, "its vectors are more than EMBEDFARM_HTTP_SEARCH_BYTES_MAX: use `embedfarm search`"
+        )
+
+
+def _texts(manifest: Manifest, hits: list[Hit], settings: Settings) -> dict[int, str]:
+    """Return the texts of hits by index; none where the corpus may not or cannot be read."""
+    try:
+        for source in manifest.settings["sources"]:
+            allow_source(source, settings.task_roots)
+        found = read_texts(manifest, [hit.index for hit in hits], settings)
+    except (PathRefused, CorpusError, OSError):
+        return {}
+    return {index: text[:TEXT_CHARACTERS_MAX] for index, text in found.items()}
