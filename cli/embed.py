@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -180,9 +181,6 @@ def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
 
 def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
     """Print where the vectors are and how fast the run was; `before` is an earlier manifest."""
-    from embedfarm.collector.manifest import ERRORS_FILE, find_listing
-    from embedfarm.runs.skipped_rows import SKIPPED_FILE
-
     repaired = before.failed - manifest.failed if before else 0
     rate = manifest.count / manifest.embed_seconds if manifest.embed_seconds else 0.0
     tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0
@@ -224,18 +222,35 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
         share = figures.chunks / max(1, manifest.count)
         account = describe_account(manifest.accounts.get(name, {}))
         console.print(f"  {name}: {counted(figures.chunks, 'chunk')} ({share:.0%}){account}")
+    for remark in _remarks(manifest, out):
+        console.print(remark)
+
+
+def _remarks(manifest: "Manifest", out: Path) -> Iterator[str]:
+    """Yield what people should know of an output beside its vectors, in rich's markup."""
+    from embedfarm.collector.manifest import ERRORS_FILE, find_listing
+    from embedfarm.runs.skipped_rows import SKIPPED_FILE
+
     if manifest.skipped:
         listing = find_listing(out, SKIPPED_FILE)
-        console.print(f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {listing}")
-    full = sum(account.get("texts_full", 0) for account in manifest.accounts.values())
+        yield f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {listing}"
+    full, empty = (
+        sum(account.get(name, 0) for account in manifest.accounts.values())
+        for name in ("texts_full", "texts_empty")
+    )
+    if empty:
+        yield (
+            f"[yellow]{counted(empty, 'chunk')} without a text[/yellow]: an empty one, or white "
+            "space alone, has a vector as any other"
+        )
     if full:
-        console.print(
+        yield (
             f"[yellow]{counted(full, 'chunk')} at the model's limit[/yellow]: what a text has "
             "beyond it is in no vector (--long windows takes it in, --long error names such texts)"
         )
     if manifest.failed:
         listing = find_listing(out, ERRORS_FILE)
-        console.print(f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {listing}")
+        yield f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {listing}"
 
 
 def describe_account(account: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ class Account(Record):
         rows_repeated: Rows that were run again in float32.
         budget_tokens: Padded tokens that a device batch may have at the end.
         texts_full: Texts that fill what the model takes, where longer ones are cut off there.
+        texts_empty: Texts that are empty, or of white space alone.
         cost_seconds: What a device batch takes: "launch", for each padded "token", and for each
             "pair" of tokens of a text (`embedfarm.contract.costs`); empty until it is learned.
         flops: Floating-point operations that the model needs for the real tokens.
@@ -73,6 +74,7 @@ class Account(Record):
     parity: Parity | None = None
     cost_seconds: dict[str, Fact] = msgspec.field(default_factory=dict)
     texts_full: Count = 0
+    texts_empty: Count = 0
 
     def spend(self, activity: str, seconds: float) -> None:
         """Add time to an activity."""
@@ -97,6 +99,7 @@ SUMS = (
     "duplicates",
     "rows_repeated",
     "texts_full",
+    "texts_empty",
     "flops",
 )
 LATEST = (

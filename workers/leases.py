@@ -4,6 +4,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.job_spec import JobSpec
@@ -69,6 +70,8 @@ class MicroBatch:
     def __post_init__(self) -> None:
         if self.spec.long == "truncate":
             self.account.texts_full = self.tokenised.full_count
+        texts = chain.from_iterable(lease.block.texts for lease in self.leases)
+        self.account.texts_empty = sum(not text or text.isspace() for text in texts)
 
     @property
     def forward_seconds(self) -> float:

@@ -183,7 +183,9 @@ def test_strange_texts_become_vectors(tmp_path: Path) -> None:
         "\u202e",
     ]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    assert run("embed", corpus, "--out", tmp_path / "out", *MODEL).returncode == 0
+    done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
+    assert done.returncode == 0, done.stderr
+    assert "2 chunks without a text" in done.stdout
     check_output(tmp_path / "out", texts, 16)
 
 

@@ -40,7 +40,7 @@ SETTINGS: Final = {
 STEPS: Final = 8
 SETTLE_SECONDS: Final = 1.0
 HISTORIES: Final = 200
-COMPARED_MIN: Final = 100  # doors and jobs that stood still while they were asked, in a history
+COMPARED_MIN: Final = 40  # doors and jobs that stood still while they were asked, in a history
 
 
 def agree(shown: Seen | Sums, truth: Seen | Sums) -> bool:

@@ -7,6 +7,7 @@ import time
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from html import unescape
 from itertools import product
 
 import msgspec
@@ -21,6 +22,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
+from embedfarm.contract.usage import Account
 from embedfarm.scheduler.timeline_drawing import Bar
 from embedfarm.web.auth.keys import Key, Scope
 from embedfarm.web.auth.sessions import COOKIE
@@ -146,6 +148,19 @@ def test_rows_that_were_left_out_are_named(web: TestClient, client: redis.Redis)
         in web.get(f"/jobs/{job.id}").text
     )
     assert web.get(f"/v1/jobs/{job.id}").json()["rows_skipped"] == 1234
+
+
+def test_texts_that_say_little_are_counted(web: TestClient, client: redis.Redis) -> None:
+    """The page of a job says how many texts all workers found empty, or cut at the limit."""
+    job, reports = make_job(client, 2), FarmClient(client).reports
+    text = web.get(f"/jobs/{job.id}").text
+    assert "without a text" not in text
+    assert "at the model's limit" not in text
+    for worker in ("one", "two"):
+        reports.account(job.id, worker, "1", Account(texts_empty=700, texts_full=3))
+    text = unescape(web.get(f"/jobs/{job.id}").text)
+    assert "Chunks without a text, or with white space alone: 1,400" in text
+    assert "beyond which nothing of a text is in its vector: 6" in text
 
 
 def test_a_trial_of_engines_is_shown(web: TestClient, client: redis.Redis) -> None:
