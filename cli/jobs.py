@@ -218,20 +218,22 @@ def retry_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
 def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """See how a job goes until it ends; --json: a line for each change; status 1: not finished."""
     stop = stop_on_signals()
-    last = JobStatus()
+    last: JobStatus = JobStatus()
     with (
         on_farm(redis) as farm,
         View(Console(), lines=as_json or not sys.stdout.isatty()) as show,
     ):
         handle = find_job(farm, job)
         outlook = OutlookReader(farm, handle.id)
-        for status in _follow(handle, stop):
+        line = ""
+        for facts in _follow(farm, handle.id, stop):
+            said = {name: getattr(facts, name) for name in JobStatus.__dataclass_fields__}
+            before, line = line, json.dumps({"job": handle.id, **said})
             if not as_json:
-                show(status, farm.workers(), outlook)
-            elif status != last:
-                words = {"state": status.shown_state}
-                typer.echo(json.dumps({"job": handle.id, **asdict(status), **words}))
-            last = status
+                show(facts, farm.workers(), outlook)
+            elif line != before:
+                typer.echo(line)
+            last = facts
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
     if last.state == "cancelled":
@@ -244,16 +246,16 @@ def watch_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
         typer.echo(f"{handle.id} is finished: {describe_progress(last)}")
 
 
-def _follow(job: Job, stop: threading.Event) -> Iterator[JobStatus]:
-    """Yield the job's status now and then, until it has ended or is gone, or `stop` is set."""
+def _follow(farm: FarmClient, job: str, stop: threading.Event) -> Iterator[JobFacts]:
+    """Yield the job's facts now and then, until it has ended or is gone, or `stop` is set."""
     seconds_max = read_settings().reconnect_seconds_max
     while not stop.is_set():
         try:
-            status = persist(job.status, stop, seconds_max)
+            facts = persist(lambda: read_job(farm, job), stop, seconds_max)
         except JobGone:
             return
-        yield status
-        if status.over:
+        yield facts
+        if facts.over:
             return
         stop.wait(WATCH_SECONDS)
 

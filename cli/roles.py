@@ -116,7 +116,7 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         farm = FarmClient(client)
         devices_chosen = [device.label for device in chosen]
-        refuse_namesakes(farm, devices_chosen, 2 * settings.heartbeat_seconds, stop)
+        refuse_namesakes(farm, devices_chosen, settings, stop)
         console = Console(highlight=False, soft_wrap=True)
         logs = settings.state_directory.expanduser() / "logs"
         with Supervisor(children(chosen, settings), logs, settings.drain_seconds) as supervisor:

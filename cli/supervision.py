@@ -3,11 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
-from embedfarm.contract.broker import UNAVAILABLE, host_name, name_worker
+from embedfarm.contract.broker import UNAVAILABLE, host_name, name_worker, persist
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.processes import ChildError
+from embedfarm.contract.settings import Settings
 
 WATCH_SECONDS = 0.5
 LOOK_SECONDS = 0.1
@@ -54,7 +56,7 @@ def keep(
 
 
 def refuse_namesakes(
-    farm: FarmClient, devices: Collection[str], seconds: float, stop: threading.Event
+    farm: FarmClient, devices: Collection[str], settings: Settings, stop: threading.Event
 ) -> None:
     """Refuse to start workers whose names others have that live.
 
@@ -64,22 +66,27 @@ def refuse_namesakes(
     Args:
         farm: The farm to work for.
         devices: Labels of the devices to work on.
-        seconds: Time in which each worker that lives sends a heartbeat.
+        settings: The farm's limits: a worker that lives sends a heartbeat within two intervals,
+            and a server that is away is waited for.
         stop: Event that ends the looking.
 
     Raises:
         NameTaken: A worker of one of these names has sent a heartbeat while it was looked at.
+        One of `UNAVAILABLE`: The server stayed away, or `stop` was set while it was.
     """
+    ask = partial(persist, stop=stop, seconds_max=settings.reconnect_seconds_max)
     names = {name_worker(device) for device in devices}
-    beats = [beat for beat in farm.workers() if beat.worker in names and beat.state != "draining"]
-    left = {beat.worker: farm.heartbeat_left_ms(beat.worker) for beat in beats}
-    until = time.monotonic() + seconds
+    found = [beat for beat in ask(farm.workers) if beat.worker in names]
+    beats = {beat.worker: beat for beat in found if beat.state != "draining"}
+    looks = {name: partial(farm.heartbeat_left_ms, name) for name in beats}
+    left = {name: ask(look) for name, look in looks.items()}
+    until = time.monotonic() + 2 * settings.heartbeat_seconds
     while beats and time.monotonic() < until and not stop.wait(LOOK_SECONDS):
-        for beat in beats:
-            before, left[beat.worker] = left[beat.worker], farm.heartbeat_left_ms(beat.worker)
-            if left[beat.worker] > before:
+        for name, beat in beats.items():
+            before, left[name] = left[name], ask(looks[name])
+            if left[name] > before:
                 raise NameTaken(
-                    f"{beat.worker} works for this farm already, as process {beat.pid}: if that is "
+                    f"{name} works for this farm already, as process {beat.pid}: if that is "
                     "another `embedfarm work` on this machine, stop it, or let the two have other "
                     "devices (--devices), or one of them all workers (--workers); if another "
                     f"machine is named {beat.host} too, rename one"

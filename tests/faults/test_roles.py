@@ -69,6 +69,14 @@ def work(server: LiveServer | Proxy, home: Path) -> Iterator[None]:
         yield
 
 
+def test_work_begins_in_spite_of_faults(client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
+    """`work` whose look for namesakes meets faults waits for the server, and does not end."""
+    proxy.aim("ZRANGE", Fault("reset"), LOST, CUT)
+    with work(proxy, tmp_path):
+        wait_until(lambda: len(FarmClient(client).workers()) == 2, 60)
+    proxy.wait_hit("ZRANGE")
+
+
 def push_until(job: Job, texts: Iterator[str], hit: Callable[[], bool]) -> list[str]:
     """Push blocks to a job, a few ahead, until `hit()`, and close it; return its texts."""
     sent: list[str] = []

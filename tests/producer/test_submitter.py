@@ -99,7 +99,7 @@ def held_bytes(job: Job) -> int:
 def stuck(job: Job, pushed: Future[Any]) -> bool:
     """Whether the producer waits for room, or has ended."""
     clients = job.client.client_list()
-    return pushed.done() or any(each["cmd"] == "blpop" for each in clients)
+    return pushed.done() or any("b" in each["flags"] for each in clients)  # blocked just now
 
 
 # What the producer sends.
