@@ -54,7 +54,7 @@ class SpeculativeCopies:
             The worker that repeats each block; and for each block that was to be repeated when its
             worker ended, how often that was so: both by job and ID of the entry.
         """
-        lost = {job: self._lost.get(job, Counter()) for job in jobs}
+        lost = {job: Counter(self._lost.get(job)) for job in jobs}
         found: dict[str, dict[str, str]] = {job: {} for job in jobs}
         for (job, identifier), worker in self._known.items():
             if job not in found:
