@@ -26,6 +26,7 @@ from embedfarm.cli.progress import worker_table
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import KEEPS_KEYS, ServerError, closing_client, find_server
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_timeline import TIMELINE_MAX
 from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.redaction import hide_password
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
@@ -156,6 +157,7 @@ def examine_records(farm: FarmClient) -> dict[str, str]:
     reader.statistics.history()
     reader.statistics.recent_batches(HOUR_SECONDS)
     reader.statistics.samples(HOUR_SECONDS)
+    reader.timeline.newest(TIMELINE_MAX)
     read_jobs(reader, [*reader.job_ids(), *reader.ended_ids(JOBS_MAX)])
     return unreadable
 

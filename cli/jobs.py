@@ -40,7 +40,7 @@ from embedfarm.cli.term_options import (
 )
 from embedfarm.contract.broker import closing_client, persist
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.formatting import format_seconds
+from embedfarm.contract.formatting import format_seconds, moment_of
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.scheduling_terms import (
@@ -54,6 +54,7 @@ from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs, read_progress
 
 ENDED_MAX: Final = 1000  # shown
+EVENTS_MAX: Final = 20  # of a job's timeline
 WATCH_SECONDS: Final = 0.5
 COLUMNS: Final = (
     "job", "name", "model", "state", "chunks", "done", "failed", "priority", "tenant", "deadline",
@@ -89,8 +90,9 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
         facts = _describe_job(read_progress(farm, handle.id))
+        timeline = farm.timeline.newest(EVENTS_MAX, handle.id)
     if as_json:
-        print_json(facts)
+        print_json(facts | {"timeline": [asdict(entry) for entry in timeline]})
         return
     facts["priority"] = priority_name(facts["priority"])
     deadline = facts["deadline_ms"]
@@ -99,6 +101,9 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name, value in facts.items():
         console.print(f"{name:20} {value}", markup=False)
+    for place, entry in enumerate(reversed(timeline)):
+        at = moment_of(entry.time_ms / 1000).strftime("%Y-%m-%d %H:%M:%S UTC")
+        console.print(f"{'' if place else 'timeline':20} {at}  {entry.sentence}", markup=False)
 
 
 @jobs_app.command("pause")

@@ -105,7 +105,7 @@ def schedule(redis: RedisUrl = "") -> None:
 def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0) -> None:
     """Run one worker process per device of this host."""
     from embedfarm.workers.devices import discover
-    from embedfarm.workers.supervisor import children
+    from embedfarm.workers.supervisor import children, tell_exits
 
     settings = read_settings(redis)
     url = need_server(settings)
@@ -119,7 +119,10 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
         refuse_namesakes(farm, devices_chosen, settings, stop)
         console = Console(highlight=False, soft_wrap=True)
         logs = settings.state_directory.expanduser() / "logs"
-        with Supervisor(children(chosen, settings), logs, settings.drain_seconds) as supervisor:
+        supervisor = Supervisor(
+            children(chosen, settings), logs, settings.drain_seconds, on_exit=tell_exits(url)
+        )
+        with supervisor:
             labels = ", ".join(devices_chosen)
             console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")
             ready = partial(_all_work, supervisor, farm, len(chosen))

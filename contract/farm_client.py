@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, cast
 
@@ -15,6 +15,7 @@ from embedfarm.contract.encoding import encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.farm_statistics import FarmStatistics
+from embedfarm.contract.farm_timeline import Timeline
 from embedfarm.contract.job_reports import JobReports
 from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import Job
@@ -63,9 +64,15 @@ def length_class(tokens_mean: float) -> int:
 class FarmClient(FarmKeys):
     """A farm's jobs and workers; `embedfarm.contract.tenants` has what one tenant sees of it.
 
-    Its other keys are in three parts: `reports` has what workers say about jobs, `plans` what the
-    scheduler tells them, and `statistics` what the farm remembers about its speed.
+    Its other keys are in four parts: `reports` has what workers say about jobs, `plans` what the
+    scheduler tells them, `statistics` what the farm remembers about its speed, and `timeline` what
+    has happened.
+
+    Attributes:
+        actor: Who acts through this farm, for the timeline; "" for the program's own account.
     """
+
+    actor: str = field(default="", kw_only=True)
 
     @cached_property
     def reports(self) -> JobReports:
@@ -82,9 +89,14 @@ class FarmClient(FarmKeys):
         """Statistics of the farm: rates, samples, budgets."""
         return FarmStatistics(self.client, self.on_unreadable, tenant=self.tenant)
 
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Timeline of the farm: what has happened."""
+        return Timeline(self.client, self.on_unreadable, tenant=self.tenant)
+
     def job(self, job: str, owner: str = "") -> Job:
         """Return a handle on one job, for the owner of an output if one is named."""
-        return Job(self.client, job, owner)
+        return Job(self.client, job, owner, actor=self.actor)
 
     def exists(self, job: str) -> bool:
         """Tell whether there is such a job, or a record of it."""

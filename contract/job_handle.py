@@ -18,11 +18,13 @@ class JobHandle:
         id: Name of the job.
         owner: Owner of the output that the job fills. A job that another owner has made under the
             same name since is as if it were gone. "" acts for any owner.
+        actor: Who acts through this handle, for the timeline; "" for the program's own account.
     """
 
     client: redis.Redis
     id: str
     owner: str = ""
+    actor: str = field(default="", kw_only=True)
     keys: wire.JobKeys = field(init=False)
 
     def __post_init__(self) -> None:

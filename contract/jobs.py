@@ -18,14 +18,18 @@ from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import block_ms, if_room
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.farm_timeline import FarmEvent, Happening, Timeline, account
 from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block
-from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.contract.scheduling_terms import USUAL, Terms, describe_terms
 from embedfarm.contract.status import Cause, EndState, JobGone, JobStatus, status_from
 
 FAILURES_KEPT: Final = 100
+_STEERED: Final[dict[str, Happening]] = {
+    "pause": "paused", "resume": "resumed", "cancel": "cancelled",
+}  # fmt: skip
 NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -89,12 +93,12 @@ class Job(JobHandle):
         Raises:
             JobTaken: A job of this name exists already, and fills another output.
         """
-        now = time.time()
+        now_ms = int(time.time() * 1000)
         keys = self.keys
         noted = {**asdict(terms), **notes, **({"owner": self.owner} if self.owner else {})}
         state = self._script("create")(
             keys=[keys.blocks, keys.retry, keys.meta, keys.failed, keys.results],
-            args=[encode(spec), start, int(now * 1000), *_pairs(noted)],
+            args=[encode(spec), start, now_ms, *_pairs(noted)],
         )
         if state == b"taken":
             other = self.noted("out") or "unnamed"
@@ -103,8 +107,15 @@ class Job(JobHandle):
                 f"is gone, remove the job: embedfarm jobs rm {self.id} --force"
             )
         self.list_again()
+        if self.noted("created_ms") == str(now_ms):
+            self._tell("submitted")
         self.announce()
         return str(state, "ascii")
+
+    def _tell(self, kind: Happening, note: str = "") -> None:
+        """Add to the timeline what was done to this job, and by whom."""
+        by = self.actor or account()
+        Timeline(self.client).add(FarmEvent(kind=kind, job=self.id, by=by, note=note))
 
     def list_again(self) -> None:
         """Put the job on the list of unfinished jobs, if it is not there.
@@ -195,6 +206,7 @@ class Job(JobHandle):
             raise JobGone(self.id)
         if state not in wanted:
             raise ChangeRefused(f"job {self.id} is {state}: there is nothing to {verb}")
+        self._tell(_STEERED[verb])
         self.announce()
         return state
 
@@ -222,6 +234,7 @@ class Job(JobHandle):
         elif self._note("HSET", *_pairs(changes)) is None:
             raise JobGone(self.id)
         else:
+            self._tell("changed", describe_terms(changes))
             self.announce()
 
     def note(self, name: str, value: str | int | bytes, *, first: bool = False) -> bytes | None:
@@ -265,7 +278,8 @@ class Job(JobHandle):
 
     def delete(self) -> None:
         """Remove the job and everything it left on the server."""
-        self.client.unlink(*self.keys.all())
+        if self.client.unlink(*self.keys.all()):
+            self._tell("deleted")
         self.client.zrem(wire.JOBS, self.id)
         self.client.zrem(wire.ENDED, self.id)
 
@@ -297,10 +311,12 @@ class Job(JobHandle):
         )  # fmt: skip
         if answer == b"gone":
             raise JobGone(self.id)
-        self._script("enrol")(
+        is_new = self._script("enrol")(
             keys=[wire.ENDED, wire.JOBS, wire.ENDINGS],
             args=[self.id, time.time(), f"{state} {cause}"],
         )
+        if is_new and state != "cancelled":  # that it was cancelled is told already, and by whom
+            Timeline(self.client).add(FarmEvent(kind=state, job=self.id, note=reason))
         self.announce()
 
     def retried(self, chunks_failed: int) -> None:

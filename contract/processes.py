@@ -39,6 +39,8 @@ STARTS_MAX: Final = 3  # that fail in a row before somebody is told
 RUN_MODULE: Final = (sys.executable, "-P", "-m")
 """Begins the command of a child; a `queue.py` in the user's directory is no module of Python's."""
 PARENT_PIPE: Final = "EMBEDFARM_PARENT_PIPE"
+RESTARTS: Final = "EMBEDFARM_RESTARTS"
+"""How many times the supervisor has started a child before."""
 
 # An interpreter that becomes the program: Popen's preexec_fn can deadlock where threads run. It
 # asks for SIGTERM at the supervisor's death (1 is PR_SET_PDEATHSIG), looks whether that has
@@ -86,12 +88,14 @@ class Exit:
         status: Exit status; negative for a signal, `NOT_STARTED` when the system refused it.
         time: Unix time of the exit.
         restarted: Whether it starts again; False also for an exit that `stop` asked for.
+        count: How many times the child has ended, this one included.
     """
 
     name: str
     status: int
     time: float
     restarted: bool
+    count: int
 
 
 class Supervisor:
@@ -134,6 +138,7 @@ class Supervisor:
         self._children = children
         self._threads: list[threading.Thread] = []
         self._failed_starts: dict[str, int] = {}  # in a row, by the child's name
+        self._ends: dict[str, int] = {}  # of all runs so far, by the child's name
 
     def start(self) -> None:
         """Start all children, without waiting until they are ready.
@@ -233,7 +238,12 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **child.environment, PARENT_PIPE: "stdin"},
+                env={
+                    **os.environ,
+                    **child.environment,
+                    PARENT_PIPE: "stdin",
+                    RESTARTS: str(self._ends.get(child.name, 0)),
+                },
                 start_new_session=True,
             )
             self._running[child.name] = child, process
@@ -247,7 +257,9 @@ class Supervisor:
         final = status in self._final_statuses
         if final and not stopping:
             self.failed = self.failed or self._failure(child, status)
-        ended = Exit(child.name, status, time.time(), restarted=not (final or stopping))
+        count = self._ends[child.name] = self._ends.get(child.name, 0) + 1
+        is_restarted = not (final or stopping)
+        ended = Exit(child.name, status, time.time(), restarted=is_restarted, count=count)
         self.exits.append(ended)
         self._on_exit(ended)
         return ended.restarted
@@ -295,6 +307,12 @@ def set_by_signal(event: threading.Event) -> None:
     takes, so the new thread is a bare one.
     """
     _thread.start_new_thread(event.set, ())
+
+
+def restarts() -> int:
+    """Return how many times this process's supervisor had to start it again; 0 without one."""
+    count = os.environ.get(RESTARTS, "")
+    return int(count) if count.isdecimal() else 0
 
 
 def watch_parent_pipe(stop: Callable[[], object]) -> None:

@@ -266,6 +266,7 @@ class Heartbeat(Record):
         refused: Jobs that the worker could not embed a moment ago.
         model_bytes: Device memory that the loaded model took, 0 when that is not known.
         trying_engines: Whether it tries engines before it loads the faster one, which it remembers.
+        restarts: How many times its supervisor has started it again.
     """
 
     worker: str
@@ -288,6 +289,7 @@ class Heartbeat(Record):
     refused: list[str] = msgspec.field(default_factory=list)
     model_bytes: Count = 0
     trying_engines: bool = False
+    restarts: Count = 0
 
 
 class JobShare(Record):

@@ -5,8 +5,9 @@ They are no part of the job's specification: they may change while it runs, and 
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 PRIORITIES: Final = {"normal": 0, "high": 1, "urgent": 2}
@@ -63,6 +64,20 @@ def priority_name(priority: int) -> str:
     """Return the name of a priority, or its number if this program does not know it."""
     names = {value: name for name, value in PRIORITIES.items()}
     return names.get(priority, str(priority))
+
+
+def describe_terms(terms: Mapping[str, int | str]) -> str:
+    """Return terms, given by the names of their fields, in words."""
+    words = []
+    for name, term in terms.items():
+        if name == "priority":
+            words.append(f"priority {priority_name(int(term))}")
+        elif name == "deadline_ms":
+            at = datetime.fromtimestamp(int(term) / 1000, UTC)
+            words.append(f"deadline {f'{at:%Y-%m-%d %H:%M:%S} UTC' if term else NO_DEADLINE}")
+        else:
+            words.append(f"{name} {term or 'none'}")
+    return ", ".join(words)
 
 
 def read_deadline(text: str, now: float | None = None) -> int:

@@ -35,7 +35,15 @@ def read_or_skip(kind: type[R], data: bytes, place: str, report: Report = name_o
 def readable(
     kind: type[R], name: bytes, rows: Iterable[Any], place: str, report: Report = name_once
 ) -> Iterator[tuple[float, R]]:
-    """Yield the records in the field `name` of a stream's entries, each after its Unix time.
+    """Yield the records of `readable_entries`, each after its Unix time in seconds."""
+    for entry, record in readable_entries(kind, name, rows, place, report):
+        yield int(entry.partition("-")[0]) / 1000, record
+
+
+def readable_entries(
+    kind: type[R], name: bytes, rows: Iterable[Any], place: str, report: Report = name_once
+) -> Iterator[tuple[str, R]]:
+    """Yield the records in the field `name` of a stream's entries, each after its entry's ID.
 
     Entries without the field are about something else, and are not reported.
     """
@@ -43,7 +51,7 @@ def readable(
         if name in fields:
             record = read_or_skip(kind, fields[name], place, report)
             if record is not None:
-                yield int(entry.split(b"-")[0]) / 1000, record
+                yield entry.decode(), record
 
 
 def read_words(data: bytes, place: str, report: Report = name_once) -> dict[str, str]:

@@ -25,6 +25,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:decisions      list    newest Decisions, capped         scheduler -> people
     ef:{farm}:stats          string  SchedulerStats                   scheduler -> people     60 s
     ef:{farm}:events         stream  completions, capped              worker    -> scheduler
+    ef:{farm}:timeline       stream  newest 2,000 FarmEvents          all       -> people
     ef:{farm}:samples        stream  newest 360 Samples, an hour      scheduler -> people
     ef:{farm}:history        hash    worker|model|class -> Rate       scheduler -> scheduler  30 d
     ef:{farm}:budget:<d>|<m> string  tokens of a device batch         worker    -> worker     7 d
@@ -74,6 +75,7 @@ ENDED: Final = "ef:{farm}:ended"
 ENDINGS: Final = "ef:{farm}:endings"
 WORKERS: Final = "ef:{farm}:workers"
 EVENTS: Final = "ef:{farm}:events"
+TIMELINE: Final = "ef:{farm}:timeline"
 SAMPLES: Final = "ef:{farm}:samples"
 HISTORY: Final = "ef:{farm}:history"
 SCHEDULER: Final = "ef:{farm}:scheduler"

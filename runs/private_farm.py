@@ -17,7 +17,7 @@ from embedfarm.contract.broker import (
 from embedfarm.contract.processes import RUN_MODULE, Child, ChildError, Supervisor
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import discover
-from embedfarm.workers.supervisor import WORKER, children
+from embedfarm.workers.supervisor import WORKER, children, tell_exits
 
 SERVER_DIRECTORY = "server"
 SERVER_SECONDS_MAX = 60.0  # to load an append-only file of some gigabytes
@@ -103,7 +103,10 @@ def run_local_farm(
         # Nested, because the stations need the server while they drain.
         outer = stack.enter_context(Supervisor([child], logs, settings.drain_seconds))
         wait_until_ready(server.url, threading.Event(), SERVER_SECONDS_MAX)
-        inner = stack.enter_context(Supervisor(stations, logs, settings.drain_seconds))
+        supervisor = Supervisor(
+            stations, logs, settings.drain_seconds, on_exit=tell_exits(server.url)
+        )
+        inner = stack.enter_context(supervisor)
         yield LocalFarm(server.url, outer, inner)
 
 

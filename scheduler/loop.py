@@ -11,12 +11,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from embedfarm.contract.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect
+from embedfarm.contract.broker import PAUSE_SECONDS_MAX, UNAVAILABLE, connect, host_name
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_timeline import FarmEvent
+from embedfarm.contract.formatting import format_seconds
 from embedfarm.contract.records import Decision, JobShare, Plan
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.contract.window import FarmWindow
+from embedfarm.scheduler.change_watch import ChangeWatch
 from embedfarm.scheduler.history import History
 from embedfarm.scheduler.ledger import Ledger
 from embedfarm.scheduler.observer import Observer
@@ -53,6 +56,7 @@ class Scheduler:
     _observer: Observer = field(init=False)
     _sampler: Sampler = field(init=False)
     _statistics: Statistics = field(default_factory=Statistics)
+    _changes: ChangeWatch = field(default_factory=ChangeWatch)
     _seen: str = "$"  # ID of the last event
     _remember_at: float = 0.0
     _tell_at: float = 0.0
@@ -103,7 +107,9 @@ class Scheduler:
 
     def _take_over(self) -> None:
         """Go on from what the last holder of the lock stored, and from the events from now on."""
-        log.info("active, fence %d", self.fence)
+        note = f"that at {host_name()}, with fencing token {self.fence}"
+        self.farm.timeline.add(FarmEvent(kind="took over", note=note))
+        self._changes = ChangeWatch()
         self._observer = self._new_observer()
         self._observer.history.recall(self.farm.statistics.history())
         self._statistics = Statistics()
@@ -153,6 +159,8 @@ class Scheduler:
             return False
         self._shares = draft.shares
         self._observer.copies.told(draft.shares)
+        seen = self._observer
+        self.farm.timeline.add(*self._changes.look(seen.beats, seen.lost, state.jobs))
         if now >= self._tell_at:
             self._tell(state, seconds, now)
         sample = self._sampler.take(state, now)
@@ -167,6 +175,7 @@ class Scheduler:
                 return decide(state, self.passes, explain=explain)
             except PassFailed as error:
                 log.exception("pass %s failed, left out", error.name)
+                self.farm.timeline.add(FarmEvent(kind="pass failed", note=str(error)))
                 self._dropped[error.name] = str(error)
                 self.passes = [each for each in self.passes if each.name != error.name]
 
@@ -203,8 +212,9 @@ class Scheduler:
         self.farm.plans.tell(
             decision, self._statistics.figures(names, self._dropped, draft.late, now)
         )
-        for job in draft.late.keys() - self._late:
-            log.warning("job %s will miss its deadline by %.0f s", job, draft.late[job])
+        for job in sorted(draft.late.keys() - self._late):
+            note = f"by {format_seconds(draft.late[job])}, as things are"
+            self.farm.timeline.add(FarmEvent(kind="late", job=job, note=note))
         self._late = draft.late.keys()
         self._tell_at = time.monotonic() + TELL_SECONDS
 

@@ -1,7 +1,8 @@
 """The farm as a decision sees it: the server's records, and rates learned from completions."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,6 +35,8 @@ class Observer:
         window: Room that all jobs may take on the server.
         copies: Speculative copies, and which worker makes which.
         model_bytes: Device memory that models took, by key, where a worker said so.
+        beats: Heartbeats of the live workers at the last look, by name.
+        lost: Names of the workers that were lost at the last look.
     """
 
     farm: FarmClient
@@ -42,10 +45,11 @@ class Observer:
     window: FarmWindow
     copies: SpeculativeCopies = field(default_factory=SpeculativeCopies)
     model_bytes: dict[str, int] = field(default_factory=dict)
+    beats: Mapping[str, Heartbeat] = field(default_factory=dict)
+    lost: AbstractSet[str] = frozenset()
     _models: dict[str, str] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
-    _beats: dict[str, Heartbeat] = field(default_factory=dict)
 
     def learn(self, completions: Sequence[Completion]) -> None:
         """Take in what workers have done; each has gone on to its next micro-batch, if any."""
@@ -66,11 +70,11 @@ class Observer:
         backlogs = [each for each in found if each.status.state in ACTIVE and self._known(each)]
         self._models = {each.job: self._models[each.job] for each in backlogs}
         self._means = {each.job: each.status.chunk_tokens_mean for each in backlogs}
-        before = self._beats
+        before = self.beats
         workers = self._workers()
         restarted = {
             name
-            for name, beat in self._beats.items()
+            for name, beat in self.beats.items()
             if name in before and before[name].incarnation != beat.incarnation
         }
         lengths = {each.job: length_class(each.status.chunk_tokens_mean) for each in backlogs}
@@ -96,7 +100,7 @@ class Observer:
             time.monotonic(),
         )
         tail = not any(each.waiting_blocks for each in backlogs if each.status.state != "paused")
-        copies, lost = self.copies.look(self._models.keys(), self._beats.keys(), restarted)
+        copies, lost = self.copies.look(self._models.keys(), self.beats.keys(), restarted)
         jobs = tuple(
             JobState(
                 each.job,
@@ -147,13 +151,14 @@ class Observer:
     def _workers(self) -> tuple[WorkerState, ...]:
         """Return live workers; what heartbeats say of current work is brought up to date."""
         now = time.monotonic()
-        beats = {beat.worker: beat for beat in self.farm.workers()}
+        alive, lost_seconds = self.farm.call_roll()
+        beats = {beat.worker: beat for beat in alive}
         for name, beat in beats.items():
-            if beat != self._beats.get(name):
+            if beat != self.beats.get(name):
                 self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
             if beat.model and beat.model_bytes:
                 self.model_bytes[beat.model] = beat.model_bytes
-        self._beats = beats
+        self.beats, self.lost = beats, lost_seconds.keys()
         self._began = {name: self._began[name] for name in beats}
         return tuple(
             WorkerState(

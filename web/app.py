@@ -35,7 +35,7 @@ from embedfarm.web.jobs import routes as jobs
 from embedfarm.web.jobs.job_watch import JobWatch
 from embedfarm.web.openai import batches, files
 from embedfarm.web.openai import embeddings as openai_protocol
-from embedfarm.web.operations import metrics
+from embedfarm.web.operations import metrics, timeline_routes
 from embedfarm.web.operations import routes as operations
 from embedfarm.web.operations.metrics import Figures, Meter
 from embedfarm.web.pages import (
@@ -117,6 +117,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         events,
         feeds,
         operations,
+        timeline_routes,
         metrics,
         openai_protocol,
         files,

@@ -76,10 +76,11 @@ class Services:
     def farm(self) -> FarmClient:
         """The farm, as far as the caller may see it."""
         tenant = self.caller.tenant
+        actor = "HTTP" if self.caller == ANYBODY else f"key {self.caller.name}"
         if tenant is None:
-            return FarmClient(self.client)
+            return FarmClient(self.client, actor=actor)
         jobs_max = self.settings.limits_of(tenant).jobs
-        return TenantFarm(self.client, tenant=tenant, jobs_max=jobs_max)
+        return TenantFarm(self.client, tenant=tenant, actor=actor, jobs_max=jobs_max)
 
     @property
     def submissions(self) -> Submissions:

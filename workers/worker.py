@@ -31,6 +31,7 @@ from embedfarm.contract.broker import (
 )
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.lane import Lane
+from embedfarm.contract.processes import restarts
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
@@ -106,11 +107,9 @@ class Worker:
         self.lane = LaneServer(
             lane, self.name, self.models, settings, stop, self._wake, timings.tokens_within
         )
-        loader = LaneLoader(farm, lane, self.name, self.models, stop, self.lane.hear)
         budgets = Budgets(farm, self.device_kind, settings.batch_tokens_max)
-        open_reference = self.models.open_reference
         self.embedder = Embedder(
-            budgets, open_reference, timings, self.watchdog, self.lane, self._progress
+            budgets, self.models.open_reference, timings, self.watchdog, self.lane, self._progress
         )
         self.committer = Committer(
             farm, self.name, self.holdings, settings, stop, self.incarnation, self.device_kind
@@ -123,7 +122,7 @@ class Worker:
             settings,
             stop,
             lambda: self.committer.tokens_per_second,
-            loader.load_wanted,
+            LaneLoader(farm, lane, self.name, self.models, stop, self.lane.hear).load_wanted,
         )
         # None wakes an idle device for a request.
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
@@ -358,6 +357,7 @@ class Worker:
             refused=self.models.refusals(),
             model_bytes=self.models.model_bytes,
             trying_engines=self.models.trying_engines,
+            restarts=restarts(),
         )
 
     def _facts(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from embedfarm.contract.coverage import reconcile
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm_client import FarmClient, engine_key
+from embedfarm.contract.farm_timeline import FarmEvent
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
@@ -164,6 +165,7 @@ def run_everything(client: redis.Redis) -> Job:
     job.set_terms(priority=1, weight=2)
     job.pause()
     assert job.resume() == "open"
+    farm.timeline.add(FarmEvent(kind="joined", worker="one"))
     assert (list(farm.statuses()), farm.ended([job.id])) == ([job.id], set())
     farm.reports.agree(job.id, {"weights": "1"})
     farm.reports.agree_on_tokens(job.id, None)

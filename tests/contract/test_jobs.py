@@ -614,7 +614,7 @@ def test_nothing_revives_a_deleted_job(client: redis.Redis) -> None:
         == FarmClient(client).reports.refusals(job.id)
         == {}
     )
-    assert set(client.scan_iter()) == {wire.EVENTS.encode()}
+    assert set(client.scan_iter()) == {wire.EVENTS.encode(), wire.TIMELINE.encode()}
 
 
 def test_delete_leaves_nothing(client: redis.Redis) -> None:
@@ -642,7 +642,14 @@ def test_an_ended_job_is_a_record(client: redis.Redis) -> None:
     assert (farm.job_ids(), farm.ended_ids(9)) == ([], [job.id])
     assert set(client.scan_iter()) == {
         each.encode()
-        for each in (job.keys.meta, job.keys.failed, wire.ENDED, wire.ENDINGS, wire.EVENTS)
+        for each in (
+            job.keys.meta,
+            job.keys.failed,
+            wire.ENDED,
+            wire.ENDINGS,
+            wire.EVENTS,
+            wire.TIMELINE,
+        )
     }
     assert 0 < client.ttl(job.keys.meta) <= Settings().ended_seconds_max
     with pytest.raises(ChangeRefused, match="finished"):

@@ -1,6 +1,6 @@
 """Tests of records and their bytes."""
 
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from embedfarm.contract.encoding import (
     decode,
     encode,
 )
+from embedfarm.contract.farm_timeline import FarmEvent, Happening
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
 from embedfarm.contract.records import (
     Block,
@@ -57,6 +58,7 @@ KINDS: list[type[Record]] = [
     SchedulerStats,
     Rate,
     Sample,
+    FarmEvent,
     JobSpec,
     TokenIds,
     TokenisationSettings,
@@ -86,6 +88,7 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
     list[tuple[str, str]]: st.lists(st.tuples(TEXTS, TEXTS), max_size=3),
     list[str] | None: st.none() | st.lists(TEXTS, max_size=3),
     str: TEXTS,
+    Happening: st.sampled_from(get_args(Happening)),
 }
 
 
@@ -139,7 +142,7 @@ def test_all_kinds_are_tested() -> None:
     assert set(KINDS) == {
         kind
         for kind in Record.__subclasses__()
-        if kind.__module__ in {Block.__module__, JobSpec.__module__}
+        if kind.__module__ in {Block.__module__, JobSpec.__module__, FarmEvent.__module__}
     }
 
 

@@ -59,7 +59,7 @@ def spoil(client: redis.Redis, key: bytes, junk: bytes) -> None:
     elif kind == "zset":
         client.zadd(key, {junk: 1e18, b"\xff\xfe": 0})
     else:
-        names = ("done", "sample", "block", "id", "piece", "engine", "index", "count")
+        names = ("done", "sample", "event", "block", "id", "piece", "engine", "index", "count")
         for entry in (dict.fromkeys(names, junk), {"nothing": b"known"}):
             client.xadd(key, cast("Any", entry))
 
@@ -90,6 +90,7 @@ def readers_of(client: redis.Redis) -> Iterator[Reader]:
     yield Reader("events", lambda: farm.statistics.events("0", 0.001))
     yield Reader("batches", lambda: farm.statistics.recent_batches(60))
     yield Reader("samples", lambda: farm.statistics.samples(60))
+    yield Reader("timeline", lambda: farm.timeline.newest(99))
     yield Reader("statuses", farm.statuses)
     yield Reader("admit", lambda: farm.admit("new", 99))
     yield Reader("budget", lambda: farm.statistics.budget("cpu", "null:2"))

@@ -19,6 +19,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.coverage import reconcile
 from embedfarm.contract.encoding import COUNT_MAX, VERSION, Record, RecordError, encode
 from embedfarm.contract.farm_client import engine_key
+from embedfarm.contract.farm_timeline import FarmEvent
 from embedfarm.contract.lane import Lane, LaneError
 from embedfarm.contract.records import (
     Block,
@@ -247,6 +248,11 @@ def put_sample(stations: Stations, data: bytes) -> None:
     stations.client.xadd(wire.SAMPLES, {"sample": data})
 
 
+def put_event(stations: Stations, data: bytes) -> None:
+    """Add an event to the timeline."""
+    stations.client.xadd(wire.TIMELINE, {"event": data})
+
+
 def put_decision(stations: Stations, data: bytes) -> None:
     """Add a decision of the scheduler."""
     stations.client.lpush(wire.DECISIONS, data)
@@ -288,6 +294,7 @@ KINDS: Final[Sequence[tuple[Record, Callable[[Stations, bytes], None]]]] = [
     (FULL_BEAT, put_beat),
     (COMPLETION, put_done),
     (SAMPLE, put_sample),
+    (FarmEvent(kind="lost", job="little", worker="one", by="me", note="n"), put_event),
     (RATE, put_rate),
 ]
 

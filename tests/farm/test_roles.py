@@ -121,6 +121,29 @@ def test_two_that_begin_together(server: LiveServer, client: redis.Redis, tmp_pa
     assert [beat.pid for beat in farm.workers()] == [1]
 
 
+def test_a_killed_worker_is_seen_to_have_been(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A worker that is killed is in the timeline with the signal, and its restart is counted."""
+    farm = FarmClient(client)
+    with role(server, tmp_path, "schedule"), role(server, tmp_path, *WORK):
+        wait_until(lambda: "took over" in told(farm) and "joined" in told(farm), 30)
+        [first] = farm.workers()
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(lambda: "restarted" in told(farm), 30)
+        [second] = farm.workers()
+        found = {entry.kind: entry for entry in farm.timeline.newest(99)}
+    assert (first.restarts, second.restarts) == (0, 1)
+    assert found["ended"].worker == first.worker
+    assert found["ended"].note == "killed by SIGKILL; it is started again (restart 1)"
+    assert found["restarted"].note == f"process {second.pid}, cpu-0"
+
+
+def told(farm: FarmClient) -> set[str]:
+    """Return the kinds of all events of the timeline."""
+    return {entry.kind for entry in farm.timeline.newest(99)}
+
+
 def test_after_a_crash(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:
     """A `work` that was killed as a whole begins again while its last heartbeat is still there."""
     farm = FarmClient(client)

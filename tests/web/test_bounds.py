@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 import pytest
 import redis
 
+from embedfarm.contract.farm_timeline import TIMELINE_MAX, FarmEvent, Timeline
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import DEFAULT_MODEL
@@ -149,6 +150,8 @@ def worst_requests() -> dict[str, Sequence[Request]]:
         "GET /v1/jobs/{job}/search": [Request(more="?query=a&count=100")],
         "GET /v1/jobs/{job}/errors": [Request(more="?limit=1000")],
         "GET /v1/jobs/{job}/events": [Request(more="none", headers={"last-event-id": LONG})],
+        "GET /v1/jobs/{job}/timeline": [Request(more="?limit=2000")],
+        "GET /v1/timeline": [Request(more="?limit=2000")],
         "POST /v1/feeds": [*hostile("name", "dimensions", "dtype")],
         "POST /v1/jobs/{job}/texts": [
             *hostile("texts", "ids", "start"),
@@ -379,6 +382,8 @@ def test_no_request_costs_much(
     }
     for number in range(JOBS):
         Job(client, f"job-{number}").create(JobSpec(model=NULL), 0)
+    longest = FarmEvent(kind="failed", job="job-0", note="x" * 1000)
+    Timeline(client).add(*[longest] * TIMELINE_MAX)
     with working(worker_on(server)), serving(server, tmp_path, NULL) as one:
         assert one.operations() == set(everything), "a route has no worst body, or is none"
         assert not (faults := cost(one, worst)), "\n".join(faults)

@@ -61,7 +61,8 @@ def test_a_job_is_followed_to_its_end(address: str, client: redis.Redis) -> None
         again = follow(web, second["id"])
         job.cancel()
         assert [(each["event"], each["data"]["state"]) for each in again] == [("end", "cancelled")]
-        (last,) = following
+        happened, last = following
+        assert (happened["event"], happened["data"]["kind"]) == ("timeline", "cancelled")
         assert last["event"] == "end"
         (told,) = follow(web, last["id"])
         assert told == last

@@ -56,6 +56,7 @@ def test_names_are_those_of_the_command_line(
     FarmClient(client).reports.refuse(make_job(client, 2).id, "one", "no memory")
     shown = json.loads(run("jobs", "show", "little", "--redis", server.url, "--json").stdout)
     assert shown.pop("age")
+    assert web.get("/v1/jobs/little/timeline").json() == shown.pop("timeline")
     assert web.get("/v1/jobs/little").json() == shown
     assert shown["done_ratio"] is None
     (listed,) = web.get("/v1/jobs").json()["jobs"]

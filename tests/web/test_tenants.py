@@ -54,6 +54,7 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
     "DELETE /v1/jobs/{job}/results": {"params": {"upto": 1}},
     "GET /v1/jobs/{job}/errors": {},
     "GET /v1/jobs/{job}/events": {},
+    "GET /v1/jobs/{job}/timeline": {},
     "GET /v1/batches/{batch}": {},
     "POST /v1/batches/{batch}/cancel": {},
     "GET /v1/files/{file}": {},
@@ -78,6 +79,7 @@ WITHOUT_ID: Final[dict[str, dict[str, Any]]] = {
     "GET /v1/files": {},
     "POST /v1/files": {**FORM, "data": {"purpose": "batch"}},
     "GET /v1/workers": {},
+    "GET /v1/timeline": {},
     "GET /v1/scheduler/stats": {},
     "GET /v1/scheduler/explain": {"params": {"last": 9}},
     "GET /v1/scheduler/passes": {},
@@ -118,6 +120,7 @@ OF_THE_PROGRAM: Final = {"GET /openapi.json", "HEAD /openapi.json", "GET /docs",
 """What is the same for everybody, since it is made before anything is asked for."""
 
 FARM_ONLY: Final = {
+    "GET /v1/timeline",
     "GET /v1/scheduler/stats", "GET /v1/scheduler/explain", "GET /v1/scheduler/passes",
     "PUT /v1/scheduler/passes", "GET /workers", "GET /scheduler", "GET /scheduler/passes",
     "POST /scheduler/passes", "GET /charts/predictions.svg",

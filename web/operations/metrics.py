@@ -197,6 +197,7 @@ def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
     for name, attribute, words in (
         ("worker_rate_tokens_per_second", "tokens_per_second", "Speed of a worker while it works."),
         ("lease_size_tokens", "held_tokens", "Tokens of the blocks that a worker has leased."),
+        ("worker_restarts", "restarts", "Times that a supervisor has started a worker again."),
         ("lease_age_seconds", "held_seconds", "Age of the oldest block that a worker has leased."),
     ):
         values = {(beat.worker,): float(getattr(beat, attribute)) for beat in beats}

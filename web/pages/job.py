@@ -27,6 +27,7 @@ from embedfarm.web.pages.steer import ACTIONS
 from embedfarm.web.services import Service, Services, need
 
 FAILURES_MAX: Final = 20  # on a page
+EVENTS_MAX: Final = 20  # of the timeline
 HOUR_SECONDS: Final = 3600.0
 LANE_SECONDS: Final = 60.0
 ROWS_MAX: Final = 12
@@ -92,6 +93,7 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
         "accounts": {
             worker: describe(account) for worker, account in farm.reports.accounts(name).items()
         },
+        "timeline": farm.timeline.newest(EVENTS_MAX, name),
         "actions": actions_for(facts),
         "no_results": why_not(services.settings, facts),
         "chart_at": int(time.time() // CHART_SECONDS) if facts.moving else 0,

@@ -16,6 +16,7 @@ from embedfarm.web.services import Service, Services, need
 
 JOBS_MAX: Final = 10  # jobs in work that are shown; the page of jobs has all
 ENDED_MAX: Final = 5
+EVENTS_MAX: Final = 12  # of the timeline
 NEWEST_ENDED: Final = "-inf:"  # where the list of ended jobs begins
 ROWS_MAX: Final = 12  # of the table beside the chart
 
@@ -52,6 +53,7 @@ def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
         "names": {job.job: job.name or job.job for job in view.jobs},
         "failing": [job for job in view.jobs if job.chunks_failed],
         "ended": read_page(services.farm, NEWEST_ENDED, ENDED_MAX).jobs,
+        "timeline": services.farm.timeline.newest(EVENTS_MAX),
         "rows": thin(view.rates, ROWS_MAX),
         "peak": max((each.tokens_per_second for each in view.rates), default=0.0),
         "chart_at": int(time.time() // 10),
