@@ -234,6 +234,12 @@ def _remarks(manifest: "Manifest", out: Path) -> Iterator[str]:
     if manifest.skipped:
         listing = find_listing(out, SKIPPED_FILE)
         yield f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {listing}"
+    if manifest.repeated_ids is not None:
+        repeated = manifest.repeated_ids
+        yield (
+            f"[yellow]{counted(repeated.count, 'chunk')} with the id of an earlier one[/yellow]: "
+            f"the first is chunk {repeated.first:,}, with the id of chunk {repeated.earlier:,}"
+        )
     full, empty = (
         sum(account.get(name, 0) for account in manifest.accounts.values())
         for name in ("texts_full", "texts_empty")

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedfarm.collector.durable_files import ByteRange, replacing, sync_directory
+from embedfarm.collector.id_digests import RepeatedIds
 from embedfarm.contract.errors import EmbedfarmError
 
 VERSION: Final = 1
@@ -195,6 +196,8 @@ class Manifest(About, kw_only=True):
         errors_sha256: SHA-256 of _errors.jsonl, "" when no chunk failed.
         parts: Parts in order; they tile the chunks.
         workers: What each worker did, by name.
+        repeated_ids: Chunks whose id an earlier chunk has; None where there are none, or that is
+            not known.
     """
 
     version: int = VERSION
@@ -208,6 +211,7 @@ class Manifest(About, kw_only=True):
     errors_sha256: str
     parts: list[Part]
     workers: dict[str, WorkerFigures]
+    repeated_ids: RepeatedIds | None = None
 
     @property
     def layout(self) -> Layout:

@@ -26,6 +26,7 @@ from embedfarm.collector.durable_files import (
     sync_directory,
     whole,
 )
+from embedfarm.collector.id_digests import IdDigests
 from embedfarm.collector.journal import Journal, JournalLine
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
@@ -50,6 +51,7 @@ from embedfarm.contract.records import Result
 REQUEST_FILE: Final = "job.json"
 JOURNAL_FILE: Final = "parts.jsonl"
 LOCK_FILE: Final = "lock"
+IDS_FILE: Final = "ids"
 CHANGEABLE: Final = frozenset({"skip_bad_rows"})
 
 _NO_ROWS: Final = Layout(0, "float32", ids=False)
@@ -156,6 +158,7 @@ class Output:
             stack.enter_context(locked(private))
             _claim(directory, {**request, "format": sink})
             self._journal = Journal(private / JOURNAL_FILE)
+            self._id_digests = IdDigests(private / IDS_FILE)
             self._read_journal()
             self._closing = stack.pop_all()
 
@@ -218,6 +221,7 @@ class Output:
         remove_temporaries(self.directory / STATE_DIRECTORY)
         self._journal.recover()
         self._sink.resume(self._parts)
+        self._id_digests.resume(self.next_index)
 
     def add(self, result: Result) -> Part | None:
         """Take the next result, and return the part that it closed, which is durable.
@@ -280,12 +284,15 @@ class Output:
         write_manifest(self.directory, manifest)
         for name in (JOURNAL_FILE, REQUEST_FILE):
             (self.directory / STATE_DIRECTORY / name).unlink()
+        self._id_digests.remove()
         return manifest
 
     def _write_part(self) -> Part:
         """Put the buffered results on the disk, then into the journal."""
         entry = describe(self._results, self._sink.write(gather(self._results)))
         entry.mark = self._mark_before(entry.part.end)
+        if self._layout.ids:
+            self._id_digests.append(name for result in self._results for name in result.ids or ())
         self._journal.append(entry)
         self._count(entry)
         self._results, self._bytes = [], 0
@@ -327,6 +334,7 @@ class Output:
             errors_sha256=errors_sha256,
             parts=self._parts,
             workers=dict(self._workers),
+            repeated_ids=self._id_digests.find_repeated(count) if self._layout.ids else None,
         )
 
 

@@ -50,7 +50,8 @@ class JobStatus:
     cancelled has ended once what was embedded is collected, and `ended_ms` is set. It was begun at
     `first_chunk` (an earlier run did those before), has got the chunks below `pushed_upto`, and has
     those below `drained_upto` on disk; below `refilled_upto` some were lost and sent again. Of the
-    corpus `rows_skipped` became no chunk, and chunks are counted without them.
+    corpus `rows_skipped` became no chunk, and chunks are counted without them. Once it is finished,
+    `ids_repeated` counts the chunks whose id an earlier chunk has.
     `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
     `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`. `out` is the directory
@@ -70,6 +71,7 @@ class JobStatus:
     chunks_done: int = 0
     chunks_failed: int = 0
     rows_skipped: int = 0
+    ids_repeated: int = 0
     tokens_done: int = 0
     bytes_done: int = 0
     real_tokens_done: int = 0

@@ -46,6 +46,7 @@ def end_job(farm: FarmClient, manifest: Manifest, owner: str, settings: Settings
             job, "finished", "", settings, owner=owner, cause="chunks" if manifest.failed else "",
             first_chunk=0, chunks_in=count, chunks_failed=manifest.failed,
             rows_skipped=manifest.skipped,
+            ids_repeated=manifest.repeated_ids.count if manifest.repeated_ids else 0,
             real_tokens_done=manifest.tokens, drained_upto=count,
         )  # fmt: skip
         if farm.job(job).noted("state") not in {"finished", ""}:

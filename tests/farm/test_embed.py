@@ -278,6 +278,24 @@ def test_bad_rows_can_be_skipped(server: LiveServer, client: redis.Redis, tmp_pa
     assert manifest(out)["skipped"] == FarmClient(client).job("j").status().rows_skipped == 2
 
 
+def test_ids_that_come_again_are_told(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Ids that occur more than once are told with their places, and counted."""
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
+    rows = [f'{{"id": "{name}", "text": "{index}"}}' for index, name in enumerate("abcadefbgaxyz")]
+    corpus.write_text("\n".join(rows), encoding="utf-8")
+    words = ("--redis", server.url, "--job-id", "j", "--model", "null:16", "--id-field", "id")
+    with working(worker_on(server)):
+        done = run("embed", corpus, "--out", out, *words)
+    assert done.returncode == 0, done.stderr
+    assert "3 chunks with the id of an earlier one" in done.stdout
+    assert "the first is chunk 3, with the id of chunk 0" in done.stdout
+    assert manifest(out)["repeated_ids"] == {"count": 3, "first": 3, "earlier": 0}
+    assert FarmClient(client).job("j").status().ids_repeated == 3
+    assert not (out / ".embedfarm").exists()
+
+
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """A model that no worker can load ends the command with status 2 and a sentence."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["a"])

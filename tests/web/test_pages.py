@@ -150,6 +150,15 @@ def test_rows_that_were_left_out_are_named(web: TestClient, client: redis.Redis)
     assert web.get(f"/v1/jobs/{job.id}").json()["rows_skipped"] == 1234
 
 
+def test_ids_that_come_again_are_counted(web: TestClient, client: redis.Redis) -> None:
+    """The page of a job says how many chunks have the id of an earlier one."""
+    job = make_job(client, 2)
+    assert "id that an earlier" not in web.get(f"/jobs/{job.id}").text
+    job.note("ids_repeated", 1234)
+    text = unescape(web.get(f"/jobs/{job.id}").text)
+    assert "Chunks with an id that an earlier chunk has: 1,234" in text
+
+
 def test_texts_that_say_little_are_counted(web: TestClient, client: redis.Redis) -> None:
     """The page of a job says how many texts all workers found empty, or cut at the limit."""
     job, reports = make_job(client, 2), FarmClient(client).reports
