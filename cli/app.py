@@ -56,7 +56,10 @@ VERBS: Final = {
         ("simulate", "simulate"),
         "Run the scheduler's own core against modelled workers, on a virtual clock.",
     ),
-    "up": Verb(("roles", "up"), "Run a whole farm on this machine until it is stopped."),
+    "up": Verb(
+        ("up", "up"),
+        "Run a whole farm on this machine until it is stopped; other verbs here find it.",
+    ),
     "schedule": Verb(
         ("roles", "schedule"),
         "Run a scheduler; of several, one is active and the others stand by.",

@@ -16,10 +16,9 @@ from embedfarm.cli.options import (
     RedisUrl,
     command_line,
     fail,
-    need_server,
+    farm_settings,
     plain_errors,
     print_json,
-    read_settings,
     stop_on_signals,
 )
 from embedfarm.contract.batch_requests import ENDS, PLAN, REQUESTS, Planned
@@ -51,8 +50,7 @@ def batch(  # noqa: PLR0913, PLR0917 -- each is a flag
     """Answer a file of OpenAI embedding requests on a shared farm; run it again to resume."""
     from embedfarm.ingest.openai_batches import find_model
 
-    settings = read_settings(redis)
-    need_server(settings)
+    settings = farm_settings(redis)
     with plain_errors():
         out.mkdir(parents=True, exist_ok=True)
         model = model or find_model(requests, settings.models, settings.batch_requests_max)

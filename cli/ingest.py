@@ -12,9 +12,8 @@ from embedfarm.cli.options import (
     USAGE,
     RedisUrl,
     fail,
-    need_server,
+    farm_settings,
     plain_errors,
-    read_settings,
     stop_on_signals,
 )
 from embedfarm.cli.supervision import keep
@@ -36,8 +35,8 @@ Workers = Annotated[int, typer.Option(min=1, help="RQ jobs to run at a time.")]
 
 def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
     """Run jobs that programs enqueue with RQ, and those of the setting `recurring`."""
-    settings = read_settings(redis)
-    url = need_server(settings)
+    settings = farm_settings(redis)
+    url = settings.redis_url
     stop = stop_on_signals()
     watch_parent_pipe(stop.set)
     notifier = Notifier()

@@ -17,10 +17,11 @@ from embedfarm.cli.options import (
     FAILED,
     AsJson,
     RedisUrl,
-    need_server,
+    farm_settings,
     plain_errors,
     print_json,
     read_settings,
+    url_of_up,
 )
 from embedfarm.cli.progress import worker_table
 from embedfarm.contract import model_files
@@ -41,8 +42,8 @@ LIBRARIES = ("torch", "sentence-transformers", "transformers", "redis", "pyarrow
 
 def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """List the workers that are alive."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         unreadable: dict[str, str] = {}
         beats = FarmClient(client, unreadable.__setitem__).workers()
     for place, reason in unreadable.items():
@@ -85,6 +86,8 @@ def devices(as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
 def doctor(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """Check what a farm on this machine needs; exit with status 1 when something will not work."""
     settings = read_settings(redis)
+    if not settings.redis_url:
+        settings = settings.model_copy(update={"redis_url": url_of_up(settings)})
     findings = list(_examine(settings))
     if as_json:
         print_json([{"what": what, "ok": ok, "found": found} for what, ok, found in findings])

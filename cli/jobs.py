@@ -23,7 +23,7 @@ from embedfarm.cli.options import (
     AsJson,
     RedisUrl,
     fail,
-    need_server,
+    farm_settings,
     plain_errors,
     print_json,
     read_settings,
@@ -216,7 +216,7 @@ def retry_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
     if status.state != "finished":
         again = f"; to go on with it: {command}" if status.state == "failed" and command else ""
         fail(f"job {handle.id} is {status.shown_state}: there is nothing to retry{again}")
-    retry_output(Path(status.out), read_settings(redis), as_json=as_json)
+    retry_output(Path(status.out), farm_settings(redis), as_json=as_json)
 
 
 @jobs_app.command("watch")
@@ -268,8 +268,8 @@ def _follow(farm: FarmClient, job: str, stop: threading.Event) -> Iterator[JobFa
 @contextmanager
 def on_farm(redis: str) -> Iterator[FarmClient]:
     """Open the farm on the server that is meant; errors become a sentence and an exit status."""
-    url = need_server(read_settings(redis))
-    with plain_errors(), closing_client(url) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         yield FarmClient(client)
 
 

@@ -16,6 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from embedfarm.contract import tracing
+from embedfarm.contract.broker import SERVER_DIRECTORY, PrivateServer
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.processes import set_by_signal
 from embedfarm.contract.redaction import hide_in_word, hide_secrets
@@ -56,11 +57,28 @@ def read_settings(redis_url: str = "") -> Settings:
     return settings.model_copy(update={"redis_url": url})
 
 
-def need_server(settings: Settings) -> str:
-    """Return the URL of the server; end the program where none was given."""
-    if not settings.redis_url:
-        fail("which server? give --redis URL or set EMBEDFARM_REDIS_URL", USAGE)
-    return settings.redis_url
+def farm_settings(redis_url: str) -> Settings:
+    """Read the settings; their server is the one given, or else of `embedfarm up` on this machine.
+
+    The program ends where there is neither.
+    """
+    settings = read_settings(redis_url)
+    if settings.redis_url:
+        return settings
+    url = url_of_up(settings)
+    if not url:
+        fail(
+            "which server? give --redis URL or set EMBEDFARM_REDIS_URL; `embedfarm up` starts a "
+            "farm on this machine, which is found without",
+            USAGE,
+        )
+    return settings.model_copy(update={"redis_url": url})
+
+
+def url_of_up(settings: Settings) -> str:
+    """Return the URL of the server of `embedfarm up` on this machine; "" where it does not run."""
+    server = PrivateServer.found(settings.state_directory.expanduser() / SERVER_DIRECTORY)
+    return server.url if server is not None and server.alive() else ""
 
 
 def fail(message: str, status: int = FAILED) -> NoReturn:

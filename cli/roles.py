@@ -1,8 +1,7 @@
-"""`embedfarm up | schedule | work | serve`: the long-running roles."""
+"""`embedfarm schedule | work | serve`: the long-running roles."""
 
 import contextlib
 import logging
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +14,8 @@ from embedfarm.cli.options import (
     Devices,
     RedisUrl,
     fail,
-    need_server,
+    farm_settings,
     plain_errors,
-    read_settings,
     stop_on_signals,
 )
 from embedfarm.cli.supervision import all_beat, keep, refuse_namesakes
@@ -30,7 +28,6 @@ from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
 
 if TYPE_CHECKING:
-    from embedfarm.runs.private_farm import LocalFarm
     from embedfarm.web.auth.keys import Key
     from embedfarm.web.services import Passes
 
@@ -38,63 +35,12 @@ LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 
 
-def up(
-    workers: CpuWorkers = 0,
-    devices: Devices = "all",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=PORT_MAX, help="Port on loopback to serve HTTP on; 0 for none."),
-    ] = 0,
-) -> None:
-    """Run a whole farm on this machine until it is stopped."""
-    from embedfarm.runs.private_farm import run_local_farm
-
-    settings = read_settings()
-    if port:
-        try:
-            socket.create_server((LOOPBACK, port)).close()
-        except OSError as error:
-            fail(f"cannot listen at {LOOPBACK}, port {port}: {error}", USAGE)
-    stop = stop_on_signals()
-    notifier = Notifier()
-    place = settings.state_directory.expanduser()
-    with plain_errors(), run_local_farm(place, settings, devices, workers, port) as farm:
-        console = Console(highlight=False, soft_wrap=True)
-        console.print(f"up: {', '.join(sorted(farm.stations.pids))}; logs in {place / 'logs'}")
-        console.print(f"embed with --redis {farm.url}")
-        with closing_client(farm.url) as client:
-
-            def is_ready() -> bool:
-                ready = _is_up(farm, FarmClient(client), port)
-                if ready and port:
-                    console.print(f"serving http://{LOOPBACK}:{port}")
-                return ready
-
-            keep(stop, lambda: farm.failed, is_ready, partial(notifier.tick, "up"))
-        notifier.stop()
-
-
-def _is_up(local: "LocalFarm", farm: FarmClient, port: int) -> bool:
-    """Tell whether all processes of a farm on this machine have begun to work."""
-    from embedfarm.workers.supervisor import WORKER
-
-    pids = local.stations.pids
-    workers = [pid for name, pid in pids.items() if name.startswith(WORKER)]
-    return farm.plans.has_scheduler() and all_beat(farm, workers) and (not port or _listens(port))
-
-
-def _listens(port: int) -> bool:
-    """Tell whether somebody takes connections at that port of loopback."""
-    with socket.socket() as probe:
-        return probe.connect_ex((LOOPBACK, port)) == 0
-
-
 def schedule(redis: RedisUrl = "") -> None:
     """Run a scheduler; of several, one is active and the others stand by."""
     from embedfarm.scheduler.loop import run_alone
 
-    settings = read_settings(redis)
-    url = need_server(settings)
+    settings = farm_settings(redis)
+    url = settings.redis_url
     stop = stop_on_signals()
     start_logging(logging.INFO)
     with plain_errors():
@@ -107,8 +53,8 @@ def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0
     from embedfarm.workers.devices import discover
     from embedfarm.workers.supervisor import children, tell_exits
 
-    settings = read_settings(redis)
-    url = need_server(settings)
+    settings = farm_settings(redis)
+    url = settings.redis_url
     stop = stop_on_signals()
     notifier = Notifier()
     with plain_errors(), closing_client(url) as client:
@@ -153,8 +99,8 @@ def serve(
     from embedfarm.web.app import create_app
     from embedfarm.web.server import listen, make_server
 
-    settings = read_settings(redis)
-    url = need_server(settings)
+    settings = farm_settings(redis)
+    url = settings.redis_url
     keys = _keys(host, settings)
     stop_on_signals()  # uvicorn raises them again at its end
     tracing.start(settings.traces, "serve")

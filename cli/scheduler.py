@@ -13,7 +13,7 @@ from embedfarm.cli.options import (
     AsJson,
     RedisUrl,
     fail,
-    need_server,
+    farm_settings,
     plain_errors,
     print_json,
     read_settings,
@@ -45,8 +45,8 @@ def list_passes(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa:
     """List the passes of a decision in their order, and the others that there are."""
     from embedfarm.scheduler.policies import pass_names
 
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         active = _active(FarmClient(client))
     others = [name for name in pass_names() if name not in active]
     if as_json:
@@ -60,8 +60,8 @@ def list_passes(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa:
 @scheduler_app.command("add-pass")
 def add_pass(name: Name, before: Before = "", redis: RedisUrl = "") -> None:
     """Add a pass, from the next decision on."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         farm = FarmClient(client)
         names = _active(farm)
         if name in names:
@@ -75,8 +75,8 @@ def add_pass(name: Name, before: Before = "", redis: RedisUrl = "") -> None:
 @scheduler_app.command("remove-pass")
 def remove_pass(name: Name, redis: RedisUrl = "") -> None:
     """Leave a pass out, from the next decision on."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         farm = FarmClient(client)
         names = _active(farm)
         if name not in names:
@@ -89,10 +89,10 @@ def use_policy(policy: Policy = "fair", redis: RedisUrl = "") -> None:
     """Take the passes of a policy, from the next decision on."""
     from embedfarm.scheduler.policies import POLICIES
 
-    settings = read_settings(redis)
     if policy not in POLICIES:
         fail(f"{policy!r} is none of {', '.join(POLICIES)}", USAGE)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         _use(FarmClient(client), POLICIES[policy])
 
 
@@ -104,8 +104,8 @@ def explain(
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Show what each pass did in the last decisions, of which one in a second is kept."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         decisions = [each.about(worker) for each in FarmClient(client).plans.decisions(last)]
     if not decisions:
         fail("no scheduler has decided anything yet")
@@ -128,8 +128,8 @@ def explain(
 @scheduler_app.command("stats")
 def show_stats(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """Show figures of the active scheduler, over the last minute."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         stats = FarmClient(client).plans.scheduler_stats()
     if stats is None:
         fail("no scheduler is active")

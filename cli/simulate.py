@@ -16,7 +16,7 @@ from embedfarm.cli.options import (
     Devices,
     RedisUrl,
     fail,
-    need_server,
+    farm_settings,
     plain_errors,
     print_json,
     read_settings,
@@ -105,7 +105,7 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
     from embedfarm.scheduler.simulation.scenario import Machine, more_scenarios
     from embedfarm.scheduler.simulation.scenario import suite as seven
 
-    settings = read_settings(redis)
+    settings = farm_settings(redis) if from_history else read_settings(redis)
     spec = JobSpec(model=model)
     if plan:
         with plain_errors():
@@ -114,7 +114,6 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors():
         tokens = [] if lengths is None else chunk_lengths([str(lengths)], spec, settings)
         if from_history:
-            need_server(settings)
             mean = sum(tokens) / len(tokens) if tokens else CHUNK_TOKENS
             machines = tuple(map(Machine, remembered_speeds(spec, settings, mean)))
         else:

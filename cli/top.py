@@ -20,10 +20,9 @@ from rich.text import Text
 from embedfarm.cli.options import (
     AsJson,
     RedisUrl,
-    need_server,
+    farm_settings,
     plain_errors,
     print_json,
-    read_settings,
     shorten_id,
     stop_on_signals,
 )
@@ -53,8 +52,8 @@ STATE_STYLES: Final = {
 
 def top(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """Show the farm at a glance, live; one snapshot with --json, or where there is no terminal."""
-    settings = read_settings(redis)
-    with plain_errors(), closing_client(need_server(settings)) as client:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
         reader = FarmReader(FarmClient(client), settings)
         view = reader.read()
         console = Console(highlight=False)

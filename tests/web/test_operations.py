@@ -74,13 +74,31 @@ def test_ready_says_what_is_missing(
     make_ready(client, server)
     for path in ("/readyz", "/health"):
         answer = web.get(path)
-        assert (answer.status_code, answer.json()) == (200, {"ready": True, "reasons": []})
+        whole = {"ready": True, "takes_jobs": True, "warm": [], "reasons": []}
+        assert (answer.status_code, answer.json()) == (200, whole)
     server.kill()
     assert web.get("/readyz").json()["reasons"] == ["the server is not to be reached"]
     assert web.get("/livez").json() == {"alive": True}
     away = web.get("/v1/workers")
     assert (away.status_code, away.headers["retry-after"]) == (503, "5")
     assert server.url not in away.text
+
+
+def test_ready_for_a_model(web: TestClient, client: redis.Redis, server: LiveServer) -> None:
+    """A farm whose workers have loaded no model takes jobs, and is not ready for that model."""
+    farm, served = make_ready(client, server), Settings().models[0]
+    answer = web.get("/readyz", params={"model": served})
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "ready": False,
+        "takes_jobs": True,
+        "warm": [],
+        "reasons": [f"no worker has loaded {served}"],
+    }
+    farm.beat(msgspec.structs.replace(heartbeat("one"), model=f"{served}|auto|0||auto"), 60)
+    answer = web.get("/readyz", params={"model": served})
+    assert (answer.status_code, answer.json()["warm"]) == (200, [served])
+    assert web.get("/readyz", params={"model": "another"}).status_code == 404
 
 
 def test_workers_are_their_heartbeats(

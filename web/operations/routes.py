@@ -46,10 +46,13 @@ class Ready(BaseModel):
     """Whether the farm answers requests, and all that it lacks.
 
     Without a scheduler workers go on, without ingest workers only jobs wait, and where the farm's
-    window is used up requests are answered, but texts of jobs and feeds wait.
+    window is used up requests are answered, but texts of jobs and feeds wait: `takes_jobs` is false
+    then. A request for a model that is none of `warm` waits until a worker has loaded it.
     """
 
     ready: bool
+    takes_jobs: bool
+    warm: Annotated[list[str], Field(description="Served models that a worker has loaded.")]
     reasons: list[str]
 
 
@@ -68,36 +71,53 @@ class PassesInUse(BaseModel):
     others: list[str]
 
 
+READY: Final = problems(404) | {503: {"model": Ready}}
+
+
 @router.get("/livez")
 async def live() -> Alive:
     """Tell whether the program answers; this says nothing about the farm."""
     return Alive(alive=True)
 
 
-@router.get("/health", responses={503: {"model": Ready}}, operation_id="health")
-@router.get("/readyz", responses={503: {"model": Ready}}, operation_id="ready")
-def ready(services: Service, request: Request, response: Response) -> Ready:
+@router.get("/health", responses=READY, operation_id="health")
+@router.get("/readyz", responses=READY, operation_id="ready")
+def ready(
+    services: Service,
+    request: Request,
+    response: Response,
+    model: Annotated[str, Query(description="Ready only if a worker has loaded this one.")] = "",
+) -> Ready:
     """Tell whether the farm answers requests, with 503 if not; `reasons` has all that it lacks."""
-    reasons = missing(services.farm, services.settings)
+    farm, settings = FarmClient(services.client), services.settings
+    beats, reasons = _look(farm, settings)
+    loaded = {beat.model.partition("|")[0] for beat in beats}
+    warm = [name for name in settings.models if name in loaded]
     reasons += [OLD_KEYS] * bool(request.app.state.keyring.problem)
-    is_ready = not {SERVER_AWAY, NO_WORKER} & set(reasons)
+    lacks = {SERVER_AWAY, NO_WORKER}
+    if model and services.find_model(model) not in warm:
+        reasons.append(f"no worker has loaded {model}")
+        lacks.add(reasons[-1])
+    is_ready = not lacks & set(reasons)
     if not is_ready:
         response.status_code = 503
-    return Ready(ready=is_ready, reasons=reasons)
+    takes_jobs = not {SERVER_AWAY, NO_INGEST, NO_ROOM} & set(reasons)
+    return Ready(ready=is_ready, takes_jobs=takes_jobs, warm=warm, reasons=reasons)
 
 
-def missing(farm: FarmClient, settings: Settings) -> list[str]:
-    """Return the reasons why a farm is not whole: no server, scheduler, worker, ingest or room."""
+def _look(farm: FarmClient, settings: Settings) -> tuple[list[Heartbeat], list[str]]:
+    """Return the live workers, and why a farm is not whole: no server, scheduler, room or such."""
     try:
+        beats = farm.workers()
         found = {
             NO_SCHEDULER: farm.plans.has_scheduler(),
-            NO_WORKER: bool(farm.workers()),
+            NO_WORKER: bool(beats),
             NO_INGEST: has_worker(farm.client),
             NO_ROOM: not FarmWindow(farm.client, settings).seen().short,
         }
     except UNAVAILABLE:
-        return [SERVER_AWAY]
-    return [reason for reason, well in found.items() if not well]
+        return [], [SERVER_AWAY]
+    return beats, [reason for reason, well in found.items() if not well]
 
 
 @router.get(
