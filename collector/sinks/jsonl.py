@@ -7,7 +7,6 @@ from typing import ClassVar, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
 from embedfarm.collector.sinks.arrow_columns import numbers
@@ -89,6 +88,8 @@ def _lines(vectors: Vectors) -> Iterator[bytes]:
 
 def print_rows(matrix: Matrix) -> Iterator[str]:
     """Yield the components of each row, with commas between them."""
+    import pyarrow.compute as pc  # noqa: PLC0415 # it takes long to import, and few need it
+
     dimensions = matrix.shape[1]
     step = max(1, _COMPONENTS_AT_A_TIME // dimensions)
     for first in range(0, len(matrix), step):

@@ -5,7 +5,6 @@ from itertools import islice
 from typing import BinaryIO, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
@@ -81,6 +80,8 @@ def _holds_text(kind: pa.DataType, *, integers: bool) -> bool:
 
 def _cells(batch: pa.RecordBatch, path: Sequence[str]) -> list[bytes | None]:
     """Return the cells as they lie in the file, which no one has checked to be UTF-8."""
+    import pyarrow.compute as pc  # noqa: PLC0415 # it takes long to import, and few need it
+
     column = batch.column(path[0])
     for name in path[1:]:
         column = pc.struct_field(column, name)
