@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pytest
 import redis
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm_client import FarmClient
@@ -86,7 +86,7 @@ def submit(page: Page, base: str, texts: list[str]) -> str:
     page.goto(base)
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="New job").click()
     page.get_by_label("Texts, one in each line").fill("\n".join(texts))
-    page.get_by_label("Name, for people").fill("questions")
+    page.get_by_label("Name", exact=True).fill("questions")
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url("**/jobs/*")
     return page.url.rpartition("/")[2]
@@ -130,7 +130,7 @@ def test_a_job_from_submit_to_download(
         name = next(beat.worker for beat in FarmClient(client).workers() if "cpu-1" in beat.device)
         second.kill()
         page.goto(farm)
-        expect(page.get_by_text(f"worker {name} is lost")).to_be_visible()
+        expect(page.get_by_text(f"worker {name} is lost").first).to_be_visible()
     page.get_by_role("link", name="questions").first.click()
     expect(page.locator(".badge").first).to_have_text("finished")
 
@@ -156,6 +156,31 @@ def test_a_job_from_submit_to_download(
     expect(found).to_have_count(10)
     expect(found.first).to_contain_text("1.000")
     expect(found.first).to_contain_text(TEXTS[7])
+    assert not watched.faults
+
+
+def test_a_file_is_uploaded(browser: Browser, client: redis.Redis, farm: str) -> None:
+    """A refused upload says why and keeps the form; one that is taken becomes a job of its name."""
+    watched = Watched(browser.new_context())
+    page = watched.page
+    page.goto(f"{farm}/jobs/new?of=file")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:40])
+    file = FilePayload(name="mails.jsonl", mimeType="application/jsonl", buffer=lines.encode())
+    page.get_by_label("File", exact=True).set_input_files(file)
+    page.get_by_text("More: when it must be done").click()
+    page.get_by_label("Deadline").fill("soon")
+    page.get_by_label("Normalize").check()
+    page.get_by_role("button", name="Submit").click()
+    expect(page.locator("#note")).to_contain_text("'soon' is no deadline")
+    page.get_by_label("Deadline").fill("2h")
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url(re.compile("/jobs/[0-9a-f]{32}$"))
+    expect(page.get_by_role("heading", name="mails.jsonl")).to_be_visible()
+    expect(page.locator(".badge").first).to_have_text("finished")
+    expect(page.get_by_text("is finished")).to_be_visible()  # in the timeline
+    job = FarmClient(client).job(page.url.rpartition("/")[2])
+    assert job.spec().normalize
+    assert job.status().deadline_ms
     assert not watched.faults
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -23,6 +24,7 @@ from rq.job import JobStatus
 
 from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
@@ -34,6 +36,7 @@ from tests.farm.harness import check_output, texts_of, write_corpus
 from tests.ingest.rq_farm import START_SECONDS, Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
+from tests.web.forms import fields_of
 from tests.web.test_gate import bearer, say, served
 from tests.workers.running import worker_on, working
 
@@ -199,6 +202,35 @@ def test_what_is_refused_leaves_nothing(
 def test_names_of_users_become_no_paths(name: str, chosen: str, called: str) -> None:
     """Only the format is taken from an upload's name, and a chosen format comes first."""
     assert name_corpus(name, chosen) == called
+
+
+def test_the_page_asks_for_all_that_a_job_has(web: TestClient, client: redis.Redis) -> None:
+    """The form of the page has each field of a job, and a job is made of what it sends.
+
+    A job has the name of its file where it was given none, and a deadline as people say it.
+    """
+    untouched, boxes = fields_of(web.get("/jobs/new?of=file").text, "/jobs/new")
+    assert JOB_FIELDS.keys() - {"ranges"} <= untouched.keys() | boxes
+    file = {"file": ("C:\\my texts\\mails.txt", b"a\nb\n")}
+    plain = web.post("/jobs/new", data=untouched, files=file, follow_redirects=False)
+    assert plain.status_code == 303, plain.text
+    name = plain.headers["location"].rpartition("/")[2]
+    assert FarmClient(client).job(name).spec() == JobSpec(model=NULL, name="mails.txt")
+    given = untouched | {
+        "deadline": "2h", "prompt": "query: ", "long": "windows", "vector_dtype": "float16",
+        "normalize": "true", "max_length": "64", "on_bad_row": "skip", "name": "mine",
+    }  # fmt: skip
+    before = time.time()
+    full = web.post("/jobs/new", data=given, files=file, follow_redirects=False)
+    job = FarmClient(client).job(full.headers["location"].rpartition("/")[2])
+    assert job.spec() == JobSpec(
+        model=NULL, name="mine", prompt="query: ", long="windows", vector_dtype="float16",
+        normalize=True, max_length=64,
+    )  # fmt: skip
+    assert 7200 <= job.status().deadline_ms / 1000 - before < 7300
+    assert "--on-bad-row=skip" in job.noted("command")
+    wrong = web.post("/jobs/new", data=given | {"deadline": "soon"}, files=file)
+    assert (wrong.status_code, "is no deadline" in unescape(wrong.text)) == (422, True)
 
 
 def test_a_full_farm_and_a_full_disk(server: LiveServer, client: redis.Redis, jobs: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import msgspec
@@ -21,6 +21,7 @@ from pydantic import (
 from starlette.concurrency import run_in_threadpool
 
 from embedfarm.collector.sinks import sink_names
+from embedfarm.contract.formatting import one_line
 from embedfarm.contract.job_spec import (
     CHARACTERS_MAX,
     JOB_DEFAULTS,
@@ -35,6 +36,7 @@ from embedfarm.contract.scheduling_terms import (
     TENANT_CHARACTERS_MAX,
     WEIGHT_MAX,
     Terms,
+    read_deadline,
 )
 from embedfarm.producer.readers.corpus import FORMATS, SUFFIXES
 from embedfarm.producer.readers.source import COMPRESSIONS, split_compression
@@ -260,13 +262,34 @@ async def reading(request: Request, services: Services, options: Options) -> Asy
         if media == JSON:
             yield await _read_json(request, upload, options)
         elif media == FORM:
-            options = options.merge(await receive_form(request, upload))
+            given = await receive_form(request, upload)
+            options = options.merge(_read_fields(given, upload.filename))
             corpus = name_corpus(upload.filename, options.input_format)
             yield Order(options, corpus, upload)
         else:
             corpus = _name_body(request, options.input_format or FILE_TYPES[media])
             await receive_file(request, upload)
             yield Order(options, corpus, upload)
+
+
+def _read_fields(given: Mapping[str, str], filename: str) -> dict[str, str]:
+    """Return the options in the fields of a form.
+
+    A file's name becomes the job's where the form has none, and a deadline may be one for people,
+    such as 2h.
+
+    Raises:
+        HTTPException: The deadline is none.
+    """
+    fields = {name: value for name, value in given.items() if name != "deadline"}
+    if given.get("deadline"):
+        try:
+            fields["deadline_ms"] = str(read_deadline(given["deadline"]))
+        except ValueError as error:
+            raise HTTPException(422, f"body.deadline: {error}") from error
+    if not fields.get("name"):
+        fields["name"] = one_line(PureWindowsPath(filename).name, JOB_FIELDS["name"].most)
+    return fields
 
 
 async def _read_json(request: Request, upload: Upload, options: Options) -> Order:

@@ -1,18 +1,58 @@
 """The page for a new job: pasted texts or a file, in one form that the API reads as well."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 
 from embedfarm.collector.sinks import sink_kind, sink_names
+from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, JOB_TYPES, job_choices
 from embedfarm.contract.scheduling_terms import PRIORITIES
 from embedfarm.ingest.job_queue import has_worker
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.rendering import render
-from embedfarm.web.jobs.job_requests import Options
+from embedfarm.web.jobs.job_requests import NOT_IN_BODIES, REFUSED_WORDS, Options
 from embedfarm.web.jobs.submissions import submit_job
 from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
+
+ASKED_ABOVE: Final = frozenset({"model", "name", "dimensions"})  # for which the page has words
+KINDS: Final = {bool: "flag", int: "number", str: "text"}
+
+
+class FormField(NamedTuple):
+    """A field of a job as the form asks for it, as `embedfarm.contract.job_spec` declares it."""
+
+    name: str
+    label: str
+    kind: str
+    default: object
+    choices: tuple[str, ...]
+    least: int
+    most: int
+    step: int
+    help: str
+
+
+def _form_fields() -> list[FormField]:
+    """Return the fields of a job that the page has no words of its own for."""
+    return [
+        FormField(
+            name,
+            name.replace("_", " ").capitalize(),
+            KINDS[JOB_TYPES[name]],
+            JOB_DEFAULTS[name],
+            tuple(word for word in job_choices(name) if word not in REFUSED_WORDS.get(name, ())),
+            field.least,
+            field.most,
+            field.step,
+            f"{field.help[:1].upper()}{field.help[1:]}",
+        )
+        for name, field in JOB_FIELDS.items()
+        if name not in ASKED_ABOVE | NOT_IN_BODIES
+    ]
+
+
+FIELDS: Final = _form_fields()
 
 router: Final = APIRouter(
     prefix="/jobs/new", include_in_schema=False, dependencies=need(Scope.SUBMIT)
@@ -32,6 +72,7 @@ def ask_corpus(
         "priorities": priorities_of(services),
         "sinks": {name: sink_kind(name).about for name in sink_names()},
         "attended": has_worker(services.client),
+        "fields": FIELDS,
     }
     return render(request, "new.html", told)
 

@@ -1,5 +1,6 @@
-// Keeps the part of the page that is marked `data-live` as the server says, and asks in a dialog
-// what would otherwise be asked on a page of its own. Without this file everything works, too.
+// Keeps the part of the page that is marked `data-live` as the server says, asks in a dialog what
+// would otherwise be asked on a page of its own, and shows how far an upload is. Without this file
+// everything works, too.
 "use strict";
 
 const note = document.getElementById("note");
@@ -94,5 +95,40 @@ async function ask(event) {
   dialog.showModal();
 }
 
+// Sends a form with a file, and shows how much of it has gone.
+function upload(event) {
+  const form = event.target;
+  event.preventDefault();
+  const sent = form.querySelector("progress");
+  const button = form.querySelector("button");
+  const request = new XMLHttpRequest();
+  const rest = (going) => {
+    sent.hidden = !going;
+    button.disabled = going;
+  };
+  request.upload.addEventListener("progress", ({ loaded, total }) => {
+    sent.value = loaded / total;
+    say(`${Math.floor((100 * loaded) / total)} % of the file is sent.`);
+  });
+  request.addEventListener("error", () => {
+    rest(false);
+    say("The upload broke off; what was sent is forgotten.");
+  });
+  request.addEventListener("load", () => {
+    if (request.status < 400) {
+      location.assign(request.responseURL);
+      return;
+    }
+    rest(false);
+    const page = new DOMParser().parseFromString(request.responseText, "text/html");
+    say(page.querySelector("[data-reason]")?.textContent ?? `Refused: ${request.statusText}`);
+  });
+  request.open("POST", form.action);
+  request.setRequestHeader("accept", "text/html");
+  request.send(new FormData(form));
+  rest(true);
+}
+
 document.addEventListener("click", ask);
+document.querySelector("form[data-upload]")?.addEventListener("submit", upload);
 if (live) listen();
