@@ -81,6 +81,13 @@ def fail_one(job: Job) -> int:
     return block.start
 
 
+def finish_with_a_failure(job: Job) -> None:
+    """Let a chunk of a job fail, and wait for its end."""
+    wait_until(lambda: fail_one(job) >= 0, SECONDS)
+    wait_until(lambda: job.status().ended, SECONDS)
+    assert job.status().chunks_failed == 1
+
+
 def submit(page: Page, base: str, texts: list[str]) -> str:
     """Submit texts as a person does, and return the job's id."""
     page.goto(base)
@@ -156,6 +163,47 @@ def test_a_job_from_submit_to_download(
     expect(found).to_have_count(10)
     expect(found.first).to_contain_text("1.000")
     expect(found.first).to_contain_text(TEXTS[7])
+    assert not watched.faults
+
+
+def test_what_was_embedded_of_a_cancelled_job(
+    browser: Browser, client: redis.Redis, farm: str
+) -> None:
+    """A person cancels a job in the middle, and downloads what was embedded of it, in order."""
+    watched = Watched(browser.new_context())
+    page = watched.page
+    job = Job(client, submit(page, farm, TEXTS))
+    wait_until(lambda: job.status().chunks_done >= 16, SECONDS)
+    do(page, "Cancel", "Cancel")
+    expect(page.locator(".badge").first).to_have_text("cancelled")
+    wait_until(lambda: job.status().ended, SECONDS)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="JSON Lines").click()
+    rows = [json.loads(line) for line in download.value.path().read_text().splitlines()]
+    assert 16 <= len(rows) < len(TEXTS)
+    assert len(rows) == job.status().drained_upto
+    vectors = np.array([row["vector"] for row in rows], dtype=np.float32)
+    np.testing.assert_array_equal(vectors, null_vectors(TEXTS, 16)[: len(rows)])
+    expect(page.get_by_text("was cancelled by HTTP")).to_be_visible()
+    assert not watched.faults
+
+
+def test_many_jobs_are_tried_again(browser: Browser, client: redis.Redis, farm: str) -> None:
+    """A person tries again what failed in several jobs at once, after their number was shown."""
+    watched = Watched(browser.new_context())
+    page = watched.page
+    jobs = [Job(client, submit(page, farm, TEXTS[:40])) for _ in range(2)]
+    for job in jobs:
+        finish_with_a_failure(job)
+    page.goto(f"{farm}/jobs")
+    page.get_by_label("State").select_option(label="finished, with failures")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_label("all 2, not only those marked").check()
+    page.get_by_role("button", name="Try again …").click()
+    expect(page.get_by_role("heading", name="Try again what failed in 2 jobs?")).to_be_visible()
+    page.get_by_role("button", name="Try again").click()
+    wait_until(lambda: not any(job.status().chunks_failed for job in jobs), SECONDS)
+    assert {job.status().state for job in jobs} == {"finished"}
     assert not watched.faults
 
 
