@@ -154,7 +154,7 @@ def test_a_job_from_submit_to_download(
     rows = [json.loads(line) for line in download.value.path().read_text().splitlines()]
     assert download.value.suggested_filename == "questions.jsonl"
     assert [row["index"] for row in rows] == list(range(len(TEXTS)))
-    vectors = np.array([row["vector"] for row in rows], dtype=np.float32)
+    vectors = np.array([row["embedding"] for row in rows], dtype=np.float32)
     np.testing.assert_array_equal(vectors, null_vectors(TEXTS, 16))
 
     page.get_by_label("Find the chunks nearest to a text").fill(TEXTS[7])
@@ -182,7 +182,7 @@ def test_what_was_embedded_of_a_cancelled_job(
     rows = [json.loads(line) for line in download.value.path().read_text().splitlines()]
     assert 16 <= len(rows) < len(TEXTS)
     assert len(rows) == job.status().drained_upto
-    vectors = np.array([row["vector"] for row in rows], dtype=np.float32)
+    vectors = np.array([row["embedding"] for row in rows], dtype=np.float32)
     np.testing.assert_array_equal(vectors, null_vectors(TEXTS, 16)[: len(rows)])
     expect(page.get_by_text("was cancelled by HTTP")).to_be_visible()
     assert not watched.faults

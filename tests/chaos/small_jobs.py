@@ -278,6 +278,6 @@ class HttpJobs:
             lines += map(json.loads, answer.body.splitlines())
             start, before = int(answer.head["x-next-start"]), start
             complete = answer.head["x-complete"] == "true" or start == before
-        good = [line for line in lines if "vector" in line]
-        vectors = np.asarray([line["vector"] for line in good], dtype=np.float32)
+        good = [line for line in lines if "embedding" in line]
+        vectors = np.asarray([line["embedding"] for line in good], dtype=np.float32)
         self.asking.settle("HTTP", job, texts, [line["index"] for line in good], vectors)

@@ -44,7 +44,7 @@ def test_the_example_of_a_feed(server: LiveServer, client: redis.Redis, tmp_path
     lines = [json.loads(line) for line in done.stdout.removeprefix(taken).splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
     assert [line.get("id") for line in lines] == [None, None, "c"]
-    vectors = np.array([line["vector"] for line in lines], "<f4")
+    vectors = np.array([line["embedding"] for line in lines], "<f4")
     np.testing.assert_array_equal(vectors, null_vectors(texts, 16))
     (feed,) = FarmClient(client).ended_ids(9)
     assert FarmClient(client).job(feed).status().state == "finished"

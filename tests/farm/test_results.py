@@ -61,7 +61,7 @@ def newest_log(server: LiveServer) -> Path:
 def check(lines: list[dict[str, Any]], texts: list[str]) -> None:
     """Assert that each index is there once, in order, with the vector of its own text."""
     assert [line["index"] for line in lines] == list(range(len(texts)))
-    found = np.array([line["vector"] for line in lines], "<f4")
+    found = np.array([line["embedding"] for line in lines], "<f4")
     np.testing.assert_array_equal(found, null_vectors(texts, 16))
 
 

@@ -241,7 +241,7 @@ def test_vectors_are_those_of_the_worker(feed: Feed) -> None:
     """A chunk's vector is the one in the worker's result."""
     feed.send(1, "a")
     feed.work()
-    assert lines(feed.get(1))[0]["vector"] == [1.0] * null_vectors(["a"], 2).shape[1]
+    assert lines(feed.get(1))[0]["embedding"] == [1.0] * null_vectors(["a"], 2).shape[1]
 
 
 def test_who_may_only_read_destroys_nothing(

@@ -94,7 +94,7 @@ def expected(index: int, dtype: str, *, ids: bool) -> dict[str, Any]:
     line: dict[str, Any] = {"index": index} | ({"id": f"id {index}"} if ids else {})
     if index in FAILED:
         return line | {"error": f"odd {index}"}
-    return line | {"vector": matrix_of(dtype)[index].tolist()}
+    return line | {"embedding": matrix_of(dtype)[index].tolist()}
 
 
 @pytest.mark.parametrize(("dtype", "ids"), [("<f4", True), ("|i1", False), ("|u1", True)])
@@ -126,7 +126,7 @@ def arrow_lines(web: TestClient, limit: int, *, ids: bool) -> list[dict[str, Any
     for _, count, body in read_all(web, ARROW, limit):
         rows = pa.ipc.open_stream(body).read_all().to_pylist()
         assert len(rows) == count
-        assert all((row["vector"] is None) == (row["error"] is not None) for row in rows)
+        assert all((row["embedding"] is None) == (row["error"] is not None) for row in rows)
         assert ids or all(row["id"] is None for row in rows)
         lines += [{name: value for name, value in row.items() if value is not None} for row in rows]
     return lines

@@ -30,7 +30,7 @@ def _lines(chunks: Chunks) -> Iterator[bytes]:
         if batch.ids is not None:
             head += b'"id":' + msgspec.json.encode(batch.ids[row]) + b","
         if batch.good[row]:
-            yield head + b'"vector":[' + vector.encode() + b"]}\n"
+            yield head + b'"embedding":[' + vector.encode() + b"]}\n"
         else:
             yield head + b'"error":' + msgspec.json.encode(reasons.get(index, "")) + b"}\n"
 
@@ -45,7 +45,7 @@ def encode_arrow(chunks: Chunks) -> Iterator[bytes]:
 
 
 def record_batch(chunks: Chunks) -> pa.RecordBatch:
-    """Make an Arrow batch of chunks, with columns index, id, vector and error."""
+    """Make an Arrow batch of chunks, with columns index, id, embedding and error."""
     batch = chunks.batch
     reasons = {each.index: each.reason for each in chunks.failures}
     indices = range(batch.start, chunks.end)
@@ -55,7 +55,7 @@ def record_batch(chunks: Chunks) -> pa.RecordBatch:
         "id": pa.nulls(len(indices), pa.string())
         if batch.ids is None
         else pa.array(batch.ids, pa.string()),
-        "vector": pa.FixedSizeListArray.from_arrays(
+        "embedding": pa.FixedSizeListArray.from_arrays(
             values, chunks.layout.dimensions, mask=pa.array(~batch.good)
         ),
         "error": pa.array(map(reasons.get, indices), pa.string()),

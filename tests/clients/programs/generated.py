@@ -45,7 +45,7 @@ with AuthenticatedClient(url, key) as client:
     vectors, complete = [], False
     while not complete:
         answer = get_results.sync_detailed(job.job, client=client, start=len(vectors), wait=30)
-        vectors += [json.loads(line)["vector"] for line in answer.content.splitlines()]
+        vectors += [json.loads(line)["embedding"] for line in answer.content.splitlines()]
         complete = answer.headers["x-complete"] == "true"
     seen = show_job.sync(job.job, client=client)
     assert (seen.state, seen.chunks_done) == ("finished", len(texts)), seen
