@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import msgspec
+
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms, if_room
 from embedfarm.contract.encoding import encode
@@ -19,6 +21,8 @@ from embedfarm.contract.unreadable_records import (
 HISTORY_SECONDS: Final = 30 * 86400
 BUDGET_SECONDS: Final = 7 * 86400
 SAMPLES_MAX: Final = 360  # one in ten seconds: an hour
+LONG_SAMPLES_MAX: Final = 1008  # one in ten minutes: a week
+HOUR_SECONDS: Final = 3600.0
 
 _RATE_KEY: Final = re.compile(r"[^|]+\|.+\|[0-9]{1,2}", re.DOTALL)
 
@@ -67,15 +71,27 @@ class FarmStatistics(FarmKeys):
 
     def sample(self, sample: Sample) -> None:
         """Keep a sample, and an hour of the samples before it."""
+        self._keep(wire.SAMPLES, sample, SAMPLES_MAX)
+
+    def long_sample(self, sample: Sample) -> None:
+        """Keep a sample of ten minutes, and a week of those before it; workers are not kept."""
+        named_less = msgspec.structs.replace(sample, workers={})
+        self._keep(wire.LONG_SAMPLES, named_less, LONG_SAMPLES_MAX)
+
+    def _keep(self, stream: str, sample: Sample, samples_max: int) -> None:
         with if_room():
             self.client.xadd(
-                wire.SAMPLES, {"sample": encode(sample)}, maxlen=SAMPLES_MAX, approximate=False
+                stream, {"sample": encode(sample)}, maxlen=samples_max, approximate=False
             )
 
     def samples(self, seconds: float) -> list[tuple[float, Sample]]:
-        """Return the samples of the last `seconds`, each after its Unix time, oldest first."""
-        rows = self._newest(wire.SAMPLES, seconds)
-        return list(readable(Sample, b"sample", rows, wire.SAMPLES, self.on_unreadable))
+        """Return the samples of the last `seconds`, each after its Unix time, oldest first.
+
+        Those of more than an hour are of ten minutes each, others of ten seconds.
+        """
+        stream = wire.SAMPLES if seconds <= HOUR_SECONDS else wire.LONG_SAMPLES
+        rows = self._newest(stream, seconds)
+        return list(readable(Sample, b"sample", rows, stream, self.on_unreadable))
 
     def _newest(self, stream: str, seconds: float) -> list[Any]:
         """Return a stream's entries of the last `seconds` by the server's clock."""

@@ -27,6 +27,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:events         stream  completions, capped              worker    -> scheduler
     ef:{farm}:timeline       stream  newest 2,000 FarmEvents          all       -> people
     ef:{farm}:samples        stream  newest 360 Samples, an hour      scheduler -> people
+    ef:{farm}:long-samples   stream  newest 1,008 Samples, a week     scheduler -> people
     ef:{farm}:history        hash    worker|model|class -> Rate       scheduler -> scheduler  30 d
     ef:{farm}:budget:<d>|<m> string  tokens of a device batch         worker    -> worker     7 d
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
@@ -77,6 +78,7 @@ WORKERS: Final = "ef:{farm}:workers"
 EVENTS: Final = "ef:{farm}:events"
 TIMELINE: Final = "ef:{farm}:timeline"
 SAMPLES: Final = "ef:{farm}:samples"
+LONG_SAMPLES: Final = "ef:{farm}:long-samples"
 HISTORY: Final = "ef:{farm}:history"
 SCHEDULER: Final = "ef:{farm}:scheduler"
 FENCE: Final = "ef:{farm}:fence"

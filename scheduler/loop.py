@@ -25,7 +25,7 @@ from embedfarm.scheduler.ledger import Ledger
 from embedfarm.scheduler.observer import Observer
 from embedfarm.scheduler.passes import Pass, PassFailed, decide
 from embedfarm.scheduler.policies import DEFAULT_POLICY, POLICIES, UnknownPass, make_passes
-from embedfarm.scheduler.samples import Sampler
+from embedfarm.scheduler.samples import Sampler, new_samplers
 from embedfarm.scheduler.state import Draft, FarmState
 from embedfarm.scheduler.statistics import Statistics
 
@@ -54,7 +54,7 @@ class Scheduler:
     fence: int = 0
     passes: Sequence[Pass] = ()
     _observer: Observer = field(init=False)
-    _sampler: Sampler = field(init=False)
+    _samplers: tuple[Sampler, Sampler] = field(init=False)  # of ten seconds, and of ten minutes
     _statistics: Statistics = field(default_factory=Statistics)
     _changes: ChangeWatch = field(default_factory=ChangeWatch)
     _seen: str = "$"  # ID of the last event
@@ -69,7 +69,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.farm = FarmClient(connect(self.url))
         self._observer = self._new_observer()
-        self._sampler = Sampler(time.monotonic())
+        self._samplers = new_samplers()
 
     def _new_observer(self) -> Observer:
         history = History(self.settings.rate_half_life_seconds)
@@ -113,7 +113,7 @@ class Scheduler:
         self._observer = self._new_observer()
         self._observer.history.recall(self.farm.statistics.history())
         self._statistics = Statistics()
-        self._sampler = Sampler(time.monotonic())
+        self._samplers = new_samplers()
         self._chosen = None
         self._publish_all_at = 0.0
         seconds, microseconds = self.farm.client.time()
@@ -163,9 +163,13 @@ class Scheduler:
         self.farm.timeline.add(*self._changes.look(seen.beats, seen.lost, state.jobs))
         if now >= self._tell_at:
             self._tell(state, seconds, now)
-        sample = self._sampler.take(state, now)
-        if sample is not None:
-            self.farm.statistics.sample(sample)
+        statistics = self.farm.statistics
+        for sampler, keep in zip(
+            self._samplers, (statistics.sample, statistics.long_sample), strict=True
+        ):
+            sample = sampler.take(state, now)
+            if sample is not None:
+                keep(sample)
         return True
 
     def _draft(self, state: FarmState, *, explain: bool = False) -> Draft:
@@ -230,7 +234,8 @@ class Scheduler:
         now = time.monotonic()
         self._statistics.completed(zip(completions, predicted, strict=True), now)
         self._observer.learn(completions)
-        self._sampler.completed(completions)
+        for sampler in self._samplers:
+            sampler.completed(completions)
         if now >= self._remember_at:
             self._remember()
             gc.collect()

@@ -1,5 +1,6 @@
 """What workers did since the last sample: the curves that people look at."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -8,6 +9,7 @@ from embedfarm.contract.records import Completion, Sample
 from embedfarm.scheduler.state import FarmState
 
 SAMPLE_SECONDS: Final = 10.0
+LONG_SAMPLE_SECONDS: Final = 600.0
 
 
 @dataclass
@@ -16,9 +18,11 @@ class Sampler:
 
     Attributes:
         began: Monotonic time of the last sample, or of the beginning.
+        seconds_min: Least length of a sample.
     """
 
     began: float
+    seconds_min: float
     _workers: dict[str, tuple[int, int]] = field(default_factory=dict)
     _jobs: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -37,7 +41,7 @@ class Sampler:
             now: Monotonic time.
         """
         seconds = now - self.began
-        if seconds < SAMPLE_SECONDS:
+        if seconds < self.seconds_min:
             return None
         sample = Sample(
             seconds=seconds,
@@ -48,3 +52,9 @@ class Sampler:
         )
         self.began, self._workers, self._jobs = now, {}, {}
         return sample
+
+
+def new_samplers() -> tuple[Sampler, Sampler]:
+    """Return samplers that begin now: for the curves of an hour, and for those of a week."""
+    now = time.monotonic()
+    return Sampler(now, SAMPLE_SECONDS), Sampler(now, LONG_SAMPLE_SECONDS)

@@ -150,6 +150,7 @@ def run_everything(client: redis.Redis) -> Job:
     farm.statistics.remember({"one|null:2|3": RATE}, ["two|null:2|3"])
     farm.statistics.report(COMPLETION, 100)
     farm.statistics.sample(SAMPLE)
+    farm.statistics.long_sample(SAMPLE)
     farm.statistics.learn_budget("cpu", "null:2", 16_384)
     farm.admit("little", 1)
     ask_everything(client)

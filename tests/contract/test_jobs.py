@@ -756,6 +756,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     job = run_everything(client)
     Job(client, "noted").create(SPEC, 0, notes={"out": "/o", "command": "embedfarm embed"})
     job.note("rows_skipped", 1)
+    job.note("ids_repeated", 1)
     metas = [job.keys.meta, wire.JobKeys("other").meta, wire.JobKeys("noted").meta]
     names = [name for meta in metas for name in cast("list[bytes]", client.hkeys(meta))]
     fields = {name.decode().split(":")[0] for name in names}

@@ -16,7 +16,7 @@ def test_a_sample_has_what_was_done_since_the_last() -> None:
     """A sample has real tokens and chunks by worker and by job, since the last sample."""
     state = farm_state([job(waiting=2), job("other", waiting=1)], {"one": 10.0, "two": None})
     other = msgspec.structs.replace(completion("two", 500, 1.0), job="other", real_tokens=400)
-    sampler = Sampler(100.0)
+    sampler = Sampler(100.0, SAMPLE_SECONDS)
     sampler.completed([completion("one", 1000, 1.0), other])
     sampler.completed([completion("one", 200, 1.0)])
     sample = sampler.take(state, 100.0 + SAMPLE_SECONDS)
@@ -31,7 +31,7 @@ def test_a_sample_has_what_was_done_since_the_last() -> None:
 
 def test_no_sample_before_its_time() -> None:
     """A sample is taken every ten seconds at most, and nothing is lost meanwhile."""
-    state, sampler = farm_state([], {}), Sampler(0.0)
+    state, sampler = farm_state([], {}), Sampler(0.0, SAMPLE_SECONDS)
     sampler.completed([completion("one", 1000, 1.0)])
     assert sampler.take(state, SAMPLE_SECONDS - 0.1) is None
     sample = sampler.take(state, SAMPLE_SECONDS)
@@ -62,3 +62,23 @@ def test_a_standby_goes_on(farm: FarmClient, start: Start, monkeypatch: pytest.M
     report(farm, "worker", 300, 1.0)
     wait_until(lambda: chunks() == 9)
     assert {sample.workers_alive for _, sample in farm.statistics.samples(60)} == {1}
+
+
+def test_a_week_is_kept_in_steps_of_ten_minutes(
+    farm: FarmClient, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of ten minutes have the jobs of all workers together, and are read for a day."""
+    monkeypatch.setattr(samples, "LONG_SAMPLE_SECONDS", 0.2)
+    fill(farm, 64)
+    beat(farm, "worker")
+    running = start()
+    wait_until(lambda: running.scheduler.fence)
+    report(farm, "worker", 600, 1.0)
+    day = 86_400.0
+
+    def chunks() -> int:
+        return sum(each.jobs.get("job", (0, 0))[1] for _, each in farm.statistics.samples(day))
+
+    wait_until(lambda: chunks() == 6)
+    assert all(not sample.workers for _, sample in farm.statistics.samples(day))
+    assert farm.statistics.samples(3600) == []  # of these ten seconds none is over

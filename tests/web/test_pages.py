@@ -31,6 +31,7 @@ from embedfarm.web.pages.chart_drawing import (
     ChartStyle,
     Curve,
     Theme,
+    TimeAxis,
     Width,
     draw_bars,
     draw_curves,
@@ -43,6 +44,7 @@ from tests.contract.little_job import (
     COMPLETION,
     DECISION,
     RATE,
+    SAMPLE,
     STATS,
     heartbeat,
     make_job,
@@ -148,6 +150,34 @@ def test_rows_that_were_left_out_are_named(web: TestClient, client: redis.Redis)
         in web.get(f"/jobs/{job.id}").text
     )
     assert web.get(f"/v1/jobs/{job.id}").json()["rows_skipped"] == 1234
+
+
+def test_curves_of_a_day_and_a_week(web: TestClient, client: redis.Redis) -> None:
+    """The overview and a job's page show an hour, a day or a week, each of its own samples."""
+    job, now = make_job(client, 2), time.time()
+    for stream, ages in ((wire.SAMPLES, (5, 15)), (wire.LONG_SAMPLES, (600, 7200, 100_000))):
+        for age in sorted(ages, reverse=True):
+            done = {job.id: (1000 * age, 10 * age)}
+            sample = msgspec.structs.replace(SAMPLE, seconds=10.0, workers={}, jobs=done)
+            client.xadd(stream, {"sample": encode(sample)}, id=f"{int(1000 * (now - age))}-0")
+    for path in ("/", f"/jobs/{job.id}"):
+        for period, shown in (
+            ("hour", (500, 1500)),
+            ("day", (60_000, 720_000)),
+            ("week", (10**7,)),
+        ):
+            page = web.get(path, params={"period": period}).text
+            assert f'<a href="{path}?period={period}" aria-current="page">' in page
+            assert f"&amp;period={period}" in page
+            for rate in shown:
+                assert f'<td class="n">{number(rate)}</td>' in page, (path, period, rate)
+        assert f'<td class="n">{number(10**7)}</td>' not in web.get(f"{path}?period=day").text
+        assert web.get(path, params={"period": "year"}).status_code == 422
+    for chart, marks in (("hour", "min"), ("day", "-8 h"), ("week", "-2 d")):
+        for drawn in ("/charts/farm.svg", f"/charts/jobs/{job.id}/speed.svg"):
+            svg = web.get(drawn, params={"period": chart}).text
+            assert svg.endswith("</svg>\n")
+            assert drawn != "/charts/farm.svg" or marks in svg
 
 
 def test_ids_that_come_again_are_counted(web: TestClient, client: redis.Redis) -> None:
@@ -330,7 +360,7 @@ def test_charts_take_any_figures(look: ChartStyle) -> None:
         assert "<script" not in svg
         for times in ([], [1.0], [1.0, 2.0, 300.0]):
             curve = Curve("tokens", times, times)
-            ET.fromstring(draw_curves([curve, curve], 0, 3600, look))  # noqa: S314 -- our own
+            ET.fromstring(draw_curves([curve, curve], TimeAxis(0, 3600), look))  # noqa: S314 -- our own
         ET.fromstring(draw_pairs([], look))  # noqa: S314 -- our own
 
 

@@ -53,7 +53,14 @@ COLOURS: Final[dict[str, Colours]] = {
 }
 INCHES: Final = {"wide": 10.0, "half": 5.0, "narrow": 3.6}
 TICKS_MAX: Final = {"wide": 6, "half": 4, "narrow": 3}
-STEPS: Final = (5, 10, 15, 30, 60, 120, 300, 600, 1200)  # seconds between ticks
+HOUR: Final = 3600
+DAY: Final = 24 * HOUR
+STEPS: Final = (
+    5, 10, 15, 30, 60, 120, 300, 600, 1200,
+    HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, DAY, 2 * DAY, 4 * DAY,
+)  # fmt: skip
+"""Seconds between ticks."""
+
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "embedfarm",
@@ -77,6 +84,22 @@ class Curve(NamedTuple):
     unit: str
     seconds: Sequence[float]
     values: Sequence[float]
+
+
+class TimeAxis(NamedTuple):
+    """Time that a chart covers.
+
+    Attributes:
+        since: Unix time at the left.
+        until: Unix time at the right.
+        last: Word for the time at the right.
+        gap_seconds: Time between two values from which on nothing is known between them.
+    """
+
+    since: float
+    until: float
+    last: str = NOW
+    gap_seconds: float = MINUTE
 
 
 class ChartStyle(NamedTuple):
@@ -105,17 +128,13 @@ class Gallery:
             return data
 
 
-def draw_curves(
-    curves: Sequence[Curve], since: float, until: float, look: ChartStyle, last: str = NOW
-) -> bytes:
+def draw_curves(curves: Sequence[Curve], axis: TimeAxis, look: ChartStyle) -> bytes:
     """Draw quantities over the same time, one above the other.
 
     Args:
         curves: Quantities to draw, at least one.
-        since: Unix time at the left.
-        until: Unix time at the right.
+        axis: Time that they are drawn over.
         look: Theme and width of the chart.
-        last: Word for the time at the right.
     """
     from matplotlib import ticker  # noqa: PLC0415 # see above
 
@@ -125,7 +144,7 @@ def draw_curves(
         for axes, curve, colour in zip(
             rows, curves, (colours.accent, colours.second), strict=False
         ):
-            times, values = _with_gaps(curve, until)
+            times, values = _with_gaps(curve, axis)
             axes.fill_between(times, values, color=colour, alpha=0.16, linewidth=0)
             axes.plot(times, values, color=colour, linewidth=1.6, solid_joinstyle="round")
             _dress(axes, colours)
@@ -133,7 +152,7 @@ def draw_curves(
             axes.yaxis.set_major_locator(ticker.MaxNLocator(3))
             axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
             axes.set_title(curve.unit, loc="left", fontsize=9, color=colours.quiet)
-        _tell_time(rows[-1], until - since, look, last)
+        _tell_time(rows[-1], axis.until - axis.since, look, axis.last)
     return data.getvalue()
 
 
@@ -193,15 +212,15 @@ def _dress(axes: Any, colours: Colours) -> None:  # noqa: ANN401 # matplotlib's 
         spine.set_color(colours.line)
 
 
-def _with_gaps(curve: Curve, until: float) -> tuple[list[float], list[float]]:
-    """Return times before `until` and their values, with a gap where samples are missing."""
+def _with_gaps(curve: Curve, axis: TimeAxis) -> tuple[list[float], list[float]]:
+    """Return seconds before the axis ends, and values, with gaps where samples are missing."""
     times: list[float] = []
     values: list[float] = []
     for second, value in zip(curve.seconds, curve.values, strict=True):
-        if times and second - until - times[-1] > MINUTE:
-            times.append(second - until)
+        if times and second - axis.until - times[-1] > axis.gap_seconds:
+            times.append(second - axis.until)
             values.append(float("nan"))
-        times.append(second - until)
+        times.append(second - axis.until)
         values.append(value)
     return times, values
 
@@ -220,8 +239,9 @@ def _tell_time(axes: Any, seconds: float, look: ChartStyle, last: str = NOW) -> 
 def _before(seconds: float, _: object, last: str) -> str:
     if not seconds:
         return last
-    if not seconds % MINUTE:
-        return f"-{-seconds / MINUTE:.0f} min"
+    for unit, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min")):
+        if not seconds % unit:
+            return f"-{-seconds / unit:.0f} {name}"
     return f"-{abs(seconds):g} s"
 
 

@@ -16,12 +16,15 @@ from embedfarm.web.pages.chart_drawing import (
     Curve,
     Gallery,
     Theme,
+    TimeAxis,
     Width,
     draw_bars,
     draw_curves,
     draw_pairs,
 )
-from embedfarm.web.pages.job import HOUR_SECONDS, LANE_SECONDS, read_speeds
+from embedfarm.web.pages.job import LANE_SECONDS, read_speeds
+from embedfarm.web.pages.overview import read_points
+from embedfarm.web.pages.periods import HOUR, PERIODS, Period, gap_in
 from embedfarm.web.pages.workers import read_pairs
 from embedfarm.web.services import Caller, Service, need
 
@@ -44,38 +47,46 @@ Charts = Annotated[Gallery, Depends(_gallery)]
 
 
 @router.get("/farm.svg")
-def farm_chart(reader: Reader, who: Caller, gallery: Charts, look: Drawn) -> Response:
-    """Draw tokens per second over the last hour, of all jobs that the caller may see."""
+def farm_chart(
+    reader: Reader, who: Caller, gallery: Charts, look: Drawn, period: Period = HOUR
+) -> Response:
+    """Draw tokens per second over a period, of all jobs that the caller may see."""
 
     def draw() -> bytes:
         view = reader.read()
-        times = [each.time for each in view.rates]
-        values = [each.tokens_per_second for each in view.rates]
-        since = view.time - HOUR_SECONDS
-        return draw_curves([Curve("tokens per second", times, values)], since, view.time, look)
+        points = read_points(reader.farm, view, period)
+        curve = Curve(
+            "tokens per second",
+            [each.time for each in points],
+            [each.tokens_per_second for each in points],
+        )
+        since = view.time - PERIODS[period]
+        axis = TimeAxis(since, view.time, gap_seconds=gap_in(period))
+        return draw_curves([curve], axis, look)
 
-    return _answer(gallery.show(("farm", who.tenant, look), draw))
+    return _answer(gallery.show(("farm", who.tenant, look, period), draw))
 
 
 @router.get("/jobs/{job}/speed.svg")
 def job_chart(
-    services: Service, reader: Reader, gallery: Charts, look: Drawn, job: JobId
+    reader: Reader, gallery: Charts, look: Drawn, job: JobId, period: Period = HOUR
 ) -> Response:
-    """Draw tokens and chunks per second of a job over the last hour."""
+    """Draw tokens and chunks per second of a job over a period."""
 
     def draw() -> bytes:
-        speeds = read_speeds(services.farm, job)
+        speeds = read_speeds(reader.farm, job, period)
         times = [each.time for each in speeds]
-        ended = bool(times) and services.farm.job(job).status().ended
+        ended = bool(times) and reader.farm.job(job).status().ended
         until = times[-1] if ended else reader.read().time
         curves = [
             Curve("tokens per second", times, [each.tokens_per_second for each in speeds]),
             Curve("chunks per second", times, [each.chunks_per_second for each in speeds]),
         ]
         since = min([until - MINUTES_MIN, *times])
-        return draw_curves(curves, since, until, look, END if ended else NOW)
+        axis = TimeAxis(since, until, END if ended else NOW, gap_in(period))
+        return draw_curves(curves, axis, look)
 
-    return _answer(gallery.show(("speed", job, look), draw))
+    return _answer(gallery.show(("speed", job, look, period), draw))
 
 
 @router.get("/jobs/{job}/lanes.svg")

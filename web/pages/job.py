@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm_client import FarmClient
@@ -23,12 +24,12 @@ from embedfarm.web.jobs.failures import PLACE, read_failures
 from embedfarm.web.jobs.routes import After, JobId
 from embedfarm.web.pages.download import why_not
 from embedfarm.web.pages.page_events import LIVE, answer_live
+from embedfarm.web.pages.periods import HOUR, PERIODS, Period
 from embedfarm.web.pages.steer import ACTIONS
 from embedfarm.web.services import Service, Services, need
 
 FAILURES_MAX: Final = 20  # on a page
 EVENTS_MAX: Final = 20  # of the timeline
-HOUR_SECONDS: Final = 3600.0
 LANE_SECONDS: Final = 60.0
 ROWS_MAX: Final = 12
 CHART_SECONDS: Final = 5  # between charts, where somebody watches
@@ -61,23 +62,32 @@ class Speed(NamedTuple):
     seconds_left: Range | None = None
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Part of a job's page that is asked for: failures after a place, and speeds over a period."""
+
+    failures: Annotated[After, Query(pattern=PLACE)] = ""
+    period: Period = HOUR
+
+
 @router.get("/jobs/{job}")
 def show_job(
     request: Request,
     services: Service,
     reader: Reader,
     job: JobId,
-    failures: Annotated[After, Query(pattern=PLACE)] = "",
+    shown: Annotated[Shown, Depends()],
 ) -> Response:
     """Show a job."""
-    return answer_live(request, "job.html", partial(_read, services, reader, job, failures))
+    return answer_live(request, "job.html", partial(_read, services, reader, job, shown))
 
 
-def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict[str, Any]:
+def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> dict[str, Any]:
+    after, period = shown.failures, shown.period
     farm, handle = services.farm, services.farm.job(name)
     facts = read_job(farm, name)
     failures, more = read_failures(services, name, FAILURES_MAX, after)
-    speeds = read_speeds(farm, name)
+    speeds = read_speeds(farm, name, period)
     command = handle.noted("command")
     return {
         "job": facts,
@@ -87,6 +97,7 @@ def _read(services: Services, reader: FarmReader, name: str, after: str) -> dict
         "failures": failures,
         "failures_next": more,
         "failures_first": not after,
+        "period": period,
         "rows": speeds[::-1][:: max(1, -(-len(speeds) // ROWS_MAX))],
         "peak": max((each.tokens_per_second for each in speeds), default=0.0),
         "lanes": lanes_of(farm.statistics.recent_batches(LANE_SECONDS), name),
@@ -123,13 +134,13 @@ def actions_for(job: JobStatus) -> list[str]:
     return [verb for verb, action in ACTIONS.items() if action.may(job)]
 
 
-def read_speeds(farm: FarmClient, job: str) -> list[Moment]:
-    """Read a job's speed over the last hour, from its first micro-batch to its last."""
+def read_speeds(farm: FarmClient, job: str, period: Period) -> list[Moment]:
+    """Read a job's speed over a period, from its first micro-batch to its last."""
     speeds = [
         Moment(
             end, *(amount / max(1e-6, sample.seconds) for amount in sample.jobs.get(job, (0, 0)))
         )
-        for end, sample in farm.statistics.samples(HOUR_SECONDS)
+        for end, sample in farm.statistics.samples(PERIODS[period])
     ]
     working = [place for place, each in enumerate(speeds) if each.chunks_per_second]
     return speeds[working[0] : working[-1] + 2] if working else []

@@ -7,11 +7,13 @@ from typing import Any, Final, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.watch.overview import read_page
-from embedfarm.watch.view import FarmReader, FarmView, Point
+from embedfarm.watch.view import FarmReader, FarmView, Point, point
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.farm_readers import Reader
 from embedfarm.web.pages.page_events import LIVE, answer_live
+from embedfarm.web.pages.periods import HOUR, PERIODS, Period
 from embedfarm.web.services import Service, Services, need
 
 JOBS_MAX: Final = 10  # jobs in work that are shown; the page of jobs has all
@@ -36,13 +38,16 @@ class Headline(NamedTuple):
 
 
 @router.get("/")
-def overview(request: Request, services: Service, reader: Reader) -> Response:
+def overview(
+    request: Request, services: Service, reader: Reader, period: Period = HOUR
+) -> Response:
     """Show the farm, its jobs and its workers."""
-    return answer_live(request, "overview.html", partial(_read, services, reader))
+    return answer_live(request, "overview.html", partial(_read, services, reader, period))
 
 
-def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
+def _read(services: Services, reader: FarmReader, period: Period) -> dict[str, Any]:
     view = reader.read()
+    points = read_points(services.farm, view, period)
     # Jobs that fail or are late come first where not all are shown; else the oldest do.
     jobs = sorted(view.jobs, key=lambda job: -job.late_seconds)
     return {
@@ -54,10 +59,18 @@ def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
         "failing": [job for job in view.jobs if job.chunks_failed],
         "ended": read_page(services.farm, NEWEST_ENDED, ENDED_MAX).jobs,
         "timeline": services.farm.timeline.newest(EVENTS_MAX),
-        "rows": thin(view.rates, ROWS_MAX),
-        "peak": max((each.tokens_per_second for each in view.rates), default=0.0),
+        "rows": thin(points, ROWS_MAX),
+        "peak": max((each.tokens_per_second for each in points), default=0.0),
         "chart_at": int(time.time() // 10),
+        "period": period,
     }
+
+
+def read_points(farm: FarmClient, view: FarmView, period: Period) -> Sequence[Point]:
+    """Return the curves of the farm over a period, oldest first; the view has those of an hour."""
+    if period == HOUR:
+        return view.rates
+    return [point(*each) for each in farm.statistics.samples(PERIODS[period])]
 
 
 def headline(view: FarmView) -> Headline:
