@@ -95,7 +95,8 @@ class Job(JobHandle):
         """
         now_ms = int(time.time() * 1000)
         keys = self.keys
-        noted = {**asdict(terms), **notes, **({"owner": self.owner} if self.owner else {})}
+        noted = {**asdict(terms), **notes, "submitted_by": self.actor or account()}
+        noted |= {"owner": self.owner} if self.owner else {}
         state = self._script("create")(
             keys=[keys.blocks, keys.retry, keys.meta, keys.failed, keys.results],
             args=[encode(spec), start, now_ms, *_pairs(noted)],

@@ -9,7 +9,7 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.scheduling_terms import USUAL
 
 TEXT_FIELDS: Final = frozenset(
-    {"state", "tenant", "out", "reason"}
+    {"state", "tenant", "out", "reason", "submitted_by"}
 )  # of a status; the others are integers
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
@@ -55,7 +55,8 @@ class JobStatus:
     `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
     `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`. `out` is the directory
-    that it fills, on its collector's host, and `reason` says why it failed, or what it waits for.
+    that it fills, on its collector's host, `reason` says why it failed, or what it waits for, and
+    `submitted_by` is who made it: an account at a host, or a key of HTTP.
     """
 
     state: str = ""
@@ -88,6 +89,7 @@ class JobStatus:
     deadline_ms: int = USUAL.deadline_ms
     out: str = ""
     reason: str = ""
+    submitted_by: str = ""
 
     @property
     def ended(self) -> bool:

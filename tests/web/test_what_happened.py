@@ -1,6 +1,7 @@
 """Tests of the timeline by HTTP, on the pages, in events and at the command line."""
 
 import json
+import re
 from html import unescape
 
 import httpx
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from embedfarm.cli.app import app
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.farm_timeline import FarmEvent
+from embedfarm.contract.usage import Account
 from embedfarm.web.auth.keys import Key, Scope
-from tests.contract.little_job import heartbeat, make_job
+from tests.contract.little_job import SPEC, heartbeat, make_job
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 from tests.web.test_events import follow
@@ -56,6 +58,21 @@ def test_a_key_is_named(
         [change, _] = web.get("/v1/jobs/little/timeline", headers=headers).json()
     assert change["sentence"] == f"job little has other terms by key {key.name}: priority high"
     assert secret not in str(change)
+
+
+def test_a_job_says_who_made_it_and_what_it_took(web: TestClient, client: redis.Redis) -> None:
+    """Who submitted a job, and the time that devices worked for it, are on its page."""
+    job = FarmClient(client, actor="key ann").job("little")
+    job.create(SPEC, 0)
+    FarmClient(client, actor="key bob").job("little").create(SPEC, 0)
+    for worker, seconds in (("one", 3600.0), ("two", 1800.0)):
+        account = Account(chunks=1, seconds={"forward": seconds, "queue": 9.0})
+        FarmClient(client).reports.account(job.id, worker, "1", account)
+    assert web.get("/v1/jobs/little").json()["submitted_by"] == "key ann"
+    page = unescape(web.get("/jobs/little").text)
+    assert re.search(r"<dt>created</dt><dd>[^<]* by key ann</dd>", page)
+    assert "It took 1 h 30 min of devices' time." in page
+    assert re.search(r'data-label="device time">1 h', page)
 
 
 def test_what_happens_is_streamed(server: LiveServer, client: redis.Redis) -> None:

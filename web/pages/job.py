@@ -89,6 +89,7 @@ def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> di
     failures, more = read_failures(services, name, FAILURES_MAX, after)
     speeds = read_speeds(farm, name, period)
     command = handle.noted("command")
+    accounts = farm.reports.accounts(name)
     return {
         "job": facts,
         "speed": _speed(reader, name),
@@ -101,9 +102,8 @@ def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> di
         "rows": speeds[::-1][:: max(1, -(-len(speeds) // ROWS_MAX))],
         "peak": max((each.tokens_per_second for each in speeds), default=0.0),
         "lanes": lanes_of(farm.statistics.recent_batches(LANE_SECONDS), name),
-        "accounts": {
-            worker: describe(account) for worker, account in farm.reports.accounts(name).items()
-        },
+        "accounts": {worker: describe(account) for worker, account in accounts.items()},
+        "device_seconds": sum(each.seconds.get("forward", 0.0) for each in accounts.values()),
         "timeline": farm.timeline.newest(EVENTS_MAX, name),
         "actions": actions_for(facts),
         "no_results": why_not(services.settings, facts),
