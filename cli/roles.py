@@ -20,8 +20,15 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.supervision import all_beat, keep, refuse_namesakes
 from embedfarm.contract import tracing
-from embedfarm.contract.broker import UNAVAILABLE, closing_client, refuse_eviction, wait_until_ready
+from embedfarm.contract.broker import (
+    UNAVAILABLE,
+    closing_client,
+    name_process,
+    refuse_eviction,
+    wait_until_ready,
+)
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.process_log import send_log
 from embedfarm.contract.processes import Supervisor, watch_parent_pipe
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
@@ -43,6 +50,7 @@ def schedule(redis: RedisUrl = "") -> None:
     url = settings.redis_url
     stop = stop_on_signals()
     start_logging(logging.INFO)
+    send_log(url, name_process("scheduler"))
     with plain_errors():
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         run_alone(url, settings, stop)
@@ -105,6 +113,7 @@ def serve(
     stop_on_signals()  # uvicorn raises them again at its end
     tracing.start(settings.traces, "serve")
     start_logging(logging.INFO)
+    send_log(url, name_process("web"))
     # A server that is away now is no reason not to serve: `/readyz` says so.
     with plain_errors(), contextlib.suppress(*UNAVAILABLE), closing_client(url) as client:
         refuse_eviction(client)

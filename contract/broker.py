@@ -342,6 +342,11 @@ def host_name() -> str:
     return socket.gethostname().replace("|", "-").replace("/", "-")
 
 
+def name_process(role: str) -> str:
+    """Return the name among a farm's processes of one of this machine that is no worker."""
+    return f"{host_name()}:{role}"
+
+
 def name_worker(device: str) -> str:
     """Return the name of the worker for a device of this machine, which is the farm's for it."""
     return f"{host_name()}:{device}"

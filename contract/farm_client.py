@@ -20,6 +20,7 @@ from embedfarm.contract.job_reports import JobReports
 from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.plans import Plans
+from embedfarm.contract.process_log import ProcessLogs
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import Cause, EndState, JobStatus
@@ -64,9 +65,9 @@ def length_class(tokens_mean: float) -> int:
 class FarmClient(FarmKeys):
     """A farm's jobs and workers; `embedfarm.contract.tenants` has what one tenant sees of it.
 
-    Its other keys are in four parts: `reports` has what workers say about jobs, `plans` what the
-    scheduler tells them, `statistics` what the farm remembers about its speed, and `timeline` what
-    has happened.
+    Its other keys are in five parts: `reports` has what workers say about jobs, `plans` what the
+    scheduler tells them, `statistics` what the farm remembers about its speed, `timeline` what has
+    happened, and `logs` what its processes have logged.
 
     Attributes:
         actor: Who acts through this farm, for the timeline; "" for the program's own account.
@@ -93,6 +94,11 @@ class FarmClient(FarmKeys):
     def timeline(self) -> Timeline:
         """Timeline of the farm: what has happened."""
         return Timeline(self.client, self.on_unreadable, tenant=self.tenant)
+
+    @cached_property
+    def logs(self) -> ProcessLogs:
+        """Logs of the farm's processes."""
+        return ProcessLogs(self.client, self.on_unreadable, tenant=self.tenant)
 
     def job(self, job: str, owner: str = "") -> Job:
         """Return a handle on one job, for the owner of an output if one is named."""

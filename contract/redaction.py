@@ -97,8 +97,13 @@ def is_hidden(source: str) -> bool:
 def start_logging(level: int) -> None:
     """Log to standard error, without the secrets of URLs in anything that is logged."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_HidingFormatter(_LOG_FORMAT))
+    handler.setFormatter(hiding_formatter(_LOG_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def hiding_formatter(layout: str) -> logging.Formatter:
+    """Return a formatter of log records by a layout, without the secrets of URLs."""
+    return _HidingFormatter(layout)
 
 
 class _HidingFormatter(logging.Formatter):

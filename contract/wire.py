@@ -25,6 +25,8 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:decisions      list    newest Decisions, capped         scheduler -> people
     ef:{farm}:stats          string  SchedulerStats                   scheduler -> people     60 s
     ef:{farm}:events         stream  completions, capped              worker    -> scheduler
+    ef:{farm}:log:<name>     stream  newest 200 lines of its log      all       -> people     24 h
+    ef:{farm}:logs           zset    process -> unix s of last line   all       -> people
     ef:{farm}:timeline       stream  newest 2,000 FarmEvents          all       -> people
     ef:{farm}:samples        stream  newest 360 Samples, an hour      scheduler -> people
     ef:{farm}:long-samples   stream  newest 1,008 Samples, a week     scheduler -> people
@@ -76,6 +78,7 @@ ENDED: Final = "ef:{farm}:ended"
 ENDINGS: Final = "ef:{farm}:endings"
 WORKERS: Final = "ef:{farm}:workers"
 EVENTS: Final = "ef:{farm}:events"
+LOGS: Final = "ef:{farm}:logs"
 TIMELINE: Final = "ef:{farm}:timeline"
 SAMPLES: Final = "ef:{farm}:samples"
 LONG_SAMPLES: Final = "ef:{farm}:long-samples"
@@ -126,6 +129,11 @@ def answer_key(name: str) -> str:
 def in_work_key(name: str) -> str:
     """Return the key that exists while a request with an `Idempotency-Key` is answered."""
     return f"ef:{{farm}}:in-work:{name}"
+
+
+def log_key(name: str) -> str:
+    """Return the key of the last lines that a process has logged."""
+    return f"ef:{{farm}}:log:{name}"
 
 
 def lane_key(engine: str) -> str:

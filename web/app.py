@@ -35,7 +35,7 @@ from embedfarm.web.jobs import routes as jobs
 from embedfarm.web.jobs.job_watch import JobWatch
 from embedfarm.web.openai import batches, files
 from embedfarm.web.openai import embeddings as openai_protocol
-from embedfarm.web.operations import metrics, timeline_routes
+from embedfarm.web.operations import metrics, process_logs, timeline_routes
 from embedfarm.web.operations import routes as operations
 from embedfarm.web.operations.metrics import Figures, Meter
 from embedfarm.web.pages import (
@@ -43,6 +43,7 @@ from embedfarm.web.pages import (
     charts,
     download,
     job,
+    log_page,
     scheduler,
     search_page,
     sign_in,
@@ -56,9 +57,14 @@ from embedfarm.web.pages.chart_drawing import Gallery
 from embedfarm.web.services import Passes, Services
 from embedfarm.web.tei import routes as tei_protocol
 
+PROTOCOLS: Final = (
+    jobs, submissions, retries, results, nearest_chunks, failures, events, feeds,
+    operations, timeline_routes, process_logs, metrics,
+    openai_protocol, files, batches, tei_protocol,
+)  # fmt: skip
 PAGES: Final = (
     api_docs.router, submit.router, farm.router, all_jobs.router, job.router, download.router,
-    search_page.router, workers.router,
+    search_page.router, workers.router, log_page.router,
     scheduler.router, scheduler.steering, charts.router, sign_in.router, steer.router,
 )  # fmt: skip
 
@@ -107,25 +113,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     app.state.gallery = Gallery()
     app.state.figures = Figures(services.farm, settings)
     app.state.figures.waiting.set_function(lambda: interactive.waiting)
-    for each in (
-        jobs,
-        submissions,
-        retries,
-        results,
-        nearest_chunks,
-        failures,
-        events,
-        feeds,
-        operations,
-        timeline_routes,
-        metrics,
-        openai_protocol,
-        files,
-        batches,
-        tei_protocol,
-    ):
-        app.include_router(each.router)
-    for router in PAGES:
+    for router in (*(each.router for each in PROTOCOLS), *PAGES):
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_middleware(HeadRequests)

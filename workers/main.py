@@ -12,6 +12,8 @@ import sys
 from typing import Final
 
 from embedfarm.contract import tracing
+from embedfarm.contract.broker import name_worker
+from embedfarm.contract.process_log import send_log
 from embedfarm.contract.processes import stop_when_asked
 from embedfarm.contract.redaction import start_logging
 from embedfarm.contract.settings import Settings
@@ -30,6 +32,7 @@ def main() -> int:
     arguments = parser.parse_args()
     start_logging(logging.INFO)
     settings = Settings()
+    send_log(settings.redis_url, name_worker(arguments.device))
     stop = stop_when_asked()
     tracing.start(settings.traces, "worker")
     show_what_held_the_lock()

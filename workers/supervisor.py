@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from embedfarm.contract.broker import UNAVAILABLE, closing_client, host_name, name_worker
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, name_process, name_worker
 from embedfarm.contract.farm_timeline import FarmEvent, Timeline
 from embedfarm.contract.processes import RUN_MODULE, Child, Exit
 from embedfarm.contract.settings import Settings
@@ -43,7 +43,7 @@ def _tell(url: str, ended: Exit) -> None:
         return
     is_worker = ended.name.startswith(WORKER)
     name = name_worker(ended.name.removeprefix(WORKER))
-    process = name if is_worker else f"{host_name()}:{ended.name}"
+    process = name if is_worker else name_process(ended.name)
     note = f"{describe_exit(ended.status)}; it is started again (restart {ended.count})"
     event = FarmEvent(kind="ended", worker=process, note=note)
     try:

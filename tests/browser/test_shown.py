@@ -45,6 +45,7 @@ PAGES: Final = {
     "upload": "/jobs/new?of=file",
     "workers": "/workers",
     "scheduler": "/scheduler",
+    "logs": "/logs",
     "confirm": "/jobs/handbook/cancel",
     "many": "/steer?verb=cancel&every=yes",
     "missing": "/jobs/none",

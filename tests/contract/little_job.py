@@ -114,8 +114,16 @@ def heartbeat(worker: str, incarnation: str = "1") -> Heartbeat:
 
 
 def snapshot(client: redis.Redis) -> dict[bytes, bytes | None]:
-    """Return every key with its dumped content, but the farm's window, which goes by itself."""
-    return {key: client.dump(key) for key in client.scan_iter() if key != wire.WINDOW.encode()}
+    """Return every key with its content, but the farm's window, which goes by itself."""
+    keys = [key for key in client.scan_iter() if key != wire.WINDOW.encode()]
+    return {key: _content(client, key) for key in keys}
+
+
+def _content(client: redis.Redis, key: bytes) -> bytes | None:
+    """Return what a key holds; a hash in an order of its own, which the server may change."""
+    if client.type(key) == b"hash":
+        return repr(sorted(client.hgetall(key).items())).encode()
+    return client.dump(key)
 
 
 def ask_everything(client: redis.Redis) -> None:
@@ -136,6 +144,12 @@ def enqueue_everything(client: redis.Redis) -> None:
     elect, advance = (client.register_script(wire.script(each)) for each in ("elect", "advance"))
     fence = elect(keys=[wire.INGEST, wire.INGEST_FENCE], args=["token", 60_000])
     advance(keys=[wire.INGEST, wire.recurring_key("asked")], args=[fence, 1, 60])
+
+
+def log_everything(client: redis.Redis) -> None:
+    """Write the keys of a process's log."""
+    client.xadd(wire.log_key("one"), {"level": "INFO", "text": "ready"})
+    client.zadd(wire.LOGS, {"one": 1_790_000_000})
 
 
 def run_everything(client: redis.Redis) -> Job:
@@ -167,6 +181,7 @@ def run_everything(client: redis.Redis) -> Job:
     job.pause()
     assert job.resume() == "open"
     farm.timeline.add(FarmEvent(kind="joined", worker="one"))
+    log_everything(client)
     assert (list(farm.statuses()), farm.ended([job.id])) == ([job.id], set())
     farm.reports.agree(job.id, {"weights": "1"})
     farm.reports.agree_on_tokens(job.id, None)

@@ -91,6 +91,8 @@ def readers_of(client: redis.Redis) -> Iterator[Reader]:
     yield Reader("batches", lambda: farm.statistics.recent_batches(60))
     yield Reader("samples", lambda: farm.statistics.samples(60))
     yield Reader("timeline", lambda: farm.timeline.newest(99))
+    yield Reader("processes", farm.logs.processes)
+    yield Reader("log", lambda: farm.logs.tail("one", 99))
     yield Reader("statuses", farm.statuses)
     yield Reader("admit", lambda: farm.admit("new", 99))
     yield Reader("budget", lambda: farm.statistics.budget("cpu", "null:2"))

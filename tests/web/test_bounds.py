@@ -152,6 +152,8 @@ def worst_requests() -> dict[str, Sequence[Request]]:
         "GET /v1/jobs/{job}/events": [Request(more="none", headers={"last-event-id": LONG})],
         "GET /v1/jobs/{job}/timeline": [Request(more="?limit=2000")],
         "GET /v1/timeline": [Request(more="?limit=2000")],
+        "GET /v1/logs": [Request()],
+        "GET /v1/logs/{process}": [Request(more="?limit=400"), Request(more=LONG)],
         "POST /v1/feeds": [*hostile("name", "dimensions", "dtype")],
         "POST /v1/jobs/{job}/texts": [
             *hostile("texts", "ids", "start"),

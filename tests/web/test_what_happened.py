@@ -1,6 +1,7 @@
 """Tests of the timeline by HTTP, on the pages, in events and at the command line."""
 
 import json
+import logging
 import re
 from html import unescape
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from embedfarm.cli.app import app
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.farm_timeline import FarmEvent
+from embedfarm.contract.process_log import LogSender
 from embedfarm.contract.usage import Account
 from embedfarm.web.auth.keys import Key, Scope
 from tests.contract.little_job import SPEC, heartbeat, make_job
@@ -61,7 +63,7 @@ def test_a_key_is_named(
 
 
 def test_a_job_says_who_made_it_and_what_it_took(web: TestClient, client: redis.Redis) -> None:
-    """Who submitted a job, and the time that devices worked for it, are on its page."""
+    """The page of a job says who submitted it, and how long devices worked for it."""
     job = FarmClient(client, actor="key ann").job("little")
     job.create(SPEC, 0)
     FarmClient(client, actor="key bob").job("little").create(SPEC, 0)
@@ -97,3 +99,22 @@ def test_restarts_are_shown(web: TestClient, client: redis.Redis) -> None:
     assert web.get("/v1/workers").json()[0]["restarts"] == 3
     assert 'data-label="restarts">3</td>' in web.get("/workers").text
     assert 'embedfarm_worker_restarts{worker="one"} 3.0' in web.get("/metrics").text
+
+
+def test_logs_are_shown(web: TestClient, server: LiveServer, client: redis.Redis) -> None:
+    """The log of a process is read by HTTP and on its page; the newest is shown first."""
+    assert "No process has logged anything" in web.get("/logs").text
+    assert web.get("/v1/logs/one").status_code == 404
+    for name in ("one", "two"):
+        sender = LogSender(server.url, name)
+        words = f"{name} <b>is</b> odd"
+        sender.emit(logging.LogRecord("test", logging.WARNING, "", 1, words, None, None))
+        sender.close()
+    assert [each["process"] for each in web.get("/v1/logs").json()] == ["one", "two"]
+    [line] = web.get("/v1/logs/one").json()
+    assert (line["level"], line["text"]) == ("WARNING", "one <b>is</b> odd")
+    page = web.get("/logs").text
+    assert "two &lt;b&gt;is&lt;/b&gt; odd" in page
+    assert "one &lt;b&gt;is&lt;/b&gt; odd" in web.get("/logs", params={"process": "one"}).text
+    FarmClient(client).beat(heartbeat("one"), 60)
+    assert 'href="/logs?process=one"' in web.get("/workers").text
