@@ -14,9 +14,11 @@ from typing import Any, Final, Self
 import pytest
 import redis
 
+from embedfarm.contract import wire
 from embedfarm.contract.farm_timeline import TIMELINE_MAX, FarmEvent, Timeline
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.process_log import LINE_CHARACTERS_MAX, LINES_MAX
 from embedfarm.contract.settings import DEFAULT_MODEL
 from embedfarm.web.http.bodies import COSTS, EXPANSION_MAX
 from tests.support import LiveServer
@@ -340,6 +342,7 @@ def serving(server: LiveServer, home: Path, *models: str) -> Iterator[Serving]:
         purpose = field_of(b"purpose", b"batch")
         made.names = {
             "job": made.make("/v1/feeds", b"{}")["job"],
+            "process": "one",
             "file": made.make("/v1/files", form(batch_lines(), purpose), FORM)["id"],
             "batch": "none",
             "model": models[0],
@@ -386,6 +389,8 @@ def test_no_request_costs_much(
         Job(client, f"job-{number}").create(JobSpec(model=NULL), 0)
     longest = FarmEvent(kind="failed", job="job-0", note="x" * 1000)
     Timeline(client).add(*[longest] * TIMELINE_MAX)
+    for _ in range(2 * LINES_MAX):
+        client.xadd(wire.log_key("one"), {"level": "INFO", "text": "x" * LINE_CHARACTERS_MAX})
     with working(worker_on(server)), serving(server, tmp_path, NULL) as one:
         assert one.operations() == set(everything), "a route has no worst body, or is none"
         assert not (faults := cost(one, worst)), "\n".join(faults)
