@@ -26,7 +26,7 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
-from embedfarm.cli.term_options import Deadline, Priority, Tenant, Weight, read_terms
+from embedfarm.cli.term_options import Deadline, Labels, Priority, Tenant, Weight, read_terms
 from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
 from embedfarm.contract.formatting import counted
@@ -111,6 +111,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     tenant: Tenant = "",
     weight: Weight = 1,
     deadline: Deadline = "",
+    labels: Labels = "",
     job_id: JobName = "",
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
@@ -124,7 +125,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
 
     settings = read_settings(redis)
     tracing.start(settings.traces, "embed")
-    terms = read_terms(priority, tenant, weight, deadline)
+    terms = read_terms(priority, tenant, weight, deadline, labels)
     with plain_errors():
         options = CorpusOptions(
             text_field=text_field, id_field=id_field or None, format=input_format or None,

@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from embedfarm.cli.job_table import job_table
 from embedfarm.cli.options import (
     INTERRUPTED,
     USAGE,
@@ -27,16 +28,12 @@ from embedfarm.cli.options import (
     plain_errors,
     print_json,
     read_settings,
-    shorten_id,
     stop_on_signals,
 )
 from embedfarm.cli.progress import View, describe_progress
 from embedfarm.cli.term_options import (
-    PASSED,
-    TOO_LITTLE,
     PriorityName,
     describe_deadline,
-    describe_left,
 )
 from embedfarm.contract.broker import closing_client, persist
 from embedfarm.contract.farm_client import FarmClient
@@ -56,13 +53,6 @@ from embedfarm.watch.overview import JobFacts, read_job, read_jobs, read_progres
 ENDED_MAX: Final = 1000  # shown
 EVENTS_MAX: Final = 20  # of a job's timeline
 WATCH_SECONDS: Final = 0.5
-COLUMNS: Final = (
-    "job", "name", "model", "state", "chunks", "done", "failed", "priority", "tenant", "deadline",
-)  # fmt: skip
-COLUMNS_OF_NUMBERS: Final = frozenset({"chunks", "done", "failed"})
-COLUMNS_OF_TERMS: Final = frozenset({"priority", "tenant", "deadline"})
-COLUMNS_OPTIONAL: Final = COLUMNS_OF_TERMS | {"failed"}
-COLUMNS_FREE: Final = frozenset({"name", "model", "tenant"})  # cut where the screen is too narrow
 
 jobs_app = typer.Typer(help="List, show and steer the farm's jobs.", no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(help="Id as `jobs ls` shows it, or its beginning.")]
@@ -71,17 +61,19 @@ JobId = Annotated[str, typer.Argument(help="Id as `jobs ls` shows it, or its beg
 @jobs_app.command("ls")
 def list_jobs(
     ended: Annotated[bool, typer.Option("--ended", help="List jobs that have ended.")] = False,  # noqa: FBT002 -- a flag
+    label: Annotated[str, typer.Option(help="Only jobs with this label.")] = "",
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """List the jobs on the server, oldest first; with --ended those that ended, newest first."""
     with on_farm(redis) as farm:
         open_ids, ended_ids = farm.job_ids(), farm.ended_ids(ENDED_MAX)
-        jobs = read_jobs(farm, ended_ids if ended else open_ids)
+        found = read_jobs(farm, ended_ids if ended else open_ids)
+    jobs = [each for each in found if not label or label in each.labels.split(",")]
     if as_json:
         print_json([_describe_job(each) for each in jobs])
     else:
-        Console().print(_job_table(jobs, [*open_ids, *ended_ids]))
+        Console().print(job_table(jobs, [*open_ids, *ended_ids]))
 
 
 @jobs_app.command("show")
@@ -155,12 +147,15 @@ def set_terms(  # noqa: PLR0913, PLR0917 -- each is a flag
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601, or from now: 2h, 90m; or none.")
     ] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Labels instead of those it has.")
+    ] = None,
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Change terms of a job; the next plan follows them."""
-    if {priority, tenant, weight, deadline} == {None}:
-        fail("nothing to set: give --priority, --tenant, --weight or --deadline", USAGE)
+    if {priority, tenant, weight, deadline, labels} == {None}:
+        fail("nothing to set: give --priority, --tenant, --weight, --deadline or --labels", USAGE)
     try:
         change = partial(
             Job.set_terms,
@@ -168,6 +163,7 @@ def set_terms(  # noqa: PLR0913, PLR0917 -- each is a flag
             tenant=tenant,
             weight=weight,
             deadline_ms=None if deadline is None else read_deadline(deadline),
+            labels=labels,
         )
         _change(job, redis, change, as_json=as_json)
     except ValueError as error:
@@ -297,7 +293,7 @@ def _change(job: str, redis: str, change: Callable[[Job], object], *, as_json: b
         change(handle)
         status = read_job(farm, handle.id)
     if as_json:
-        names = ("state", "priority", "tenant", "weight", "deadline_ms")
+        names = ("state", "priority", "tenant", "weight", "deadline_ms", "labels")
         print_json({"job": handle.id} | {name: getattr(status, name) for name in names})
     else:
         typer.echo(", ".join([f"{handle.id} is {status.state}", *_describe_terms(status)]))
@@ -311,6 +307,8 @@ def _describe_terms(status: JobStatus) -> Iterator[str]:
         yield f"tenant {status.tenant}"
     if status.weight != USUAL.weight:
         yield f"weight {status.weight}"
+    if status.labels:
+        yield f"labels {status.labels}"
     if status.deadline_ms:
         yield f"deadline {describe_deadline(status.deadline_ms)}"
 
@@ -323,43 +321,4 @@ def _describe_job(facts: JobFacts) -> dict[str, Any]:
         "model": facts.model,
         "age": format_seconds(max(0.0, time.time() - facts.created_ms / 1000)),
         **asdict(facts),
-    }
-
-
-def _job_table(jobs: Sequence[JobFacts], ids: Sequence[str]) -> Table:
-    """Return a table of jobs without empty columns; terms take the place of the model."""
-    rows = [_describe_row(job, ids) for job in jobs]
-    empty = {name for name in COLUMNS_OPTIONAL if not any(row[name] for row in rows)}
-    hidden = empty if empty >= COLUMNS_OF_TERMS else empty | {"model"}
-    table = Table(box=None, pad_edge=False)
-    for name in (name for name in COLUMNS if name not in hidden):
-        free = name in COLUMNS_FREE
-        right = name in COLUMNS_OF_NUMBERS
-        table.add_column(
-            name, justify="right" if right else "left", no_wrap=not free, overflow="ellipsis"
-        )
-    for row in rows:
-        cells = {name: Text(row[name]) for name in COLUMNS if name not in hidden}
-        if row["deadline"].endswith((PASSED, TOO_LITTLE)):
-            cells["deadline"].stylize("red")
-        table.add_row(*cells.values())
-    return table
-
-
-def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
-    """Return the cells of a job's line, by column."""
-    priority = facts.priority
-    return {
-        "job": shorten_id(facts.job, ids),
-        "name": facts.name,
-        "model": facts.model.rpartition("/")[2],
-        "state": facts.state,
-        "chunks": f"{facts.known:,}",
-        "done": f"{facts.done:,}",
-        "failed": f"{facts.chunks_failed:,}" if facts.chunks_failed else "",
-        "priority": "" if priority == USUAL.priority else priority_name(priority),
-        "tenant": facts.tenant,
-        "deadline": (
-            "" if facts.embedded else describe_left(facts.deadline_ms, facts.late_seconds)
-        ),
     }

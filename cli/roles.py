@@ -50,9 +50,9 @@ def schedule(redis: RedisUrl = "") -> None:
     url = settings.redis_url
     stop = stop_on_signals()
     start_logging(logging.INFO)
-    send_log(url, name_process("scheduler"))
     with plain_errors():
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
+        send_log(url, name_process("scheduler"))
         run_alone(url, settings, stop)
 
 
@@ -113,7 +113,6 @@ def serve(
     stop_on_signals()  # uvicorn raises them again at its end
     tracing.start(settings.traces, "serve")
     start_logging(logging.INFO)
-    send_log(url, name_process("web"))
     # A server that is away now is no reason not to serve: `/readyz` says so.
     with plain_errors(), contextlib.suppress(*UNAVAILABLE), closing_client(url) as client:
         refuse_eviction(client)
@@ -121,6 +120,7 @@ def serve(
         listener = listen(host, port)
     except OSError as error:
         fail(f"cannot listen at {host}, port {port}: {error}", USAGE)
+    send_log(url, name_process("web"))
     app = create_app(settings, keys, _passes(settings))
     server = make_server(app, settings, Notifier())
     watch_parent_pipe(lambda: setattr(server, "should_exit", True))

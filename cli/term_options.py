@@ -31,11 +31,18 @@ Deadline = Annotated[
     ),
 ]
 
+Labels = Annotated[
+    str,
+    typer.Option(metavar="WORDS", help="Labels to find the job by, with commas between."),
+]
 
-def read_terms(priority: PriorityName, tenant: str, weight: int, deadline: str) -> Terms:
+
+def read_terms(
+    priority: PriorityName, tenant: str, weight: int, deadline: str, labels: str
+) -> Terms:
     """Read terms out of flags; wrong ones end the program."""
     try:
-        return Terms(PRIORITIES[priority], tenant, weight, read_deadline(deadline))
+        return Terms(PRIORITIES[priority], tenant, weight, read_deadline(deadline), labels)
     except ValueError as error:
         fail(str(error), USAGE)
 

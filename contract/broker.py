@@ -5,6 +5,7 @@ started again on its directory.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -156,6 +157,24 @@ def persist(
 def if_room() -> contextlib.suppress:
     """Return a context for writes that are left out on a full server: for speed, or for people."""
     return contextlib.suppress(redis.OutOfMemoryError)
+
+
+@contextlib.contextmanager
+def if_allowed() -> Iterator[None]:
+    """Leave out a write for people that our user of the server may not do, and warn of it once.
+
+    Users of a server may be those of an earlier release, which wrote less than this one does.
+    """
+    try:
+        yield
+    except redis.exceptions.NoPermissionError as error:
+        _, _, reason = str(error).rpartition("caused error: ")
+        _warn_once(f"what is for people alone is not written: {reason}")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def _is_refusal(error: Exception) -> bool:

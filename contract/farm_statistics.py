@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from embedfarm.contract import wire
-from embedfarm.contract.broker import block_ms, if_room
+from embedfarm.contract.broker import block_ms, if_allowed, if_room
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.pace import TimedMicroBatch
@@ -76,7 +76,8 @@ class FarmStatistics(FarmKeys):
     def long_sample(self, sample: Sample) -> None:
         """Keep a sample of ten minutes, and a week of those before it; workers are not kept."""
         named_less = msgspec.structs.replace(sample, workers={})
-        self._keep(wire.LONG_SAMPLES, named_less, LONG_SAMPLES_MAX)
+        with if_allowed():
+            self._keep(wire.LONG_SAMPLES, named_less, LONG_SAMPLES_MAX)
 
     def _keep(self, stream: str, sample: Sample, samples_max: int) -> None:
         with if_room():

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import msgspec
 
 from embedfarm.contract import wire
-from embedfarm.contract.broker import host_name, if_room
+from embedfarm.contract.broker import host_name, if_allowed, if_room
 from embedfarm.contract.encoding import Record, encode
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.formatting import one_line
@@ -117,7 +117,7 @@ class Timeline(FarmKeys):
             pipe.xadd(
                 wire.TIMELINE, {"event": encode(event)}, maxlen=TIMELINE_MAX, approximate=True
             )
-        with if_room():
+        with if_room(), if_allowed():
             pipe.execute()
 
     def newest(self, count: int, job: str = "", after: str = "") -> list[TimedEvent]:

@@ -218,6 +218,7 @@ class Job(JobHandle):
         tenant: str | None = None,
         weight: int | None = None,
         deadline_ms: int | None = None,
+        labels: str | None = None,
     ) -> None:
         """Change those terms that are given, all at once; the scheduler's next plan follows them.
 
@@ -227,9 +228,10 @@ class Job(JobHandle):
         """
         terms = {
             "priority": priority, "tenant": tenant, "weight": weight, "deadline_ms": deadline_ms,
+            "labels": labels,
         }  # fmt: skip
-        changes: dict[str, Any] = {name: term for name, term in terms.items() if term is not None}
-        replace(USUAL, **changes)
+        given: dict[str, Any] = {name: term for name, term in terms.items() if term is not None}
+        changes = {name: getattr(replace(USUAL, **given), name) for name in given}
         if not changes:
             self.status()
         elif self._note("HSET", *_pairs(changes)) is None:

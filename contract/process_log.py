@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from embedfarm.contract import wire
-from embedfarm.contract.broker import FULL, UNAVAILABLE, closing_client
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, if_allowed
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.redaction import hiding_formatter
 
@@ -50,7 +50,7 @@ class LogSender(logging.Handler):
         self._process = process
         self._waiting: deque[dict[str, str]] = deque(maxlen=WAITING_MAX)
         self._news = threading.Event()
-        self._closed = threading.Event()
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-sender", daemon=True)
         self._thread.start()
 
@@ -61,20 +61,23 @@ class LogSender(logging.Handler):
         self._news.set()
 
     def close(self) -> None:
-        """Let what waits be sent, for a moment: a server that hangs does not hold the process."""
-        self._closed.set()
+        """Let what waits be sent, for a moment: a server that hangs does not hold the process.
+
+        A second call does nothing.
+        """
+        self._ending.set()
         self._news.set()
         self._thread.join(CLOSE_SECONDS_MAX)
         super().close()
 
     def _run(self) -> None:
         """Send what comes, and once more after `close`."""
-        while not self._closed.is_set():
+        while not self._ending.is_set():
             self._news.wait()
             self._news.clear()
             if not self._send():
                 self._news.set()
-            self._closed.wait(SEND_SECONDS)
+            self._ending.wait(SEND_SECONDS)
         self._send()
 
     def _send(self) -> bool:
@@ -84,7 +87,7 @@ class LogSender(logging.Handler):
             return True
         key = wire.log_key(self._process)
         try:
-            with closing_client(self._url) as client:
+            with closing_client(self._url) as client, if_allowed():
                 pipe = client.pipeline(transaction=False)
                 for line in lines[-LINES_MAX:]:
                     pipe.xadd(key, cast("Any", line), maxlen=LINES_MAX, approximate=True)
@@ -92,7 +95,7 @@ class LogSender(logging.Handler):
                 pipe.zadd(wire.LOGS, {self._process: time.time()})
                 pipe.zremrangebyscore(wire.LOGS, "-inf", time.time() - LOG_SECONDS)
                 pipe.execute()
-        except (*UNAVAILABLE, *FULL):
+        except UNAVAILABLE:
             room = WAITING_MAX - len(self._waiting)
             self._waiting.extendleft(reversed(lines[-room:] if room else []))
             return False

@@ -16,6 +16,11 @@ TENANT_CHARACTERS_MAX: Final = 64
 NO_DEADLINE: Final = "none"
 DEADLINE_MS_MAX: Final = 253_370_764_800_000  # the year 9999: with every zone in all calendars
 
+LABELS_MAX: Final = 10
+LABEL_CHARACTERS_MAX: Final = 40
+LABEL_PATTERN: Final = rf"[A-Za-z0-9._:/+-]{{1,{LABEL_CHARACTERS_MAX}}}"
+_LABEL: Final = re.compile(LABEL_PATTERN)
+
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _UNIT_SECONDS: Final = (86400, 3600, 60, 1)
 _DEADLINE_SECONDS_MAX: Final = 100 * 365 * 86400
@@ -30,6 +35,8 @@ class Terms:
         tenant: Tenant for whom the job is done; jobs without one belong together as well.
         weight: Share of what its tenant gets, relative to the tenant's other jobs: 1 to 1000.
         deadline_ms: Unix time in ms by which the job should be done, 0 for none.
+        labels: Labels by which people find the job, with commas between; they are kept in order,
+            each once.
 
     Raises:
         ValueError: A value is out of range.
@@ -39,9 +46,11 @@ class Terms:
     tenant: str = ""
     weight: int = 1
     deadline_ms: int = 0
+    labels: str = ""
 
     def __post_init__(self) -> None:
         """Refuse terms that no scheduler could use."""
+        object.__setattr__(self, "labels", read_labels(self.labels))
         if self.priority not in PRIORITIES.values():
             raise ValueError(f"priority {self.priority} is not one of {describe_priorities()}")
         if len(self.tenant) > TENANT_CHARACTERS_MAX or not self.tenant.isprintable():
@@ -50,6 +59,24 @@ class Terms:
             raise ValueError(f"weight {self.weight} is not in 1 to {WEIGHT_MAX}")
         if not 0 <= self.deadline_ms <= DEADLINE_MS_MAX:
             raise ValueError("a deadline lies after 1970 and before 9999, and 0 is none")
+
+
+def read_labels(text: str) -> str:
+    """Return labels as they are kept, in order and each once, out of words with commas between.
+
+    Raises:
+        ValueError: There are too many, or one has other characters than a label has.
+    """
+    labels = sorted({label for word in text.split(",") if (label := word.strip())})
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            raise ValueError(
+                f"{label!r} is no label: one has at most {LABEL_CHARACTERS_MAX} letters of ASCII, "
+                "digits, and any of . _ : / + -"
+            )
+    if len(labels) > LABELS_MAX:
+        raise ValueError(f"a job has at most {LABELS_MAX} labels")
+    return ",".join(labels)
 
 
 USUAL: Final = Terms()

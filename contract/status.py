@@ -9,7 +9,7 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.scheduling_terms import USUAL
 
 TEXT_FIELDS: Final = frozenset(
-    {"state", "tenant", "out", "reason", "submitted_by"}
+    {"state", "tenant", "out", "reason", "submitted_by", "labels"}
 )  # of a status; the others are integers
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
@@ -54,9 +54,9 @@ class JobStatus:
     `ids_repeated` counts the chunks whose id an earlier chunk has.
     `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
-    `priority`, `tenant`, `weight` and `deadline_ms` are the job's `Terms`. `out` is the directory
-    that it fills, on its collector's host, `reason` says why it failed, or what it waits for, and
-    `submitted_by` is who made it: an account at a host, or a key of HTTP.
+    `priority`, `tenant`, `weight`, `deadline_ms` and `labels` are the job's `Terms`. `out` is the
+    directory that it fills, on its collector's host, `reason` says why it failed, or what it waits
+    for, and `submitted_by` is who made it: an account at a host, or a key of HTTP.
     """
 
     state: str = ""
@@ -87,6 +87,7 @@ class JobStatus:
     tenant: str = USUAL.tenant
     weight: int = USUAL.weight
     deadline_ms: int = USUAL.deadline_ms
+    labels: str = USUAL.labels
     out: str = ""
     reason: str = ""
     submitted_by: str = ""

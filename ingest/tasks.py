@@ -42,7 +42,8 @@ FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and _errors.j
 PATH_OPTIONS: Final = frozenset({"ranges"})
 EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
     "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",
-    "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "job_id", "embed_changed",
+    "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
+    "job_id", "embed_changed",
 }  # fmt: skip
 
 log = logging.getLogger(__name__)

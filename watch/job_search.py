@@ -27,7 +27,7 @@ Order: TypeAlias = Literal["newest", "oldest", "name", "chunks", "failures"]
 
 AGE_SECONDS: Final[Mapping[Age, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
 
-_FIELDS: Final = (*STATE_FIELDS, "tenant", "created_ms", "chunk_count", "chunks_failed")
+_FIELDS: Final = (*STATE_FIELDS, "tenant", "labels", "created_ms", "chunk_count", "chunks_failed")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class JobQuery:
         state: State of the jobs as `JobFacts` has it, "" for any; "incomplete" for those that
             finished without some of their chunks.
         tenant: Tenant of the jobs, "" for any.
+        label: Label that the jobs have, "" for any.
         age: Time within which they were created, "" for any.
         order: Which comes first: the newest, the oldest, the first by name, the largest, or the
             one with the most failed chunks.
@@ -47,6 +48,7 @@ class JobQuery:
     words: str = ""
     state: State = ""
     tenant: str = ""
+    label: str = ""
     age: Age = ""
     order: Order = "newest"
 
@@ -123,6 +125,7 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
             row.status.created_ms >= after_ms
             and query.tenant in {"", row.status.tenant}
             and row.is_in(query.state)
+            and (not query.label or query.label in row.status.labels.split(","))
             and (not words or row.has(words))
         ):
             found.append(row)

@@ -71,6 +71,23 @@ class JobProgress(JobFacts):
     seconds_left: Range | None
 
 
+class JobChoice(NamedTuple):
+    """Jobs that a list is to have; None is for any.
+
+    Attributes:
+        state: State of the jobs, as in `JobFacts`.
+        tenant: Tenant of the jobs, "" for jobs without one.
+        label: Label that the jobs have among others.
+    """
+
+    state: str | None = None
+    tenant: str | None = None
+    label: str | None = None
+
+
+ANY_JOB: Final = JobChoice()
+
+
 class Page(NamedTuple):
     """A page of jobs, and the cursor of the next page, None after the last one."""
 
@@ -192,10 +209,8 @@ def name_state(status: JobStatus, *, owned: bool) -> str:
     return QUEUED if is_new and status.out and not owned else status.shown_state
 
 
-def read_page(
-    farm: FarmClient, after: str, count: int, state: str | None = None, tenant: str | None = None
-) -> Page:
-    """Return a page of up to `count` jobs, of a state and a tenant if these are given.
+def read_page(farm: FarmClient, after: str, count: int, choice: JobChoice = ANY_JOB) -> Page:
+    """Return a page of up to `count` of the jobs that are chosen.
 
     Unfinished jobs come first, oldest first, then those that have ended, newest first. Unless the
     farm is seen by one tenant, a page looks at about 10,000 jobs at most, so that it may have fewer
@@ -205,24 +220,24 @@ def read_page(
         farm: Farm that has the jobs.
         after: `next` of the page before; "" for the first page.
         count: Most jobs in the page.
-        state: State of the jobs, as in `JobFacts`; None for any.
-        tenant: Tenant of the jobs, "" for jobs without one; None for any.
+        choice: The jobs that are wanted.
 
     Raises:
         redis.ResponseError: `after` is no cursor.
     """
-    if farm.tenant is not None and tenant is not None and not farm.sees(tenant):
-        return Page([], None)
-    tenant = tenant if farm.tenant is None else farm.tenant
+    if farm.tenant is not None:
+        if choice.tenant is not None and not farm.sees(choice.tenant):
+            return Page([], None)
+        choice = choice._replace(tenant=farm.tenant)
     chosen: list[str] = []
     looked = 0
-    step = count + 1 if state is None and tenant is None else STEP
+    step = count + 1 if choice == ANY_JOB else STEP
     # A tenant's page never ends at another one's job, since `next` names the last one looked at.
     while looked < LOOKED_MAX or farm.tenant is not None:
-        rows = _rows_after(farm.client, after, step, state)
+        rows = _rows_after(farm.client, after, step, choice.state)
         looked += len(rows)
         for job, wanted in zip(
-            rows, _match(farm.client, [each.job for each in rows], state, tenant), strict=True
+            rows, _match(farm.client, [each.job for each in rows], choice), strict=True
         ):
             if len(chosen) == count:
                 return Page(read_jobs(farm, chosen), after)
@@ -273,21 +288,17 @@ def _rows(
     return [_Row(name, f"{sign}{at!r}:{name}") for name, (_, at) in zip(names, rows, strict=True)]
 
 
-def _match(
-    client: redis.Redis, jobs: Sequence[str], state: str | None, tenant: str | None
-) -> list[bool]:
-    """Tell for each of the jobs whether it exists, in the given state and of the given tenant."""
+def _match(client: redis.Redis, jobs: Sequence[str], choice: JobChoice) -> list[bool]:
+    """Tell for each of the jobs whether it exists and is one of those that are wanted."""
     pipe = client.pipeline(transaction=False)
-    fields = (*STATE_FIELDS, "tenant")
+    fields = (*STATE_FIELDS, "tenant", "labels")
     for job in jobs:
         pipe.hmget(wire.JobKeys(job).meta, ["owner", *fields])
-    return [_is_like(fields, found, state, tenant) for found in pipe.execute()]
+    return [_is_like(fields, found, choice) for found in pipe.execute()]
 
 
-def _is_like(
-    fields: Sequence[str], values: Sequence[bytes | None], state: str | None, tenant: str | None
-) -> bool:
-    """Tell whether a job exists, in the given state and of the given tenant."""
+def _is_like(fields: Sequence[str], values: Sequence[bytes | None], choice: JobChoice) -> bool:
+    """Tell whether a job exists and is one of those that are wanted."""
     owner, *rest = values
     try:
         status = status_from(fields, rest)
@@ -296,4 +307,8 @@ def _is_like(
     except JobGone:
         return False
     word = name_state(status, owned=owner is not None)
-    return state in {None, word} and tenant in {None, status.tenant}
+    return (
+        choice.state in {None, word}
+        and choice.tenant in {None, status.tenant}
+        and (choice.label is None or choice.label in status.labels.split(","))
+    )

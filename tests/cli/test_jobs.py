@@ -111,7 +111,18 @@ def test_terms_of_an_embedding(
     """Terms come with the command and change by `set`; a resume with others is not refused."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     words = ("embed", corpus, "--out", tmp_path / "out", "--redis", server.url, *MODEL)
-    terms = ("--priority", "high", "--tenant", "acme", "--weight", 3, "--deadline", "2h")
+    terms = [
+        "--priority",
+        "high",
+        "--tenant",
+        "acme",
+        "--weight",
+        "3",
+        "--deadline",
+        "2h",
+        "--labels",
+        "wiki,nightly",
+    ]
     first = start(*words, *terms)
     wait_until(lambda: FarmClient(client).statuses(), 30)
     first.terminate()
@@ -120,7 +131,10 @@ def test_terms_of_an_embedding(
     status = job.status()
     assert (status.priority, status.tenant, status.weight) == (1, "acme", 3)
     assert abs(status.deadline_ms / 1000 - time.time() - 7200) < 120
-    changed = jobs(server, "set", job.id, "--priority", "urgent", "--deadline", "none", "--json")
+    listed = [jobs(server, "ls", "--label", each, "--json").stdout for each in ("wiki", "wik")]
+    assert [len(json.loads(each)) for each in listed] == [1, 0]
+    words_of_change = ("--priority", "urgent", "--deadline", "none", "--labels", "wiki", "--json")
+    changed = jobs(server, "set", job.id, *words_of_change)
     assert json.loads(changed.stdout) == {
         "job": job.id,
         "state": "running",
@@ -128,6 +142,7 @@ def test_terms_of_an_embedding(
         "tenant": "acme",
         "weight": 3,
         "deadline_ms": 0,
+        "labels": "wiki",
     }
     again = at_once.submit(run, *words, "--tenant", "other", "--deadline", "2001-01-01")
     with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):

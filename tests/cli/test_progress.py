@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -122,9 +123,18 @@ class Forecast:
         return least - SLACK_SECONDS <= self.low and self.high <= most + SLACK_SECONDS
 
 
-def forecasts(words: Sequence[object], *, stopped: bool = False) -> list[Forecast]:
-    """Run `embed`, or stop it at its first forecast that counts; return what it foretold."""
-    seen: list[tuple[float, int, float, float]] = []
+class Line(NamedTuple):
+    """A line of progress: when it came, chunks done, and the seconds that it says are left."""
+
+    at: float
+    done: int
+    low: float
+    high: float
+
+
+def lines_of(words: Sequence[object], *, stopped: bool = False) -> tuple[list[Line], float]:
+    """Run `embed`, or stop it once a forecast counts; return its forecasts, and when it ended."""
+    seen: list[Line] = []
     command = [*COMMAND, "embed", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -133,25 +143,33 @@ def forecasts(words: Sequence[object], *, stopped: bool = False) -> list[Forecas
             done = int(line.split()[0].replace(",", "")) if " chunks/s" in line else 0
             if found := re.search(r"  (?:(\d+) to )?(\d+) s left", line):
                 high = float(found[2])
-                seen.append((at, done, float(found[1] or high - 1), high))
-                if stopped and at - seen[0][0] >= WORK_SECONDS:
+                seen.append(Line(at, done, float(found[1] or high - 1), high))
+                if stopped and at - seen[0].at >= WORK_SECONDS:
                     process.terminate()
         ended = time.monotonic()
         assert process.wait(30) == (130 if stopped else 0)
-    if stopped:  # the pace up to there says when the rest would have been done
-        (first_at, first, *_), (last_at, last, *_) = seen[0], seen[-1]
-        ended = last_at + (CHUNKS - last) * (last_at - first_at) / (last - first)
-    began = seen[0][0]
-    return [Forecast(at - began, low, high, ended - at) for at, _, low, high in seen]
+    return seen, ended
+
+
+def forecasts(seen: Sequence[Line], ended: float) -> list[Forecast]:
+    """Return what lines foretold of a run that ended, or would have ended, at a time."""
+    began = seen[0].at
+    return [Forecast(each.at - began, each.low, each.high, ended - each.at) for each in seen]
 
 
 @pytest.mark.alone
 def test_forecasts_come_true(tmp_path: Path) -> None:
-    """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well."""
+    """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well.
+
+    The pace of the run that goes on says when the one that was stopped would have ended.
+    """
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(CHUNKS)))
     words = [corpus, "--out", tmp_path / "out", "--workers", "2", "--model", f"null:8:{PACE}"]
-    first, rest = forecasts(words, stopped=True), forecasts(words)
-    for each in (first, rest):
+    first, _ = lines_of(words, stopped=True)
+    rest, ended = lines_of(words)
+    chunks_per_second = (CHUNKS - rest[0].done) / (ended - rest[0].at)
+    would_end = first[-1].at + (CHUNKS - first[-1].done) / chunks_per_second
+    for each in (forecasts(first, would_end), forecasts(rest, ended)):
         worked = [one for one in each if one.seconds_worked >= WORK_SECONDS]
         assert worked
         assert all(one.is_right for one in worked), each

@@ -7,13 +7,14 @@ import pytest
 import redis
 
 from embedfarm.contract import wire
-from embedfarm.contract.broker import host_name
+from embedfarm.contract.broker import closing_client, host_name
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.farm_timeline import NOTE_CHARACTERS_MAX, STEP, TIMELINE_MAX, FarmEvent
 from embedfarm.contract.jobs import ChangeRefused
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.tenants import TenantFarm
 from tests.contract.little_job import SPEC, make_job
+from tests.support import LiveServer
 
 LATER: Final = "tenant alpha, deadline 1970-01-02 00:00:00 UTC"
 ACCOUNT: Final = f"{getpass.getuser()}@{host_name()}"
@@ -97,6 +98,21 @@ def test_what_cannot_be_read_hides_nothing(client: redis.Redis) -> None:
     assert (entry.job, len(entry.sentence)) == ("a", NOTE_CHARACTERS_MAX)
     assert "\x1b" not in entry.sentence
     assert list(seen) == [wire.TIMELINE]
+
+
+def test_a_user_of_an_earlier_release(
+    server: LiveServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user that may not write the timeline steers jobs all the same, and is warned once."""
+    make_job(client, 1)
+    rights = ("on", "nopass", "+@all", "~ef:{little}:*", "~ef:{farm}:events")
+    client.execute_command("ACL", "SETUSER", "old", *rights)
+    with closing_client(server.url.replace("unix://", "unix://old:x@")) as old:
+        job = FarmClient(old).job("little")
+        job.pause()
+        assert job.resume() == "open"
+    assert kinds(FarmClient(client)) == ["submitted"]
+    assert len([each for each in caplog.messages if "is not written" in each]) == 1
 
 
 def test_a_full_server_loses_events_only(client: redis.Redis) -> None:

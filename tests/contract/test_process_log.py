@@ -33,6 +33,8 @@ def log(server: LiveServer) -> Iterator[logging.Logger]:
     logger.addHandler(sender)
     yield logger
     logger.removeHandler(sender)
+    sender.close()
+    sender.close()  # as `logging` does at the end of a process, too
 
 
 def texts(client: redis.Redis) -> list[str]:

@@ -19,12 +19,21 @@ from embedfarm.contract.scheduling_terms import PRIORITIES, Terms, priority_name
         ({"tenant": "a\nb"}, "64 printable"),
         ({"tenant": "x" * 65}, "64 printable"),
         ({"deadline_ms": -1}, "deadline"),
+        ({"labels": "a,b c"}, "'b c' is no label"),
+        ({"labels": "x" * 41}, "is no label"),
+        ({"labels": ",".join(map(str, range(11)))}, "at most 10 labels"),
     ],
 )
 def test_terms_out_of_range(wrong: dict[str, Any], named: str) -> None:
     """Terms that no scheduler could use are refused, with a message that says what would do."""
     with pytest.raises(ValueError, match=named):
         Terms(**wrong)
+
+
+def test_labels_are_kept_in_order_and_once() -> None:
+    """Labels may be written with spaces and twice; they are kept in order, each once."""
+    assert Terms(labels=" nightly, wiki,a ,nightly,,").labels == "a,nightly,wiki"
+    assert Terms(labels=" , ").labels == ""
 
 
 def test_priorities_have_names() -> None:

@@ -71,10 +71,10 @@ def test_a_week_is_kept_in_steps_of_ten_minutes(
     monkeypatch.setattr(samples, "LONG_SAMPLE_SECONDS", 0.2)
     fill(farm, 64)
     beat(farm, "worker")
-    running = start()
-    wait_until(lambda: running.scheduler.fence)
-    report(farm, "worker", 600, 1.0)
+    start()
     day = 86_400.0
+    wait_until(lambda: farm.statistics.samples(day))
+    report(farm, "worker", 600, 1.0)
 
     def chunks() -> int:
         return sum(each.jobs.get("job", (0, 0))[1] for _, each in farm.statistics.samples(day))

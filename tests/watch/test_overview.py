@@ -6,7 +6,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
-from embedfarm.watch.overview import read_job, read_jobs, read_page
+from embedfarm.watch.overview import JobChoice, read_job, read_jobs, read_page
 from tests.contract.little_job import make_job
 
 
@@ -29,15 +29,15 @@ def test_words_for_states(client: redis.Redis) -> None:
     job = farm.job("sent")
     job.create(spec, 0, notes={"out": "/out"})
     assert read_job(farm, "sent").state == "queued"
-    assert [each.job for each in read_page(farm, "", 9, "queued").jobs] == ["sent"]
-    assert not read_page(farm, "", 9, "running").jobs
+    assert [each.job for each in read_page(farm, "", 9, JobChoice("queued")).jobs] == ["sent"]
+    assert not read_page(farm, "", 9, JobChoice("running")).jobs
     farm.job("sent", "owner").create(spec, 0, notes={"out": "/out"})  # as a run does that begins
     assert read_job(farm, "sent").state == "running"
     job.close(0)
     assert (read_job(farm, "sent").state, job.status().state) == ("running", "closed")
     job.cancel()
     farm.end("sent", "cancelled", "", Settings())
-    assert [each.job for each in read_page(farm, "", 9, "cancelled").jobs] == ["sent"]
+    assert [each.job for each in read_page(farm, "", 9, JobChoice("cancelled")).jobs] == ["sent"]
 
 
 def test_a_feed_is_never_queued(client: redis.Redis) -> None:

@@ -88,6 +88,28 @@ def test_jobs_are_found(
     assert "of 6" in text
 
 
+def test_jobs_are_found_by_a_label(web: TestClient, many: redis.Redis) -> None:
+    """Labels are given by HTTP and changed; the list, the page and `jobs ls` find jobs by one."""
+    given = {"texts": ["a"], "labels": "wiki,nightly", "name": "new"}
+    made = web.post("/v1/jobs", json=given).json()
+    assert made["labels"] == "nightly,wiki"
+    changed = web.patch("/v1/jobs/id-papers", json={"labels": "nightly"})
+    assert changed.json()["labels"] == "nightly"
+    for wrong in ("a b", "a,,b", "é"):
+        assert web.post("/v1/jobs", json=given | {"labels": wrong}).status_code == 422
+    FarmClient(many).end(made["job"], "failed", "no file", Settings())
+    for label, names in (("nightly", {"new", "papers"}), ("wiki", {"new"}), ("night", set())):
+        listed = web.get("/v1/jobs", params={"label": label}).json()["jobs"]
+        assert {each["name"] for each in listed} == names
+        page = web.get("/jobs", params={"label": label}).text
+        shown = set(re.findall(r'<a class="name" href="[^"]*">([^<]*)</a>', page))
+        assert shown == names
+    assert 'href="/jobs?label=wiki">wiki</a>' in web.get(f"/jobs/{made['job']}").text
+    asked = web.get("/steer", params={"verb": "cancel", "every": "yes", "label": "nightly"}).text
+    assert "Of 2 jobs" not in asked
+    assert "Cancel 1 job" in asked
+
+
 def test_the_order_is_chosen(web: TestClient, many: redis.Redis) -> None:
     """Jobs come by age, name, size or failures."""
     for number, name in enumerate(("papers", "notes", "letters"), 1):

@@ -33,6 +33,8 @@ from embedfarm.contract.job_spec import (
 )
 from embedfarm.contract.scheduling_terms import (
     DEADLINE_MS_MAX,
+    LABEL_PATTERN,
+    LABELS_MAX,
     TENANT_CHARACTERS_MAX,
     WEIGHT_MAX,
     Terms,
@@ -71,6 +73,12 @@ _ENCODINGS: Final = {"": "", "identity": ""} | {name: end for end, name in COMPR
 Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX, pattern=NO_NUL)]
 Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
 
+Label = Annotated[str, StringConstraints(pattern=rf"^{LABEL_PATTERN}$")]
+Labels = Annotated[
+    str,
+    StringConstraints(pattern=rf"^({LABEL_PATTERN}(,{LABEL_PATTERN}){{0,{LABELS_MAX - 1}}})?$"),
+]
+
 
 class TermsGiven(BaseModel):
     """Terms on which a job shares the farm with others."""
@@ -88,6 +96,8 @@ class TermsGiven(BaseModel):
         int, Field(ge=0, le=DEADLINE_MS_MAX, description="Unix time in ms; 0: none."), WHOLE
     ] = 0
 
+    labels: Labels = Field(default="", description="Labels to find it by, with commas between.")
+
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
         """Refuse terms that no scheduler could use."""
@@ -96,7 +106,7 @@ class TermsGiven(BaseModel):
 
     def terms(self) -> Terms:
         """Convert them to the farm's `Terms`."""
-        return Terms(self.priority, self.tenant, self.weight, self.deadline_ms)
+        return Terms(self.priority, self.tenant, self.weight, self.deadline_ms, self.labels)
 
 
 def _given(name: str, field: JobField) -> Any:  # noqa: ANN401 # a type
@@ -287,6 +297,8 @@ def _read_fields(given: Mapping[str, str], filename: str) -> dict[str, str]:
             fields["deadline_ms"] = str(read_deadline(given["deadline"]))
         except ValueError as error:
             raise HTTPException(422, f"body.deadline: {error}") from error
+    if "labels" in fields:
+        fields["labels"] = ",".join(word.strip() for word in fields["labels"].split(","))
     if not fields.get("name"):
         fields["name"] = one_line(PureWindowsPath(filename).name, JOB_FIELDS["name"].most)
     return fields

@@ -4,14 +4,21 @@ import logging
 from dataclasses import asdict
 from typing import Annotated, Final, Literal, Self
 
-from fastapi import APIRouter, HTTPException, Path, Query
+from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from embedfarm.watch.overview import JobFacts, JobProgress, read_job, read_page, read_progress
+from embedfarm.watch.overview import (
+    JobChoice,
+    JobFacts,
+    JobProgress,
+    read_job,
+    read_page,
+    read_progress,
+)
 from embedfarm.web.auth.keys import Key, Scope
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import problems
-from embedfarm.web.jobs.job_requests import Tenant, TermsGiven
+from embedfarm.web.jobs.job_requests import Label, Tenant, TermsGiven
 from embedfarm.web.services import Caller, Service, need
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -39,23 +46,30 @@ class TermsChange(TermsGiven):
     def _check(self) -> Self:
         """Refuse a change without any terms."""
         if not self.model_fields_set:
-            raise ValueError("give priority, tenant, weight or deadline_ms")
+            raise ValueError("give priority, tenant, weight, deadline_ms or labels")
         return self
+
+
+def _choose(
+    state: State | None = None,
+    tenant: Annotated[Tenant | None, Query()] = None,
+    label: Annotated[Label | None, Query()] = None,
+) -> JobChoice:
+    return JobChoice(state, tenant, label)
 
 
 @router.get("", responses=problems(), dependencies=need(Scope.READ))
 def list_jobs(
     services: Service,
-    state: State | None = None,
-    tenant: Annotated[Tenant | None, Query()] = None,
+    choice: Annotated[JobChoice, Depends(_choose)],
     limit: Limit = 100,
     after: Annotated[After, Query(pattern=r"^(-?\d+(\.\d+)?:.+)?$")] = "",
 ) -> JobPage:
-    """List jobs, those of a state and a tenant if these are given.
+    """List jobs, those of a state, of a tenant and with a label if these are given.
 
     Unfinished ones come first, oldest first, then those that have ended, newest first.
     """
-    page = read_page(services.farm, after, limit, state, tenant)
+    page = read_page(services.farm, after, limit, choice)
     return JobPage(jobs=page.jobs, next=page.next)
 
 

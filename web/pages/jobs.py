@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from embedfarm.contract.scheduling_terms import LABEL_CHARACTERS_MAX
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.watch.job_search import Age, FoundJobs, JobQuery, Order, State, search_jobs
 from embedfarm.watch.overview import QUEUED, JobFacts, read_jobs
@@ -40,6 +41,7 @@ class JobFilter(BaseModel):
     words: str = Field("", max_length=200)
     state: State = ""
     tenant: str = Field("", max_length=64)
+    label: str = Field("", max_length=LABEL_CHARACTERS_MAX)
     age: Age = ""
     order: Order = "newest"
 
