@@ -77,9 +77,8 @@ def up(
 
 def _greet(console: Console, farm: LocalFarm, place: Path) -> None:
     """Say what runs, and how to use it, look at it and stop it."""
-    names = sorted(farm.stations.pids)
-    own = [name for name in names if name.startswith(WORKER)]
-    others = [name for name in names if name not in own]
+    own = [name for name in farm.stations.names if name.startswith(WORKER)]
+    others = [name for name in farm.stations.names if name not in own]
     devices = ", ".join(name.removeprefix(WORKER) for name in own)
     console.print(
         f"up: {', '.join(others)}, {counted(len(own), 'worker')} ({devices}); logs in {place}/logs"

@@ -185,6 +185,11 @@ class Supervisor:
         return self._failure(meant[0], RAISED)
 
     @property
+    def names(self) -> list[str]:
+        """Names of all children, in alphabetical order."""
+        return sorted(child.name for child in self._children)
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run now, by name."""
         with self._lock:

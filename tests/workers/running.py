@@ -1,10 +1,13 @@
 """Whole workers that run in threads of a test."""
 
 import contextlib
+import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.slow_worker import slow_workers
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.worker import Worker
 from tests.support import LiveServer
@@ -55,3 +58,15 @@ def working(worker: Worker) -> Iterator[Worker]:
         running.stop()
         if running.error is not None:  # also when the test failed: it may be why
             raise running.error
+
+
+@contextlib.contextmanager
+def slow_process(server: LiveServer) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a worker process, 100,000 times slower than a null model's name says, and kill it."""
+    (child,) = slow_workers(Settings(redis_url=server.url), {"cpu-9": 100_000.0})
+    environment = os.environ | child.environment
+    with subprocess.Popen(child.command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

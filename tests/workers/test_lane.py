@@ -2,9 +2,6 @@
 
 import contextlib
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -41,7 +38,7 @@ from embedfarm.workers.timings import Timings
 from embedfarm.workers.worker import Worker
 from tests.farm.test_model import mixed_texts
 from tests.support import LiveServer, wait_until
-from tests.workers.running import worker_on, working
+from tests.workers.running import slow_process, worker_on, working
 from tests.workers.support import (
     NULL,
     FakeEngine,
@@ -54,6 +51,7 @@ from tests.workers.support import (
 )
 
 SPEC = JobSpec(model=NULL)
+FAST = f"{NULL}:1000000"  # tokens per second
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SLOW = "null:8:2000"  # tokens per second
 SECONDS = 20.0  # every answer must be there by then
@@ -316,27 +314,24 @@ def test_devices_share_a_request(server: LiveServer, lane: Lane) -> None:
 
 def test_a_killed_workers_request_is_answered(server: LiveServer, farm: FarmClient) -> None:
     """A request of a worker that got kill -9 is answered by another, soon after the lease ends."""
-    lane = Lane(farm.client)
-    command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
-    slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
+    lane, spec, text = Lane(farm.client), JobSpec(model=FAST), "x" * 4000
     with ThreadPoolExecutor() as pool:
-        with subprocess.Popen(command, env=os.environ | slow, stderr=subprocess.DEVNULL) as process:
-            asked = pool.submit(lane.embed, SPEC, ["a"], 60.0)
-            wait_until(lambda: taken(lane), 30)
-            process.kill()
+        with slow_process(server):  # 1,000 tokens take it 100 s
+            asked = pool.submit(lane.embed, spec, [text], 60.0)
+            wait_until(lambda: is_taken(lane, spec), 30)
         began = time.monotonic()
         other = worker_on(server, lane_lease_seconds=1.0)
-        load(other)
+        load(other, spec)
         with working(other):
             found = asked.result()
             seconds = time.monotonic() - began
-    assert np.array_equal(found, null_vectors(["a"]))
+    assert np.array_equal(found, null_vectors([text]))
     assert seconds < 5
 
 
-def taken(lane: Lane) -> bool:
+def is_taken(lane: Lane, spec: JobSpec) -> bool:
     """Whether the only request is held by some worker."""
-    return lane.waiting(engine_key(SPEC)) and lane.oldest(engine_key(SPEC)) is None
+    return lane.waiting(engine_key(spec)) and lane.oldest(engine_key(spec)) is None
 
 
 def test_a_request_in_hand_is_kept(server: LiveServer, lane: Lane) -> None:

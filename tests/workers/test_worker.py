@@ -26,8 +26,16 @@ from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import MicroBatch
 from embedfarm.workers.renewal import renew
 from tests.support import LiveServer, force_log, wait_until
-from tests.workers.running import Running, worker_on, working
-from tests.workers.support import block_of, create_job, embedded, null_vectors, plan_blocks, results
+from tests.workers.running import Running, slow_process, worker_on, working
+from tests.workers.support import (
+    NULL,
+    block_of,
+    create_job,
+    embedded,
+    null_vectors,
+    plan_blocks,
+    results,
+)
 
 SLOW = "null:8:40"  # tokens per second
 
@@ -247,12 +255,9 @@ def test_leases_are_renewed(server: LiveServer, farm: FarmClient) -> None:
 def test_work_of_a_killed_worker_is_taken_over(server: LiveServer, farm: FarmClient) -> None:
     """A job whose worker got kill -9 in mid-work is finished by another worker."""
     blocks = blocks_of(10)
-    job = create_job(farm, blocks)
-    command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-9"]
-    slow = {"EMBEDFARM_SLOWDOWN": '{"cpu-9": 1000000}', "EMBEDFARM_REDIS_URL": server.url}
-    with subprocess.Popen(command, env=os.environ | slow, stderr=subprocess.DEVNULL) as process:
+    job = create_job(farm, blocks, model=f"{NULL}:1000000")
+    with slow_process(server):
         wait_until(lambda: job.stream.backlog()[1], 30)
-        process.kill()
     assert job.stream.backlog()[1]
     with working(worker_on(server)):
         wait_until(lambda: done(job))
