@@ -69,7 +69,7 @@ def list_jobs(
     with on_farm(redis) as farm:
         open_ids, ended_ids = farm.job_ids(), farm.ended_ids(ENDED_MAX)
         found = read_jobs(farm, ended_ids if ended else open_ids)
-    jobs = [each for each in found if not label or label in each.labels.split(",")]
+    jobs = [each for each in found if not label or each.has_label(label)]
     if as_json:
         print_json([_describe_job(each) for each in jobs])
     else:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embedfarm.collector.durable_files import sync
 
 DIGEST: Final = np.dtype("<u8")
-COMPARED_MAX: Final = 1 << 21  # digests in memory at a time, some 50 MB with what sorting takes
+COMPARED_MAX: Final = 1 << 21  # digests in memory at a time; with what sorting takes 64 bytes each
 
 
 class RepeatedIds(msgspec.Struct, frozen=True):

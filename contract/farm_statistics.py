@@ -75,9 +75,9 @@ class FarmStatistics(FarmKeys):
 
     def long_sample(self, sample: Sample) -> None:
         """Keep a sample of ten minutes, and a week of those before it; workers are not kept."""
-        named_less = msgspec.structs.replace(sample, workers={})
+        nameless = msgspec.structs.replace(sample, workers={})
         with if_allowed():
-            self._keep(wire.LONG_SAMPLES, named_less, LONG_SAMPLES_MAX)
+            self._keep(wire.LONG_SAMPLES, nameless, LONG_SAMPLES_MAX)
 
     def _keep(self, stream: str, sample: Sample, samples_max: int) -> None:
         with if_room():

@@ -60,6 +60,11 @@ class JobField:
     paces: bool = False
     later: bool = False
 
+    @property
+    def sentence(self) -> str:
+        """What the field says, as a sentence."""
+        return f"{self.help[:1].upper()}{self.help[1:]}."
+
 
 class JobSpecError(EmbedfarmError, ValueError):
     """Raised for a job that no worker could do as it is asked for."""

@@ -97,6 +97,10 @@ class JobStatus:
         """Whether the job has ended, so that only a record of it is left."""
         return self.state in ENDED_STATES or (self.cancelled and self.ended_ms > 0)
 
+    def has_label(self, label: str) -> bool:
+        """Tell whether the job has a label."""
+        return label in self.labels.split(",")
+
     @property
     def shown_state(self) -> str:
         """The word that people are shown for the state: "running" for "open" and "closed"."""

@@ -1,6 +1,6 @@
 """What has changed on a farm between two looks at it, for its timeline."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ class ChangeWatch:
     _unbegun: set[str] = field(default_factory=set)  # jobs without any vectors
 
     def look(
-        self, beats: Mapping[str, Heartbeat], lost: AbstractSet[str], jobs: Iterable[JobState]
+        self, beats: Mapping[str, Heartbeat], lost: AbstractSet[str], jobs: Collection[JobState]
     ) -> list[FarmEvent]:
         """Return what has changed since the last look.
 

@@ -41,7 +41,7 @@ def places(run_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EMBEDFARM_ENGINE_CACHE", str(run_path / "engines"))
         patch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(run_path / "jobs"))
-        # numpy's library would start a thread for each core in every program, at 50 ms each.
+        # numpy's library would start a thread for each core in every program.
         patch.setenv("OPENBLAS_NUM_THREADS", "1")
         yield
 

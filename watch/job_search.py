@@ -125,7 +125,7 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
             row.status.created_ms >= after_ms
             and query.tenant in {"", row.status.tenant}
             and row.is_in(query.state)
-            and (not query.label or query.label in row.status.labels.split(","))
+            and (not query.label or row.status.has_label(query.label))
             and (not words or row.has(words))
         ):
             found.append(row)

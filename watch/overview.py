@@ -310,5 +310,5 @@ def _is_like(fields: Sequence[str], values: Sequence[bytes | None], choice: JobC
     return (
         choice.state in {None, word}
         and choice.tenant in {None, status.tenant}
-        and (choice.label is None or choice.label in status.labels.split(","))
+        and (choice.label is None or status.has_label(choice.label))
     )

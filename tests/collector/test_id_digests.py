@@ -1,5 +1,7 @@
 """Tests of the search for ids that occur more than once."""
 
+import random
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +42,20 @@ def test_every_repeated_id_is_found(compared_max: int, names: list[str], cut: in
             assert after.find_repeated(len(names)) == find_by_hand(names)
         after.remove()
         assert list(Path(home).iterdir()) == []
+
+
+def test_memory_is_that_of_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen times as many ids as are compared at a time take 64 bytes for each of those."""
+    most = 1 << 16
+    monkeypatch.setattr(id_digests, "COMPARED_MAX", most)
+    (tmp_path / "ids").write_bytes(random.Random(0).randbytes(16 * most * DIGEST.itemsize))
+    tracemalloc.start()
+    try:
+        assert IdDigests(tmp_path / "ids").find_repeated(16 * most) is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * most
 
 
 def test_nothing_is_claimed_where_digests_are_missing(tmp_path: Path) -> None:

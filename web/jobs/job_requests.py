@@ -39,6 +39,7 @@ from embedfarm.contract.scheduling_terms import (
     WEIGHT_MAX,
     Terms,
     read_deadline,
+    read_labels,
 )
 from embedfarm.producer.readers.corpus import FORMATS, SUFFIXES
 from embedfarm.producer.readers.source import COMPRESSIONS, split_compression
@@ -109,10 +110,15 @@ class TermsGiven(BaseModel):
         return Terms(self.priority, self.tenant, self.weight, self.deadline_ms, self.labels)
 
 
+def choices_in_bodies(name: str) -> tuple[str, ...]:
+    """Return what a field of a job may say in a body; () if anything."""
+    return tuple(word for word in job_choices(name) if word not in REFUSED_WORDS.get(name, ()))
+
+
 def _given(name: str, field: JobField) -> Any:  # noqa: ANN401 # a type
     """Return the type of a job's field in a body, with its limits and what it says."""
-    about = Field(description=f"{field.help[:1].upper()}{field.help[1:]}.")
-    choices = tuple(w for w in job_choices(name) if w not in REFUSED_WORDS.get(name, ()))
+    about = Field(description=field.sentence)
+    choices = choices_in_bodies(name)
     if choices:
         return Annotated[Literal[choices], about]
     if JOB_TYPES[name] is int:
@@ -289,16 +295,16 @@ def _read_fields(given: Mapping[str, str], filename: str) -> dict[str, str]:
     such as 2h.
 
     Raises:
-        HTTPException: The deadline is none.
+        HTTPException: The deadline is none, or a label is.
     """
     fields = {name: value for name, value in given.items() if name != "deadline"}
-    if given.get("deadline"):
-        try:
+    try:
+        if given.get("deadline"):
             fields["deadline_ms"] = str(read_deadline(given["deadline"]))
-        except ValueError as error:
-            raise HTTPException(422, f"body.deadline: {error}") from error
-    if "labels" in fields:
-        fields["labels"] = ",".join(word.strip() for word in fields["labels"].split(","))
+        if "labels" in fields:
+            fields["labels"] = read_labels(fields["labels"])
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
     if not fields.get("name"):
         fields["name"] = one_line(PureWindowsPath(filename).name, JOB_FIELDS["name"].most)
     return fields

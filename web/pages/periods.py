@@ -2,10 +2,12 @@
 
 from typing import Final, Literal
 
+from embedfarm.watch.job_search import AGE_SECONDS
+
 Period = Literal["hour", "day", "week"]
 
 HOUR: Final = "hour"
-PERIODS: Final[dict[Period, float]] = {"hour": 3600.0, "day": 86_400.0, "week": 7 * 86_400.0}
+PERIODS: Final = AGE_SECONDS
 """The seconds of each period; what is longer than an hour is known in steps of ten minutes."""
 
 

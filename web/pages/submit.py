@@ -5,12 +5,12 @@ from typing import Annotated, Final, Literal, NamedTuple
 from fastapi import APIRouter, Query, Request, Response
 
 from embedfarm.collector.sinks import sink_kind, sink_names
-from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, JOB_TYPES, job_choices
+from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, JOB_TYPES
 from embedfarm.contract.scheduling_terms import PRIORITIES
 from embedfarm.ingest.job_queue import has_worker
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.rendering import render
-from embedfarm.web.jobs.job_requests import NOT_IN_BODIES, REFUSED_WORDS, Options
+from embedfarm.web.jobs.job_requests import NOT_IN_BODIES, Options, choices_in_bodies
 from embedfarm.web.jobs.submissions import submit_job
 from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
@@ -41,11 +41,11 @@ def _form_fields() -> list[FormField]:
             name.replace("_", " ").capitalize(),
             KINDS[JOB_TYPES[name]],
             JOB_DEFAULTS[name],
-            tuple(word for word in job_choices(name) if word not in REFUSED_WORDS.get(name, ())),
+            choices_in_bodies(name),
             field.least,
             field.most,
             field.step,
-            f"{field.help[:1].upper()}{field.help[1:]}",
+            field.sentence,
         )
         for name, field in JOB_FIELDS.items()
         if name not in ASKED_ABOVE | NOT_IN_BODIES
