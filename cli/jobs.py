@@ -37,7 +37,7 @@ from embedfarm.cli.term_options import (
 )
 from embedfarm.contract.broker import closing_client, persist
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.formatting import format_seconds, moment_of
+from embedfarm.contract.formatting import format_moment, format_seconds
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.scheduling_terms import (
@@ -94,7 +94,7 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     for name, value in facts.items():
         console.print(f"{name:20} {value}", markup=False)
     for place, entry in enumerate(reversed(timeline)):
-        at = moment_of(entry.time_ms / 1000).strftime("%Y-%m-%d %H:%M:%S UTC")
+        at = format_moment(entry.time_ms / 1000)
         console.print(f"{'' if place else 'timeline':20} {at}  {entry.sentence}", markup=False)
 
 

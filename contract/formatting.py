@@ -30,6 +30,11 @@ def moment_of(seconds: float) -> datetime:
     return datetime.fromtimestamp(min(max(seconds, 0), DEADLINE_MS_MAX / 1000), UTC)
 
 
+def format_moment(seconds: float) -> str:
+    """Format a Unix time for people, in UTC."""
+    return moment_of(seconds).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def one_line(text: str, characters_max: int) -> str:
     """Make a text of unknown origin fit for a line: short, and nothing in it moves a cursor."""
     shown = "".join(each if each.isprintable() else " " for each in text[: characters_max + 1])

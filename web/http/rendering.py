@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.requests import HTTPConnection
 
-from embedfarm.contract.formatting import counted, moment_of
+from embedfarm.contract.formatting import counted, format_moment, moment_of
 from embedfarm.contract.outlook import done_ratio
 from embedfarm.contract.scheduling_terms import priority_name
 from embedfarm.web.auth.keys import Key, Scope
@@ -102,7 +102,7 @@ def percent(part: float) -> str:
 
 def moment(milliseconds_: float) -> str:
     """Format a Unix time in milliseconds for people, in UTC."""
-    return moment_of(milliseconds_ / 1000).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return format_moment(milliseconds_ / 1000)
 
 
 def iso(milliseconds_: float) -> str:
