@@ -181,6 +181,16 @@ def remove_unreadable(queue: Queue) -> bool:
     return any(found)
 
 
+def remove_foreign(queue: Queue) -> None:
+    """Remove the keys that a queue's jobs share and that have another type than RQ gives them.
+
+    No ingest worker reads some of them, so that none would fail over them; programs that enqueue
+    would. Only the types are read, however many jobs there are.
+    """
+    for key, shape in _shapes(queue):
+        _remove_foreign(queue.connection, key, shape)
+
+
 def remove_unreadable_of(job: Job) -> None:
     """Remove what RQ could not read in the keys beside a job's own, before it is run."""
     shapes = {
@@ -218,20 +228,28 @@ def _group_shapes(connection: redis.Redis) -> Iterator[tuple[str, _Shape]]:
 
 def _remove(connection: redis.Redis, key: str, shape: _Shape) -> bool:
     """Remove a key of the wrong type, or a key's wrong members; tell whether there were any."""
-    kind = cast("bytes", connection.type(key))
-    if kind not in {shape.type, b"none"}:
-        log.warning("%s is removed: it is a %s", key, kind.decode())
-        connection.delete(key)
+    if _remove_foreign(connection, key, shape):
         return True
-    wrong = [each for each in _members(connection, key, kind) if not shape.is_member(each)]
+    members = _members(connection, key, shape.type)
+    wrong = [each for each in members if not shape.is_member(each)]
     with _of_any_type():
         for member in wrong:
             log.warning("%r is removed from %s: it cannot be read", member, key)
-            if kind == b"list":
+            if shape.type == b"list":
                 connection.lrem(key, 0, cast("str", member))
             else:
-                (connection.zrem if kind == b"zset" else connection.srem)(key, member)
+                (connection.zrem if shape.type == b"zset" else connection.srem)(key, member)
     return bool(wrong)
+
+
+def _remove_foreign(connection: redis.Redis, key: str, shape: _Shape) -> bool:
+    """Remove a key of the wrong type; tell whether it was of one."""
+    kind = cast("bytes", connection.type(key))
+    if kind in {shape.type, b"none"}:
+        return False
+    log.warning("%s is removed: it is a %s", key, kind.decode())
+    connection.delete(key)
+    return True
 
 
 def _members(connection: redis.Redis, key: str, kind: bytes) -> Collection[bytes]:

@@ -37,6 +37,7 @@ from embedfarm.ingest.rq_jobs import cancel_request, count_death, end_farm_job
 from embedfarm.ingest.rq_keys import (
     UNREADABLE,
     over_unreadable,
+    remove_foreign,
     remove_unreadable,
     remove_unreadable_of,
 )
@@ -108,6 +109,7 @@ class TaskWorker(Worker):
 
     def run_maintenance_tasks(self) -> None:
         """Run RQ's maintenance, also where something cannot be read."""
+        remove_foreign(self._queue)
         over_unreadable(self._queue, super().run_maintenance_tasks)
 
     def dequeue_job_and_maintain_ttl(

@@ -133,6 +133,17 @@ def test_what_all_jobs_share(door: Door, harm: Callable[[Door, str, str], None])
         assert role.is_running()
 
 
+def test_a_key_that_no_worker_reads(door: Door) -> None:
+    """A key that only programs that enqueue would fail over is made sound, too."""
+    with door.ingest() as role:
+        worker = worker_of(door, role)
+        for key in ("deferred:embedfarm", "queues"):
+            replace(door, key, SHARED[key])
+            wait_until(partial(all_are_sound, door), START_SECONDS)
+        wait_for(door.enqueue("cleanup", 9), "finished")
+        assert worker_of(door, role) == worker
+
+
 def test_orders_that_are_none(door: Door) -> None:
     """An order that is none, or a shutdown, ends no worker that listens to RQ's commands."""
     with door.ingest() as role:
