@@ -146,7 +146,7 @@ class Run:
         with self._output() as output:
             try:
                 if place.embed_changed:
-                    self._sending.drop_changed(output)
+                    self._drop_changed(output)
                 with self._farm() as (url, local), tracing.span("embed") as self._trace:
                     manifest = self._drive(output, url, local)
             except (*FOR_GOOD, FarmFull):
@@ -169,6 +169,12 @@ class Run:
                 mark_before=self._sending.source.mark_before,
             )
         )
+
+    def _drop_changed(self, output: Output) -> None:
+        """Drop the parts that were made of other rows than there are now, and all behind them."""
+        count = self._sending.unchanged(output.parts)
+        if count < len(output.parts):
+            self._with_room(lambda: output.keep(count))
 
     def _with_room(self, begin: Callable[[], T]) -> T:
         """Return the answer of `begin`, which is repeated until the disk has room for it."""

@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from embedfarm.collector.manifest import Part
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
@@ -51,9 +52,9 @@ class Sending:
     skipped: int = 0
     files: Mapping[str, list[int]] = field(default_factory=dict)
 
-    def drop_changed(self, output: Output) -> None:
-        """Drop the parts from the first one on that was made from other rows than there are now."""
-        request, check = self.request, PrefixCheck(output.parts)
+    def unchanged(self, parts: Sequence[Part]) -> int:
+        """Count the parts before the first one that was made of other rows than there are now."""
+        request, check = self.request, PrefixCheck(parts)
         try:
             for rows in read_corpus(request.sources, request.options, lambda _: None):
                 check.feed(text_checksums(rows.texts), rows.ids)
@@ -61,7 +62,8 @@ class Sending:
         except SourceChanged as error:
             if error.part is not None:
                 log.warning("embeds again from row %d on", error.part.start)
-                output.keep(output.parts.index(error.part))
+                return parts.index(error.part)
+        return len(parts)
 
     def send(self, submitter: Submitter, output: Output, trace: str) -> None:
         """Send the corpus; again from where the server has lost it, or has other rows of it.

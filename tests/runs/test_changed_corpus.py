@@ -35,6 +35,7 @@ from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.run import Interrupted, Place, Run
 from tests.farm.harness import check_output, manifest, run, write_corpus
+from tests.full_disk import small_disk
 from tests.support import LiveServer, wait_until
 from tests.workers.running import worker_on, working
 
@@ -45,6 +46,7 @@ SETTINGS = Settings(
     block_chunks_max=100,
     reconnect_seconds_max=5.0,
     drain_seconds=0.5,
+    full_disk_seconds=0.1,
 )
 
 
@@ -185,6 +187,40 @@ def test_what_is_on_disk(bench: Bench) -> None:
     bench.run(embed_changed=True)
     bench.check(changed)
     assert (bench.out / "part-000000000000.parquet").stat().st_ino == first
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("stopped", [False, True], ids=["cleared", "stopped"])
+def test_a_full_disk_under_what_is_to_be_dropped(
+    bench: Bench,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    stopped: bool,
+) -> None:
+    """Changed rows are dropped when the disk has room for it; until then the run can be stopped."""
+    with small_disk(tmp_path / "disk", 64 << 20) as disk:
+
+        def read(*arguments: Any, **options: Any) -> Iterator[Rows]:  # noqa: ANN401 # the function's
+            disk.fill()
+            yield from read_corpus(*arguments, **options)
+
+        bench.out = disk.path / "out"
+        bench.embed_all(3)
+        changed = [*TEXTS[:1500], "inserted", *TEXTS[1500:]]
+        bench.write(changed)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "read_corpus", read)
+            command = bench.start(embed_changed=True)
+            wait_until(lambda: f"waits for room below {bench.out}" in caplog.text)
+        if stopped:
+            command.interrupt()
+        disk.clear()
+        if stopped:
+            command = bench.start(embed_changed=True)
+        command.end()
+        bench.check(changed)
 
 
 def test_a_corpus_that_changes_while_it_is_read(
