@@ -4,6 +4,7 @@ Exit statuses: 0 done, 1 failed, 2 wrong usage or configuration, 3 finished with
 75 the farm is full (try again later, as sysexits.h has it), 130 interrupted and resumable.
 """
 
+import gc
 import sys
 
 # Libraries that a base installation does not have, by the extra that brings them.
@@ -20,7 +21,10 @@ EXTRAS = {
 
 def main() -> None:
     """Run the command line of `embedfarm`; name the extra that would bring a missing library."""
-    from embedfarm.cli.app import app
+    from embedfarm.contract.quick_imports import quick_imports
+
+    with quick_imports():
+        from embedfarm.cli.app import app
 
     try:
         app()
@@ -34,3 +38,5 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    finally:
+        gc.freeze()  # the interpreter's end would look at all that is left

@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
+from embedfarm.contract.quick_imports import quick_imports
+
 HELP: Final = "Turn a corpus into vectors on every device you have."
 
 
@@ -127,7 +129,8 @@ class Verbs(TyperGroup):
 def _load(name: str, verb: Verb) -> Any:  # noqa: ANN401 # the same
     """Import a verb and return its command."""
     module, attribute = verb.place
-    found = import_module(f"embedfarm.cli.{module}")
+    with quick_imports():
+        found = import_module(f"embedfarm.cli.{module}")
     target = getattr(found, attribute)
     if isinstance(target, typer.Typer):
         command: Any = get_group(target)

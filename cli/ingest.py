@@ -18,7 +18,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.supervision import keep
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, wait_until_ready
-from embedfarm.contract.processes import RUN_MODULE, Child, Supervisor, watch_parent_pipe
+from embedfarm.contract.processes import RUN_ROLE, Child, Supervisor, watch_parent_pipe
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
@@ -69,7 +69,7 @@ def _all_wait(client: "Redis", supervisor: Supervisor, count: int) -> bool:
 
 def _children(count: int, settings: Settings) -> list[Child]:
     """Return the RQ workers to start; their server is `settings.redis_url`."""
-    command = [*RUN_MODULE, "embedfarm.ingest.main"]
+    command = [*RUN_ROLE, "embedfarm.ingest.main"]
     return [Child(f"ingest-{n}", command, settings.environment()) for n in range(count)]
 
 

@@ -30,6 +30,7 @@ from embedfarm.contract.broker import (
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.process_log import send_log
 from embedfarm.contract.processes import Supervisor, watch_parent_pipe
+from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.redaction import hide_password, start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
@@ -104,8 +105,9 @@ def serve(
     redis: RedisUrl = "",
 ) -> None:
     """Serve the farm by HTTP: jobs, the OpenAI and TEI protocols, metrics."""
-    from embedfarm.web.app import create_app
-    from embedfarm.web.server import listen, make_server
+    with quick_imports():
+        from embedfarm.web.app import create_app
+        from embedfarm.web.server import listen, make_server
 
     settings = farm_settings(redis)
     url = settings.redis_url

@@ -38,6 +38,8 @@ RAISED: Final = 1  # status of a Python program that an exception has ended
 STARTS_MAX: Final = 3  # that fail in a row before somebody is told
 RUN_MODULE: Final = (sys.executable, "-P", "-m")
 """Begins the command of a child; a `queue.py` in the user's directory is no module of Python's."""
+RUN_ROLE: Final = (*RUN_MODULE, "embedfarm.contract.quick_imports")
+"""Begins the command of a child that is a role: the module follows, and its arguments."""
 PARENT_PIPE: Final = "EMBEDFARM_PARENT_PIPE"
 RESTARTS: Final = "EMBEDFARM_RESTARTS"
 """How many times the supervisor has started a child before."""

@@ -15,7 +15,7 @@ from embedfarm.contract.broker import (
     closing_client,
     wait_until_ready,
 )
-from embedfarm.contract.processes import RUN_MODULE, Child, ChildError, Supervisor
+from embedfarm.contract.processes import RUN_MODULE, RUN_ROLE, Child, ChildError, Supervisor
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import discover
 from embedfarm.workers.supervisor import WORKER, children, tell_exits
@@ -50,7 +50,7 @@ def scheduler_child(settings: Settings) -> Child:
     """Return the scheduler process to start; its server is `settings.redis_url`."""
     return Child(
         name="scheduler",
-        command=[*RUN_MODULE, "embedfarm.scheduler.main"],
+        command=[*RUN_ROLE, "embedfarm.scheduler.main"],
         environment=settings.environment(),
     )
 

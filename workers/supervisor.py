@@ -8,7 +8,7 @@ from typing import Final
 
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, name_process, name_worker
 from embedfarm.contract.farm_timeline import FarmEvent, Timeline
-from embedfarm.contract.processes import RUN_MODULE, Child, Exit
+from embedfarm.contract.processes import RUN_ROLE, Child, Exit
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import Device
 
@@ -22,7 +22,7 @@ def children(devices: list[Device], settings: Settings) -> list[Child]:
     return [
         Child(
             name=f"{WORKER}{device.label}",
-            command=[*RUN_MODULE, "embedfarm.workers.main", "--device", device.label],
+            command=[*RUN_ROLE, "embedfarm.workers.main", "--device", device.label],
             environment=settings.environment() | device.environment(),
         )
         for device in devices

@@ -4,7 +4,6 @@ The model fails while the file `memory` or `nan` is in the directory `CHAOS_SWIT
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
-from embedfarm.workers import main, models
+from embedfarm.workers import main as process
+from embedfarm.workers import models
 from embedfarm.workers.engines.engine import Engine, Finish, OutOfMemory, Tokenised
 from embedfarm.workers.engines.opening import open_engine
 
@@ -62,6 +62,7 @@ def open_failing(spec: JobSpec, device: str, settings: Settings) -> Engine:
     return cast("Engine", FailingEngine(engine, Path(os.environ[SWITCHES])))
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Run a worker whose engines may fail."""
     vars(models)["open_engine"] = open_failing
-    sys.exit(main.main())
+    return process.main()

@@ -13,6 +13,7 @@ from typing import Final
 
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import cpu_name
 from embedfarm.workers.engines.engine import TRYING, Engine
@@ -53,16 +54,18 @@ def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
     log.info("engine %s for %s, of those tried (tokens/s): %s", choice.engine, spec.model, speeds)
     if choice.engine == "openvino":
         return open_openvino(spec, device, settings)
-    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # it imports torch
-        SentenceTransformerEngine,
-    )
+    with quick_imports():
+        from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415 # of torch
+            SentenceTransformerEngine,
+        )
 
     return SentenceTransformerEngine.open(spec, device, settings.model_cache)
 
 
 def _choose(spec: JobSpec, device: str, settings: Settings) -> Choice:
     """Try the engines, and choose one."""
-    from embedfarm.workers.engines.trial import try_engines  # noqa: PLC0415 # it imports torch
+    with quick_imports():
+        from embedfarm.workers.engines.trial import try_engines  # noqa: PLC0415 # it imports torch
 
     speeds = try_engines(spec, device, settings)
     gain = speeds.get("openvino", 0.0) / speeds.get("torch", 1.0)

@@ -8,6 +8,7 @@ import msgspec
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec, job_choices
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import Engine
 
@@ -45,16 +46,19 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
 
         return NullEngine.open(spec)
     if spec.engine == "openvino" or (spec.engine, spec.dtype) == ("auto", "int8"):
-        from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415
+        with quick_imports():
+            from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415
 
         return open_openvino(spec, device, settings)
     if spec.engine == "auto" and device == "cpu" and not settings.batch_bytes_max:
-        from embedfarm.workers.engines.choice import open_fastest  # noqa: PLC0415
+        with quick_imports():
+            from embedfarm.workers.engines.choice import open_fastest  # noqa: PLC0415
 
         return open_fastest(spec, device, settings)
-    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415
-        SentenceTransformerEngine,
-    )
+    with quick_imports():
+        from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415
+            SentenceTransformerEngine,
+        )
 
     engine = SentenceTransformerEngine.open(spec, device, settings.model_cache)
     if engine.asynchronous:
@@ -87,9 +91,10 @@ def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine 
     """
     if model_files.is_null(spec.model):
         return None
-    from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415
-        SentenceTransformerEngine,
-    )
+    with quick_imports():
+        from embedfarm.workers.engines.sentence_transformer import (  # noqa: PLC0415
+            SentenceTransformerEngine,
+        )
 
     if isinstance(engine, SentenceTransformerEngine) and engine.exact_twin is engine:
         return engine

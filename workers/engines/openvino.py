@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.records import TokenisationSettings
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.converted_model import (
@@ -218,7 +219,8 @@ def _prepare_with_torch(
     spec: JobSpec, dtype: str, settings: Settings
 ) -> tuple[Prepared, CompiledGraph]:
     """Prepare a job with torch, which takes seconds to import."""
-    from embedfarm.workers.engines.conversion import prepare_with_torch  # noqa: PLC0415 # see above
+    with quick_imports():
+        from embedfarm.workers.engines.conversion import prepare_with_torch  # noqa: PLC0415 # above
 
     return prepare_with_torch(spec, dtype, settings)
 
