@@ -23,6 +23,8 @@ settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
 
+gc.disable()  # until all modules are imported, which stay
+
 SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"')
 
 
@@ -69,6 +71,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector forget what all the modules hold: each of its runs looks at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _is_alone(item: pytest.Item) -> bool:
