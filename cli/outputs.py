@@ -80,7 +80,7 @@ def search(
         settings = read_settings()
         vector = embed_query(manifest, query, settings)
         hits = nearest(directory, vector, count)
-        texts = read_texts(manifest, [hit.index for hit in hits], settings)
+        texts = read_texts(manifest.settings, [hit.index for hit in hits], settings)
     if as_json:
         print_json(
             [

@@ -131,14 +131,22 @@ def same_rows(rows: Iterable[Rows], parts: Iterable[Part]) -> Iterator[Rows]:
         yield each
 
 
-def read_texts(manifest: Manifest, indices: Sequence[int], settings: Settings) -> dict[int, str]:
-    """Return the texts of some chunks by index; none where the corpus is not where it was."""
-    sources = manifest.settings["sources"]
+def read_texts(
+    identity: Mapping[str, Any], indices: Sequence[int], settings: Settings
+) -> dict[int, str]:
+    """Return the texts of some chunks by index; none where the corpus is not where it was.
+
+    Args:
+        identity: The `Request.identity` that the output was made for.
+        indices: Indices of the chunks.
+        settings: Settings, which say where models are kept.
+    """
+    sources = identity["sources"]
     if not all(Path(source).exists() for source in sources):
         return {}
     texts: dict[int, str] = {}
     first = 0
-    for rows in read_again(manifest.settings, sources, settings):
+    for rows in read_again(identity, sources, settings):
         end = first + len(rows.texts)
         texts |= {index: rows.texts[index - first] for index in indices if first <= index < end}
         first = end

@@ -42,6 +42,7 @@ from embedfarm.web.pages import (
     api_docs,
     charts,
     download,
+    failure_page,
     job,
     log_page,
     scheduler,
@@ -64,7 +65,7 @@ PROTOCOLS: Final = (
 )  # fmt: skip
 PAGES: Final = (
     api_docs.router, submit.router, farm.router, all_jobs.router, job.router, download.router,
-    search_page.router, workers.router, log_page.router,
+    search_page.router, failure_page.router, workers.router, log_page.router,
     scheduler.router, scheduler.steering, charts.router, sign_in.router, steer.router,
 )  # fmt: skip
 

@@ -186,7 +186,10 @@ class HttpSettings(BaseModel):
         PositiveInt, Field(description="Vectors in one answer with results.")
     ] = 8 * MEBIBYTE
     http_search_bytes_max: Annotated[
-        PositiveInt, Field(description="Vectors of an output that is searched by HTTP.")
+        PositiveInt,
+        Field(
+            description="Vectors that are searched by HTTP, and corpus of which texts are shown."
+        ),
     ] = 2048 * MEBIBYTE
     http_session_seconds: Annotated[
         PositiveInt, Field(description="How long somebody stays signed in on the pages.")

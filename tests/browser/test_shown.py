@@ -48,6 +48,7 @@ PAGES: Final = {
     "logs": "/logs",
     "confirm": "/jobs/handbook/cancel",
     "many": "/steer?verb=cancel&every=yes",
+    "failure": "/jobs/handbook/errors/0",
     "missing": "/jobs/none",
 }
 MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"

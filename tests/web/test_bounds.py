@@ -151,6 +151,7 @@ def worst_requests() -> dict[str, Sequence[Request]]:
         "GET /v1/jobs/{job}/results": [Request(more="?limit=100000")],
         "GET /v1/jobs/{job}/search": [Request(more="?query=a&count=100")],
         "GET /v1/jobs/{job}/errors": [Request(more="?limit=1000")],
+        "GET /v1/jobs/{job}/errors/{index}": [Request()],
         "GET /v1/jobs/{job}/events": [Request(more="none", headers={"last-event-id": LONG})],
         "GET /v1/jobs/{job}/timeline": [Request(more="?limit=2000")],
         "GET /v1/timeline": [Request(more="?limit=2000")],
@@ -343,6 +344,7 @@ def serving(server: LiveServer, home: Path, *models: str) -> Iterator[Serving]:
         made.names = {
             "job": made.make("/v1/feeds", b"{}")["job"],
             "process": "one",
+            "index": "0",
             "file": made.make("/v1/files", form(batch_lines(), purpose), FORM)["id"],
             "batch": "none",
             "model": models[0],

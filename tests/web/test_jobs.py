@@ -131,7 +131,7 @@ def test_failed_chunks_by_pages(web: TestClient, client: redis.Redis) -> None:
         job.stream.commit([embed(entry, int(entry.id.split("-")[0]) - 1)])
     first = web.get("/v1/jobs/little/errors", params={"limit": 2}).json()
     assert [each["index"] for each in first["errors"]] == [0, CHUNKS]
-    assert first["errors"][0] == {"index": 0, "reason": "bad", "attempts": 2}
+    assert first["errors"][0] == {"index": 0, "id": None, "reason": "bad", "attempts": 2}
     second = web.get("/v1/jobs/little/errors", params={"limit": 2, "after": first["next"]}).json()
     assert [each["index"] for each in second["errors"]] == [2 * CHUNKS]
     assert second["next"] is None

@@ -1,33 +1,55 @@
 """Chunks that failed: those on disk in their order, then those that only the server knows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, HTTPException, Query
+from fastapi import Path as InPath
 from pydantic import BaseModel
 
-from embedfarm.collector.manifest import Failure, OutputError
+from embedfarm.collector.manifest import Failure, ManifestError, OutputError, read_manifest
+from embedfarm.collector.output import read_request
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import ChunkError
+from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
+from embedfarm.ingest.allow_list import PathRefused, allow
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
-from embedfarm.web.http.schemas import schema_of
+from embedfarm.web.jobs.chunk_texts import chunk_texts
+from embedfarm.web.jobs.feeds import INDEX_MAX
 from embedfarm.web.jobs.results import open_output
 from embedfarm.web.jobs.routes import After, JobId, Limit
 from embedfarm.web.services import Service, Services, need
 
 PLACE: Final = r"^((\d{1,18}-\d{1,18})?@\d{1,16})?$"  # where the next page of the list begins
-FIELDS: Final = ("index", "reason", "attempts")
-FailedChunk = schema_of(ChunkError)
+FAILURES_KEPT: Final = 10_000  # by the server, of a job
+
+ChunkIndex = Annotated[int, InPath(ge=0, le=INDEX_MAX, description="Index of the chunk.")]
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+class FailedChunk(BaseModel):
+    """A chunk that was given up on; its id is known when it is on disk, and its corpus has ids."""
+
+    index: int
+    id: str | None
+    reason: str
+    attempts: int
+
+
+class FailedText(FailedChunk):
+    """A chunk that was given up on, with the beginning of its text where that can be read here."""
+
+    text: str | None
 
 
 class FailurePage(BaseModel):
     """Chunks that failed; with `next`, more may follow, even if fewer than asked for are here."""
 
-    errors: list[FailedChunk]  # type: ignore[valid-type] # it is made at run time
+    errors: list[FailedChunk]
     next: str | None
 
 
@@ -49,10 +71,63 @@ def list_failures(
     the server's newest 10,000 that are not on disk, as they failed.
     """
     failed, more = read_failures(services, job, limit, after)
+    return {"errors": [_facts(each) for each in failed], "next": more}
+
+
+@router.get("/{job}/errors/{index}", responses=problems(404), dependencies=need(Scope.READ))
+def show_failure(services: Service, job: JobId, index: ChunkIndex) -> FailedText:
+    """Show one chunk of a job that failed, with the first 2,000 characters of its text.
+
+    The text is null where the corpus may not or cannot be read from here, or is larger than
+    `EMBEDFARM_HTTP_SEARCH_BYTES_MAX`.
+    """
+    return find_failure(services, job, index)
+
+
+def find_failure(services: Services, job: str, index: int) -> FailedText:
+    """Return a failed chunk by its index, with its text; this reads the corpus up to the chunk.
+
+    Raises:
+        HTTPException: The chunk has not failed, or its record is not kept any more.
+        JobGone: There is no such job.
+    """
+    handle = services.farm.job(job)
+    status = handle.status()
+    failed: list[Failure | ChunkError] = []
+    failed += _on_disk(services, job, status, index, 1)[0]
+    failed += handle.results.failures(FAILURES_KEPT)[1]
+    for each in failed:
+        if each.index == index:
+            text = _text(services.settings, status, index)
+            return FailedText(**_facts(each), text=text)
+    raise HTTPException(404, f"no failure of chunk {index} of job {job} is known")
+
+
+def _facts(failure: Failure | ChunkError) -> dict[str, Any]:
+    """Return what is told of a failed chunk; the server's records have no id."""
     return {
-        "errors": [{name: getattr(each, name) for name in FIELDS} for each in failed],
-        "next": more,
+        "index": failure.index,
+        "id": getattr(failure, "id", None),
+        "reason": failure.reason,
+        "attempts": failure.attempts,
     }
+
+
+def _text(settings: Settings, status: JobStatus, index: int) -> str | None:
+    """Return the beginning of a chunk's text; None where it cannot be read here."""
+    try:
+        identity = _identity(allow(status.out, settings.task_roots))
+    except (PathRefused, OutputError, OSError):
+        return None
+    return chunk_texts(identity, [index], settings).get(index)
+
+
+def _identity(directory: Path) -> Mapping[str, Any]:
+    """Return what an output was made for, be it finished or not."""
+    try:
+        return read_manifest(directory).settings
+    except ManifestError:
+        return read_request(directory)
 
 
 def read_failures(

@@ -7,20 +7,18 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from embedfarm.collector.manifest import Manifest, OutputError, read_manifest
-from embedfarm.collector.search import Hit, search
+from embedfarm.collector.search import search
 from embedfarm.contract.settings import Settings
-from embedfarm.ingest.allow_list import PathRefused, allow, allow_source
-from embedfarm.producer.readers.items import CorpusError
-from embedfarm.runs.request import read_texts
+from embedfarm.ingest.allow_list import allow
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
 from embedfarm.web.interactive import Interactive, InteractiveRequests, shape
+from embedfarm.web.jobs.chunk_texts import chunk_texts
 from embedfarm.web.jobs.results import open_output
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.services import Service, Services, need
 
 COUNT_MAX: Final = 100
-TEXT_CHARACTERS_MAX: Final = 2000  # shown of each chunk
 WEIGHTS: Final = "weights"  # of a fingerprint
 COMPONENT_BYTES: Final = {"float32": 4, "float16": 2}  # of the other types one
 
@@ -80,7 +78,7 @@ def find_chunks(
         hits = search(directory, vector, count)
     except (OutputError, OSError) as error:
         raise HTTPException(409, f"there is nothing to be searched yet: {error}") from error
-    texts = _texts(manifest, hits, settings)
+    texts = chunk_texts(manifest.settings, [hit.index for hit in hits], settings)
     return [
         FoundChunk(index=hit.index, id=hit.id, score=hit.score, text=texts.get(hit.index))
         for hit in hits
@@ -93,14 +91,3 @@ def _check_size(manifest: Manifest, settings: Settings) -> None:
         raise HTTPException(
             409, "its vectors are more than EMBEDFARM_HTTP_SEARCH_BYTES_MAX: use `embedfarm search`"
         )
-
-
-def _texts(manifest: Manifest, hits: list[Hit], settings: Settings) -> dict[int, str]:
-    """Return the texts of hits by index; none where the corpus may not or cannot be read."""
-    try:
-        for source in manifest.settings["sources"]:
-            allow_source(source, settings.task_roots)
-        found = read_texts(manifest, [hit.index for hit in hits], settings)
-    except (PathRefused, CorpusError, OSError):
-        return {}
-    return {index: text[:TEXT_CHARACTERS_MAX] for index, text in found.items()}
