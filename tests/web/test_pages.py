@@ -398,7 +398,7 @@ def test_words_for_figures() -> None:
 def test_pages_come_at_once(server: LiveServer, client: redis.Redis) -> None:
     """A page takes less than 100 ms beside 10,000 ended jobs with 100,000 failed chunks.
 
-    A search through all of them takes less than 300 ms.
+    A search through all of them takes less than half a second.
     """
 
     def seconds(page: str) -> float:
@@ -413,7 +413,7 @@ def test_pages_come_at_once(server: LiveServer, client: redis.Redis) -> None:
         empty = {page: seconds(page) for page in PAGES}
         fail_much(client, 10_000, 10)
         for page in ("/jobs", "/jobs?words=ended-05"):
-            assert seconds(page) < 0.3, page
+            assert seconds(page) < 0.5, page
         for page in (*PAGES, "/jobs/ended-00000"):
             assert seconds(page) < max(0.1, 2 * empty.get(page, empty["/"])), page
         assert "ended-09999" in web.get("/").text

@@ -159,8 +159,9 @@ def list_trim(keys: Keyspace, words: Words) -> Reply:
 
 def list_range(keys: Keyspace, words: Words) -> Reply:
     """Run LRANGE: return the items of a range."""
+    first, last = integer(words[2]), integer(words[3])
     items = keys.find(words[1], List) or List()
-    return list(items[span(integer(words[2]), integer(words[3]), len(items))])
+    return list(items[span(first, last, len(items))])
 
 
 def list_pop_waiting(keys: Keyspace, words: Words) -> Reply:
@@ -222,10 +223,11 @@ def set_score(keys: Keyspace, words: Words) -> Reply:
 def set_range(keys: Keyspace, words: Words) -> Reply:
     """Run ZRANGE or ZREVRANGE: return the members of a range of ranks."""
     chosen = options(words, 4, {b"WITHSCORES": 0})
+    first, last = integer(words[2]), integer(words[3])
     rows = (keys.find(words[1], SortedSet) or SortedSet()).ordered()
     if words[0].upper() == b"ZREVRANGE":
         rows.reverse()
-    rows = rows[span(integer(words[2]), integer(words[3]), len(rows))]
+    rows = rows[span(first, last, len(rows))]
     if b"WITHSCORES" in chosen:
         return [[member, number] for number, member in rows]
     return [member for _, member in rows]
