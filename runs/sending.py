@@ -96,8 +96,12 @@ class Sending:
             except Stale as error:
                 if "-" in self.request.sources:
                     raise SourceChanged(f"{error}, of other rows than come now") from error
-                log.warning("%s: embeds again from row %d on", error, output.next_index)
-                submitter.start_over(output.next_index)
+                # What the collector holds was compared with the rows as they were: none of it is
+                # written once it is decided from where on to embed again.
+                with self.source.held:
+                    self.source.begin(output.parts)
+                    log.warning("%s: embeds again from row %d on", error, output.next_index)
+                    submitter.start_over(output.next_index)
 
     def _send(self, submitter: Submitter, output: Output, trace: str) -> int:
         """Read the corpus, compare the part of it that is done, and send the rest."""

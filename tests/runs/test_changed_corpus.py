@@ -20,7 +20,7 @@ from embedfarm.cli.progress import View
 from embedfarm.collector.collect import JobCancelled
 from embedfarm.collector.manifest import OutputError, read_manifest
 from embedfarm.collector.output import Output
-from embedfarm.collector.source_check import SourceChanged
+from embedfarm.collector.source_check import SourceChanged, SourceCheck
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
@@ -187,6 +187,31 @@ def test_what_is_on_disk(bench: Bench) -> None:
     bench.run(embed_changed=True)
     bench.check(changed)
     assert (bench.out / "part-000000000000.parquet").stat().st_ino == first
+
+
+def test_nothing_is_written_while_it_starts_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No part is written of rows that a run has begun to have embedded again."""
+    bench.embed_all(parts_of=100_000)
+    bench.write([*TEXTS, "one more"])
+    stale = threading.Event()
+    accept, start_over = SourceCheck.accept, Submitter.start_over
+
+    def accept_late(check: SourceCheck, result: Result, stop: threading.Event) -> Result | None:
+        assert stale.wait(60)
+        return accept(check, result, stop)
+
+    def start_over_late(submitter: Submitter, upto: int) -> None:
+        stale.set()
+        with pytest.raises(TimeoutError):
+            wait_until(lambda: bench.parts_there() > 0, 2)
+        start_over(submitter, upto)
+
+    monkeypatch.setattr(SourceCheck, "accept", accept_late)
+    monkeypatch.setattr(Submitter, "start_over", start_over_late)
+    bench.run()
+    bench.check([*TEXTS, "one more"])
 
 
 @pytest.mark.system
