@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.workers import main, models
+from embedfarm.workers import main as process
+from embedfarm.workers import models
 from embedfarm.workers.engines.engine import Chunk, Tokenised, only_texts
 from embedfarm.workers.engines.null import NullEngine
 
@@ -77,7 +78,12 @@ def read_facts(_: object) -> dict[str, float]:
     return {}
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Run a worker whose engine comes to harm by some texts."""
     vars(models)["open_engine"] = open_poison_engine  # where it is looked up
-    vars(main)["_facts"] = read_facts
-    sys.exit(main.main())
+    vars(process)["_facts"] = read_facts
+    return process.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,7 @@ import redis
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane
-from embedfarm.contract.processes import Child, Supervisor
+from embedfarm.contract.processes import RUN_ROLE, Child, Supervisor
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.watchdog import HUNG_STATUS
 from tests import poison_worker
@@ -56,7 +56,7 @@ def poisoned(server: LiveServer, place: Path) -> Iterator[Path]:
     children = [
         Child(
             f"worker-{device}",
-            [sys.executable, "-m", "tests.poison_worker", "--device", device],
+            [*RUN_ROLE, "tests.poison_worker", "--device", device],
             environment,
         )
         for device in ("cpu-0", "cpu-1")

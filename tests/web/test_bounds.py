@@ -373,7 +373,7 @@ def thinned(requests: Sequence[Request], place: int, stride: int) -> list[Reques
 
 @pytest.mark.alone
 @pytest.mark.timeout(900)  # some 300 requests, on a machine that others use too
-@pytest.mark.parametrize("stride", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_request_costs_much(
     stride: int, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
