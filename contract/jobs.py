@@ -85,7 +85,8 @@ class Job(JobHandle):
             spec: Specification of the job.
             start: First chunk that is still wanted.
             terms: Terms on which the job is done.
-            notes: Fields that are kept with the job: `out` of its status, and "command".
+            notes: Fields that are kept with the job: `out` and `corpus` of its status, and
+                "command".
 
         Returns:
             The job's state.

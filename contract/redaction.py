@@ -8,11 +8,13 @@ import hashlib
 import json
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl
 
 HIDDEN: Final = "***"
+CORPUS_CHARACTERS_MAX: Final = 500  # of the name of a corpus
 
 _SCHEME: Final = r"[a-z][a-z0-9+.-]*://"
 _START: Final = re.compile(_SCHEME, re.IGNORECASE)
@@ -87,6 +89,28 @@ def name_source(source: str) -> str:
     if not asked:
         return shown
     return f"{shown}&sha256={hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]}"
+
+
+def name_corpus(sources: Sequence[str], jobs_path: Path) -> str:
+    """Return the name of a corpus in records: the names of its sources, local ones in full.
+
+    A corpus of many sources has a digest of their names instead of what would make it longer than
+    `CORPUS_CHARACTERS_MAX`. Standard input has no name, nor have uploads, which are one job's.
+
+    Args:
+        sources: Paths and URLs.
+        jobs_path: Directory that has the uploads.
+    """
+    names = [
+        name_source(each) if _START.search(each) else str(Path(each).absolute()) for each in sources
+    ]
+    if "-" in sources or any(Path(each).is_relative_to(jobs_path) for each in names):
+        return ""
+    name = " ".join(names)
+    if len(name) <= CORPUS_CHARACTERS_MAX:
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16]
+    return f"{name[: CORPUS_CHARACTERS_MAX - 17]} {digest}"
 
 
 def is_hidden(source: str) -> bool:

@@ -9,7 +9,7 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.scheduling_terms import USUAL
 
 TEXT_FIELDS: Final = frozenset(
-    {"state", "tenant", "out", "reason", "submitted_by", "labels"}
+    {"state", "tenant", "out", "reason", "submitted_by", "labels", "corpus"}
 )  # of a status; the others are integers
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
@@ -56,7 +56,8 @@ class JobStatus:
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
     `priority`, `tenant`, `weight`, `deadline_ms` and `labels` are the job's `Terms`. `out` is the
     directory that it fills, on its collector's host, `reason` says why it failed, or what it waits
-    for, and `submitted_by` is who made it: an account at a host, or a key of HTTP.
+    for, and `submitted_by` is who made it: an account at a host, or a key of HTTP. `corpus` names
+    its sources, if others can be made of the same ones: not an upload, and not standard input.
     """
 
     state: str = ""
@@ -91,6 +92,7 @@ class JobStatus:
     out: str = ""
     reason: str = ""
     submitted_by: str = ""
+    corpus: str = ""
 
     @property
     def ended(self) -> bool:

@@ -27,7 +27,12 @@ from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import Heartbeat
-from embedfarm.contract.redaction import hide_job_directories, hide_secrets, name_source
+from embedfarm.contract.redaction import (
+    hide_job_directories,
+    hide_secrets,
+    name_corpus,
+    name_source,
+)
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import Cause, EndState, JobGone, JobStatus
@@ -257,7 +262,8 @@ class Run:
     def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
         place, spec, start = self.place, self.request.spec, output.next_index
         files = model_files.find_local(spec.model, place.settings.model_cache)
-        notes = {"out": str(place.out.resolve()), "command": place.command}
+        name = name_corpus(self.request.sources, place.settings.jobs_path)
+        notes = {"out": str(place.out.resolve()), "command": place.command, "corpus": name}
         if self._trace:
             notes[tracing.NOTE] = self._trace
         submitter = Submitter(

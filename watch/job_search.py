@@ -27,7 +27,9 @@ Order: TypeAlias = Literal["newest", "oldest", "name", "chunks", "failures"]
 
 AGE_SECONDS: Final[Mapping[Age, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
 
-_FIELDS: Final = (*STATE_FIELDS, "tenant", "labels", "created_ms", "chunk_count", "chunks_failed")
+_FIELDS: Final = (
+    *STATE_FIELDS, "tenant", "labels", "corpus", "created_ms", "chunk_count", "chunks_failed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class JobQuery:
             finished without some of their chunks.
         tenant: Tenant of the jobs, "" for any.
         label: Label that the jobs have, "" for any.
+        corpus: Corpus of the jobs as their status names it, "" for any.
         age: Time within which they were created, "" for any.
         order: Which comes first: the newest, the oldest, the first by name, the largest, or the
             one with the most failed chunks.
@@ -49,6 +52,7 @@ class JobQuery:
     state: State = ""
     tenant: str = ""
     label: str = ""
+    corpus: str = ""
     age: Age = ""
     order: Order = "newest"
 
@@ -126,6 +130,7 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
             and query.tenant in {"", row.status.tenant}
             and row.is_in(query.state)
             and (not query.label or row.status.has_label(query.label))
+            and query.corpus in {"", row.status.corpus}
             and (not words or row.has(words))
         ):
             found.append(row)

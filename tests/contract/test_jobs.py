@@ -756,7 +756,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
 def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     """All that a job's hash holds is the spec, a field of `JobStatus`, or named in `wire`."""
     job = run_everything(client)
-    Job(client, "noted").create(SPEC, 0, notes={"out": "/o", "command": "embedfarm embed"})
+    Job(client, "noted").create(SPEC, 0, notes={"out": "/o", "corpus": "/c", "command": "e"})
     job.note("rows_skipped", 1)
     job.note("ids_repeated", 1)
     metas = [job.keys.meta, wire.JobKeys("other").meta, wire.JobKeys("noted").meta]

@@ -2,17 +2,20 @@
 
 import io
 import logging
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.contract.redaction import (
+    CORPUS_CHARACTERS_MAX,
     hide_in_word,
     hide_password,
     hide_secrets,
     hide_urls,
     is_hidden,
+    name_corpus,
     name_source,
     start_logging,
 )
@@ -148,6 +151,21 @@ def test_names_of_sources(one: str, other: str, *, same: bool) -> None:
         assert is_hidden(name)
         assert name_source(name) == name
         assert SECRET not in name
+
+
+def test_names_of_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus is called by its sources, without secrets; uploads and standard input are not."""
+    monkeypatch.chdir(tmp_path)
+    uploads = tmp_path / "jobs"
+    url = f"https://host/a.parquet?sig={SECRET}"
+    assert name_corpus(["a.jsonl", url], uploads) == f"{tmp_path}/a.jsonl {name_source(url)}"
+    assert name_corpus([f"{tmp_path}/a.jsonl"], uploads) == name_corpus(["a.jsonl"], uploads)
+    assert name_corpus([f"{uploads}/j/input.jsonl"], uploads) == ""
+    assert name_corpus(["-"], uploads) == ""
+    many = [f"/data/part-{number}.parquet" for number in range(1000)]
+    names = {name_corpus(some, uploads) for some in (many, many[:-1], many[::-1])}
+    assert {len(name) for name in names} == {CORPUS_CHARACTERS_MAX}
+    assert len(names) == 3
 
 
 def test_logs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,8 @@ def test_what_was_sent_and_is_not_on_disk(bench: Bench, changed: list[str]) -> N
     bench.write(changed)
     bench.run(parts_of=100_000)
     bench.check(changed)
+    [ended] = [bench.farm.job(each).status() for each in bench.farm.ended_ids(9)]
+    assert ended.corpus == str(bench.corpus)
     compared = read_manifest(bench.out).source["compared"]
     assert (compared["by"], compared["rows"]) == ("embed", len(changed))
 
@@ -192,7 +194,7 @@ def test_what_is_on_disk(bench: Bench) -> None:
 def test_nothing_is_written_while_it_starts_over(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No part is written of rows that a run has begun to have embedded again."""
+    """A run that has rows embedded again writes no part of them meanwhile from old results."""
     bench.embed_all(parts_of=100_000)
     bench.write([*TEXTS, "one more"])
     stale = threading.Event()

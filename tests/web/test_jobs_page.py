@@ -2,6 +2,9 @@
 
 import re
 import time
+from html import unescape
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -21,6 +24,7 @@ from embedfarm.watch.job_search import JobQuery, search_jobs
 from embedfarm.web.auth.keys import Key, make_key
 from embedfarm.web.pages.steer import ACTIONS
 from embedfarm.web.services import Services
+from tests.farm.harness import write_corpus
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 
@@ -86,6 +90,29 @@ def test_jobs_are_found(
     assert set(shown(web, **query)) == names
     text = web.get("/jobs", params=query, headers=BROWSER).text
     assert "of 6" in text
+
+
+def test_jobs_of_one_corpus_are_found(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """The page of a job leads to all jobs of its corpus; one of texts that were sent has none."""
+    del client
+    wiki, notes = (write_corpus(tmp_path / f"{name} &.jsonl", ["a"]) for name in ("wiki", "notes"))
+    settings: dict[str, Any] = {"models": ("null:2",), "ingest_roots": [tmp_path]}
+    with client_of(server, jobs_directory=tmp_path / "jobs", **settings) as web:
+        orders = [
+            {"source": str(wiki), "name": "first"}, {"source": str(notes), "name": "other"},
+            {"source": str(wiki), "name": "again"}, {"texts": ["a"], "name": "sent"},
+        ]  # fmt: skip
+        made = [web.post("/v1/jobs", json=each).json() for each in orders]
+        page = web.get(f"/jobs/{made[0]['job']}", headers=BROWSER).text
+        [link] = re.findall(r'href="([^"]*)">All its jobs', page)
+        assert set(shown(web, corpus=made[0]["corpus"])) == {"first", "again"}
+        listed = web.get(unescape(link), headers=BROWSER).text
+        alone = web.get(f"/jobs/{made[3]['job']}", headers=BROWSER).text
+    assert [each["corpus"] for each in made] == [str(wiki), str(notes), str(wiki), ""]
+    assert (listed.count('class="name"'), "wiki &amp;.jsonl</code>" in listed) == (2, True)
+    assert "All its jobs" not in alone
 
 
 def test_jobs_are_found_by_a_label(web: TestClient, many: redis.Redis) -> None:

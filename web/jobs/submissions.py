@@ -18,7 +18,7 @@ from rq.exceptions import DuplicateJobError
 from starlette.concurrency import run_in_threadpool
 
 from embedfarm.contract.private_directories import make_private
-from embedfarm.contract.redaction import hide_in_word
+from embedfarm.contract.redaction import hide_in_word, name_corpus
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused, allow_source, allow_url, is_url
 from embedfarm.ingest.job_directories import OUTPUT, Call, read_call, remove_directory, write_call
@@ -181,7 +181,11 @@ def _make(services: Services, job: str, order: Order, directory: Path) -> None:
     make_private(directory)
     options = {"model": model, **order.options.for_task(), "job_id": job}
     call = _put(directory, replace(order, corpus=corpus), options, terms.tenant)
-    notes = {"out": call.out, "command": _command(call, services.settings)}
+    notes = {
+        "out": call.out,
+        "command": _command(call, services.settings),
+        "corpus": name_corpus(call.corpus, services.settings.jobs_path),
+    }
     services.farm.job(job).create(order.options.spec(model), 0, terms, notes)
 
 

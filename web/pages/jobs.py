@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from embedfarm.contract.redaction import CORPUS_CHARACTERS_MAX
 from embedfarm.contract.scheduling_terms import LABEL_CHARACTERS_MAX
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.watch.job_search import Age, FoundJobs, JobQuery, Order, State, search_jobs
@@ -42,6 +43,7 @@ class JobFilter(BaseModel):
     state: State = ""
     tenant: str = Field("", max_length=64)
     label: str = Field("", max_length=LABEL_CHARACTERS_MAX)
+    corpus: str = Field("", max_length=CORPUS_CHARACTERS_MAX)
     age: Age = ""
     order: Order = "newest"
 
