@@ -1,7 +1,7 @@
-"""Imports that take a third less time, since the garbage collector does not run meanwhile.
+"""Imports during which the garbage collector rests.
 
 What a program imports stays until its end: the collector would find nothing, each time that it
-looks through it all.
+looks through it all, and that takes a good part of the time in which a program starts.
 
 `python -P -m embedfarm.contract.quick_imports embedfarm.workers.main --device cpu-0` imports a
 module so, and runs its function `main` as a program.

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from embedfarm.contract import wire
 from embedfarm.workers import models
 from tests.poison_worker import HEALED, MARKER, open_poison_engine
 from tests.support import LiveServer, wait_until
@@ -22,12 +23,12 @@ def test_a_failed_chunk_is_shown_with_its_text(
     """A failed chunk comes with its reason, id and text as soon as it fails, by HTTP and as a page.
 
     A chunk that has not failed is not found, and a corpus that is gone, or too large to be read
-    for this, costs the text alone.
+    for this, costs the text alone, and so does an output that another job has filled since.
     """
     monkeypatch.setenv(HEALED, str(tmp_path / "healed"))
     monkeypatch.setattr(models, "open_engine", open_poison_engine)
     settings: dict[str, Any] = {"models": ("null:16",), "jobs_directory": tmp_path / "jobs"}
-    with client_of(server, **settings) as web, doing(server, tmp_path):
+    with client_of(server, **settings) as web, doing(server, tmp_path) as door:
         job = web.post("/v1/jobs", json={"texts": TEXTS, "model": "null:16"}).json()["job"]
         address = f"/v1/jobs/{job}/errors"
         wait_until(lambda: facts(web, job)["chunks_failed"] == 1)
@@ -41,6 +42,12 @@ def test_a_failed_chunk_is_shown_with_its_text(
         nobody = web.get("/v1/jobs/none/errors/7").status_code
         with client_of(server, http_search_bytes_max=100, **settings) as small:
             withheld = small.get(f"{address}/7").json()
+        other = web.post("/v1/jobs", json={"texts": TEXTS[8:], "model": "null:16"}).json()["job"]
+        outs = [wait_for(web, each, "finished")["out"] for each in (job, other)]
+        foreign = []
+        for out in outs[::-1]:
+            door.connection.hset(wire.JobKeys(job).meta, "out", out)
+            foreign.append(web.get(f"{address}/7").json()["text"])
         (tmp_path / "jobs" / job / "input.jsonl").unlink()
         bare = web.get(f"{address}/7").json()
         empty = web.get(f"/jobs/{job}/errors/7", headers=BROWSER).text
@@ -52,5 +59,6 @@ def test_a_failed_chunk_is_shown_with_its_text(
     assert "&lt;b&gt;bad&lt;/b&gt; poison" in page.text
     assert f'href="/jobs/{job}/errors/7"' in links
     assert [*missing, nobody] == [404, 404, 404]
+    assert foreign == [None, BAD]
     assert withheld == bare == late | {"text": None}
     assert "cannot be read here" in empty

@@ -15,6 +15,7 @@ from embedfarm.contract.records import ChunkError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.ingest.allow_list import PathRefused, allow
+from embedfarm.runs.own_job import read_own_job
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
 from embedfarm.web.jobs.chunk_texts import chunk_texts
@@ -98,7 +99,7 @@ def find_failure(services: Services, job: str, index: int) -> FailedText:
     failed += handle.results.failures(FAILURES_KEPT)[1]
     for each in failed:
         if each.index == index:
-            text = _text(services.settings, status, index)
+            text = _text(services.settings, job, status, index)
             return FailedText(**_facts(each), text=text)
     raise HTTPException(404, f"no failure of chunk {index} of job {job} is known")
 
@@ -113,21 +114,25 @@ def _facts(failure: Failure | ChunkError) -> dict[str, Any]:
     }
 
 
-def _text(settings: Settings, status: JobStatus, index: int) -> str | None:
+def _text(settings: Settings, job: str, status: JobStatus, index: int) -> str | None:
     """Return the beginning of a chunk's text; None where it cannot be read here."""
     try:
-        identity = _identity(allow(status.out, settings.task_roots))
+        filled_by, identity = _made_for(allow(status.out, settings.task_roots))
     except (PathRefused, OutputError, OSError):
+        return None
+    if filled_by != job:  # another one's corpus, since
         return None
     return chunk_texts(identity, [index], settings).get(index)
 
 
-def _identity(directory: Path) -> Mapping[str, Any]:
-    """Return what an output was made for, be it finished or not."""
+def _made_for(directory: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the job that fills an output, finished or not, and what the output was made for."""
     try:
-        return read_manifest(directory).settings
+        manifest = read_manifest(directory)
     except ManifestError:
-        return read_request(directory)
+        own = read_own_job(directory)
+        return own.name if own else "", read_request(directory)
+    return manifest.job, manifest.settings
 
 
 def read_failures(
