@@ -7,6 +7,7 @@ import pytest
 
 from embedfarm.contract import wire
 from embedfarm.workers import models
+from tests.ingest.rq_farm import START_SECONDS
 from tests.poison_worker import HEALED, MARKER, open_poison_engine
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
@@ -31,7 +32,7 @@ def test_a_failed_chunk_is_shown_with_its_text(
     with client_of(server, **settings) as web, doing(server, tmp_path) as door:
         job = web.post("/v1/jobs", json={"texts": TEXTS, "model": "null:16"}).json()["job"]
         address = f"/v1/jobs/{job}/errors"
-        wait_until(lambda: facts(web, job)["chunks_failed"] == 1)
+        wait_until(lambda: facts(web, job)["chunks_failed"] == 1, START_SECONDS)
         early = web.get(f"{address}/7").json()
         wait_for(web, job, "finished")
         late = web.get(f"{address}/7").json()
