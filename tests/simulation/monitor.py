@@ -27,7 +27,8 @@ COMMIT: Final = script_sha("commit")
 STREAMS: Final = (b"}:in", b"}:retry")
 UNITS: Final = (b"blocks", b"chunks", b"tokens", b"bytes")
 COUNTED: Final = (
-    b"state", b"created_ms", b"result_bytes", *(u + e for u in UNITS for e in (b"_in", b"_done")),
+    b"state", b"created_ms", b"generation", b"result_bytes",
+    *(u + e for u in UNITS for e in (b"_in", b"_done")),
 )  # fmt: skip
 DONE: Final = COUNTED.index(b"chunks_done")
 DRAIN: Final = script_sha("drain")
@@ -156,8 +157,9 @@ class Monitor:
     def _count(self, server: ModelServer, meta: bytes, now_ms: int, *, lost: bool) -> None:
         """Check that a job's counters are right, and that clients see nothing impossible."""
         values = cast("list[bytes | None]", server.execute([b"HMGET", meta, *COUNTED], now_ms))
-        state, life, *numbers = values
-        self._see(meta, View(life, state or b"", int(values[DONE] or 0)), lost=lost)
+        state, life, generation, *numbers = values
+        view = View(life, state or b"", int(values[DONE] or 0), generation)
+        self._see(meta, view, lost=lost)
         if state not in {b"open", b"closed", b"paused"}:
             return
         job = meta.removesuffix(b"meta")

@@ -108,3 +108,22 @@ def test_what_a_crash_takes_back_is_no_new_life() -> None:
     views.see(META, View(b"1", b"open", 2), lost=False)
     views.see(META, GONE, lost=False)
     assert views.lives[META] == 2
+
+
+@pytest.mark.parametrize(("state", "life"), [(b"closed", b"1"), (b"failed", b"2")])
+def test_a_command_may_finish_what_a_crash_put_back(state: bytes, life: bytes) -> None:
+    """A job in an earlier generation, with more chunks, becomes what its command has on disk."""
+    views = Views()
+    earlier = View(b"1", state, 16, b"1")
+    views.see(META, earlier, lost=False)
+    views.see(META, View(life, b"closed", 1, b"2"), lost=True)
+    for _ in range(2):
+        views.forget()
+        views.see(META, earlier, lost=False)
+        with pytest.raises(Broken, match=r"1 chunks of .* are done, 16 were"):
+            views.see(META, earlier._replace(done=1), lost=False)
+    views.forget()
+    views.see(META, earlier, lost=False)
+    views.see(META, View(b"1", b"finished", 1, b"1"), lost=False)
+    with pytest.raises(Broken, match="is open, was finished"):
+        views.see(META, earlier._replace(state=b"open"), lost=False)

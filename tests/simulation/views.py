@@ -19,11 +19,13 @@ class View(NamedTuple):
         life: Its creation time, which each creation of a job has of its own; None without a job.
         state: Its state, as in `JobStatus`.
         done: Number of chunks that are embedded.
+        generation: Its generation, new with each creation and each loss of blocks.
     """
 
     life: bytes | None
     state: bytes
     done: int
+    generation: bytes | None = None
 
 
 GONE: Final = View(None, b"", 0)
@@ -39,6 +41,7 @@ class Views:
 
     lives: dict[bytes, int] = field(default_factory=dict)
     _made: set[tuple[bytes, bytes]] = field(default_factory=set)
+    _generations: dict[bytes, list[bytes]] = field(default_factory=dict)
     _last: dict[bytes, View] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -61,9 +64,20 @@ class Views:
         if view.life is not None and (meta, view.life) not in self._made:
             self._made.add((meta, view.life))
             self.lives[meta] = self.lives.get(meta, 0) + 1
-        if view.life != last.life:
+        generations = self._generations.setdefault(meta, [])
+        if view.generation is not None and view.generation not in generations:
+            generations.append(view.generation)
+        if view.life != last.life or self._is_put_right(meta, view):
             return
         if view.done < last.done and not lost:
             raise Broken(f"{view.done} chunks of {meta.decode()} are done, {last.done} were")
         if last.state in ENDED and view.state != last.state:
             raise Broken(f"{meta.decode()} is {view.state.decode()}, was {last.state.decode()}")
+
+    def _is_put_right(self, meta: bytes, view: View) -> bool:
+        """Tell whether a job that a crash had put back into an earlier generation is finished now.
+
+        The command that made its later generation has all vectors of that on its disk, and says
+        so: in the earlier one the job may have had more chunks, or have failed.
+        """
+        return view.state == b"finished" and view.generation not in self._generations[meta][-1:]
