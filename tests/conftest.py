@@ -6,8 +6,9 @@ import gc
 import os
 import re
 from collections.abc import Iterator
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pytest
 import redis
@@ -63,8 +64,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling: 
 
 @pytest.hookimpl(trylast=True)  # after they are shuffled
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long first, and the tests that run alone last, so that nobody waits."""
-    items.sort(key=lambda item: (_is_alone(item), not _is_long(item)))
+    """Put what takes long first, and the tests that measure time last, so that nobody waits."""
+    items.sort(key=lambda item: (_measures_time(item), not _is_long(item)))
 
 
 def pytest_collection_finish() -> None:
@@ -74,8 +75,18 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def _is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
+class Measuring(IntEnum):
+    """Whether a test measures time, in the order in which such tests run."""
+
+    NOTHING = 0
+    PACED = 1
+    ALONE = 2
+
+
+def _measures_time(item: pytest.Item) -> Measuring:
+    if item.get_closest_marker("alone") is not None:
+        return Measuring.ALONE
+    return Measuring.NOTHING if item.get_closest_marker("paced") is None else Measuring.PACED
 
 
 def _is_long(item: pytest.Item) -> bool:
@@ -90,15 +101,36 @@ def _shares_fixture(module: str) -> bool:
     return SHARED.search(text) is not None
 
 
-@pytest.fixture(autouse=True)
-def room(request: pytest.FixtureRequest, run_path: Path) -> Iterator[None]:
-    """Let a test that is marked `alone` run beside no other test of this run.
+@pytest.fixture(scope="session")
+def rooms(run_path: Path) -> Iterator[tuple[IO[str], IO[str]]]:
+    """The locks of this run's processes: of tests that any may run beside, and of paced ones."""
+    with (run_path / "any").open("w") as anyone, (run_path / "paced").open("w") as paced:
+        yield anyone, paced
 
-    Such a test waits until no other one runs; it comes last, so that it keeps nobody waiting.
+
+@pytest.fixture(autouse=True)
+def room(request: pytest.FixtureRequest, rooms: tuple[IO[str], IO[str]]) -> Iterator[None]:
+    """Let a test that measures time wait until no other test runs that would be in its way.
+
+    A process keeps the first lock from test to test, so that those that measure time, which come
+    last, begin when all others have ended. Paced tests run beside each other, and `alone` by none.
     """
-    with (run_path / "room").open("w") as inside:
-        fcntl.flock(inside, fcntl.LOCK_EX if _is_alone(request.node) else fcntl.LOCK_SH)
+    anyone, paced = rooms
+    if _measures_time(request.node) == Measuring.NOTHING:
+        fcntl.flock(anyone, fcntl.LOCK_SH)
         yield
+        return
+    fcntl.flock(anyone, fcntl.LOCK_UN)
+    if _measures_time(request.node) == Measuring.ALONE:
+        fcntl.flock(paced, fcntl.LOCK_EX)
+        fcntl.flock(anyone, fcntl.LOCK_EX)
+    else:
+        fcntl.flock(anyone, fcntl.LOCK_EX)
+        fcntl.flock(anyone, fcntl.LOCK_UN)
+        fcntl.flock(paced, fcntl.LOCK_SH)
+    yield
+    fcntl.flock(anyone, fcntl.LOCK_UN)
+    fcntl.flock(paced, fcntl.LOCK_UN)
 
 
 @pytest.fixture(params=SERVERS)

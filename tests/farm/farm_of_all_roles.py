@@ -11,7 +11,8 @@ from typing import Final
 
 import httpx
 
-from tests.farm.harness import COMMAND, check_output, run, texts_of, write_corpus
+from tests.farm.command_server import Copy
+from tests.farm.harness import check_output, run, texts_of, write_corpus
 from tests.support import free_port, wait_until
 
 MODEL: Final = "null:16"
@@ -98,13 +99,7 @@ def whole_farm(home: Path, url: Callable[[str], str], **settings: object) -> Ite
 def _running(words: list[str], log: Path, environment: dict[str, str]) -> Iterator[None]:
     with (
         log.open("wb") as said,
-        subprocess.Popen(
-            [*COMMAND, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            env=os.environ | environment,
-        ) as process,
+        Copy(words, os.environ | environment, said, said) as process,
     ):
         try:
             yield

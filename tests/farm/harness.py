@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.status import JobGone
 from embedfarm.workers.engines.null import NullEngine
+from tests.farm.command_server import Copy
 from tests.support import Reachable, wait_until
 
 COMMAND = [sys.executable, "-c", "from embedfarm.cli import main; main()"]
@@ -36,32 +38,37 @@ def run(
     seconds_max: float = SECONDS_MAX,
 ) -> subprocess.CompletedProcess[str]:
     """Run `embedfarm` to its end, and return its status and output."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, words)],
-        input=stdin,
-        capture_output=True,
-        timeout=seconds_max,
-        check=False,
-        env=os.environ | (environment or {}),
-    )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
+    command, variables = [*map(str, words)], os.environ | (environment or {})
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        if stdin is None:
+            with Copy(command, variables, output, errors) as copy:
+                try:
+                    status = copy.wait(seconds_max)
+                finally:
+                    copy.kill()
+        else:
+            done = subprocess.run(
+                [*COMMAND, *command],
+                input=stdin,
+                stdout=output,
+                stderr=errors,
+                timeout=seconds_max,
+                check=False,
+                env=variables,
+            )
+            status = done.returncode
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(
+            command, status, output.read().decode(), errors.read().decode()
+        )
 
 
-def start_role(
-    server: Reachable, home: Path, *words: str, **settings: str
-) -> "subprocess.Popen[bytes]":
+def start_role(server: Reachable, home: Path, *words: str, **settings: str) -> Copy:
     """Start a long-running role."""
     environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url, "HOME": str(home)}
     environment |= {f"EMBEDFARM_{name.upper()}": value for name, value in settings.items()}
-    return subprocess.Popen(
-        [*COMMAND, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
+    return Copy(words, environment)
 
 
 @contextlib.contextmanager
@@ -114,13 +121,9 @@ class Embedding:
     def __init__(self, words: Sequence[object], out: Path, environment: dict[str, str]) -> None:
         self.out = out
         with (out.parent / "embed.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*COMMAND, "embed", *map(str, words), "--out", str(out)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | environment,
-            )
+            command = ["embed", *map(str, words), "--out", str(out)]
+            variables = os.environ | environment
+            self.process: Copy | subprocess.Popen[bytes] = Copy(command, variables, log, log)
 
     def wait(self, seconds: float = SECONDS_MAX) -> int:
         """Wait for the end of the command, and return its exit status."""

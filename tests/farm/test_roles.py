@@ -49,7 +49,7 @@ def farm(server: LiveServer, tmp_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.alone
+@pytest.mark.paced
 def test_unequal_workers_finish_together(
     farm: None, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from embedfarm.contract.settings import Settings
 from tests.farm.harness import role
 from tests.support import SERVERS, LiveServer, wait_until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.paced
 SPEED = 20_000  # tokens per second of a worker
 WORKERS = 2
 SPEC = JobSpec(model=f"null:16:{SPEED}")

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,8 @@ from embedfarm.collector.output import JOURNAL_FILE
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobStatus
-from tests.farm.harness import COMMAND, role
+from tests.farm.command_server import Copy
+from tests.farm.harness import role
 from tests.support import LiveServer, wait_until
 
 LEASE_SECONDS: Final = 3
@@ -55,18 +55,12 @@ class Door:
     @contextlib.contextmanager
     def ingest(self, *words: str, **settings: object) -> Iterator[psutil.Process]:
         """Run `embedfarm ingest`; SIGTERM must end it with status 0, unless the test killed it."""
-        with subprocess.Popen(
-            [*COMMAND, "ingest", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | self.environment(**settings),
-        ) as popen:
-            process = psutil.Process(popen.pid)
+        with Copy(["ingest", *words], os.environ | self.environment(**settings)) as copy:
+            process = psutil.Process(copy.pid)
             try:
                 yield process
-                popen.terminate()
-                assert popen.wait(40) in {0, -signal.SIGKILL}
+                copy.terminate()
+                assert copy.wait(40) in {0, -signal.SIGKILL}
             finally:
                 kill_tree(process)
 

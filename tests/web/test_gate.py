@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,6 +20,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.lane import Lane
 from embedfarm.web.auth.keys import Key, KeysError, Scope, find_key, make_key, read_keys
 from embedfarm.web.auth.rates import Buckets
+from tests.farm.command_server import Copy
 from tests.farm.harness import run
 from tests.full_disk import PAGE_BYTES, small_disk
 from tests.ingest.rq_farm import START_SECONDS
@@ -32,21 +34,18 @@ SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def served(
-    server: Reachable, **settings: object
-) -> Iterator[tuple[tuple[str, int], subprocess.Popen[str]]]:
+def served(server: Reachable, **settings: object) -> Iterator[tuple[tuple[str, int], Copy]]:
     """Run `embedfarm serve` with some settings; yield its address and the process."""
     environment = {f"EMBEDFARM_{name.upper()}": str(value) for name, value in settings.items()}
-    with subprocess.Popen(
-        [sys.executable, "-m", "embedfarm", "serve", "--port", "0", "--redis", server.url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | environment,
-    ) as process:
+    words = ["serve", "--port", "0", "--redis", server.url]
+    with (
+        tempfile.NamedTemporaryFile() as said,
+        Copy(words, os.environ | environment, said) as process,
+    ):
+        path = Path(said.name)
         try:
-            assert process.stdout
-            found = re.search(r"http://(.*):(\d+) ", process.stdout.readline())
+            wait_until(lambda: path.read_bytes() or process.poll() is not None)
+            found = re.search(r"http://(.*):(\d+) ", path.read_text(encoding="utf-8"))
             assert found
             yield (found[1], int(found[2])), process
         finally:

@@ -1,0 +1,185 @@
+"""A process that has imported the command line, and runs each command in a copy of itself.
+
+A program takes a third of a second of a processor to import its modules, and tests start hundreds
+of them. The copy gets the arguments, variables, directory and files of its command, and runs what
+the installed program runs, to its end. The server listens on its standard input, a socket, until
+nobody has the other end.
+"""
+
+import atexit
+import functools
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from embedfarm.contract.quick_imports import quick_imports
+
+# What most commands import, and what some verbs import beside it, when the first of these comes.
+ALWAYS: Final = (
+    *(f"embedfarm.cli.{verb}" for verb in ("embed", "jobs", "outputs", "inspection", "simulate")),
+    *(f"embedfarm.{each}" for each in ("runs.run", "collector.verify", "collector.export")),
+)
+LATER: Final = {
+    "ingest": ("embedfarm.cli.ingest", "embedfarm.ingest.recurring"),
+    "schedule": ("embedfarm.cli.roles", "embedfarm.scheduler.loop"),
+    "serve": ("embedfarm.cli.roles", "embedfarm.web.app", "embedfarm.web.server"),
+    "work": ("embedfarm.cli.roles", "embedfarm.workers.devices", "embedfarm.workers.supervisor"),
+}
+REQUEST_BYTES_MAX: Final = 1 << 20
+ANSWER_BYTES: Final = 16
+
+
+class Copy:
+    """A running `embedfarm`, with what tests use of `subprocess.Popen`.
+
+    Args:
+        words: The arguments behind the program's name.
+        environment: All of its variables.
+        output: File for its standard output, which nobody reads if there is none.
+        errors: File for its standard error.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: dict[str, str],
+        output: IO[bytes] | None = None,
+        errors: IO[bytes] | None = None,
+    ) -> None:
+        self.words = list(words)
+        self.returncode: int | None = None
+        request = {"words": self.words, "environment": environment, "directory": str(Path.cwd())}
+        self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, Path(os.devnull).open("r+b") as nothing:
+            files = (theirs, nothing, output or nothing, errors or nothing)
+            data = json.dumps(request).encode()
+            socket.send_fds(_server(), [data], [each.fileno() for each in files])
+        self.pid = int(self._answers.recv(ANSWER_BYTES))
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, for some seconds at most, and return the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: It goes on.
+        """
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            try:
+                self.returncode = int(self._answers.recv(ANSWER_BYTES))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.words, timeout or 0.0) from None
+            self._answers.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Start the server of this process; it ends when this process does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        words = [sys.executable, "-c", f"from {__name__} import main; main()"]
+        # In a session of its own, so that it ends with the tests and not at their Ctrl-C.
+        server = subprocess.Popen(words, stdin=theirs.fileno(), start_new_session=True)
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    return ours
+
+
+def main() -> None:
+    """Serve commands until nobody can ask for another; in a copy, run one."""
+    _import(ALWAYS)
+    words = _serve()
+    if words is not None:
+        sys.argv = ["embedfarm", *words]
+        import_module("embedfarm.cli").main()
+
+
+def _import(names: Sequence[str]) -> None:
+    with quick_imports():
+        for name in names:
+            import_module(name)
+    gc.freeze()
+
+
+def _serve() -> list[str] | None:
+    """Return the arguments of a command in the copy that is to run it, and None at the end."""
+    running: dict[int, tuple[int, socket.socket]] = {}
+    with socket.socket(fileno=os.dup(0)) as requests, selectors.DefaultSelector() as selector:
+        selector.register(requests, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd in running:
+                    selector.unregister(key.fd)
+                    pid, answers = running.pop(key.fd)
+                    _, status = os.waitpid(pid, 0)
+                    answers.send(b"%d" % os.waitstatus_to_exitcode(status))
+                    answers.close()
+                    os.close(key.fd)
+                    continue
+                data, files, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
+                if not data:
+                    return None
+                request = json.loads(data)
+                _import(LATER.get(request["words"][0], ()))
+                pid = os.fork()
+                if not pid:
+                    return _become(request, files)
+                answers = socket.socket(fileno=files[0])
+                for each in files[1:]:
+                    os.close(each)
+                answers.send(b"%d" % pid)
+                process = os.pidfd_open(pid)
+                running[process] = pid, answers
+                selector.register(process, selectors.EVENT_READ)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> list[str]:
+    """Take on the files, variables and directory of a command; return its arguments."""
+    for place, each in enumerate(files[1:]):
+        os.dup2(each, place)
+    for each in files:
+        os.close(each)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    words: list[str] = request["words"]
+    return words
