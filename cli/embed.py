@@ -64,6 +64,9 @@ IdField = Annotated[str, typer.Option(help="Field or column of an id to keep.")]
 InputFormat = Annotated[
     str, typer.Option(help="jsonl, json, csv, tsv, parquet or txt; default: by suffix.")
 ]
+Encoding = Annotated[
+    str, typer.Option(help="Encoding of files that are not UTF-8, such as cp1252 or utf-16.")
+]
 Glob = Annotated[str, typer.Option(help="Glob that chooses the files of a directory.")]
 ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a directory's files.")]
 ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chunk repeats.")]
@@ -99,6 +102,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     text_field: TextField = "text",
     id_field: IdField = "",
     input_format: InputFormat = "",
+    encoding: Encoding = "utf-8",
     glob: Glob = "**/*",
     chunk_tokens: ChunkTokens = 200,
     chunk_overlap: ChunkOverlap = 20,
@@ -129,6 +133,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors():
         options = CorpusOptions(
             text_field=text_field, id_field=id_field or None, format=input_format or None,
+            encoding=encoding,
             tokenizer_file=tokenizer_file(corpus, fields["model"], settings, glob), glob=glob,
             chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
         )  # fmt: skip

@@ -43,6 +43,7 @@ from embedfarm.collector.manifest import (
     tile,
     write_manifest,
 )
+from embedfarm.collector.request_comparison import compare_requests
 from embedfarm.collector.result_span import describe, gather, layout_of
 from embedfarm.collector.sinks import UnknownSink, open_sink, sink_kind, sink_names
 from embedfarm.collector.source_check import Mark
@@ -372,22 +373,6 @@ def _claim(directory: Path, request: dict[str, Any]) -> None:
             _store(directory, request)
         case State.NEW:
             _begin(directory, request)
-
-
-def compare_requests(directory: Path, stored: dict[str, Any], request: dict[str, Any]) -> None:
-    """Refuse a request that is not the stored one, by name of what differs."""
-    # JSON knows fewer types than Python: compare what would be stored.
-    asked = msgspec.json.decode(msgspec.json.encode(request))
-    differing = [
-        f"{name} was {stored.get(name)!r} and is now {asked.get(name)!r}"
-        for name in sorted(stored.keys() | asked.keys())
-        if stored.get(name) != asked.get(name)
-    ]
-    if differing:
-        words = "; ".join(differing)
-        raise OutputError(
-            f"{directory} belongs to another request, and needs a directory of its own: {words}"
-        )
 
 
 def _begin(directory: Path, request: dict[str, Any]) -> None:

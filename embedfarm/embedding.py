@@ -64,12 +64,14 @@ class Reading:
         text_field: Column or key of the text.
         id_field: Column or key of the id; None for a corpus without ids.
         format: Format of files, None to go by their names.
+        encoding: Encoding of files that are not UTF-8, such as "cp1252" or "utf-16".
         on_bad_row: "fail" ends the run over a row that cannot be read, "skip" lists it.
     """
 
     text_field: str = "text"
     id_field: str | None = None
     format: str | None = None
+    encoding: str = "utf-8"
     on_bad_row: Literal["fail", "skip"] = "fail"
 
 
@@ -124,7 +126,10 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         path = Path(temporary.name if temporary is not None else str(out))
         settings, devices, workers = _place_of(farm)
         options = CorpusOptions(
-            text_field=reading.text_field, id_field=reading.id_field, format=reading.format
+            text_field=reading.text_field,
+            id_field=reading.id_field,
+            format=reading.format,
+            encoding=reading.encoding,
         )
         path.mkdir(parents=True, exist_ok=True)
         sources, options = as_sources(corpus, path, options)

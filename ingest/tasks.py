@@ -41,7 +41,7 @@ CANCELLED: Final = 1  # status of `embedfarm batch`, which then prints its repor
 FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and _errors.jsonl names some
 PATH_OPTIONS: Final = frozenset({"ranges"})
 EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
-    "text_field", "id_field", "input_format", "glob", "chunk_tokens", "chunk_overlap",
+    "text_field", "id_field", "input_format", "encoding", "glob", "chunk_tokens", "chunk_overlap",
     "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
     "job_id", "embed_changed",
 }  # fmt: skip

@@ -14,7 +14,8 @@ from embedfarm.collector.manifest import (
     Part,
     read_manifest,
 )
-from embedfarm.collector.output import State, compare_requests, read_state
+from embedfarm.collector.output import State, read_state
+from embedfarm.collector.request_comparison import compare_requests
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract import model_files
 from embedfarm.contract.formatting import counted
@@ -24,6 +25,7 @@ from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
 from embedfarm.producer.readers.directory import locate
+from embedfarm.producer.readers.recoded import is_utf_8
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,12 @@ class Request:
         }
 
     def _reading(self) -> dict[str, Any]:
-        """Return the options that decide what is read; the tokenizer follows from the model."""
-        return {k: v for k, v in asdict(self.options).items() if k != "tokenizer_file"}
+        """Return the options that decide what is read; the tokenizer follows from the model.
+
+        Outputs of before there were encodings are those of requests for UTF-8.
+        """
+        left_out = {"tokenizer_file"} | ({"encoding"} if is_utf_8(self.options.encoding) else set())
+        return {k: v for k, v in asdict(self.options).items() if k not in left_out}
 
 
 def read_again(

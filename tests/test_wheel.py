@@ -170,7 +170,7 @@ MISTAKES: Final = {
     "embed a.jsonl --model null:8": "Missing option '--out'",
     "embed body.jsonl --out o --model null:8": "there are 'body', and --text-field says which",
     "embed broken.jsonl --out o --model null:8": "broken.jsonl line 2: not JSON",
-    "embed latin.csv --out o --model null:8": "iconv -f ENCODING -t UTF-8",
+    "embed latin.csv --out o --model null:8": "--encoding cp1252",
     "embed empty.jsonl --out o --model null:8": "there is nothing to embed",
     "embed notes.md --out o --model null:8": "unknown format; name one of jsonl",
     "embed a.jsonl --out s3://bucket/o --model null:8": "an output is a directory of this machine",

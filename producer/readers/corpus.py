@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import BinaryIO, Final, TypeAlias
@@ -13,6 +13,7 @@ from embedfarm.producer import chunker
 from embedfarm.producer.readers import delimited, directory, jsonl, parquet, text
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
+from embedfarm.producer.readers.recoded import UTF_8, is_encoding, is_utf_8, recode
 from embedfarm.producer.readers.source import (
     COMPRESSIONS,
     TABLES,
@@ -52,6 +53,7 @@ class CorpusOptions:
         format: A name in `FORMATS` for every file named as a source; None goes by the suffix.
         glob: Which files of a directory are read, by their path below it. If they are all of one
             format of rows, they are read as such; else each of them is a document.
+        encoding: Encoding of the files, as Python names it; those of Parquet have none.
         tokenizer_file: A tokenizer.json, which a directory needs to be cut into chunks.
         chunk_tokens: Tokens of a chunk of a directory's file, at most.
         chunk_overlap: Tokens of a chunk that the next one repeats, at most.
@@ -64,6 +66,7 @@ class CorpusOptions:
     id_field: str | None = None
     format: str | None = None
     glob: str = "**/*"
+    encoding: str = UTF_8
     tokenizer_file: str | None = None
     chunk_tokens: int = 200
     chunk_overlap: int = 20
@@ -73,6 +76,10 @@ class CorpusOptions:
             raise CorpusError(f"field {self.text_field!r} cannot be text and id at once")
         if self.format is not None and self.format not in FORMATS:
             raise CorpusError(f"unknown format {self.format!r}; known: {', '.join(FORMATS)}")
+        if not is_encoding(self.encoding):
+            raise CorpusError(
+                f"unknown encoding {self.encoding!r}; it is named such as cp1252 or utf-16"
+            )
         if self.chunk_tokens < 1 or not 0 <= self.chunk_overlap <= self.chunk_tokens // 2:
             raise CorpusError(
                 f"chunks of {self.chunk_tokens} tokens cannot overlap by {self.chunk_overlap};"
@@ -185,12 +192,36 @@ def _read(
 ) -> Iterator[Item]:
     """Yield the items of one location; what is wrong with all of it becomes a `CorpusError`."""
     with named_errors(location.name, is_url=location.is_url):
-        if cut is not None and location.is_directory:
-            yield from directory.read(location, options.glob, cut, cursor)
+        items = _read_as_utf_8(location, options, cut, opened, cursor)
+        if is_utf_8(options.encoding):
+            yield from items
             return
-        read = FORMATS[_format_of(location, options)]
-        with opened(location) as file:
-            yield from read(file, location.name, options.text_field, options.id_field, cursor)
+        for item in items:
+            yield _named(item, options.encoding) if isinstance(item, BadRow) else item
+
+
+def _read_as_utf_8(
+    location: Location,
+    options: CorpusOptions,
+    cut: _Cut | None,
+    opened: _Opened,
+    cursor: Cursor,
+) -> Iterator[Item]:
+    """Yield the items of one location, whatever its encoding; reasons name UTF-8."""
+    if cut is not None and location.is_directory:
+        yield from directory.read(location, options.glob, options.encoding, cut, cursor)
+        return
+    chosen = _format_of(location, options)
+    with opened(location) as file:
+        has_none = chosen == "parquet" or is_utf_8(options.encoding)
+        content = file if has_none else recode(file, options.encoding)
+        fields = options.text_field, options.id_field
+        yield from FORMATS[chosen](content, location.name, *fields, cursor)
+
+
+def _named(bad_row: BadRow, encoding: str) -> BadRow:
+    """Return a bad row whose reason names the encoding that its file was to have."""
+    return replace(bad_row, reason=bad_row.reason.replace("UTF-8", encoding, 1))
 
 
 def _open(

@@ -60,7 +60,11 @@ def _format_of(path: PurePosixPath) -> str | None:
 
 
 def read(
-    directory: Location, glob: str, cut: Callable[[str], Iterator[str]], cursor: Cursor
+    directory: Location,
+    glob: str,
+    encoding: str,
+    cut: Callable[[str], Iterator[str]],
+    cursor: Cursor,
 ) -> Iterator[Item]:
     """Yield the chunks of all files whose paths below the directory match `glob`, by path.
 
@@ -69,7 +73,7 @@ def read(
     """
     for relative, entry in find(directory, glob)[cursor.offset :]:
         try:
-            text = _read_document(directory.filesystem, entry, relative)
+            text = _read_document(directory.filesystem, entry, relative, encoding)
         except (OSError, UnicodeError) as error:
             name = printable(f"{directory.name.rstrip('/')}/{relative}")
             yield BadRow(name, None, None, f"not a readable UTF-8 text: {error}")
@@ -106,7 +110,9 @@ def _see(walk: Iterator[Any], *, hidden: bool) -> Iterator[dict[str, dict[str, A
         yield files
 
 
-def _read_document(filesystem: AbstractFileSystem, entry: dict[str, Any], relative: str) -> str:
+def _read_document(
+    filesystem: AbstractFileSystem, entry: dict[str, Any], relative: str, encoding: str
+) -> str:
     """Return a file's text without byte order mark, or raise `OSError` or `UnicodeError`."""
     if not is_unicode(relative):
         raise OSError("its name is not UTF-8, so its chunks could have no ids")
@@ -116,4 +122,4 @@ def _read_document(filesystem: AbstractFileSystem, entry: dict[str, Any], relati
         content = file.read(DOCUMENT_BYTES_MAX + 1)
     if len(content) > DOCUMENT_BYTES_MAX:
         raise OSError(f"larger than {DOCUMENT_BYTES_MAX >> 20} MiB")
-    return content.decode("utf-8-sig")
+    return content.decode(encoding).removeprefix("\ufeff")

@@ -29,7 +29,7 @@ class BadRow:
         return f"{self.file}{line}{field}: {self.reason}"
 
 
-CONVERT: Final = "; iconv -f ENCODING -t UTF-8 FILE converts a file of another encoding"
+ANOTHER: Final = "; a file of another encoding is read with that, as by --encoding cp1252"
 
 Row: TypeAlias = tuple[str, str]
 """A text and its id; the id is "" where the source has none."""
@@ -57,7 +57,7 @@ def fail_on_bad_row(bad_row: BadRow) -> NoReturn:
     Raises:
         CorpusError: Always; it reads like "corpus.jsonl line 7, field 'text': missing".
     """
-    hint = CONVERT if bad_row.reason.startswith("not UTF-8") else ""
+    hint = ANOTHER if bad_row.reason.startswith("not UTF-8") else ""
     raise CorpusError(f"{bad_row}{hint}", bad_row)
 
 

@@ -25,8 +25,15 @@ from embedfarm.collector.manifest import (
     read_manifest,
     tile,
 )
-from embedfarm.collector.output import Output, OutputBusy, State, read_request, read_state
+from embedfarm.collector.output import (
+    Output,
+    OutputBusy,
+    State,
+    read_request,
+    read_state,
+)
 from embedfarm.collector.output_reader import read_parts
+from embedfarm.collector.request_comparison import compare_requests
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract.records import ChunkError, Result, text_checksums
 
@@ -147,13 +154,26 @@ def test_second_process(tmp_path: Path) -> None:
     Output(tmp_path, {}, sink="npy", part_bytes_max=1).close()
 
 
+def test_what_differs_is_said_in_words(tmp_path: Path) -> None:
+    """The names and values of a refusal are those of people, not those of the record."""
+    stored = {"read_id_field": None, "skip_bad_rows": False, "sources": ["/a"], "prompt": ""}
+    asked = {"read_id_field": "id", "skip_bad_rows": True, "sources": ["/a", "/b"], "prompt": "q:"}
+    with pytest.raises(OutputError) as raised:
+        compare_requests(tmp_path, stored, asked | {"read_encoding": "cp1252"})
+    assert str(raised.value).partition("of its own: ")[2] == (
+        "prompt: none before, q: now; encoding: the default before, cp1252 now;"
+        " id field: none before, id now; skip bad rows: no before, yes now;"
+        " sources: /a before, /a, /b now"
+    )
+
+
 def test_other_request(tmp_path: Path) -> None:
     """A request that differs is refused by name of what differs; an equal one goes on."""
     open_output(tmp_path).close()
     open_output(tmp_path).close()
-    with pytest.raises(OutputError, match="model was 'm' and is now 'n'"):
+    with pytest.raises(OutputError, match=r"model: m before, n now$"):
         open_output(tmp_path, {**REQUEST, "model": "n"})
-    with pytest.raises(OutputError, match="format was 'parquet' and is now 'npy'"):
+    with pytest.raises(OutputError, match=r"format: parquet before, npy now$"):
         Output(tmp_path, dict(REQUEST), sink="npy", part_bytes_max=32)
     open_output(tmp_path).close()
 

@@ -308,6 +308,25 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_corpus_of_another_encoding(tmp_path: Path) -> None:
+    """--encoding is a part of the request: the same command goes on, and UTF-8 is another one."""
+    texts = ["café", "naïve", "10 €"]
+    corpus, out = tmp_path / "corpus.csv", tmp_path / "out"
+    corpus.write_text("".join(f"{text}\n" for text in ["text", *texts]), encoding="cp1252")
+    words = ("embed", corpus, "--out", out, *MODEL)
+    refused = run(*words)
+    assert (refused.returncode, "--encoding cp1252" in refused.stderr) == (2, True)
+    assert run(*words, "--encoding", "cp1252").returncode == 0
+    check_output(out, texts, 16)
+    again = run(*words, "--encoding", "cp1252")
+    assert (again.returncode, "finished already" in again.stdout) == (0, True)
+    assert run("verify", out, "--against", corpus).returncode == 0
+    other = run(*words)
+    assert (other.returncode, "encoding" in other.stderr) == (2, True)
+    unknown = run(*words, "--encoding", "nonsense")
+    assert (unknown.returncode, "unknown encoding" in unknown.stderr) == (2, True)
+
+
 def test_half_precision_vectors(tmp_path: Path) -> None:
     """--vector-dtype float16 stores the same vectors in half the space."""
     texts = list(texts_of(30))

@@ -310,8 +310,68 @@ def test_the_usual_delimiter_comes_first(tmp_path: Path) -> None:
 def test_bytes_of_another_encoding(tmp_path: Path) -> None:
     """A reader that stops at a row that is not UTF-8 says what makes it so."""
     path = write(tmp_path / "corpus.csv", "text\ncaf\u00e9\n".encode("latin-1"))
-    with pytest.raises(CorpusError, match="line 2, field 'text': not UTF-8; iconv -f ENCODING"):
+    with pytest.raises(CorpusError, match=r"line 2, field 'text': not UTF-8; .* --encoding cp1252"):
         read(path)
+
+
+SPOKEN = ["café", 'naïve, or "not"', "10 €"]
+SPOKEN_FILES = {
+    "jsonl": "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in SPOKEN),
+    "json": json.dumps([{"text": text} for text in SPOKEN], ensure_ascii=False),
+    "csv": delimited(SPOKEN, ","),
+    "tsv": delimited(SPOKEN, "\t"),
+    "txt": "".join(f"{text}\n" for text in SPOKEN),
+}
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "UTF-16LE", "utf-8-sig", "cp1252", "gb18030", "utf7"]
+)
+@pytest.mark.parametrize("suffix", [*SPOKEN_FILES, "csv.gz"])
+def test_another_encoding(tmp_path: Path, suffix: str, encoding: str) -> None:
+    """A file of another encoding has the same rows, as a whole and from each place on."""
+    data = SPOKEN_FILES[suffix.removesuffix(".gz")].encode(encoding)
+    path = write(tmp_path / f"corpus.{suffix}", data)
+    assert [text for text, _ in read(path, encoding=encoding)] == SPOKEN
+    options = CorpusOptions(encoding=encoding)
+    for rows in range(1, len(SPOKEN)):
+        cursor = Cursor()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("embedfarm.producer.readers.corpus.BATCH_ROWS_MAX", rows)
+            next(read_corpus([str(path)], options, fail_on_bad_row, cursor=cursor))
+        [rest] = read_corpus([str(path)], options, fail_on_bad_row, cursor=cursor)
+        assert rest.texts == SPOKEN[rows:]
+
+
+def test_bytes_that_the_encoding_lacks(tmp_path: Path) -> None:
+    """A row with bytes that stand for nothing is bad, and the others are read."""
+    path = write(tmp_path / "corpus.txt", b"\x80 is a euro\n\x81 is nothing\nend\n")
+    bad: list[BadRow] = []
+    [rows] = read_corpus([str(path)], CorpusOptions(encoding="cp1252"), bad.append)
+    assert rows.texts == ["€ is a euro", "end"]
+    assert [str(each) for each in bad] == [
+        f"{path} line 2: not cp1252: invalid start byte",
+    ]
+
+
+def test_documents_of_another_encoding(tmp_path: Path, tokenizer_file: str) -> None:
+    """The documents of a directory have the encoding, and one that has not is a bad row."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    write(folder / "a.md", "café".encode("utf-16"))
+    write(folder / "b.md", b"odd")
+    bad: list[BadRow] = []
+    options = CorpusOptions(tokenizer_file=tokenizer_file, encoding="utf-16")
+    [rows] = read_corpus([str(folder)], options, bad.append)
+    assert rows.texts == ["café"]
+    assert [each.reason[:28] for each in bad] == ["not a readable utf-16 text: "]
+
+
+@pytest.mark.parametrize("name", ["", "nonsense", "base64", "rot13", "idna", "undefined", "a\0b"])
+def test_what_is_no_encoding(name: str) -> None:
+    """What Python does not know, or is none of files, is refused by its name."""
+    with pytest.raises(CorpusError, match="unknown encoding"):
+        CorpusOptions(encoding=name)
 
 
 @pytest.mark.parametrize(

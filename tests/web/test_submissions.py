@@ -113,6 +113,11 @@ def test_every_form_is_embedded(
         {"files": {"file": ("../../etc/a b.jsonl", lines)}, **named},
         {"files": {"file": ("c.parquet", parquet)}},
         {
+            "files": {"file": ("d.txt", "".join(f"{each}\n" for each in texts).encode("utf-16"))},
+            "data": {"encoding": "utf-16"},
+        },
+        {"json": {"texts": texts, "encoding": "utf-16"}},  # which these have not
+        {
             "content": gzip.compress(lines),
             "headers": JSONL | {"content-encoding": "gzip"},
             "params": {"name": "raw", "weight": 3},
@@ -127,7 +132,7 @@ def test_every_form_is_embedded(
     assert {each["state"] for each in made} == {"queued"}
     assert {each["model"] for each in made} == {NULL}
     assert (made[2]["name"], made[2]["priority"]) == ("mine", 2)
-    assert (made[4]["name"], made[4]["weight"]) == ("raw", 3)
+    assert (made[-1]["name"], made[-1]["weight"]) == ("raw", 3)
     assert (made[1]["tenant"], made[1]["deadline_ms"]) == ("a", 5_000_000_000_000)
     assert FarmClient(client).job_ids() == [each["job"] for each in made]
     with doing(server, tmp_path):
@@ -149,6 +154,7 @@ def test_every_form_is_embedded(
         ({"json": {"texts": ["a"], "weight": 0}}, 422),
         ({"json": {"texts": ["a"], "prompt": "a\0b"}}, 422),
         ({"json": {"texts": ["a"], "other": 1}}, 422),
+        ({"json": {"texts": ["a"], "encoding": "base64"}}, 422),
         ({"json": {"texts": ["a"]}, "params": {"lsh_bits": 65}}, 422),
         ({"json": {"texts": ["a"], "model": "null:9"}}, 404),
         ({"json": {"texts": ["a"], "webhook": "http://127.0.0.1/"}}, 422),

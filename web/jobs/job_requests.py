@@ -10,6 +10,7 @@ import msgspec
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -42,6 +43,7 @@ from embedfarm.contract.scheduling_terms import (
     read_labels,
 )
 from embedfarm.producer.readers.corpus import FORMATS, SUFFIXES
+from embedfarm.producer.readers.recoded import UTF_8, is_encoding
 from embedfarm.producer.readers.source import COMPRESSIONS, split_compression
 from embedfarm.web.http.bodies import media_type, read_json
 from embedfarm.web.http.schemas import TEXTS, TEXTS_WITH_IDS, WHOLE, Many, shapes
@@ -139,6 +141,13 @@ Given: Any = create_model("Given", __base__=TermsGiven, **_GIVEN)
 """The fields of a job as a body has them; without a model, it is the first one that is served."""
 
 
+def _known_encoding(name: str) -> str:
+    """Refuse an encoding that is unknown."""
+    if not is_encoding(name):
+        raise ValueError(f"{name!r} is no encoding of files")
+    return name
+
+
 class EmbeddingOptions(Given):  # type: ignore[misc] # it is made of the table of fields
     """Options that say which vectors are wanted."""
 
@@ -161,6 +170,9 @@ class Options(EmbeddingOptions):
     format: SinkName = Field(default="parquet", description="Of the output.")
     input_format: Literal["", "jsonl", "csv", "tsv", "parquet", "txt"] = Field(
         default="", description="By default as the name or the type of the file says."
+    )
+    encoding: Annotated[Words, AfterValidator(_known_encoding)] = Field(
+        default=UTF_8, description="Of files that are not UTF-8, such as cp1252 or utf-16."
     )
     text_field: Words = "text"
     id_field: Words = ""
@@ -318,7 +330,9 @@ async def _read_json(request: Request, upload: Upload, options: Options) -> Orde
         return Order(options, asked.source, None)
     ids = {"id_field": "id"} if isinstance(asked.texts[0], TextWithId) else {"id_field": ""}
     await run_in_threadpool(_write, asked, upload)
-    return Order(options.merge({"text_field": "text", **ids}), "input.jsonl", upload)
+    return Order(
+        options.merge({"text_field": "text", "encoding": UTF_8, **ids}), "input.jsonl", upload
+    )
 
 
 def _check(value: object) -> tuple[Submission | None, list[Any]]:

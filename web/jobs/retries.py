@@ -24,7 +24,7 @@ LOGGER: Final = logging.getLogger(__name__)
 SAME: Final = (*(JOB_FIELDS.keys() - {"ranges"}), "format")
 READING: Final = {
     "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",
-    "chunk_tokens": "chunk_tokens", "chunk_overlap": "chunk_overlap",
+    "encoding": "encoding", "chunk_tokens": "chunk_tokens", "chunk_overlap": "chunk_overlap",
 }  # fmt: skip
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -103,7 +103,8 @@ def options_of(manifest: Manifest) -> dict[str, Any]:
     if said["vector_dtype"] == "int8":
         raise HTTPException(409, "an output of int8 is retried where its ranges are")
     options = {name: said[name] for name in SAME if said.get(name)}
-    options |= {name: said[f"read_{key}"] for key, name in READING.items() if said[f"read_{key}"]}
+    reading = {name: said.get(f"read_{key}") for key, name in READING.items()}
+    options |= {name: value for name, value in reading.items() if value}
     if said["skip_bad_rows"]:
         options["on_bad_row"] = "skip"
     return options
