@@ -83,6 +83,14 @@ class Measuring(IntEnum):
     ALONE = 2
 
 
+MODES: Final = {
+    Measuring.NOTHING: (fcntl.LOCK_SH, fcntl.LOCK_EX),
+    Measuring.PACED: (fcntl.LOCK_EX, fcntl.LOCK_SH),
+    Measuring.ALONE: (fcntl.LOCK_EX, fcntl.LOCK_EX),
+}
+"""How the lock of ordinary tests is taken, and that of paced ones."""
+
+
 def _measures_time(item: pytest.Item) -> Measuring:
     if item.get_closest_marker("alone") is not None:
         return Measuring.ALONE
@@ -102,35 +110,42 @@ def _shares_fixture(module: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def rooms(run_path: Path) -> Iterator[tuple[IO[str], IO[str]]]:
-    """The locks of this run's processes: of tests that any may run beside, and of paced ones."""
-    with (run_path / "any").open("w") as anyone, (run_path / "paced").open("w") as paced:
-        yield anyone, paced
+def locks(run_path: Path) -> Iterator[tuple[IO[str], IO[str]]]:
+    """The locks of this run's processes: that of ordinary tests, and that of paced ones."""
+    with (run_path / "ordinary").open("w") as ordinary, (run_path / "paced").open("w") as paced:
+        yield ordinary, paced
 
 
 @pytest.fixture(autouse=True)
-def room(request: pytest.FixtureRequest, rooms: tuple[IO[str], IO[str]]) -> Iterator[None]:
+def room(request: pytest.FixtureRequest, locks: tuple[IO[str], IO[str]]) -> Iterator[None]:
     """Let a test that measures time wait until no other test runs that would be in its way.
 
-    A process keeps the first lock from test to test, so that those that measure time, which come
-    last, begin when all others have ended. Paced tests run beside each other, and `alone` by none.
+    Ordinary tests share one lock and paced ones the other, each while nobody has the other lock; a
+    test that runs alone has both for itself. Who has no test to run has no lock, and who waits for
+    one lock does not keep the other: so all go on, and those that measure time come last.
     """
-    anyone, paced = rooms
-    if _measures_time(request.node) == Measuring.NOTHING:
-        fcntl.flock(anyone, fcntl.LOCK_SH)
-        yield
-        return
-    fcntl.flock(anyone, fcntl.LOCK_UN)
-    if _measures_time(request.node) == Measuring.ALONE:
-        fcntl.flock(paced, fcntl.LOCK_EX)
-        fcntl.flock(anyone, fcntl.LOCK_EX)
-    else:
-        fcntl.flock(anyone, fcntl.LOCK_EX)
-        fcntl.flock(anyone, fcntl.LOCK_UN)
-        fcntl.flock(paced, fcntl.LOCK_SH)
+    kind = _measures_time(request.node)
+    first, second = MODES[kind]
+    ordinary, paced = locks
+    fcntl.flock(ordinary, first)
+    while not _try_lock(paced, second):
+        fcntl.flock(ordinary, fcntl.LOCK_UN)
+        fcntl.flock(paced, second)
+        fcntl.flock(paced, fcntl.LOCK_UN)
+        fcntl.flock(ordinary, first)
+    if kind != Measuring.ALONE:
+        fcntl.flock(paced if kind == Measuring.NOTHING else ordinary, fcntl.LOCK_UN)
     yield
-    fcntl.flock(anyone, fcntl.LOCK_UN)
     fcntl.flock(paced, fcntl.LOCK_UN)
+    fcntl.flock(ordinary, fcntl.LOCK_UN)
+
+
+def _try_lock(file: IO[str], mode: int) -> bool:
+    try:
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @pytest.fixture(params=SERVERS)
