@@ -25,7 +25,7 @@ from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
 from embedfarm.producer.readers.directory import locate
-from embedfarm.producer.readers.recoded import is_utf_8
+from embedfarm.producer.readers.recoded import UTF_8, canonical
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,10 @@ class Request:
 
         Outputs of before there were encodings are those of requests for UTF-8.
         """
-        left_out = {"tokenizer_file"} | ({"encoding"} if is_utf_8(self.options.encoding) else set())
-        return {k: v for k, v in asdict(self.options).items() if k not in left_out}
+        encoding = canonical(self.options.encoding)
+        reading = asdict(self.options) | {"encoding": encoding}
+        left_out = {"tokenizer_file", "encoding"} if encoding == UTF_8 else {"tokenizer_file"}
+        return {k: v for k, v in reading.items() if k not in left_out}
 
 
 def read_again(

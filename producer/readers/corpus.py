@@ -13,7 +13,7 @@ from embedfarm.producer import chunker
 from embedfarm.producer.readers import delimited, directory, jsonl, parquet, text
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
-from embedfarm.producer.readers.recoded import UTF_8, is_encoding, is_utf_8, recode
+from embedfarm.producer.readers.recoded import UTF_8, canonical, is_encoding, recode
 from embedfarm.producer.readers.source import (
     COMPRESSIONS,
     TABLES,
@@ -179,7 +179,9 @@ def _read_all(
 ) -> Iterator[Item]:
     """Yield the items of all locations from the cursor on."""
     for location in locations[cursor.location :]:
-        yield from _read(location, options, cut, opened, cursor)
+        items = _read(location, options, cut, opened, cursor)
+        is_usual = canonical(options.encoding) == UTF_8
+        yield from items if is_usual else (_named(each, options.encoding) for each in items)
         cursor.location, cursor.offset, cursor.line = cursor.location + 1, 0, 0
 
 
@@ -192,36 +194,22 @@ def _read(
 ) -> Iterator[Item]:
     """Yield the items of one location; what is wrong with all of it becomes a `CorpusError`."""
     with named_errors(location.name, is_url=location.is_url):
-        items = _read_as_utf_8(location, options, cut, opened, cursor)
-        if is_utf_8(options.encoding):
-            yield from items
+        if cut is not None and location.is_directory:
+            yield from directory.read(location, options.glob, options.encoding, cut, cursor)
             return
-        for item in items:
-            yield _named(item, options.encoding) if isinstance(item, BadRow) else item
+        chosen = _format_of(location, options)
+        with opened(location) as file:
+            has_none = chosen == "parquet" or canonical(options.encoding) == UTF_8
+            content = file if has_none else recode(file, options.encoding)
+            fields = options.text_field, options.id_field
+            yield from FORMATS[chosen](content, location.name, *fields, cursor)
 
 
-def _read_as_utf_8(
-    location: Location,
-    options: CorpusOptions,
-    cut: _Cut | None,
-    opened: _Opened,
-    cursor: Cursor,
-) -> Iterator[Item]:
-    """Yield the items of one location, whatever its encoding; reasons name UTF-8."""
-    if cut is not None and location.is_directory:
-        yield from directory.read(location, options.glob, options.encoding, cut, cursor)
-        return
-    chosen = _format_of(location, options)
-    with opened(location) as file:
-        has_none = chosen == "parquet" or is_utf_8(options.encoding)
-        content = file if has_none else recode(file, options.encoding)
-        fields = options.text_field, options.id_field
-        yield from FORMATS[chosen](content, location.name, *fields, cursor)
-
-
-def _named(bad_row: BadRow, encoding: str) -> BadRow:
-    """Return a bad row whose reason names the encoding that its file was to have."""
-    return replace(bad_row, reason=bad_row.reason.replace("UTF-8", encoding, 1))
+def _named(item: Item, encoding: str) -> Item:
+    """Return an item; the reason of a bad row names the encoding that its file was to have."""
+    if not isinstance(item, BadRow):
+        return item
+    return replace(item, reason=item.reason.replace("UTF-8", encoding, 1))
 
 
 def _open(

@@ -20,9 +20,9 @@ def is_encoding(name: str) -> bool:
         return False
 
 
-def is_utf_8(encoding: str) -> bool:
-    """Tell whether this is a name of UTF-8, as which all files are read."""
-    return codecs.lookup(encoding).name == UTF_8
+def canonical(encoding: str) -> str:
+    """Return the one name of an encoding that has several: of "latin1" and "latin-1" the same."""
+    return codecs.lookup(encoding).name
 
 
 def recode(file: BinaryIO, encoding: str) -> BinaryIO:

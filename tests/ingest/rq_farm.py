@@ -37,6 +37,7 @@ class Door:
         self.home = home
         self.connection = redis.Redis.from_url(server.url)
         self.queue = Queue("embedfarm", self.connection, serializer="json")
+        self.role: Copy | None = None  # that was started last
 
     def enqueue(self, task: str, *words: Any, **options: Any) -> Job:  # noqa: ANN401 -- what JSON can say
         """Enqueue a task by its name."""
@@ -56,6 +57,7 @@ class Door:
     def ingest(self, *words: str, **settings: object) -> Iterator[psutil.Process]:
         """Run `embedfarm ingest`; SIGTERM must end it with status 0, unless the test killed it."""
         with Copy(["ingest", *words], os.environ | self.environment(**settings)) as copy:
+            self.role = copy
             process = psutil.Process(copy.pid)
             try:
                 yield process

@@ -137,7 +137,8 @@ def test_a_host_that_goes_down(door: Door) -> None:
         for each in reversed(tree):
             each.terminate()
         process.terminate()
-        process.wait(40)  # `Door.ingest` looks at its status
+        assert door.role is not None
+        assert door.role.wait(40) == 0
         assert request.job.get_status() == "queued"
         assert DEATHS not in request.job.get_meta()
 
@@ -151,7 +152,8 @@ def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
     with running(door) as (process, request):
         tree = process.children(recursive=True)
         process.terminate()
-        process.wait(20)  # `Door.ingest` looks at its status
+        assert door.role is not None
+        assert door.role.wait(20) == 0
         assert not psutil.wait_procs(tree, timeout=10)[1]
         assert request.job.get_status() == "queued"
         kept = parts(request.out)
