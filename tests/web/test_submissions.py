@@ -22,6 +22,8 @@ from fastapi.testclient import TestClient
 from rq import Worker
 from rq.job import JobStatus
 
+import embedfarm
+from embedfarm.collector.manifest import read_manifest
 from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
@@ -32,6 +34,7 @@ from embedfarm.ingest.tasks import cleanup
 from embedfarm.watch.overview import JobFacts
 from embedfarm.web.auth.keys import Key
 from embedfarm.web.jobs.job_requests import name_corpus
+from embedfarm.web.jobs.retries import options_of
 from tests.farm.harness import check_output, texts_of, write_corpus
 from tests.ingest.rq_farm import START_SECONDS, Door
 from tests.support import LiveServer, wait_until
@@ -580,6 +583,17 @@ def test_a_job_that_its_worker_gave_up_has_failed(
     with doing(server, tmp_path):
         reason = wait_for(web, job, "failed")["reason"]
     assert "no file and no directory" in reason
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-8"])
+def test_a_retry_reads_the_corpus_as_before(tmp_path: Path, encoding: str) -> None:
+    """What failed is tried again with the options that made the output, its encoding among them."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("café\n", encoding=encoding)
+    reading = embedfarm.Reading(encoding=encoding)
+    embedfarm.embed(corpus, out=tmp_path / "out", model=NULL, reading=reading, progress=False)
+    options = options_of(read_manifest(tmp_path / "out"))
+    assert options.get("encoding", "utf-8") == encoding
 
 
 def test_cleanup_removes_what_nobody_knows(
