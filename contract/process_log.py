@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from embedfarm.contract import wire
-from embedfarm.contract.broker import UNAVAILABLE, closing_client, if_allowed
+from embedfarm.contract.broker import UNAVAILABLE, connect, if_allowed
 from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.redaction import hiding_formatter
 
@@ -46,7 +46,7 @@ class LogSender(logging.Handler):
     def __init__(self, url: str, process: str) -> None:
         super().__init__()
         self.setFormatter(hiding_formatter("%(message)s"))
-        self._url = url
+        self._client = connect(url)
         self._process = process
         self._waiting: deque[dict[str, str]] = deque(maxlen=WAITING_MAX)
         self._news = threading.Event()
@@ -79,6 +79,7 @@ class LogSender(logging.Handler):
                 self._news.set()
             self._ending.wait(SEND_SECONDS)
         self._send()
+        self._client.close()
 
     def _send(self) -> bool:
         """Send what waits; tell whether that could be done."""
@@ -87,8 +88,8 @@ class LogSender(logging.Handler):
             return True
         key = wire.log_key(self._process)
         try:
-            with closing_client(self._url) as client, if_allowed():
-                pipe = client.pipeline(transaction=False)
+            with if_allowed():
+                pipe = self._client.pipeline(transaction=False)
                 for line in lines[-LINES_MAX:]:
                     pipe.xadd(key, cast("Any", line), maxlen=LINES_MAX, approximate=True)
                 pipe.expire(key, LOG_SECONDS)

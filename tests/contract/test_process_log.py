@@ -54,6 +54,22 @@ def test_the_newest_lines_are_kept(client: redis.Redis, log: logging.Logger) -> 
     assert list(FarmClient(client).logs.processes()) == ["one"]
 
 
+def test_one_connection_sends_all(client: redis.Redis, log: logging.Logger) -> None:
+    """Lines that come one after the other need no connection each."""
+
+    def connections() -> int:
+        return int(client.info("stats")["total_connections_received"])
+
+    log.info("first")
+    wait_until(lambda: texts(client)[-1:] == ["first"])
+    before = connections()
+    log.info("second")
+    wait_until(lambda: texts(client) == ["first", "second"])
+    log.info("third")
+    wait_until(lambda: texts(client) == ["first", "second", "third"])
+    assert connections() == before
+
+
 def test_a_server_that_is_away_is_waited_for(
     server: LiveServer, client: redis.Redis, log: logging.Logger
 ) -> None:
