@@ -401,6 +401,7 @@ class Sample(Record):
         jobs: Real tokens and chunks done, by job; jobs that got none are left out.
         backlog_tokens: Tokens that were sent and are not done, of all jobs.
         workers_alive: Number of live workers.
+        job_workers: Real tokens done, by job and then by worker.
     """
 
     seconds: Amount
@@ -408,6 +409,7 @@ class Sample(Record):
     jobs: dict[str, tuple[Count, Count]]
     backlog_tokens: Count
     workers_alive: Count
+    job_workers: dict[str, dict[str, Count]] = msgspec.field(default_factory=dict)
 
 
 class Rate(Record):

@@ -48,4 +48,7 @@ class Sight:
 
 def _take_others_out(sample: Sample, own: Collection[str]) -> Sample:
     jobs = {job: done for job, done in sample.jobs.items() if job in own}
-    return msgspec.structs.replace(sample, jobs=jobs, workers={}, backlog_tokens=0)
+    job_workers = {job: done for job, done in sample.job_workers.items() if job in own}
+    return msgspec.structs.replace(
+        sample, jobs=jobs, job_workers=job_workers, workers={}, backlog_tokens=0
+    )

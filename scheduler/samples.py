@@ -1,6 +1,7 @@
 """What workers did since the last sample: the curves that people look at."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,7 @@ class Sampler:
     seconds_min: float
     _workers: dict[str, tuple[int, int]] = field(default_factory=dict)
     _jobs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _job_workers: dict[str, Counter[str]] = field(default_factory=dict)
 
     def completed(self, completions: Iterable[Completion]) -> None:
         """Take micro-batches in."""
@@ -32,6 +34,7 @@ class Sampler:
             for figures, name in ((self._workers, done.worker), (self._jobs, done.job)):
                 tokens, chunks = figures.get(name, (0, 0))
                 figures[name] = (tokens + done.real_tokens, chunks + done.chunks)
+            self._job_workers.setdefault(done.job, Counter())[done.worker] += done.real_tokens
 
     def take(self, state: FarmState, now: float) -> Sample | None:
         """Return a sample that ends now, if it is time for one; the next one begins there.
@@ -47,10 +50,11 @@ class Sampler:
             seconds=seconds,
             workers=self._workers,
             jobs=self._jobs,
+            job_workers={job: dict(done) for job, done in self._job_workers.items()},
             backlog_tokens=sum(job.tokens_left for job in state.jobs),
             workers_alive=len(state.workers),
         )
-        self.began, self._workers, self._jobs = now, {}, {}
+        self.began, self._workers, self._jobs, self._job_workers = now, {}, {}, {}
         return sample
 
 

@@ -69,6 +69,13 @@ def fill(client: redis.Redis) -> None:
             jobs={"handbook": done} if place > 200 else {"old-1": done},
             backlog_tokens=9_000_000 - 20_000 * place,
             workers_alive=3,
+            job_workers={
+                "handbook" if place > 200 else "old-1": {
+                    "gpu:cuda-0": int(done[0] * 0.6),
+                    "gpu:cuda-1": int(done[0] * (0.3 if place % 60 > 9 else 0)),
+                    "box:cpu-0": done[0] // 10,
+                }
+            },
         )
         client.xadd(
             wire.SAMPLES,

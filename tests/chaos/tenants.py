@@ -28,7 +28,8 @@ REFUSALS: Final = {429, 503}
 NOBODY_SERVES: Final = (httpx.NetworkError, httpx.RemoteProtocolError)  # refused, or cut off
 PAGES: Final = (
     "/", "/jobs/{job}", "/jobs/{job}/results.jsonl", "/charts/farm.svg",
-    "/charts/jobs/{job}/speed.svg", "/charts/jobs/{job}/lanes.svg", "/jobs/{job}/cancel",
+    "/charts/jobs/{job}/speed.svg", "/charts/jobs/{job}/workers.svg",
+    "/charts/jobs/{job}/lanes.svg", "/jobs/{job}/cancel",
 )  # fmt: skip
 EVENTS: Final = "text/event-stream"
 

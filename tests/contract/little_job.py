@@ -68,6 +68,7 @@ SAMPLE = Sample(
     jobs={"little": (18, 2)},
     backlog_tokens=60,
     workers_alive=1,
+    job_workers={"little": {"one": 18}},
 )
 
 

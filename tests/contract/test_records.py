@@ -76,6 +76,9 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
     dict[str, Amount]: st.dictionaries(TEXTS, AMOUNTS, max_size=3),
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
     dict[str, Count]: st.dictionaries(TEXTS, COUNTS, max_size=3),
+    dict[str, dict[str, Count]]: st.dictionaries(
+        TEXTS, st.dictionaries(TEXTS, COUNTS, max_size=3), max_size=3
+    ),
     dict[str, tuple[Count, Count]]: st.dictionaries(TEXTS, st.tuples(COUNTS, COUNTS), max_size=3),
     Amount: AMOUNTS,
     Fact: FACTS,

@@ -181,6 +181,7 @@ def show(web: TestClient, server: LiveServer, job: str) -> None:
         f"/jobs/{job}/cancel",
         f"/v1/jobs/{job}",
         f"/charts/jobs/{job}/lanes.svg",
+        f"/charts/jobs/{job}/workers.svg",
     )
     for path in (*SHOWN, *PAGES, *paths):
         answer = web.get(path)

@@ -180,6 +180,37 @@ def test_curves_of_a_day_and_a_week(web: TestClient, client: redis.Redis) -> Non
             assert drawn != "/charts/farm.svg" or marks in svg
 
 
+def test_curves_of_a_jobs_workers(web: TestClient, client: redis.Redis) -> None:
+    """A job's page has the speed of each of its workers, of many those that did most."""
+    job, now = make_job(client, 2), time.time()
+
+    def work(age: int, **tokens: int) -> None:
+        done = {job.id: (sum(tokens.values()), 10)}
+        sample = msgspec.structs.replace(
+            SAMPLE, seconds=10.0, jobs=done, job_workers={job.id: tokens, "other": {"x": 10}}
+        )
+        client.xadd(wire.SAMPLES, {"sample": encode(sample)}, id=f"{int(1000 * (now - age))}-0")
+
+    def rows() -> list[tuple[str, str]]:
+        page = web.get(f"/jobs/{job.id}").text
+        _, _, table = page.partition('<details id="workers-table">')
+        return re.findall('<th scope="row">(.+?)</th><td class="n">(.+?)</td>',
+                          table.partition("</details>")[0])  # fmt: skip
+
+    chart = f"/charts/jobs/{job.id}/workers.svg"
+    assert "no worker" in web.get(chart).text
+    work(40, one=1000)
+    assert rows() == []  # the whole job's curve is that of its only worker
+    work(30, one=1000, two=6000)
+    assert rows() == [("two", "300"), ("one", "100")]
+    svg = web.get(f"{chart}?theme=dark").text
+    assert ">two<" in svg
+    assert ">x<" not in svg
+    work(20, **{f"w{place}": 10_000 + place for place in range(7)})
+    assert [name for name, _ in rows()] == ["w6", "w5", "w4", "w3", "w2", "4 others"]
+    assert rows()[-1] == ("4 others", number((10_001 + 10_000 + 2000 + 6000) / 30))
+
+
 def test_ids_that_come_again_are_counted(web: TestClient, client: redis.Redis) -> None:
     """The page of a job says how many chunks have the id of an earlier one."""
     job = make_job(client, 2)

@@ -68,6 +68,7 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
     "GET /jobs/{job}/{verb}": {"verb": "cancel"},
     "POST /jobs/{job}/{verb}": {"verb": "cancel"},
     "GET /charts/jobs/{job}/speed.svg": {},
+    "GET /charts/jobs/{job}/workers.svg": {},
     "GET /charts/jobs/{job}/lanes.svg": {},
 }
 """Every route that names something, with all else that a good request to it has."""

@@ -7,6 +7,7 @@ characters that the font has.
 """
 
 import io
+import itertools
 import threading
 import time
 from collections import OrderedDict
@@ -76,12 +77,12 @@ class Curve(NamedTuple):
     """A quantity over time.
 
     Attributes:
-        unit: Unit of the values, written above its axis.
+        title: What is written above its axis: the unit, and whose values they are if not the job's.
         seconds: Unix times.
         values: Values, one for each time.
     """
 
-    unit: str
+    title: str
     seconds: Sequence[float]
     values: Sequence[float]
 
@@ -128,30 +129,34 @@ class Gallery:
             return data
 
 
-def draw_curves(curves: Sequence[Curve], axis: TimeAxis, look: ChartStyle) -> bytes:
+def draw_curves(
+    curves: Sequence[Curve], axis: TimeAxis, look: ChartStyle, *, alike: bool = False
+) -> bytes:
     """Draw quantities over the same time, one above the other.
 
     Args:
         curves: Quantities to draw, at least one.
         axis: Time that they are drawn over.
         look: Theme and width of the chart.
+        alike: They are the same quantity, such as the speed of each worker, and so have one colour
+            and one scale.
     """
     from matplotlib import ticker  # noqa: PLC0415 # see above
 
     colours = COLOURS[look.theme]
-    with _figure(look, 1.15 * len(curves) + 0.75) as (figure, data):
+    inks = (colours.accent, colours.accent if alike else colours.second)
+    most = max([LEAST, *(value for curve in curves for value in curve.values)])
+    with _figure(look, (0.75 if alike else 1.15) * len(curves) + 0.75) as (figure, data):
         rows = figure.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
-        for axes, curve, colour in zip(
-            rows, curves, (colours.accent, colours.second), strict=False
-        ):
+        for axes, curve, colour in zip(rows, curves, itertools.cycle(inks), strict=False):
             times, values = _with_gaps(curve, axis)
             axes.fill_between(times, values, color=colour, alpha=0.16, linewidth=0)
             axes.plot(times, values, color=colour, linewidth=1.6, solid_joinstyle="round")
             _dress(axes, colours)
-            axes.set_ylim(0, max([*curve.values, LEAST]) * 1.12)
-            axes.yaxis.set_major_locator(ticker.MaxNLocator(3))
+            axes.set_ylim(0, (most if alike else max([*curve.values, LEAST])) * 1.12)
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(2 if alike else 3))
             axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
-            axes.set_title(curve.unit, loc="left", fontsize=9, color=colours.quiet)
+            axes.set_title(_drawable(curve.title), loc="left", fontsize=9, color=colours.quiet)
         _tell_time(rows[-1], axis.until - axis.since, look, axis.last)
     return data.getvalue()
 

@@ -1,10 +1,12 @@
 """The charts of the pages, by addresses of their own, so that a page need not wait for them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Final, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from embedfarm.scheduler.timeline_drawing import Bar
+from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.farm_readers import Reader
 from embedfarm.web.jobs.routes import JobId
@@ -22,7 +24,7 @@ from embedfarm.web.pages.chart_drawing import (
     draw_curves,
     draw_pairs,
 )
-from embedfarm.web.pages.job import LANE_SECONDS, read_speeds
+from embedfarm.web.pages.job import LANE_SECONDS, curves_of_workers, read_speeds
 from embedfarm.web.pages.overview import read_points
 from embedfarm.web.pages.periods import HOUR, PERIODS, Period, gap_in
 from embedfarm.web.pages.workers import read_pairs
@@ -76,17 +78,29 @@ def job_chart(
     def draw() -> bytes:
         speeds = read_speeds(reader.farm, job, period)
         times = [each.time for each in speeds]
-        ended = bool(times) and reader.farm.job(job).status().ended
-        until = times[-1] if ended else reader.read().time
         curves = [
             Curve("tokens per second", times, [each.tokens_per_second for each in speeds]),
             Curve("chunks per second", times, [each.chunks_per_second for each in speeds]),
         ]
-        since = min([until - MINUTES_MIN, *times])
-        axis = TimeAxis(since, until, END if ended else NOW, gap_in(period))
-        return draw_curves(curves, axis, look)
+        return draw_curves(curves, _axis(reader, job, times, period), look)
 
     return _answer(gallery.show(("speed", job, look, period), draw))
+
+
+@router.get("/jobs/{job}/workers.svg")
+def workers_chart(
+    reader: Reader, gallery: Charts, look: Drawn, job: JobId, period: Period = HOUR
+) -> Response:
+    """Draw tokens per second of each worker for a job over a period."""
+
+    def draw() -> bytes:
+        speeds = read_speeds(reader.farm, job, period)
+        times = [each.time for each in speeds]
+        curves = [Curve(name, times, values) for name, values in curves_of_workers(speeds).items()]
+        axis = _axis(reader, job, times, period)
+        return draw_curves(curves or [Curve("no worker", [], [])], axis, look, alike=True)
+
+    return _answer(gallery.show(("workers", job, look, period), draw))
 
 
 @router.get("/jobs/{job}/lanes.svg")
@@ -122,6 +136,14 @@ def predictions_chart(services: Service, gallery: Charts, look: Drawn) -> Respon
         return draw_pairs([(each.predicted, each.took) for each in read_pairs(services.farm)], look)
 
     return _answer(gallery.show(("predictions", look), draw))
+
+
+def _axis(reader: FarmReader, job: str, times: Sequence[float], period: Period) -> TimeAxis:
+    """Return the axis of a job's curves, up to now or to the end of its work."""
+    ended = bool(times) and reader.farm.job(job).status().ended
+    until = times[-1] if ended else reader.read().time
+    since = min([until - MINUTES_MIN, *times])
+    return TimeAxis(since, until, END if ended else NOW, gap_in(period))
 
 
 def _answer(data: bytes) -> Response:

@@ -1,6 +1,7 @@
 """The page of one job: how far it is, who works on it, what failed, and what to do about it."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.pace import Range, TimedMicroBatch
+from embedfarm.contract.records import Sample
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.watch.overview import read_job
@@ -33,16 +35,18 @@ EVENTS_MAX: Final = 20  # of the timeline
 LANE_SECONDS: Final = 60.0
 ROWS_MAX: Final = 12
 CHART_SECONDS: Final = 5  # between charts, where somebody watches
+CURVES_MAX: Final = 6  # of workers, on one chart
 
 router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.READ), LIVE])
 
 
 class Moment(NamedTuple):
-    """Speed of a job in the seconds before a Unix time."""
+    """Speed of a job in the seconds before a Unix time; tokens per second of each worker, too."""
 
     time: float
     tokens_per_second: float
     chunks_per_second: float
+    workers: Mapping[str, float]
 
 
 class WorkerShare(NamedTuple):
@@ -100,6 +104,7 @@ def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> di
         "failures_first": not after,
         "period": period,
         "rows": speeds[::-1][:: max(1, -(-len(speeds) // ROWS_MAX))],
+        "workers": _mean_speeds(speeds),
         "peak": max((each.tokens_per_second for each in speeds), default=0.0),
         "lanes": lanes_of(farm.statistics.recent_batches(LANE_SECONDS), name),
         "accounts": {worker: describe(account) for worker, account in accounts.items()},
@@ -136,14 +141,40 @@ def actions_for(job: JobStatus) -> list[str]:
 
 def read_speeds(farm: FarmClient, job: str, period: Period) -> list[Moment]:
     """Read a job's speed over a period, from its first micro-batch to its last."""
-    speeds = [
-        Moment(
-            end, *(amount / max(1e-6, sample.seconds) for amount in sample.jobs.get(job, (0, 0)))
-        )
-        for end, sample in farm.statistics.samples(PERIODS[period])
-    ]
+    speeds = [_moment(end, sample, job) for end, sample in farm.statistics.samples(PERIODS[period])]
     working = [place for place, each in enumerate(speeds) if each.chunks_per_second]
     return speeds[working[0] : working[-1] + 2] if working else []
+
+
+def _mean_speeds(speeds: Sequence[Moment]) -> dict[str, float]:
+    """Return the mean of each of the workers' curves, by name."""
+    return {name: sum(curve) / len(curve) for name, curve in curves_of_workers(speeds).items()}
+
+
+def _moment(end: float, sample: Sample, job: str) -> Moment:
+    seconds = max(1e-6, sample.seconds)
+    tokens, chunks = sample.jobs.get(job, (0, 0))
+    workers = {name: done / seconds for name, done in sample.job_workers.get(job, {}).items()}
+    return Moment(end, tokens / seconds, chunks / seconds, workers)
+
+
+def curves_of_workers(speeds: Sequence[Moment]) -> dict[str, list[float]]:
+    """Return tokens per second at each moment by worker.
+
+    The fastest come first; beyond `CURVES_MAX` the others are added up as "7 others".
+    """
+    totals = Counter[str]()
+    for each in speeds:
+        totals.update(each.workers)
+    names = sorted(totals, key=lambda name: (-totals[name], name))
+    shown = names if len(names) <= CURVES_MAX else names[: CURVES_MAX - 1]
+    curves = {name: [each.workers.get(name, 0.0) for each in speeds] for name in shown}
+    others = names[len(shown) :]
+    if others:
+        curves[f"{len(others)} others"] = [
+            sum(each.workers.get(name, 0.0) for name in others) for each in speeds
+        ]
+    return curves
 
 
 def lanes_of(batches: Mapping[str, Sequence[TimedMicroBatch]], job: str) -> list[WorkerShare]:
