@@ -63,7 +63,8 @@ test: .venv/installed-dev ## All tests but the slow ones, and those that need mo
 # Tests that measure time may fail while every line is traced: that is no matter here.
 coverage: .venv/installed-dev ## Lines and branches that the tests run, by room.
 	rm -rf build/coverage && mkdir -p build/coverage
-	-$(BIN)/python -m coverage run -m pytest $(PARALLEL) --timeout 1800 $(ARGS)
+	-$(BIN)/python -m coverage run -m pytest $(PARALLEL) --timeout 1800 --ignore tests/simulation $(ARGS)
+	-$(BIN)/python -m coverage run --concurrency thread,greenlet,multiprocessing -m pytest $(PARALLEL) tests/simulation
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m tests.room_coverage --report docs/testing.md
 

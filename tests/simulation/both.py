@@ -147,7 +147,8 @@ class BothServers:
         """Assert that both servers hold the same data."""
         now_ms, state = read_state(*self._ask(SHOW))
         found = self.model.dump(now_ms)
-        assert found == state
+        unlike = {key for key in found.keys() | state.keys() if found.get(key) != state.get(key)}
+        assert not unlike, (now_ms, {key: (found.get(key), state.get(key)) for key in unlike})
 
     def _open(self) -> None:
         self._client = connect(self._live.url)
