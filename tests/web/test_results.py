@@ -128,7 +128,7 @@ def arrow_lines(web: TestClient, limit: int, *, ids: bool) -> list[dict[str, Any
         assert len(rows) == count
         assert all((row["embedding"] is None) == (row["error"] is not None) for row in rows)
         assert ids or all(row["id"] is None for row in rows)
-        lines += [{name: value for name, value in row.items() if value is not None} for row in rows]
+        lines += [drop_nulls(row) for row in rows]
     return lines
 
 
@@ -140,6 +140,43 @@ def check_npy(web: TestClient, limit: int, count: int, dtype: str) -> None:
         pages = [np.load(io.BytesIO(body)) for _, _, body in read_all(web, accept, limit)]
         assert pages[0].dtype == rows.dtype
         np.testing.assert_array_equal(np.concatenate(pages), rows[:count])
+
+
+@pytest.mark.parametrize(("dtype", "ids"), [("<f4", True), ("|i1", False)])
+def test_pages_give_all_in_one_file(
+    server: LiveServer, client: redis.Redis, out: Path, dtype: str, *, ids: bool
+) -> None:
+    """A job's page has a file of each format with all that is on the disk, however much it is."""
+    job = Job(client, "job")
+    job.create(JobSpec(model="null:3", name="All, of 2026!"), 0, notes={"out": str(out)})
+    with (
+        client_of(server, ingest_roots=[out], http_results_bytes_max=100) as web,
+        open_output(out) as output,
+    ):
+        for result in results(dtype, ids=ids):
+            output.add(result)
+        for finished in (False, True):
+            if finished:
+                output.finish(COUNT, ABOUT)
+                end(client)
+            count = COUNT if finished else output.next_index
+            wanted = [expected(index, dtype, ids=ids) for index in range(count)]
+            lines = web.get("/jobs/job/results.jsonl")
+            assert lines.headers["content-disposition"].endswith('"All-of-2026.jsonl"')
+            assert [json.loads(line) for line in lines.content.splitlines()] == wanted
+            matrix = np.load(io.BytesIO(web.get("/jobs/job/results.npy").content))
+            rows = matrix_of(dtype)
+            rows[sorted(FAILED)] = np.nan if rows.dtype.kind == "f" else 0
+            np.testing.assert_array_equal(matrix, rows[:count], strict=True)
+            arrow = pa.ipc.open_stream(web.get("/jobs/job/results.arrow").content).read_all()
+            assert [drop_nulls(row) for row in arrow.to_pylist()] == wanted
+    with client_of(server) as web:  # which may read no directory
+        assert web.get("/jobs/job/results.npy").status_code == 409
+
+
+def drop_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of an Arrow stream in the form of JSON Lines."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def test_headers_tell_the_end(web: TestClient, client: redis.Redis, out: Path) -> None:
