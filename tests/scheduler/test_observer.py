@@ -1,0 +1,38 @@
+"""Tests of what a scheduler sees of jobs that end while it looks."""
+
+from collections.abc import Sequence
+
+import pytest
+import redis
+
+from embedfarm.contract.backlog import Backlog, read_backlogs
+from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.window import FarmWindow
+from embedfarm.scheduler import observer as module
+from embedfarm.scheduler.history import History
+from embedfarm.scheduler.ledger import Ledger
+from embedfarm.scheduler.observer import Observer
+from tests.scheduler.live import beat, fill
+
+
+def test_a_job_that_ends_during_a_look(
+    farm: FarmClient, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is deleted after its backlog was read has no leases; the next look has no job."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    job = fill(farm, 1)
+    beat(farm, "worker")
+    assert job.stream.read("worker", 1)
+    (seen,) = observer.look().jobs
+    assert [lease.worker for lease in seen.leases] == ["worker"]
+
+    def read_late(server: redis.Redis, jobs: Sequence[str]) -> list[Backlog]:
+        found = read_backlogs(server, jobs)
+        job.delete()
+        return found
+
+    monkeypatch.setattr(module, "read_backlogs", read_late)
+    (seen,) = observer.look().jobs
+    assert seen.leases == ()
+    assert observer.look().jobs == ()
