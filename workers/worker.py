@@ -74,7 +74,6 @@ class Worker:
         stop: Set by a signal, a lost parent or a failed stage.
         facts: Measures the device for heartbeats.
         tick: Told the worker's state after each heartbeat, from the first one that the server got.
-        left_loading: Whether `run` left a thread behind that may be loading a model.
     """
 
     url: str
@@ -88,7 +87,6 @@ class Worker:
     name: str = field(init=False)
     failure: BaseException | None = field(init=False, default=None)
     superseded: bool = field(init=False, default=False)
-    left_loading: bool = field(init=False, default=False)
     _current: MicroBatch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -157,7 +155,6 @@ class Worker:
         beating.join()
         watching.join()
         self._guard(self._leave)
-        self.left_loading = fetching.is_alive()
         self.client.close()
         if self.failure is not None:
             raise self.failure

@@ -1,5 +1,7 @@
 """Tests of where models come from, and of what tells them apart."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,23 @@ def test_snapshot_without_weights_is_none(tmp_path: Path, package: Path) -> None
     write_snapshot(tmp_path, NAME, {"config.json": "{}"})
     assert resolve(NAME, tmp_path) == package
     assert find_local("some/model", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "known"), [("org/no-such_model.v2", True), ("none", True), ("a--b", False)]
+)
+def test_what_is_not_cached_is_quickly_known(model: str, known: bool) -> None:  # noqa: FBT001
+    """The hub's library, which takes long to import, is not asked for a model without a folder."""
+    words = f"""
+import sys
+from embedfarm.contract.model_files import ModelError, find_local
+try:
+    print(find_local({model!r}), "huggingface_hub._local_folder" in sys.modules)
+except ModelError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("None False" if known else f"model {model!r} is no directory")
 
 
 def test_packaged_copy(tmp_path: Path, package: Path) -> None:
