@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from embedfarm.contract import wire
 from embedfarm.contract.encoding import decode, encode
@@ -18,6 +18,8 @@ from embedfarm.contract.unreadable_records import (
     read_words,
 )
 from embedfarm.contract.usage import Account
+
+NO_ROOM: Final = "no room now: "  # how a reason begins that passes
 
 
 class ModelRefused(EmbedfarmError, RuntimeError):
@@ -114,10 +116,20 @@ class JobReports(FarmKeys):
         return dict(accounts)
 
     def refuse(self, job: str, worker: str, reason: str, of: str = "") -> None:
-        """Note that a worker cannot embed a job, for people and for the submitter."""
+        """Note that a worker cannot embed a job, for people and for the submitter.
+
+        A reason that begins with `NO_ROOM` passes: the worker tries again, and nobody gives up.
+        """
         Job(self.client, job, of).note(f"refused:{worker}", reason)
+
+    def accept(self, job: str, worker: str, of: str = "") -> None:
+        """Take back what a worker has refused a job for, if anything."""
+        if worker in self.refusals(job):
+            Job(self.client, job, of).note(f"refused:{worker}", "")
 
     def refusals(self, job: str, owner: str = "") -> dict[str, str]:
         """Return the reasons of workers that cannot embed a job, by worker."""
         notes = Job(self.client, job, owner).notes("refused:")
-        return {worker: reason.decode(errors="replace") for worker, reason in notes.items()}
+        return {
+            worker: reason.decode(errors="replace") for worker, reason in notes.items() if reason
+        }

@@ -22,7 +22,7 @@ from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient, FarmFull
-from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_reports import NO_ROOM, ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.private_directories import make_private
@@ -339,7 +339,7 @@ class Run:
                         if self._sending.skipped > status.rows_skipped:
                             handle.note("rows_skipped", self._sending.skipped)
                     self._fingerprint.learn(farm, own)
-                    _check_refusals(farm.reports.refusals(*own), [beat.worker for beat in workers])
+                    _check_refusals(own.name, farm.reports.refusals(*own), workers)
                     look_at = time.monotonic() + REFUSAL_SECONDS
             except (*UNAVAILABLE, JobGone):
                 self._outage.set()
@@ -397,11 +397,11 @@ def _cause(failure: BaseException | None) -> Cause:
     return ""
 
 
-def _check_refusals(refusals: dict[str, str], workers: Sequence[str]) -> None:
-    """Give up when every live worker has refused the job."""
-    if workers and set(workers) <= set(refusals):
-        reasons = "; ".join(sorted({refusals[name] for name in workers}))
-        raise ModelRefused(reasons)
+def _check_refusals(job: str, reasons: Mapping[str, str], workers: Sequence[Heartbeat]) -> None:
+    """Give up when every live worker refuses the job, and no reason is one that passes."""
+    found = {reasons.get(beat.worker, "") if job in beat.refused else "" for beat in workers}
+    if found and all(reason and not reason.startswith(NO_ROOM) for reason in found):
+        raise ModelRefused("; ".join(sorted(found)))
 
 
 def _embed_seconds(status: JobStatus) -> float:

@@ -82,6 +82,25 @@ class JobState:
         return self.status.tokens_in - self.status.tokens_done
 
 
+class Exclusions(NamedTuple):
+    """What a worker cannot take.
+
+    Attributes:
+        models: Keys of models that its device has no room for.
+        jobs: Jobs that it refused.
+    """
+
+    models: frozenset[str] = frozenset()
+    jobs: frozenset[str] = frozenset()
+
+    def allow(self, job: JobState) -> bool:
+        """Tell whether the worker can take a job."""
+        return job.job not in self.jobs and job.model not in self.models
+
+
+NO_EXCLUSIONS: Final = Exclusions()
+
+
 class ClassSpeed(NamedTuple):
     """How fast a farm is on chunks of one model and length.
 
@@ -167,12 +186,13 @@ class FarmState:
         """Return how fast the farm is on the chunks of a job."""
         return self.paces.get((job.model, job.length_class), NO_PACE)
 
-    def fits(self, worker: WorkerState, job: JobState) -> bool:
-        """Tell whether a worker has room for a job, as far as is known, and did not refuse it."""
-        if job.job in worker.refused:
-            return False
-        needed = self.model_bytes.get(job.model, 0)
-        return not worker.memory_bytes or needed <= worker.memory_bytes
+    def exclusions(self, worker: WorkerState) -> Exclusions:
+        """Return what a worker cannot take, as far as is known."""
+        memory = worker.memory_bytes
+        sizes = self.model_bytes.items() if memory else ()
+        return Exclusions(
+            frozenset(model for model, size in sizes if size > memory), worker.refused
+        )
 
     def _add_up(self) -> Mapping[str, float]:
         """Return the seconds of work that each worker holds, less the time passed on the device."""
@@ -239,6 +259,14 @@ class Draft:
     def waiting(self) -> Sequence[JobState]:
         """Jobs with blocks to lease of the first tier that has any."""
         lists = ([job for job in tier if job.waiting_blocks] for tier in self.tiers)
+        return next((jobs for jobs in lists if jobs), [])
+
+    def waiting_for(self, excluded: Exclusions) -> Sequence[JobState]:
+        """Return the jobs to lease that a worker can take, of the first tier that has any."""
+        if excluded == NO_EXCLUSIONS:
+            return self.waiting
+        fitting = ([job for job in tier if excluded.allow(job)] for tier in self.tiers)
+        lists = ([job for job in tier if job.waiting_blocks] for tier in fitting)
         return next((jobs for jobs in lists if jobs), [])
 
     @cached_property

@@ -193,6 +193,7 @@ def _describe(
                 errors="replace"
             )
             for worker, reason in sorted(refused.items())
+            if reason
         },
         **vars(status) | {"state": name_state(status, owned=owner is not None)},
     )

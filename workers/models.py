@@ -13,13 +13,13 @@ import redis
 
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm_client import FarmClient, engine_key
-from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_reports import NO_ROOM, ModelRefused
 from embedfarm.contract.job_spec import JobSpec, model_key
-from embedfarm.contract.model_files import ModelError, is_null, resolve
+from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.engines.engine import TRYING, Engine
+from embedfarm.workers.engines.engine import TRYING, Engine, NoRoom
 from embedfarm.workers.engines.memory import limit_batches, model_bytes
-from embedfarm.workers.engines.opening import open_engine, open_reference
+from embedfarm.workers.engines.opening import look_at, open_engine, open_reference
 from embedfarm.workers.quantisation import check_ranges
 from embedfarm.workers.watchdog import Watchdog
 
@@ -166,10 +166,14 @@ class ModelStore:
             generation = self._identity(job)[1]
             self.farm.reports.agree(job, engine.fingerprint, generation)
             self.farm.reports.agree_on_tokens(job, engine.tokenisation, generation)
+        except NoRoom as error:
+            self.refuse(job, f"{NO_ROOM}{error}")
+            return None
         except (ModelError, ModelRefused, RecordError) as error:
             self.refuse(job, str(error))
             return None
         self._refusals.pop(job, None)
+        self.farm.reports.accept(job, self.worker, generation)
         self._accepted[job] = engine
         return engine
 
@@ -220,20 +224,23 @@ class ModelStore:
     def load(self, spec: JobSpec) -> None:
         """Have the engine of a spec loaded, though no job needs it.
 
-        A model that is not to be had at all does not cost the one that is loaded.
+        Raises:
+            ModelError: The model is not to be had, or does not load.
+        """
+        self._open(spec)
+
+    def _open(self, spec: JobSpec) -> Engine:
+        """Return an engine on the loaded weights if they serve `spec`, else load others instead.
+
+        A model that is not to be had does not cost the one that is loaded.
 
         Raises:
             ModelError: The model is not to be had, or does not load.
         """
-        if not is_null(spec.model):
-            resolve(spec.model, self.settings.model_cache)
-        self._open(spec)
-
-    def _open(self, spec: JobSpec) -> Engine:
-        """Return an engine on the loaded weights if they serve `spec`, else load others instead."""
         variant = self.variant(spec)
         if variant is not None:
             return variant
+        look_at(spec, self.settings)
         with self.serving:
             self._engine, self._variants, self.loaded = None, {}, ""
             self._accepted.clear()  # jobs of the previous model are looked at afresh

@@ -3,12 +3,12 @@
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import ClassVar
 
 from embedfarm.contract.settings import Settings
-from embedfarm.scheduler.state import SHARES_MAX, Draft, JobState
+from embedfarm.scheduler.state import NO_EXCLUSIONS, SHARES_MAX, Draft, JobState
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Fair:
     Start-time fair queueing (Goyal, Vin and Cheng 1996): the next micro-batch goes to the tenant
     that had the least service for its weight, and there to the job that had the least for its own.
     A worker is charged to its job at once, so that several who ask together do not all take the
-    same one.
+    same one. A worker that cannot take all jobs has its turn among those that it can take, of the
+    first tier that has any.
     """
 
     settings: Settings
@@ -26,16 +27,19 @@ class Fair:
 
     def __call__(self, draft: Draft) -> Draft:
         """Give every worker a queue of jobs."""
-        if not draft.waiting[1:]:
+        excluded = {worker.name: draft.state.exclusions(worker) for worker in draft.state.asking}
+        kinds = {NO_EXCLUSIONS, *excluded.values()}
+        if not draft.waiting[1:] and len(kinds) == 1:
             return draft
-        turns = _Turns(draft.waiting, self.settings.tenant_weights)
+        paid = _Paid(self.settings.tenant_weights)
+        turns = {kind: _Turns(draft.waiting_for(kind), paid) for kind in kinds}
         charge = self.settings.micro_batch_seconds_max / max(1, len(draft.state.takers))
-        least = turns.least(SHARES_MAX)
+        least = turns[NO_EXCLUSIONS].least(SHARES_MAX)
         others = [*least, *draft.first]
         queues = {}
         for worker in draft.state.asking:
-            job = turns.take(charge)
-            queue = {each.job: each for each in (job, *others)}
+            job = turns[excluded[worker.name]].take(charge)
+            queue = {each.job: each for each in chain(job, others)}
             queues[worker.name] = tuple(islice(queue.values(), SHARES_MAX))
         words = (
             f"{job.job} had {job.service.job_seconds:.1f} s of the farm, its tenant "
@@ -45,19 +49,35 @@ class Fair:
         return replace(draft, queues=queues).note(self.name, words)
 
 
-class _Turns:
-    """Order in which jobs get turns; only the jobs of tenants that come first are sorted."""
+@dataclass
+class _Paid:
+    """Seconds of the farm that jobs and tenants are charged in this decision, by their weights."""
 
-    def __init__(self, jobs: Iterable[JobState], weights: Mapping[str, int]) -> None:
-        self._weights = weights
+    weights: Mapping[str, int]
+    tenants: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    jobs: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def charge(self, job: JobState, seconds: float) -> None:
+        """Charge a job and its tenant so many seconds."""
+        self.tenants[job.status.tenant] += seconds / self.weights.get(job.status.tenant, 1)
+        self.jobs[job.job] += seconds / job.status.weight
+
+
+class _Turns:
+    """Order in which jobs get turns; only the jobs of tenants that come first are sorted.
+
+    Jobs may be charged by other turns as well. So what stands first in a heap may have been
+    charged since, and is then put back by what it has had: charges only grow.
+    """
+
+    def __init__(self, jobs: Iterable[JobState], paid: _Paid) -> None:
+        self._paid = paid
         groups: defaultdict[str, list[JobState]] = defaultdict(list)
         for job in jobs:
             groups[job.status.tenant].append(job)
         self._groups = groups
         self._queues: dict[str, list[tuple[float, int, str, JobState]]] = {}
-        self._tenants = [
-            (group[0].service.tenant_seconds, tenant) for tenant, group in groups.items()
-        ]
+        self._tenants = [(self._tenant_seconds(tenant), tenant) for tenant in groups]
         heapq.heapify(self._tenants)
 
     def least(self, count: int) -> list[JobState]:
@@ -68,23 +88,31 @@ class _Turns:
                 found += (job for *_, job in sorted(self._queue(tenant))[: count - len(found)])
         return found
 
-    def take(self, charge: float) -> JobState:
-        """Return the next job, and charge it and its tenant so many seconds of the farm."""
-        seconds, tenant = self._tenants[0]
-        paid = charge / self._weights.get(tenant, 1)
-        heapq.heapreplace(self._tenants, (seconds + paid, tenant))
-        queue = self._queue(tenant)
-        seconds, created_ms, name, job = queue[0]
-        heapq.heapreplace(queue, (seconds + charge / job.status.weight, created_ms, name, job))
-        return job
+    def take(self, charge: float) -> list[JobState]:
+        """Return the next job, if there is any, and charge it so many seconds of the farm."""
+        if not self._tenants:
+            return []
+        while (seconds := self._tenant_seconds(self._tenants[0][1])) > self._tenants[0][0]:
+            heapq.heapreplace(self._tenants, (seconds, self._tenants[0][1]))
+        queue = self._queue(self._tenants[0][1])
+        while (entry := self._entry(queue[0][-1])) > queue[0]:
+            heapq.heapreplace(queue, entry)
+        job = queue[0][-1]
+        self._paid.charge(job, charge)
+        return [job]
+
+    def _tenant_seconds(self, tenant: str) -> float:
+        return self._groups[tenant][0].service.tenant_seconds + self._paid.tenants[tenant]
+
+    def _entry(self, job: JobState) -> tuple[float, int, str, JobState]:
+        """Return a job with what it has had; of equals the older one comes first."""
+        seconds = job.service.job_seconds + self._paid.jobs[job.job]
+        return seconds, job.status.created_ms, job.job, job
 
     def _queue(self, tenant: str) -> list[tuple[float, int, str, JobState]]:
-        """Return the jobs of a tenant as a heap by service; of equals the older one comes first."""
+        """Return the jobs of a tenant as a heap by service."""
         if tenant not in self._queues:
-            queue = [
-                (job.service.job_seconds, job.status.created_ms, job.job, job)
-                for job in self._groups[tenant]
-            ]
+            queue = [self._entry(job) for job in self._groups[tenant]]
             heapq.heapify(queue)
             self._queues[tenant] = queue
         return self._queues[tenant]
@@ -132,11 +160,11 @@ class Memory:
             return draft
         queues, words = dict(draft.queues), []
         for worker in draft.state.asking:
-            queue = draft.queue(worker.name)
-            small = {job.job for job in queue if not draft.state.fits(worker, job)}
+            queue, excluded = draft.queue(worker.name), draft.state.exclusions(worker)
+            small = {job.job for job in queue if not excluded.allow(job)}
             if small:
                 others = (job for job in draft.jobs if job.waiting_blocks and job not in queue)
-                fitting = (job for job in chain(queue, others) if draft.state.fits(worker, job))
+                fitting = (job for job in chain(queue, others) if excluded.allow(job))
                 queues[worker.name] = tuple(islice(fitting, SHARES_MAX))
                 said = f"{worker.name} cannot take {', '.join(sorted(small))}"
                 words.append((said, worker.name))

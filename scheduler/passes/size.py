@@ -77,9 +77,11 @@ def give(
         turn = place * RESCUES_MAX
         looks = range(turn, turn + min(len(leased), RESCUES_MAX))
         rescues = (leased[look % len(leased)] for look in looks)
-        fitting = (job for job in rescues if draft.state.fits(worker, job))
         made = []
-        for job in (*draft.queue(worker.name), *fitting):
+        for job in (
+            *draft.queue(worker.name),
+            *filter(draft.state.exclusions(worker).allow, rescues),
+        ):
             size = tokens(worker, job)
             blocks = blocks_for(size, job.status, settings)
             still = job.status.state == "open"

@@ -201,6 +201,41 @@ def test_a_model_too_large_for_a_device_is_kept_away() -> None:
     assert made.notes[-1] == ("memory", "small cannot take huge", "small")
 
 
+def few_can_take(sizes: Sequence[int], jobs: Sequence[JobState]) -> FarmState:
+    """Return a farm of devices of so many GiB, where the model "large" takes 12."""
+    workers = tuple(
+        WorkerState(f"worker-{place}", memory_bytes=size << 30) for place, size in enumerate(sizes)
+    )
+    state = farm(jobs, {worker.name: 1000.0 for worker in workers})
+    return replace(state, workers=workers, model_bytes={"large": 12 << 30})
+
+
+def test_small_devices_share_what_they_can_take() -> None:
+    """Workers that cannot take the job that is behind are spread over those that they can take."""
+    jobs = [
+        replace(served("huge", 0.0), model="large"), served("one", 50.0), served("two", 50.0),
+    ]  # fmt: skip
+    made = decide(few_can_take([8, 8, 8, 8], jobs), passes())
+    assert Counter(share[0].job for share in made.shares.values()) == {"one": 2, "two": 2}
+
+
+def test_small_devices_are_fair_in_a_later_tier() -> None:
+    """Where no job of the first tier fits, workers are spread over those of the next that do."""
+    jobs = [replace(served("huge", 0.0), model="large"), served("more", 9.0), served("less", 1.0)]
+    state = few_can_take([8, 16, 8], jobs)
+    made = Fair(SETTINGS)(replace(draft(state), tiers=((jobs[0],), tuple(jobs[1:]))))
+    made = Memory()(made)
+    assert [made.queue(f"worker-{place}")[0].job for place in range(3)] == ["less", "huge", "less"]
+
+
+def test_all_workers_charge_the_same_account() -> None:
+    """Turns that small devices take of a job count when large ones choose, and the other way."""
+    jobs = [replace(served("huge", 0.0), model="large"), served("usual", 0.0)]
+    made = decide(few_can_take([8, 8, 16, 16], jobs), passes())
+    firsts = [made.shares[f"worker-{place}"][0].job for place in range(4)]
+    assert firsts == ["usual", "usual", "huge", "huge"]
+
+
 def test_a_worker_too_small_for_all_gets_an_empty_plan() -> None:
     """A worker whose device is too small for every model gets an empty plan."""
     made = decide(small_and_large([replace(served("huge", 0.0), model="large")]), passes())

@@ -14,11 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import TokenisationSettings
 
 
 class OutOfMemory(RuntimeError):
     """Raised when a device batch does not fit in memory; a smaller one may."""
+
+
+class NoRoom(ModelError):
+    """Raised when there is no memory for a model now; there may be later."""
 
 
 class DeviceFailed(RuntimeError):

@@ -1,6 +1,7 @@
 """The choice of the engine that a job asks for, and of its float32 reference."""
 
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -66,6 +67,41 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
 
         unpad_if_faster(engine)
     return engine
+
+
+def look_at(spec: JobSpec, settings: Settings) -> None:
+    """Refuse at once what `open_engine` could not open, before a loaded model goes for it.
+
+    Weights are not read, only that their files are whole.
+
+    Raises:
+        ModelError: The model or the engine is not to be had, or files of the model are damaged.
+    """
+    if spec.engine not in OWN:
+        _find_plugin(spec.engine)
+    elif not model_files.is_null(spec.model):
+        directory = model_files.resolve(spec.model, settings.model_cache)
+        for file in directory.rglob("*.safetensors"):
+            _check_weights(file)
+        for file in directory.rglob("config.json"):
+            _check_configuration(file)
+
+
+def _check_weights(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 # as above
+
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is damaged: {error}") from error
+
+
+def _check_configuration(file: Path) -> None:
+    try:
+        msgspec.json.decode(file.read_bytes(), type=dict)
+    except (msgspec.DecodeError, OSError) as error:
+        raise ModelError(f"{file} is damaged: {error}") from error
 
 
 def _find_plugin(name: str) -> OpenEngine:

@@ -32,6 +32,7 @@ from embedfarm.workers.engines.engine import (
     DeviceFailed,
     Engine,
     Finish,
+    NoRoom,
     OutOfMemory,
     Tokenised,
     only_texts,
@@ -145,32 +146,44 @@ class SentenceTransformerEngine:
             measured: Whether to count operations and take the device's peak, which takes time.
 
         Raises:
+            NoRoom: There is no memory for it now.
             ModelError: The model is not to be had, or does not work.
         """
         disable_progress_bar()  # type: ignore[no-untyped-call] # it has no annotations
         directory = model_files.resolve(spec.model, cache)
         dtype = resolve_dtype(spec.dtype, device)
         try:
-            loaded = SentenceTransformer(
-                str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
-            )
-            model = _follow_routes(loaded, spec.task)
-            own_limit = _limit(model)
-            _set_up(model, spec.max_length)
-            if not isinstance(model[0], Transformer):
-                dtype = "float32"
-            fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
-            engine = cls(model, spec, torch.device(device), fingerprint, directory)
-            engine.has_routes, engine.own_limit = model is not loaded, own_limit
-            engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
-            if measured:
-                engine.arithmetic = engine.measure(getattr(torch, dtype))
-                if engine.asynchronous:
-                    engine.batch_tokens = gpu_batch_tokens(engine.arithmetic)
+            with _device_errors():
+                engine = cls._load(spec, device, dtype, directory)
+                if measured:
+                    engine.arithmetic = engine.measure()
+                    if engine.asynchronous:
+                        engine.batch_tokens = gpu_batch_tokens(engine.arithmetic)
         except DeviceFailed:
             raise
+        except OutOfMemory as error:
+            raise NoRoom(f"{directory}: {error}") from error
         except Exception as error:  # a model's files may make anything happen
             raise model_files.ModelError(f"{directory} does not load: {error}") from error
+        return engine
+
+    @classmethod
+    def _load(
+        cls, spec: JobSpec, device: str, dtype: str, directory: Path
+    ) -> "SentenceTransformerEngine":
+        """Load the model and run it once; anything may be raised."""
+        loaded = SentenceTransformer(
+            str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
+        )
+        model = _follow_routes(loaded, spec.task)
+        own_limit = _limit(model)
+        _set_up(model, spec.max_length)
+        if not isinstance(model[0], Transformer):
+            dtype = "float32"
+        fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
+        engine = cls(model, spec, torch.device(device), fingerprint, directory)
+        engine.has_routes, engine.own_limit = model is not loaded, own_limit
+        engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
         return engine
 
     def for_job(self, spec: JobSpec) -> Self | None:
@@ -220,12 +233,12 @@ class SentenceTransformerEngine:
         """Return the operations for texts of these lengths, by counts made at loading."""
         return self.arithmetic.flops(lengths)
 
-    def measure(self, dtype: torch.dtype) -> Arithmetic:
-        """Count the model's operations, and take the device's peak in `dtype`."""
+    def measure(self) -> Arithmetic:
+        """Count the model's operations, and take the device's peak in the type it computes in."""
         if not isinstance(self.model[0], Transformer):
             return Arithmetic()  # word vectors are looked up, not computed
         texts = self.preprocessing.truncate(COUNTED)
-        peak = known_peak(self.device, dtype)
+        peak = known_peak(self.device, getattr(torch, self.fingerprint["dtype"]))
         try:
             counted = count_flops(
                 lambda row: self.sentence_embeddings(self.features(texts, np.asarray([row]))),
