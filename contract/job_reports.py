@@ -124,8 +124,9 @@ class JobReports(FarmKeys):
 
     def accept(self, job: str, worker: str, of: str = "") -> None:
         """Take back what a worker has refused a job for, if anything."""
-        if worker in self.refusals(job):
-            Job(self.client, job, of).note(f"refused:{worker}", "")
+        handle = Job(self.client, job, of)
+        if handle.noted(f"refused:{worker}"):
+            handle.note(f"refused:{worker}", "")
 
     def refusals(self, job: str, owner: str = "") -> dict[str, str]:
         """Return the reasons of workers that cannot embed a job, by worker."""
