@@ -16,7 +16,7 @@ def check(report: Report) -> None:
 
 def test_many_clients(tmp_path: Path) -> None:
     """More clients than redis-py has connections by default get vectors from the null model."""
-    check(measure(tmp_path, "null:384", 1, 120, 1))
+    check(measure(tmp_path, "null:384", 1, 120, 4))
 
 
 @pytest.mark.slow
