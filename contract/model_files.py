@@ -86,7 +86,7 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
     if directory is None:
         return components | {"weights": model}
     return components | {
-        "weights": _digest(directory, _weights(directory)),
+        "weights": _digest(directory, weight_files(directory)),
         "tokenizer": _digest(directory, _matching(directory, TOKENIZER)),
         "configuration": _digest(directory, _matching(directory, CONFIGURATION)),
     }
@@ -126,7 +126,7 @@ def _cached(model: str, cache: Path | None) -> Path | None:
             f"model {model!r} is no directory and no name of a model: {error}"
         ) from error
     directory = Path(found).parent if isinstance(found, str) else None
-    return directory if directory is not None and _weights(directory) else None
+    return directory if directory is not None and weight_files(directory) else None
 
 
 def _packaged(model: str) -> Path | None:
@@ -177,7 +177,7 @@ def _matching(directory: Path, patterns: Sequence[str]) -> set[Path]:
     return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
 
 
-def _weights(directory: Path) -> set[Path]:
+def weight_files(directory: Path) -> set[Path]:
     """Return the weight files that are loaded: a copy in another format makes no other model."""
     files = set()
     for module in (directory, *directory.glob(MODULES)):

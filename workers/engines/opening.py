@@ -81,10 +81,12 @@ def look_at(spec: JobSpec, settings: Settings) -> None:
         _find_plugin(spec.engine)
     elif not model_files.is_null(spec.model):
         directory = model_files.resolve(spec.model, settings.model_cache)
-        for file in directory.rglob("*.safetensors"):
-            _check_weights(file)
-        for file in directory.rglob("config.json"):
-            _check_configuration(file)
+        for file in model_files.weight_files(directory):
+            if file.suffix == ".safetensors":
+                _check_weights(file)
+        for module in (directory, *directory.glob(model_files.MODULES)):
+            for file in module.glob("config.json"):
+                _check_configuration(file)
 
 
 def _check_weights(file: Path) -> None:
