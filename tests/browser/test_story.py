@@ -47,18 +47,24 @@ def worker(server: LiveServer, device: str) -> Iterator[subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def farm(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[str]:
-    """The URL of the pages of a farm of real processes, with one worker."""
+def idle_farm(server: LiveServer, tmp_path: Path) -> Iterator[str]:
+    """The URL of the pages of a farm of real processes that has no worker."""
     home = {"state_directory": str(tmp_path / "state"), "models": json.dumps([MODEL])}
     with (
         role(server, tmp_path, "schedule", **home),
         # So small blocks that the workers leave some to `fail_one`.
         role(server, tmp_path, "ingest", block_chunks_max="8", **home),
-        worker(server, "cpu-0"),
         served(server, **home) as ((host, port), _),
     ):
-        wait_until(lambda: FarmClient(client).workers(), SECONDS)
         yield f"http://{host}:{port}"
+
+
+@pytest.fixture
+def farm(server: LiveServer, client: redis.Redis, idle_farm: str) -> Iterator[str]:
+    """The URL of the pages of a farm of real processes, with one worker."""
+    with worker(server, "cpu-0"):
+        wait_until(lambda: FarmClient(client).workers(), SECONDS)
+        yield idle_farm
 
 
 def fail_one(job: Job) -> int:
@@ -79,13 +85,6 @@ def fail_one(job: Job) -> int:
     )
     assert job.stream.commit([(found[0], result)]) == ["committed"]
     return block.start
-
-
-def finish_with_a_failure(job: Job) -> None:
-    """Let a chunk of a job fail, and wait for its end."""
-    wait_until(lambda: fail_one(job) >= 0, SECONDS)
-    wait_until(lambda: job.status().ended, SECONDS)
-    assert job.status().chunks_failed == 1
 
 
 def submit(page: Page, base: str, texts: list[str]) -> str:
@@ -188,22 +187,30 @@ def test_what_was_embedded_of_a_cancelled_job(
     assert not watched.faults
 
 
-def test_many_jobs_are_tried_again(browser: Browser, client: redis.Redis, farm: str) -> None:
+def test_many_jobs_are_tried_again(
+    browser: Browser, server: LiveServer, client: redis.Redis, idle_farm: str
+) -> None:
     """A person tries again what failed in several jobs at once, after their number was shown."""
     watched = Watched(browser.new_context())
     page = watched.page
-    jobs = [Job(client, submit(page, farm, TEXTS[:40])) for _ in range(2)]
-    for job in jobs:
-        finish_with_a_failure(job)
-    page.goto(f"{farm}/jobs")
-    page.get_by_label("State").select_option(label="finished, with failures")
-    page.get_by_role("button", name="Show").click()
-    page.get_by_label("all 2, not only those marked").check()
-    page.get_by_role("button", name="Try again …").click()
-    expect(page.get_by_role("heading", name="Try again what failed in 2 jobs?")).to_be_visible()
-    page.get_by_role("button", name="Try again").click()
-    wait_until(lambda: not any(job.status().chunks_failed for job in jobs), SECONDS)
-    assert {job.status().state for job in jobs} == {"finished"}
+    jobs = []
+    for _ in range(2):  # one after the other, since `ingest` reads one corpus at a time
+        job = Job(client, submit(page, idle_farm, TEXTS[:40]))
+        jobs.append(job)
+        wait_until(lambda job=job: fail_one(job) >= 0, SECONDS)
+        with worker(server, "cpu-0"):
+            wait_until(lambda job=job: job.status().ended, SECONDS)
+        assert job.status().chunks_failed == 1
+    with worker(server, "cpu-0"):
+        page.goto(f"{idle_farm}/jobs")
+        page.get_by_label("State").select_option(label="finished, with failures")
+        page.get_by_role("button", name="Show").click()
+        page.get_by_label("all 2, not only those marked").check()
+        page.get_by_role("button", name="Try again …").click()
+        expect(page.get_by_role("heading", name="Try again what failed in 2 jobs?")).to_be_visible()
+        page.get_by_role("button", name="Try again").click()
+        wait_until(lambda: not any(job.status().chunks_failed for job in jobs), SECONDS)
+        assert {job.status().state for job in jobs} == {"finished"}
     assert not watched.faults
 
 
