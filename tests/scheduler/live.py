@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient, length_class
@@ -53,10 +53,12 @@ class Running:
 Start = Callable[[], Running]
 
 
-def beat(farm: FarmClient, worker: str, state: str = "idle") -> None:
+def beat(farm: FarmClient, worker: str, state: str = "idle", **said: Any) -> None:  # noqa: ANN401 # any field
     """Send a heartbeat of a worker."""
     farm.beat(
-        Heartbeat(worker=worker, incarnation="1", host="here", pid=1, device="cpu-0", state=state),
+        Heartbeat(
+            worker=worker, incarnation="1", host="here", pid=1, device="cpu-0", state=state, **said
+        ),
         SETTINGS.heartbeat_ttl_seconds,
     )
 

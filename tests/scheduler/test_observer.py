@@ -36,3 +36,30 @@ def test_a_job_that_ends_during_a_look(
     (seen,) = observer.look().jobs
     assert seen.leases == ()
     assert observer.look().jobs == ()
+
+
+def test_leases_that_cannot_be_read(
+    farm: FarmClient, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that does not say that the job is gone is not taken for its end."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    job = fill(farm, 1)
+    assert job.stream.read("worker", 1)
+
+    def read_late(server: redis.Redis, jobs: Sequence[str]) -> list[Backlog]:
+        found = read_backlogs(server, jobs)
+        server.set(job.keys.blocks, "of another program")
+        return found
+
+    monkeypatch.setattr(module, "read_backlogs", read_late)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        observer.look()
+
+
+def test_memory_of_models(farm: FarmClient, client: redis.Redis) -> None:
+    """What a model takes on a device is learned from the workers that have loaded it."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    for model_bytes, known in ((0, {}), (1 << 30, {"m": 1 << 30})):
+        beat(farm, "worker", model="m", model_bytes=model_bytes)
+        observer.look()
+        assert observer.model_bytes == known
