@@ -239,3 +239,9 @@ def decided_by(spec: JobSpec, least: Decides) -> dict[str, object]:
 def model_key(spec: JobSpec) -> str:
     """Return the name under which a model's throughput is remembered: all that changes it."""
     return "|".join(str(getattr(spec, n)) for n, field in JOB_FIELDS.items() if field.paces)
+
+
+def weights_key(spec: JobSpec) -> str:
+    """Return a name of all in a spec that decides what a worker loads for it."""
+    weights = map(str, decided_by(spec, Decides.WEIGHTS).values())
+    return "|".join([*weights, spec.engine])

@@ -32,6 +32,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:long-samples   stream  newest 1,008 Samples, a week     scheduler -> people
     ef:{farm}:history        hash    worker|model|class -> Rate       scheduler -> scheduler  30 d
     ef:{farm}:budget:<d>|<m> string  tokens of a device batch         worker    -> worker     7 d
+    ef:{farm}:load:<w>|<m>   string  LoadAttempts without an end      worker    -> worker     24 h
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
     ef:{farm}:window         hash    what all jobs hold, as counted   all       -> all        5 s
@@ -114,6 +115,11 @@ def wake_key(name: str) -> str:
 def budget_key(device: str, model: str) -> str:
     """Return the key of the device batch's budget, learned on a kind of device for a model."""
     return f"ef:{{farm}}:budget:{device}|{model}"
+
+
+def load_key(name: str, model: str) -> str:
+    """Return the key of a worker's loads of a model that have not come to an end."""
+    return f"ef:{{farm}}:load:{name}|{model}"
 
 
 def recurring_key(run: str) -> str:

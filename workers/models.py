@@ -11,15 +11,16 @@ from typing import Final, NamedTuple
 
 import redis
 
+from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_reports import NO_ROOM, ModelRefused
-from embedfarm.contract.job_spec import JobSpec, model_key
+from embedfarm.contract.job_spec import JobSpec, model_key, weights_key
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import TRYING, Engine, NoRoom
 from embedfarm.workers.engines.memory import limit_batches, model_bytes
-from embedfarm.workers.engines.opening import look_at, open_engine, open_reference
+from embedfarm.workers.engines.opening import engine_name, look_at, open_engine, open_reference
 from embedfarm.workers.quantisation import check_ranges
 from embedfarm.workers.watchdog import Watchdog
 
@@ -36,10 +37,12 @@ class Refusal(NamedTuple):
     Attributes:
         until: Time of the monotonic clock, in seconds, at which the job is looked at again.
         generation: Generation of the job; one of another generation is not refused.
+        reason: Why it is refused.
     """
 
     until: float
     generation: str
+    reason: str
 
 
 @dataclass
@@ -51,7 +54,6 @@ class ModelStore:
 
     Attributes:
         warm_up: Function that runs a newly loaded engine for the first time.
-        loading: Whether a model is being loaded now.
         load_seconds: Time that the last loading took.
         loaded: Key of the loaded model, "" when there is none.
         model_bytes: Device memory that the loaded model took.
@@ -64,18 +66,24 @@ class ModelStore:
     settings: Settings
     watchdog: Watchdog
     warm_up: Callable[[JobSpec, Engine], None] = lambda _spec, _engine: None
-    loading: bool = False
     load_seconds: float = 0.0
     loaded: str = ""
     model_bytes: int = 0
     serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
+    _loading: str = ""  # what is being loaded now, by `weights_key`
+    _is: tuple[str, str] = ("", "")  # the loaded model, and its engine by `engine_name`
     # By `embedfarm.contract.farm_client.engine_key`; None for one on other weights.
     _variants: dict[str, Engine | None] = field(default_factory=dict)
     _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
     _identities: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)
     _accepted: dict[str, Engine] = field(default_factory=dict)
     _refusals: dict[str, Refusal] = field(default_factory=dict)
+
+    @property
+    def loading(self) -> bool:
+        """Whether a model is being loaded now."""
+        return bool(self._loading)
 
     @property
     def trying_engines(self) -> bool:
@@ -179,9 +187,11 @@ class ModelStore:
 
     def refuse(self, job: str, reason: str) -> None:
         """Leave a job to others for a while, and say why; then it may have been made anew."""
-        log.warning("job %s refused: %s", job, reason)
+        before = self._refusals.get(job)
+        if before is None or before.reason != reason:
+            log.warning("job %s refused: %s", job, reason)
         _, generation = self._identities.pop(job, None) or (None, self._generation(job))
-        self._refusals[job] = Refusal(time.monotonic() + REFUSAL_SECONDS, generation)
+        self._refusals[job] = Refusal(time.monotonic() + REFUSAL_SECONDS, generation, reason)
         self._remember(job)
         self.farm.reports.refuse(job, self.worker, reason, generation)
 
@@ -216,10 +226,16 @@ class ModelStore:
         """
         loaded, variants, key = self._engine, self._variants, engine_key(spec)
         if key not in variants and loaded is not None:
-            variants[key] = loaded.for_job(spec)
+            variants[key] = loaded.for_job(spec) if self._is_for(spec) else None
             while len(variants) > VARIANTS_MAX:  # the loaded one stays
                 variants.pop(next(islice(variants, 1, None)), None)
         return variants.get(key)
+
+    def _is_for(self, spec: JobSpec) -> bool:
+        """Tell whether a job is for the loaded model, and for the engine that runs it."""
+        model, name = self._is
+        same = spec.model == model
+        return same and name == engine_name(spec, self.torch_device, self.settings)
 
     def load(self, spec: JobSpec) -> None:
         """Have the engine of a spec loaded, though no job needs it.
@@ -241,26 +257,64 @@ class ModelStore:
         if variant is not None:
             return variant
         look_at(spec, self.settings)
+        self._begin_load(weights_key(spec))
         with self.serving:
             self._engine, self._variants, self.loaded = None, {}, ""
             self._accepted.clear()  # jobs of the previous model are looked at afresh
             gc.collect()  # its modules refer to each other, and the next one needs the memory
             began = time.monotonic()
-            self.loading = True
             limit_batches(self.torch_device, 0)  # the model is no part of what is limited
             try:
-                with self.watchdog.watch(f"the loading of {spec.model}", self.watchdog.load_limit):
-                    engine = open_engine(spec, self.torch_device, self.settings)
-                    self.warm_up(spec, engine)
-                self._engine, self._variants = engine, {engine_key(spec): engine}
+                engine = self._load(spec)
             finally:
-                self.loading = False
+                self._end_load()
             limit_batches(self.torch_device, self.settings.batch_bytes_max)
             self.model_bytes = model_bytes(self.torch_device)
             self.load_seconds = time.monotonic() - began
             self.loaded = model_key(spec)
         log.info("loaded %s in %.1f s", spec.model, self.load_seconds)
         return engine
+
+    def _load(self, spec: JobSpec) -> Engine:
+        """Load a model and run it once; a load that takes too long is the last of this process."""
+        what, watchdog = f"the loading of {spec.model}", self.watchdog
+        with watchdog.watch(what, watchdog.load_limit, hung=self._quarantine):
+            engine = open_engine(spec, self.torch_device, self.settings)
+            self.warm_up(spec, engine)
+        self._is = spec.model, engine_name(spec, self.torch_device, self.settings)
+        self._engine, self._variants = engine, {engine_key(spec): engine}
+        return engine
+
+    def _begin_load(self, model: str) -> None:
+        """Have a load counted, which may be the end of this process.
+
+        Raises:
+            ModelError: Others have been, and this model is left alone now.
+        """
+        before = self.farm.loads.begin(self.worker, model)
+        if before is not None:
+            raise ModelError(before.sentence())
+        self._loading = model
+
+    def _end_load(self) -> None:
+        """Have a load forgotten, since this process outlives it."""
+        model, self._loading = self._loading, ""
+        try:
+            self.farm.loads.end(self.worker, model)
+        except UNAVAILABLE as error:
+            log.warning("a load is still counted, server away: %s", error)
+
+    def _quarantine(self, reason: str) -> None:
+        self.farm.loads.quarantine(self.worker, self._loading, reason)
+
+    def leave(self) -> None:
+        """Have the load forgotten that this process leaves behind when it ends as it was asked to.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        if self._loading:
+            self.farm.loads.end(self.worker, self._loading)
 
 
 def _check_dimensions(spec: JobSpec, engine: Engine) -> None:

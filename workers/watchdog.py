@@ -33,12 +33,14 @@ class Watched:
         what: Name for people: the subject of "did not finish".
         limit: The longest that it may take, in seconds; asked once it has taken the least one.
         leases: Leases for which it is done.
+        hung: Told why, when it has taken too long and the process is about to end.
         spent: Seconds that it has had so far.
     """
 
     what: str
     limit: Callable[[], float]
     leases: Sequence[Lease]
+    hung: Callable[[str], object]
     spent: float = 0.0
     _seen: float = field(default_factory=time.monotonic)
 
@@ -58,10 +60,14 @@ class Watchdog:
 
     @contextmanager
     def watch(
-        self, what: str, limit: Callable[[], float], leases: Sequence[Lease] = ()
+        self,
+        what: str,
+        limit: Callable[[], float],
+        leases: Sequence[Lease] = (),
+        hung: Callable[[str], object] = lambda _reason: None,
     ) -> Iterator[None]:
         """Watch over the body, which may take `limit()` seconds; see `Watched`."""
-        watched = Watched(what, limit, leases)
+        watched = Watched(what, limit, leases, hung)
         self._watched.append(watched)
         try:
             yield

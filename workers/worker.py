@@ -322,6 +322,7 @@ class Worker:
         try:
             log.critical("%s; giving up %d blocks with this process", reason, len(hung.leases))
             self.stop.set()
+            hung.hung(reason)
             self.fetcher.conclude(hung.leases, reason)
             hand_back(FarmClient(self.client), self.name, self.holdings)
         except Exception:
@@ -376,6 +377,7 @@ class Worker:
         farm = FarmClient(self.client)
         try:
             farm.leave(self.name)
+            self.models.leave()
             hand_back(farm, self.name, self.holdings)
         except UNAVAILABLE as error:
             log.warning("leases not handed back: %s", error)

@@ -195,12 +195,11 @@ def test_many_jobs_are_tried_again(
     page = watched.page
     jobs = []
     for _ in range(2):  # one after the other, since `ingest` reads one corpus at a time
-        job = Job(client, submit(page, idle_farm, TEXTS[:40]))
-        jobs.append(job)
-        wait_until(lambda job=job: fail_one(job) >= 0, SECONDS)
+        jobs.append(Job(client, submit(page, idle_farm, TEXTS[:40])))
+        wait_until(lambda: fail_one(jobs[-1]) >= 0, SECONDS)
         with worker(server, "cpu-0"):
-            wait_until(lambda job=job: job.status().ended, SECONDS)
-        assert job.status().chunks_failed == 1
+            wait_until(lambda: jobs[-1].status().ended, SECONDS)
+        assert jobs[-1].status().chunks_failed == 1
     with worker(server, "cpu-0"):
         page.goto(f"{idle_farm}/jobs")
         page.get_by_label("State").select_option(label="finished, with failures")

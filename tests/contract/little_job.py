@@ -167,6 +167,8 @@ def run_everything(client: redis.Redis) -> Job:
     farm.statistics.sample(SAMPLE)
     farm.statistics.long_sample(SAMPLE)
     farm.statistics.learn_budget("cpu", "null:2", 16_384)
+    farm.loads.begin("one", "null:2")
+    farm.loads.quarantine("one", "null:2", "it did not finish")
     farm.admit("little", 1)
     ask_everything(client)
     enqueue_everything(client)

@@ -738,6 +738,7 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
     """The keys of a full little job are those of the table in `wire`, each with its type."""
     rows = re.findall(r"^    (ef:\S+) +(\w+) ", wire.__doc__ or "", re.MULTILINE)
     names = {"{J}": "{little}", "<name>": "one", "<d>|<m>": "cpu|null:2"}
+    names["<w>|<m>"] = "one|null:2"
     names |= {"<engine>": engine_key(SPEC), "<id>": "asked", "<run>": "asked"}
     names["<hash>"] = "a"
     documented = {

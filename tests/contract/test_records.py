@@ -25,6 +25,7 @@ from embedfarm.contract.encoding import (
 )
 from embedfarm.contract.farm_timeline import FarmEvent, Happening
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
+from embedfarm.contract.load_attempts import LoadAttempts
 from embedfarm.contract.records import (
     Block,
     ChunkError,
@@ -64,6 +65,7 @@ KINDS: list[type[Record]] = [
     TokenisationSettings,
     LanePiece,
     LaneAnswer,
+    LoadAttempts,
 ]
 TEXTS = st.text(max_size=20)
 COUNTS = st.integers(0, 2**53)
@@ -145,7 +147,8 @@ def test_all_kinds_are_tested() -> None:
     assert set(KINDS) == {
         kind
         for kind in Record.__subclasses__()
-        if kind.__module__ in {Block.__module__, JobSpec.__module__, FarmEvent.__module__}
+        if kind.__module__
+        in {each.__module__ for each in (Block, JobSpec, FarmEvent, LoadAttempts)}
     }
 
 

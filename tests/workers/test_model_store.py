@@ -4,18 +4,25 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import redis
 import torch
+from numpy.typing import NDArray
 
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import NO_ROOM
-from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.job_spec import JobSpec, weights_key
+from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_jobs
 from embedfarm.workers import models
 from embedfarm.workers.engines import sentence_transformer
+from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.models import ModelStore
 from embedfarm.workers.watchdog import Watchdog
 from tests.workers.tiny_models import mean_pooled
@@ -123,3 +130,94 @@ def test_damaged_files_cost_no_model(
     assert str(directory) in store.farm.reports.refusals("bad")["w"]
     assert store.prepare("good") is engine
     shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino", "auto"])
+def test_other_options_of_the_same_weights_load_nothing(
+    client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Jobs share what is loaded though they differ in length, or in how they name what they get."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    store = ModelStore(FarmClient(client), "w", "cpu", settings, Watchdog(settings))
+    opened = []
+
+    def count(spec: JobSpec, device: str, settings: Settings) -> Engine:
+        opened.append(spec)
+        return open_engine(spec, device, settings)
+
+    monkeypatch.setattr(models, "open_engine", count)
+    mean_pooled(tmp_path / "files").save(str(tmp_path / "model"))
+    plain = JobSpec(model=str(tmp_path / "model"), engine=engine)
+    give(client, "plain", plain)
+    first = store.prepare("plain")
+    assert first is not None
+    named = {"engine": first.name, "dtype": first.fingerprint["dtype"]}
+    vectors = []
+    changes: list[dict[str, Any]] = [{"max_length": 7}, {"dtype": named["dtype"]}, named]
+    for number, fields in enumerate(changes):
+        give(client, f"j{number}", msgspec.structs.replace(plain, **fields))
+        vectors.append(embed(store.prepare(f"j{number}")))
+    assert [each.engine for each in opened] == [engine]
+    np.testing.assert_array_equal(vectors[1], embed(first))
+    assert not np.allclose(vectors[0], vectors[1], atol=1e-3)  # they were cut
+
+
+def test_another_engine_is_loaded(client: redis.Redis, tmp_path: Path) -> None:
+    """A job for another engine, or in another precision, does not get the one that is loaded."""
+    settings = Settings(engine_cache=tmp_path / "cache")
+    store = ModelStore(FarmClient(client), "w", "cpu", settings, Watchdog(settings))
+    mean_pooled(tmp_path / "files").save(str(tmp_path / "model"))
+    plain = JobSpec(model=str(tmp_path / "model"), engine="torch", dtype="float32")
+    others = [plain]
+    others += [msgspec.structs.replace(plain, engine="openvino")]
+    others += [msgspec.structs.replace(plain, dtype="bfloat16")]
+    for number, spec in enumerate(others):
+        give(client, f"j{number}", spec)
+        engine = store.prepare(f"j{number}")
+        assert engine is not None
+        assert (engine.name, engine.fingerprint["dtype"]) == (spec.engine, spec.dtype)
+    give(client, "odd", JobSpec(model="null:8", engine="nowhere"))
+    give(client, "null", JobSpec(model="null:8"))
+    assert store.prepare("null") is not None
+    assert store.prepare("odd") is None
+    assert "no engine 'nowhere'" in store.farm.reports.refusals("odd")["w"]
+
+
+def test_a_load_left_behind_by_a_stop_counts_as_none(
+    client: redis.Redis, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is asked to stop while it loads a model has not been ended by the load."""
+    counts = []
+
+    def stop(spec: JobSpec, *_: object) -> Engine:
+        model = weights_key(spec)
+        counts.append(store.farm.loads.attempts("w", model).count)
+        store.leave()
+        counts.append(store.farm.loads.attempts("w", model).count)
+        raise ModelError("it is no matter here")
+
+    monkeypatch.setattr(models, "open_engine", stop)
+    give(client, "j", JobSpec(model="null:4"))
+    assert store.prepare("j") is None
+    assert counts == [1, 0]
+
+
+def test_a_job_that_is_refused_again_is_logged_once(
+    client: redis.Redis,
+    store: ModelStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A reason is logged when it is new: the worker looks at the job again for ever."""
+    monkeypatch.setattr(models, "REFUSAL_SECONDS", 0.0)
+    give(client, "j", JobSpec(model="/no/such/directory"))
+    with caplog.at_level("WARNING", logger=models.__name__):
+        assert [store.prepare("j") for _ in range(5)] == [None] * 5
+    assert len([each for each in caplog.messages if "job j refused" in each]) == 1
+
+
+def embed(engine: Engine | None) -> NDArray[np.float32]:
+    """Vectors of some texts, of which one is long."""
+    assert engine is not None
+    batch = engine.tokenise(["a text", "another text that is longer " * 9])
+    return engine.forward(batch, np.arange(len(batch.lengths)))

@@ -5,15 +5,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from embedfarm.contract.broker import connect
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.opening import open_engine
+from tests.farm.harness import role
+from tests.support import LiveServer
 
 MODULE = """
+import os
+import signal
+import threading
 from dataclasses import replace
 
 from embedfarm.workers.engines.null import NullEngine
@@ -22,6 +30,21 @@ from embedfarm.workers.engines.null import NullEngine
 def open_doubled(spec, device, settings):
     engine = NullEngine.open(spec)
     return replace(engine, name="doubled on " + device)
+
+
+def kill(spec, device, settings):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(spec, device, settings):
+    threading.Event().wait()
+"""
+ENGINES = """
+[embedfarm.engines]
+doubled = doubled:open_doubled
+broken = doubled:nothing
+deadly = doubled:kill
+hanging = doubled:hang
 """
 
 
@@ -32,17 +55,17 @@ def plugged(tmp_path: Path) -> dict[str, str]:
     facts = tmp_path / "doubled-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: doubled\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(
-        "[embedfarm.engines]\ndoubled = doubled:open_doubled\nbroken = doubled:nothing\n"
-    )
+    (facts / "entry_points.txt").write_text(ENGINES)
     return {**os.environ, "PYTHONPATH": str(tmp_path)}
 
 
-def embed(environment: dict[str, str], out: Path, engine: str) -> subprocess.CompletedProcess[str]:
+def embed(
+    environment: dict[str, str], out: Path, engine: str, devices: str = "cpu"
+) -> subprocess.CompletedProcess[str]:
     """Embed a text by the command line with an engine."""
     corpus = out.with_suffix(".jsonl")
     corpus.write_text('{"text": "a"}\n')
-    words = ["embed", corpus, "--out", out, "--model", "null:4", "--devices", "cpu"]
+    words = ["embed", corpus, "--out", out, "--model", "null:4", "--devices", devices]
     command = [sys.executable, "-m", "embedfarm", *map(str, words), "--engine", engine]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
@@ -61,6 +84,35 @@ def test_one_that_does_not_load(plugged: dict[str, str], tmp_path: Path) -> None
     done = embed(plugged, tmp_path / "out", "broken")
     assert done.returncode != 0
     assert "'broken' of doubled:nothing does not load" in done.stderr
+
+
+ENDS: Final = {
+    "deadly": ("3 times in a row the worker's process ended while it loaded this model", 3),
+    "hanging": ("the loading of null:4 did not finish within 2 s", 1),
+}
+
+
+@pytest.mark.parametrize("engine", list(ENDS))
+def test_one_whose_loading_ends_the_process(
+    engine: str,
+    plugged: dict[str, str],
+    server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job of such a model ends soon and says why; the next job is done by the same workers."""
+    words, deaths = ENDS[engine]
+    farm = FarmClient(connect(server.url))
+    monkeypatch.setenv("PYTHONPATH", plugged["PYTHONPATH"])
+    monkeypatch.setenv("EMBEDFARM_REDIS_URL", server.url)
+    limits = {"load_seconds_max": "2", "hang_seconds": "1"}
+    with role(server, tmp_path, "work", "--devices", "cpu", **limits):
+        bad = embed(dict(os.environ), tmp_path / "bad", engine, "none")
+        assert bad.returncode == 2
+        assert words in bad.stderr
+        good = embed(dict(os.environ), tmp_path / "good", "doubled", "none")
+        assert good.returncode == 0, good.stderr
+        assert max(beat.restarts for beat in farm.workers()) == deaths
 
 
 def test_one_that_is_not_installed() -> None:

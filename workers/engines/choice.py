@@ -17,7 +17,7 @@ from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import cpu_name
 from embedfarm.workers.engines.engine import TRYING, Engine
-from embedfarm.workers.engines.graph import VERSION, thread_count
+from embedfarm.workers.engines.graph import VERSION, resolve_dtype, thread_count
 from embedfarm.workers.engines.kept_choices import (
     Choice,
     choices_directory,
@@ -62,6 +62,16 @@ def open_fastest(spec: JobSpec, device: str, settings: Settings) -> Engine:
     return SentenceTransformerEngine.open(spec, device, settings.model_cache)
 
 
+def chosen_engine(spec: JobSpec, settings: Settings) -> str:
+    """Return the name of the engine that was found to be the fastest here, "" if none was yet.
+
+    Raises:
+        ModelError: The model is not to be had.
+    """
+    choice = read_choice(_path(spec, settings))
+    return "" if choice is None else choice.engine
+
+
 def _choose(spec: JobSpec, device: str, settings: Settings) -> Choice:
     """Try the engines, and choose one."""
     with quick_imports():
@@ -76,7 +86,8 @@ def _choose(spec: JobSpec, device: str, settings: Settings) -> Choice:
 def _path(spec: JobSpec, settings: Settings) -> Path:
     """Return where the choice for a model on such a processor is kept."""
     directory = model_files.resolve(spec.model, settings.model_cache)
-    fingerprint = model_files.fingerprint(spec.model, directory, spec, spec.dtype)
+    dtype = resolve_dtype("auto") if spec.dtype == "auto" else spec.dtype
+    fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
     identity = {name: fingerprint[name] for name in ("weights", "configuration", "dtype")} | {
         "processor": cpu_name(),
         "threads": str(thread_count()),

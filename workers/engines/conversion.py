@@ -144,7 +144,7 @@ def _describe(
         inputs=graph.inputs,
         dimensions=engine.full_dimensions,
         unit=engine.unit,
-        limit=engine.own_limit,
+        limit=found.own_limit,
         prompts=found.prompts,
         default_prompt=model.default_prompt_name or "",
         padding=found.padding,
@@ -162,13 +162,11 @@ def _tokenizers(
     Only prompts are kept for which the graph is the same.
     """
     model, names = engine.model, list(engine.model.prompts)[:PROMPTS_MAX]
-    plain = msgspec.structs.replace(engine.spec, prompt="", prompt_name="", task="")
+    plain = msgspec.structs.replace(engine.spec, prompt="", prompt_name="", task="", max_length=0)
     own = [plain, *(msgspec.structs.replace(plain, prompt_name=name) for name in names)]
-    limit = model.max_seq_length
-    found = [ModelTokenizer(engine.spec, model).find_encoder(engine.directory)]
-    model.max_seq_length = engine.own_limit if engine.own_limit < sys.maxsize else None
-    found += [ModelTokenizer(spec, model).find_encoder(engine.directory) for spec in own]
-    model.max_seq_length = limit
+    found = [
+        ModelTokenizer(spec, model).find_encoder(engine.directory) for spec in (engine.spec, *own)
+    ]
     kept = []
     for each in filter(None, found):
         if graph.constants_of(each.constants) == graph.constants:

@@ -143,6 +143,8 @@ class Engine(Protocol):
     def for_job(self, spec: JobSpec) -> "Engine | None":
         """Return the engine of another job on the same weights; None where it needs others.
 
+        It is asked only about jobs for this engine.
+
         Raises:
             ModelError: The model cannot do what the job asks for.
         """

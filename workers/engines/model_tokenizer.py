@@ -1,8 +1,9 @@
 """Texts as a model's tokens by its own preprocessing, which needs torch."""
 
 import sys
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -44,9 +45,12 @@ class ModelTokenizer(Tokenizer):
 
     Attributes:
         model: The model.
+        turn: Held while the model's tokenizer works: it cuts the texts of all its users where the
+            latest one has set it to.
     """
 
     model: SentenceTransformer
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
     tokenisation = None  # its tokens cannot be made elsewhere
 
@@ -65,9 +69,14 @@ class ModelTokenizer(Tokenizer):
         return {name: prompt or "" for name, prompt in self.model.prompts.items()}
 
     @property
+    def own_limit(self) -> int:
+        """Tokens that a text may have if the job says nothing; a very large number for any."""
+        return min(self.model.max_seq_length or sys.maxsize, sys.maxsize)
+
+    @property
     def limit(self) -> int:
         """Tokens that a text may have; a very large number without a limit."""
-        return self.model.max_seq_length or sys.maxsize
+        return min(self.spec.max_length or self.own_limit, self.own_limit)
 
     @cached_property
     def padding(self) -> Padding:
@@ -144,22 +153,27 @@ class ModelTokenizer(Tokenizer):
         """Return where each token of each text begins and ends, in characters."""
         if not texts:
             return []
-        encoded = self.model.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            truncation=False,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
+        with self.turn:
+            encoded = self.model.tokenizer(
+                list(texts),
+                add_special_tokens=False,
+                truncation=False,
+                return_offsets_mapping=True,
+                verbose=False,
+            )
         return list(encoded["offset_mapping"])
 
     def _preprocess(self, texts: Sequence[str]) -> dict[str, Any]:
         """Run the model's own preprocessing, without padding: a list of tokens for each text."""
-        return self.model.preprocess(
-            list(texts),
-            prompt=self.prompt or None,
-            processing_kwargs={"text": {"padding": False}, "common": {"return_tensors": None}},
-        )
+        ours: dict[str, Any] = {"padding": False}
+        if self.limit < self.own_limit:
+            ours["max_length"] = self.limit
+        with self.turn:
+            return self.model.preprocess(
+                list(texts),
+                prompt=self.prompt or None,
+                processing_kwargs={"text": ours, "common": {"return_tensors": None}},
+            )
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
         """Cut off most of what is truncated anyway, where that is at the ends of texts."""

@@ -14,6 +14,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import Engine
 
 OWN: Final = JOB_FIELDS["engine"].choices
+NULL: Final = "null"
 
 
 class OpenEngine(Protocol):
@@ -40,18 +41,19 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
     Raises:
         ModelError: The model or the engine is not to be had.
     """
-    if spec.engine not in OWN:
-        return _find_plugin(spec.engine)(spec, device, settings)
-    if model_files.is_null(spec.model):
+    name = _asked_for(spec, device, settings)
+    if name not in (*OWN, NULL):
+        return _find_plugin(name)(spec, device, settings)
+    if name == NULL:
         from embedfarm.workers.engines.null import NullEngine  # noqa: PLC0415
 
         return NullEngine.open(spec)
-    if spec.engine == "openvino" or (spec.engine, spec.dtype) == ("auto", "int8"):
+    if name == "openvino":
         with quick_imports():
             from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415
 
         return open_openvino(spec, device, settings)
-    if spec.engine == "auto" and device == "cpu" and not settings.batch_bytes_max:
+    if name == "auto":
         with quick_imports():
             from embedfarm.workers.engines.choice import open_fastest  # noqa: PLC0415
 
@@ -69,6 +71,39 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
     return engine
 
 
+def engine_name(spec: JobSpec, device: str, settings: Settings) -> str:
+    """Return the name of the engine that a job is for; "" where engines must be tried first.
+
+    Two jobs for different engines cannot share what is loaded, though all else were the same.
+
+    Args:
+        spec: The job.
+        device: torch's name of the device.
+        settings: Settings, which say where the choices of engines are kept.
+
+    Raises:
+        ModelError: The model is not to be had.
+    """
+    name = _asked_for(spec, device, settings)
+    if name != "auto":
+        return name
+    with quick_imports():
+        from embedfarm.workers.engines.choice import chosen_engine  # noqa: PLC0415
+
+    return chosen_engine(spec, settings)
+
+
+def _asked_for(spec: JobSpec, device: str, settings: Settings) -> str:
+    """Return the name of the engine that a job asks for; "auto" for the fastest of several."""
+    if spec.engine in OWN and model_files.is_null(spec.model):
+        return NULL
+    if spec.engine != "auto":
+        return spec.engine
+    if spec.dtype == "int8":
+        return "openvino"
+    return "torch" if device != "cpu" or settings.batch_bytes_max else "auto"
+
+
 def look_at(spec: JobSpec, settings: Settings) -> None:
     """Refuse at once what `open_engine` could not open, before a loaded model goes for it.
 
@@ -79,7 +114,11 @@ def look_at(spec: JobSpec, settings: Settings) -> None:
     """
     if spec.engine not in OWN:
         _find_plugin(spec.engine)
-    elif not model_files.is_null(spec.model):
+    elif model_files.is_null(spec.model):
+        from embedfarm.workers.engines.null import NullEngine  # noqa: PLC0415 # as above
+
+        NullEngine.open(spec)
+    else:
         directory = model_files.resolve(spec.model, settings.model_cache)
         for file in model_files.weight_files(directory):
             if file.suffix == ".safetensors":

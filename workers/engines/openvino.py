@@ -116,8 +116,7 @@ class OpenVinoEngine:
         Raises:
             ModelError: The model cannot do what the job asks for.
         """
-        same = (spec.model, spec.engine) == (self.spec.model, self.spec.engine)
-        if not same or resolve_dtype(spec.dtype) != self.dtype:
+        if spec.model != self.spec.model or resolve_dtype(spec.dtype) != self.dtype:
             return None
         prepared = _prepare(spec, self.dtype, self.settings)
         if prepared.graph != self.prepared.graph:

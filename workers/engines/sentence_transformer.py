@@ -6,7 +6,7 @@ batched with what is ours.
 """
 
 import logging
-import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -61,8 +61,6 @@ NO_MEMORY: Final = (
     "could not create a ",
     "ALLOC_FAILED",
 )
-# Options of a job that decide what is loaded, and how its modules are set.
-IN_MODULES: Final = ("model", "dtype", "engine", "max_length")
 WARM_UP: Final = ("warm up", "a text that is a little longer than the other one " * 4)
 
 
@@ -86,10 +84,10 @@ class SentenceTransformerEngine:
         directory: Directory of the model's files.
         has_routes: Whether the model has other modules for another task.
         full_dimensions: Components that its vectors have before any are cut off.
-        own_limit: Tokens that a text may have if the job says nothing.
         unit: Whether the model's last module gives all vectors length 1.
         first_position: Position of a text's first token without padding; None with padding.
         preprocessing: The model's own preprocessing.
+        turn: Held by the engine of these modules whose texts the model's own tokenizer cuts now.
         tokenizer: What makes tokens: `preprocessing`, or tokenizer.json where that does the same.
     """
 
@@ -100,10 +98,10 @@ class SentenceTransformerEngine:
     directory: Path
     has_routes: bool = field(init=False, default=False)
     full_dimensions: int = field(init=False)
-    own_limit: int = field(init=False, default=sys.maxsize)
     unit: bool = field(init=False)
     dimensions: int = field(init=False)
     preprocessing: ModelTokenizer = field(init=False)
+    turn: threading.Lock = field(init=False, default_factory=threading.Lock)
     tokenizer: Tokenizer = field(init=False)
     normalised: bool = field(init=False)
     first_position: int | None = field(init=False, default=None)
@@ -128,10 +126,12 @@ class SentenceTransformerEngine:
         self.dimensions = min(self.spec.dimensions or full, full)
         self.unit = isinstance(list(self.model)[-1], Normalize)
         self.normalised = self.spec.normalize or (self.unit and self.dimensions == full)
-        self.tokenizer = self.preprocessing = ModelTokenizer(self.spec, self.model)
+        self.tokenizer = self.preprocessing = ModelTokenizer(self.spec, self.model, self.turn)
         if isinstance(self.model[0], Transformer):
             self.preprocessing.check()
             self.tokenizer = self.preprocessing.find_encoder(self.directory) or self.tokenizer
+        elif self.spec.max_length:
+            raise model_files.ModelError("it takes whole texts, and keeps no maximum length")
 
     @classmethod
     def open(
@@ -176,13 +176,14 @@ class SentenceTransformerEngine:
             str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
         )
         model = _follow_routes(loaded, spec.task)
-        own_limit = _limit(model)
-        _set_up(model, spec.max_length)
+        model.eval()
+        for module in list(model)[1:]:
+            module.float()
         if not isinstance(model[0], Transformer):
             dtype = "float32"
         fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
         engine = cls(model, spec, torch.device(device), fingerprint, directory)
-        engine.has_routes, engine.own_limit = model is not loaded, own_limit
+        engine.has_routes = model is not loaded
         engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
         return engine
 
@@ -192,7 +193,8 @@ class SentenceTransformerEngine:
         Raises:
             ModelError: The model cannot do what the job asks for.
         """
-        if any(getattr(spec, name) != getattr(self.spec, name) for name in IN_MODULES):
+        dtypes = {resolve_dtype(each.dtype, str(self.device)) for each in (spec, self.spec)}
+        if spec.model != self.spec.model or len(dtypes) > 1:
             return None
         if self.has_routes and spec.task != self.spec.task:
             return None
@@ -360,23 +362,6 @@ def _device_errors() -> Iterator[None]:
         if "CUDA error" in str(error):
             raise DeviceFailed(str(error)) from error
         raise
-
-
-def _limit(model: SentenceTransformer) -> int:
-    """Return the tokens that a model takes; a very large number where there is no limit."""
-    first = model[0]
-    return (model.max_seq_length if isinstance(first, Transformer) else None) or sys.maxsize
-
-
-def _set_up(model: SentenceTransformer, max_length: int) -> None:
-    """Have a model embed, all that comes after its transformer in float32."""
-    model.eval()
-    for module in list(model)[1:]:
-        module.float()
-    if max_length:
-        if not isinstance(model[0], Transformer):
-            raise model_files.ModelError("it takes whole texts, and keeps no maximum length")
-        model.max_seq_length = min(max_length, model.max_seq_length or max_length)
 
 
 def _follow_routes(model: SentenceTransformer, task: str) -> SentenceTransformer:
