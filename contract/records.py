@@ -267,6 +267,7 @@ class Heartbeat(Record):
         model_bytes: Device memory that the loaded model took, 0 when that is not known.
         trying_engines: Whether it tries engines before it loads the faster one, which it remembers.
         restarts: How many times its supervisor has started it again.
+        loading: Key of the model that is being loaded, "" when none is.
     """
 
     worker: str
@@ -290,6 +291,7 @@ class Heartbeat(Record):
     model_bytes: Count = 0
     trying_engines: bool = False
     restarts: Count = 0
+    loading: str = ""
 
 
 class JobShare(Record):

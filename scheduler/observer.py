@@ -35,6 +35,7 @@ class Observer:
         window: Room that all jobs may take on the server.
         copies: Speculative copies, and which worker makes which.
         model_bytes: Device memory that models took, by key, where a worker said so.
+        load_seconds: Time that models took to load where they were loaded last, by key.
         beats: Heartbeats of the live workers at the last look, by name.
         lost: Names of the workers that were lost at the last look.
     """
@@ -45,6 +46,7 @@ class Observer:
     window: FarmWindow
     copies: SpeculativeCopies = field(default_factory=SpeculativeCopies)
     model_bytes: dict[str, int] = field(default_factory=dict)
+    load_seconds: dict[str, float] = field(default_factory=dict)
     beats: Mapping[str, Heartbeat] = field(default_factory=dict)
     lost: AbstractSet[str] = frozenset()
     _models: dict[str, str] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Observer:
             rates,
             time.time(),
             model_bytes=self.model_bytes,
+            load_seconds=self.load_seconds,
             room=self.window.look(),
         )
 
@@ -158,6 +161,8 @@ class Observer:
                 self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
             if beat.model and beat.model_bytes:
                 self.model_bytes[beat.model] = beat.model_bytes
+            if beat.model and beat.load_seconds:
+                self.load_seconds[beat.model] = beat.load_seconds
         self.beats, self.lost = beats, lost_seconds.keys()
         self._began = {name: self._began[name] for name in beats}
         return tuple(
@@ -165,7 +170,7 @@ class Observer:
                 name,
                 now - self._began[name] if beat.held_tokens else 0.0,
                 draining=beat.state == "draining",
-                model=beat.model,
+                model=beat.loading or beat.model,
                 memory_bytes=int(beat.device_facts.get("memory_total_bytes", 0)),
                 refused=frozenset(beat.refused),
             )

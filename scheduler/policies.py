@@ -8,10 +8,11 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.scheduler.passes import Pass, PassFailed, decide
+from embedfarm.scheduler.passes.affinity import Affinity
 from embedfarm.scheduler.passes.baselines import Adaptive, Fixed, Rounds
 from embedfarm.scheduler.passes.defer import Defer
 from embedfarm.scheduler.passes.order import FirstCome, Priority, ShortestFirst
-from embedfarm.scheduler.passes.share import Affinity, Fair, Memory
+from embedfarm.scheduler.passes.share import Fair, Memory
 from embedfarm.scheduler.passes.size import Size
 from embedfarm.scheduler.passes.tail import Tail
 from embedfarm.scheduler.state import FarmState, JobState, WorkerState
@@ -19,7 +20,7 @@ from embedfarm.scheduler.state import FarmState, JobState, WorkerState
 ENTRY_POINTS: Final = "embedfarm.passes"
 DEFAULT_POLICY: Final = "fair"
 POLICIES: Final[Mapping[str, Sequence[str]]] = {
-    "fair": ("defer", "priority", "fair", "affinity", "memory", "size", "tail"),
+    "fair": ("defer", "priority", "fair", "memory", "affinity", "size", "tail"),
     "priority": ("defer", "priority", "fcfs", "memory", "size", "tail"),
     "fcfs": ("defer", "fcfs", "memory", "size", "tail"),
     "sjf": ("defer", "sjf", "memory", "size", "tail"),

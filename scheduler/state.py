@@ -28,7 +28,7 @@ class WorkerState:
         name: Name of the worker.
         held_seconds: Seconds since its current micro-batch began on the device, 0 when idle.
         draining: Whether it takes no more work.
-        model: Key of the model it has loaded, "" for none.
+        model: Key of the model it has loaded, or is loading, "" for none.
         memory_bytes: Memory of its device; 0 where that is no limit.
         refused: Jobs that it could not embed a moment ago.
     """
@@ -141,6 +141,7 @@ class FarmState:
         now: Unix time in seconds, to tell how old a rate is.
         planned: Names of the workers that a plan is wanted for; None for all.
         model_bytes: Device memory that a model needs, where that is known.
+        load_seconds: Time that a model takes to load, where that is known.
         room: Room that is used and left in the farm's window.
         takers: Workers that take work.
         asking: Workers that take work and that a plan is wanted for.
@@ -157,6 +158,7 @@ class FarmState:
     now: float = 0.0
     planned: frozenset[str] | None = None
     model_bytes: Mapping[str, int] = field(default_factory=dict)
+    load_seconds: Mapping[str, float] = field(default_factory=dict)
     room: FarmRoom = ROOMY
     takers: Sequence[WorkerState] = field(init=False)
     asking: Sequence[WorkerState] = field(init=False)

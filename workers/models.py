@@ -54,6 +54,7 @@ class ModelStore:
 
     Attributes:
         warm_up: Function that runs a newly loaded engine for the first time.
+        loading: Key of the model that is being loaded now, "" when none is.
         load_seconds: Time that the last loading took.
         loaded: Key of the loaded model, "" when there is none.
         model_bytes: Device memory that the loaded model took.
@@ -66,12 +67,13 @@ class ModelStore:
     settings: Settings
     watchdog: Watchdog
     warm_up: Callable[[JobSpec, Engine], None] = lambda _spec, _engine: None
+    loading: str = ""
     load_seconds: float = 0.0
     loaded: str = ""
     model_bytes: int = 0
     serving: threading.Lock = field(default_factory=threading.Lock)
     _engine: Engine | None = None
-    _loading: str = ""  # what is being loaded now, by `weights_key`
+    _begun: str = ""  # the load that is counted, by `weights_key`
     _is: tuple[str, str] = ("", "")  # the loaded model, and its engine by `engine_name`
     # By `embedfarm.contract.farm_client.engine_key`; None for one on other weights.
     _variants: dict[str, Engine | None] = field(default_factory=dict)
@@ -79,11 +81,6 @@ class ModelStore:
     _identities: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)
     _accepted: dict[str, Engine] = field(default_factory=dict)
     _refusals: dict[str, Refusal] = field(default_factory=dict)
-
-    @property
-    def loading(self) -> bool:
-        """Whether a model is being loaded now."""
-        return bool(self._loading)
 
     @property
     def trying_engines(self) -> bool:
@@ -257,7 +254,7 @@ class ModelStore:
         if variant is not None:
             return variant
         look_at(spec, self.settings)
-        self._begin_load(weights_key(spec))
+        self._begin_load(spec)
         with self.serving:
             self._engine, self._variants, self.loaded = None, {}, ""
             self._accepted.clear()  # jobs of the previous model are looked at afresh
@@ -285,27 +282,28 @@ class ModelStore:
         self._engine, self._variants = engine, {engine_key(spec): engine}
         return engine
 
-    def _begin_load(self, model: str) -> None:
+    def _begin_load(self, spec: JobSpec) -> None:
         """Have a load counted, which may be the end of this process.
 
         Raises:
             ModelError: Others have been, and this model is left alone now.
         """
+        model = weights_key(spec)
         before = self.farm.loads.begin(self.worker, model)
         if before is not None:
             raise ModelError(before.sentence())
-        self._loading = model
+        self._begun, self.loading = model, model_key(spec)
 
     def _end_load(self) -> None:
         """Have a load forgotten, since this process outlives it."""
-        model, self._loading = self._loading, ""
+        model, self._begun, self.loading = self._begun, "", ""
         try:
             self.farm.loads.end(self.worker, model)
         except UNAVAILABLE as error:
             log.warning("a load is still counted, server away: %s", error)
 
     def _quarantine(self, reason: str) -> None:
-        self.farm.loads.quarantine(self.worker, self._loading, reason)
+        self.farm.loads.quarantine(self.worker, self._begun, reason)
 
     def leave(self) -> None:
         """Have the load forgotten that this process leaves behind when it ends as it was asked to.
@@ -313,8 +311,8 @@ class ModelStore:
         Raises:
             redis.ConnectionError: The server is away.
         """
-        if self._loading:
-            self.farm.loads.end(self.worker, self._loading)
+        if self._begun:
+            self.farm.loads.end(self.worker, self._begun)
 
 
 def _check_dimensions(spec: JobSpec, engine: Engine) -> None:

@@ -233,8 +233,7 @@ class Worker:
             served = self.embedder.lane_seconds - lane_before
             batch.account.spend("queue", waited - min(waited, served))
             if served > 0:  # and if before it was fetched, it was not delayed
-                began = batch.fetch_began
-                batch.account.spend("lane", min(served, batch.forward_began - began))
+                batch.account.spend("lane", min(served, batch.forward_began - batch.fetch_began))
             self._current = batch
             self._set_next(self._forecast(batch, 1.0))
             for lease in batch.leases:
@@ -356,6 +355,7 @@ class Worker:
             model_bytes=self.models.model_bytes,
             trying_engines=self.models.trying_engines,
             restarts=restarts(),
+            loading=self.models.loading,
         )
 
     def _facts(self) -> dict[str, float]:

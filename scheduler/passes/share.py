@@ -119,36 +119,6 @@ class _Turns:
 
 
 @dataclass(frozen=True)
-class Affinity:
-    """Lets a worker stay with its loaded model, as long as no job falls far behind for it.
-
-    A swap costs seconds to minutes. So a job of the loaded model goes first, unless it is ahead of
-    the worker's first choice by more than `affinity_seconds` of service; and only within a tier.
-    """
-
-    settings: Settings
-    name: ClassVar[str] = "affinity"
-
-    def __call__(self, draft: Draft) -> Draft:
-        """Put jobs of the loaded model in front."""
-        queues, words = dict(draft.queues), []
-        least: dict[str, JobState | None] = {}
-        for worker in draft.state.asking:
-            queue, model = draft.queue(worker.name), worker.model
-            if not model or not queue or queue[0].model == model:
-                continue
-            if model not in least:
-                same = [job for job in draft.waiting if job.model == model]
-                least[model] = min(same, key=_served, default=None)
-            stay = least[model]
-            if stay is not None and _lead(stay, queue[0]) <= self.settings.affinity_seconds:
-                others = (job for job in queue if job is not stay)
-                queues[worker.name] = (stay, *others)[:SHARES_MAX]
-                words.append((f"{worker.name} stays with {model} and {stay.job}", worker.name))
-        return replace(draft, queues=queues).note(self.name, words)
-
-
-@dataclass(frozen=True)
 class Memory:
     """Keeps jobs away from devices that their models do not fit, and workers that refused them."""
 
@@ -169,15 +139,3 @@ class Memory:
                 said = f"{worker.name} cannot take {', '.join(sorted(small))}"
                 words.append((said, worker.name))
         return replace(draft, queues=queues).note(self.name, words)
-
-
-def _served(job: JobState) -> tuple[float, float, str]:
-    """Return the sort key of a job in a tier: service of the tenant, then of the job."""
-    return job.service.tenant_seconds, job.service.job_seconds, job.job
-
-
-def _lead(one: JobState, other: JobState) -> float:
-    """Return the seconds of the farm that a job, or its tenant, is ahead of another."""
-    if one.status.tenant != other.status.tenant:
-        return one.service.tenant_seconds - other.service.tenant_seconds
-    return one.service.job_seconds - other.service.job_seconds

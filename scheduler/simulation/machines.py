@@ -44,7 +44,8 @@ class ModelledWorker:
         current: Micro-batch on the device.
         ready: Micro-batch leased ahead.
         began: Time when `current` was started.
-        model: Key of the loaded model, "" for none.
+        model: Key of the model that is loaded, or being loaded; "" for none.
+        loaded_at: Time when it is loaded.
         looks_at: Time when it looks for work again, if it has none.
         beat_at: Time of its last heartbeat.
         tokens: Tokens that were committed first by this worker.
@@ -60,6 +61,7 @@ class ModelledWorker:
     ready: HeldBlocks | None = None
     began: float = 0.0
     model: str = ""
+    loaded_at: float = 0.0
     looks_at: float = 0.0
     beat_at: float = 0.0
     tokens: float = 0.0

@@ -72,7 +72,7 @@ class Scenario:
         stalls: Share of the micro-batches that hang for `stall_seconds` more on average.
         stall_seconds: Mean time for which such a micro-batch hangs.
         drop: Share of its speed to which one worker falls, after 30 % of the ideal time.
-        load_seconds: Time to load a model.
+        load_seconds: Time to load each model; one that is not named takes none.
         model_bytes: Device memory that each model takes.
     """
 
@@ -87,7 +87,7 @@ class Scenario:
     stalls: float = 0.0
     stall_seconds: float = 10.0
     drop: float = 1.0
-    load_seconds: float = 0.0
+    load_seconds: dict[str, float] = field(default_factory=dict)
     model_bytes: dict[str, int] = field(default_factory=dict)
 
 
@@ -148,7 +148,7 @@ def more_scenarios(machines: tuple[Machine, ...]) -> tuple[Scenario, ...]:
                 for place, each in enumerate(machines)
             ),
             work=(replace(half, name="one"), replace(half, name="two", model="large")),
-            load_seconds=5.0,
+            load_seconds={"model": 5.0, "large": 5.0},
             model_bytes={"large": 12 << 30},
         ),
     )

@@ -58,6 +58,7 @@ class Outcome:
         copied_tokens: Tokens leased a second time, at the tail.
         spans: All micro-batches.
         decision_seconds: Real time of each decision.
+        loads: Time, worker and model of each loading, in seconds of the run.
     """
 
     makespan: float
@@ -68,6 +69,7 @@ class Outcome:
     copied_tokens: float
     spans: Sequence[TimelineEntry]
     decision_seconds: Sequence[float]
+    loads: Sequence[tuple[float, str, str]]
 
     @property
     def efficiency(self) -> float:
@@ -101,6 +103,7 @@ class Simulation:
         self._copied_tokens = 0.0
         self._spans: list[TimelineEntry] = []
         self._decision_seconds: list[float] = []
+        self._loads: list[tuple[float, str, str]] = []
 
     def run(self) -> Outcome:
         """Run until all jobs are done.
@@ -133,6 +136,7 @@ class Simulation:
             copied_tokens=self._copied_tokens,
             spans=self._spans,
             decision_seconds=self._decision_seconds,
+            loads=self._loads,
         )
 
     def _at(self, when: float, action: Action) -> None:
@@ -174,9 +178,9 @@ class Simulation:
 
     def _fetch(self, worker: ModelledWorker, now: float) -> None:
         """Lease the next micro-batch; with nothing to lease and nothing in hand, copy."""
-        if worker.ready or not worker.alive(now):
+        if worker.ready or not worker.alive(now) or now < worker.loaded_at:
             return
-        batch = self._lease(worker)
+        batch = self._lease(worker, now)
         if batch is None:
             if worker.looks_at <= now:
                 worker.looks_at = now + IDLE_SECONDS
@@ -186,12 +190,20 @@ class Simulation:
         else:
             worker.ready = batch
 
-    def _lease(self, worker: ModelledWorker) -> HeldBlocks | None:
-        """Lease, or copy, from the first share of the plan of which there is anything."""
+    def _lease(self, worker: ModelledWorker, now: float) -> HeldBlocks | None:
+        """Lease, or copy, from the first share of the plan of which there is anything.
+
+        A model is loaded before anything is leased for it, and while nothing is held.
+        """
         for share in self._shares.get(worker.name, ()):
             job = self._by_name[share.job]
-            if worker.current and worker.model != job.work.model:
-                continue
+            if worker.model != job.work.model:
+                if not job.waiting:
+                    continue
+                if not worker.current:
+                    self._load(worker, job.work.model, now)
+                if now < worker.loaded_at or worker.current:
+                    return None
             if blocks := job.lease(worker.name, share.blocks):
                 return HeldBlocks(job, blocks, copied=False)
             places = (int(each.split("-")[0]) - 1 for each in share.copies)
@@ -201,10 +213,15 @@ class Simulation:
                 return HeldBlocks(job, copies, copied=True)
         return None
 
+    def _load(self, worker: ModelledWorker, model: str, now: float) -> None:
+        """Have a worker load a model, after which it looks for work again."""
+        seconds = self._scenario.load_seconds.get(model, 0.0)
+        worker.model, worker.loaded_at = model, now + seconds
+        self._loads.append((now, worker.name, model))
+        if seconds:
+            self._at(worker.loaded_at, partial(self._fetch, worker))
+
     def _start(self, worker: ModelledWorker, batch: HeldBlocks, now: float) -> None:
-        if worker.model != batch.job.work.model:
-            worker.model = batch.job.work.model
-            now += self._scenario.load_seconds
         worker.current, worker.ready, worker.began = batch, None, now
         sigma = self._scenario.noise
         noise = worker.random.lognormal(-sigma * sigma / 2, sigma)
@@ -309,4 +326,12 @@ class Simulation:
             job.state(services[job.work.name], TAIL_LEASES_MAX, copies[job.work.name])
             for job in present
         )
-        return FarmState(states, workers, rates, now, model_bytes=self._scenario.model_bytes)
+        seen = {model for at, _, model in self._loads}
+        return FarmState(
+            states,
+            workers,
+            rates,
+            now,
+            model_bytes=self._scenario.model_bytes,
+            load_seconds={m: s for m, s in self._scenario.load_seconds.items() if m in seen},
+        )

@@ -54,6 +54,19 @@ def job(
     )
 
 
+def served(
+    name: str, seconds: float, *, tenant: str = "", tenant_seconds: float = 0.0, weight: int = 1
+) -> JobState:
+    """Return a job with much to lease that has had so many seconds of the farm."""
+    service = Service(seconds, tenant_seconds, 0.0)
+    return job(name, waiting=100, service=service, tenant=tenant, weight=weight)
+
+
+def equals(count: int) -> dict[str, float | None]:
+    """Return the speeds of workers that are equally fast."""
+    return {f"worker-{place}": 1000.0 for place in range(count)}
+
+
 def farm(
     jobs: Sequence[JobState],
     speeds: Mapping[str, float | None],

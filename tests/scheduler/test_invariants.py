@@ -124,6 +124,7 @@ def check_work(state: FarmState, policy: str) -> None:
     """Assert that a worker gets all jobs that it could do, up to the length of a plan.
 
     No job stands in the way: neither one whose model fits nowhere, nor one of too large blocks.
+    Left out may only be what another worker has the model for, or is to load it for.
     """
     if policy == "rounds":  # where a round gives nobody anything before its end
         return
@@ -135,7 +136,21 @@ def check_work(state: FarmState, policy: str) -> None:
         if "memory" in POLICIES[policy]:
             able = [job for job in able if fits(state, worker, job)]
             assert all(fits(state, worker, job) for job in given)
-        assert len(given) == min(len(able), SHARES_MAX)
+        if "affinity" in POLICIES[policy] and len(given) < SHARES_MAX:
+            left = (job for job in able if job not in given)
+            assert all(_has_another(draft, worker, job.model) for job in left)
+        else:
+            assert len(given) == min(len(able), SHARES_MAX)
+
+
+def _has_another(draft: Draft, worker: str, model: str) -> bool:
+    """Tell whether a worker other than this one has a model, or is to load it."""
+    models = {job.job: job.model for job in draft.jobs}
+    others = (each for each in draft.state.takers if each.name != worker)
+    return any(
+        model in {each.model, *(models[s.job] for s in draft.shares.get(each.name, ())[:1])}
+        for each in others
+    )
 
 
 def check_copies(state: FarmState, policy: str) -> None:

@@ -1,40 +1,25 @@
-"""Tests of which worker tries which job first: shares, loaded models, memory."""
+"""Tests of which worker tries which job first: shares, and memory."""
 
 import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.scheduler.ledger import Service
 from embedfarm.scheduler.passes import decide
 from embedfarm.scheduler.passes.order import FirstCome
-from embedfarm.scheduler.passes.share import Affinity, Fair, Memory
-from embedfarm.scheduler.state import SHARES_MAX, Draft, FarmState, JobState, WorkerState
-from tests.scheduler.support import SETTINGS, draft, farm, job, names, order, passes
+from embedfarm.scheduler.passes.share import Fair, Memory
+from embedfarm.scheduler.state import Draft, FarmState, JobState, WorkerState
+from tests.scheduler.support import SETTINGS, draft, equals, farm, job, names, order, passes, served
 
 FULL = SETTINGS.micro_batch_seconds_max
-
-
-def served(
-    name: str, seconds: float, *, tenant: str = "", tenant_seconds: float = 0.0, weight: int = 1
-) -> JobState:
-    """Return a job with much to lease that has had so many seconds of the farm."""
-    service = Service(seconds, tenant_seconds, 0.0)
-    return job(name, waiting=100, service=service, tenant=tenant, weight=weight)
 
 
 def firsts(made: Draft) -> Counter[str]:
     """Return how many workers each job comes first for."""
     return Counter(made.queue(worker.name)[0].job for worker in made.state.asking)
-
-
-def equals(count: int) -> dict[str, float | None]:
-    """Return the speeds of workers that are equally fast."""
-    return {f"worker-{place}": 1000.0 for place in range(count)}
 
 
 # Fair.
@@ -118,64 +103,6 @@ def test_shares_are_explained() -> None:
         ("fair", "b had 2.5 s of the farm, its tenant (none) 0.0 s, by their weights", ""),
         ("fair", "a had 1.0 s of the farm, its tenant t 4.0 s, by their weights", ""),
     )
-
-
-# Affinity.
-
-
-def loaded(state: FarmState, model: str) -> FarmState:
-    """Return the farm with a model on every device."""
-    return replace(state, workers=tuple(replace(each, model=model) for each in state.workers))
-
-
-def two_models(here: float, there: float, tenants: Sequence[str] = ("", "")) -> FarmState:
-    """Return a farm with two served jobs, and one worker that has the model of the job "here"."""
-    jobs = [
-        replace(served("here", here, tenant=tenants[0], tenant_seconds=here), model="loaded"),
-        replace(served("there", there, tenant=tenants[1], tenant_seconds=there), model="other"),
-    ]
-    return loaded(farm(jobs, equals(1)), "loaded")
-
-
-@pytest.mark.parametrize("tenants", [("", ""), ("a", "b")])
-@pytest.mark.parametrize(("ahead", "first"), [(0, "here"), (30, "here"), (30.1, "there")])
-def test_a_worker_stays_with_its_model(ahead: float, first: str, tenants: list[str]) -> None:
-    """A worker keeps its model until another job is behind by more than `affinity_seconds`."""
-    made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(50 + ahead, 50, tenants))))
-    assert made.queue("worker-0")[0].job == first
-    assert {each.job for each in made.queue("worker-0")} == {"here", "there"}
-
-
-def test_no_model_is_worth_a_level() -> None:
-    """A more urgent job is worked on even if its model must be loaded first."""
-    state = two_models(0, 0)
-    here, there = state.jobs
-    urgent = replace(there, status=replace(there.status, priority=2))
-    made = decide(replace(state, jobs=(here, urgent)), passes())
-    assert made.shares["worker-0"][0].job == "there"
-
-
-def test_a_worker_without_a_model_takes_what_is_fair() -> None:
-    """The order of the shares stays where no model is loaded, or one that no job wants."""
-    for model in ("", "unwanted"):
-        made = Fair(SETTINGS)(draft(loaded(two_models(9, 0), model)))
-        assert Affinity(SETTINGS)(made).queues == made.queues
-
-
-def test_a_job_beyond_the_queue_is_found() -> None:
-    """The job of the loaded model comes first even if many others had less."""
-    jobs = [served(f"job-{place}", 0.0) for place in range(2 * SHARES_MAX)]
-    here = replace(served("here", 5.0), model="loaded")
-    made = Fair(SETTINGS)(draft(loaded(farm([*jobs, here], equals(1)), "loaded")))
-    queue = Affinity(SETTINGS)(made).queue("worker-0")
-    assert queue[0].job == "here"
-    assert len(queue) == SHARES_MAX
-
-
-def test_staying_is_told() -> None:
-    """The notes say who stays with which model."""
-    made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(9, 0))))
-    assert made.notes[-1] == ("affinity", "worker-0 stays with loaded and here", "worker-0")
 
 
 # Memory.

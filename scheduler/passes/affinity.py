@@ -1,0 +1,261 @@
+"""The pass that decides which workers load another model."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Final
+
+from embedfarm.contract.settings import Settings
+from embedfarm.scheduler.state import SHARES_MAX, Draft, JobState, WorkerState
+
+LOADS_WORTH: Final = 10.0  # times its loading that a model is worked with, where jobs take turns
+TOLERANCE: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """Lets a worker stay with its model, and spreads the models that work waits for.
+
+    A swap costs seconds to minutes. So a job of the worker's model goes first, unless another one
+
+    - is more urgent (priority, then deadline), or has waited until its priority rose and no worker
+      has its model;
+    - has less than its part of the farm, also with this worker, and the swap brings both models
+      nearer to their parts;
+    - has less than its part, and the worker's own job is ahead of it by more than
+      `affinity_seconds` of service, and by more than ten times what its loading takes.
+
+    In any case no more workers load a model than its waiting work keeps busy for as long as the
+    loading takes. Parts are shares of the workers' speed, by the weights of tenants and jobs.
+    """
+
+    settings: Settings
+    name: ClassVar[str] = "affinity"
+
+    def __call__(self, draft: Draft) -> Draft:
+        """Put jobs of the worker's model in front, and leave out those that others will do."""
+        placement = _Placement(draft, self.settings)
+        models = placement.waiting.keys()
+        if not models or (len(models) == 1 and {w.model for w in draft.state.asking} == models):
+            return draft
+        queues, words = dict(draft.queues), []
+        # Who has nothing to stay for is the first to load what is wanted.
+        for worker in sorted(draft.state.asking, key=lambda one: one.model in models):
+            before = draft.queue(worker.name)
+            queue, said = placement.choose(worker, before)
+            if queue != before:
+                queues[worker.name] = queue
+            if said:
+                words.append((f"{worker.name} {said}", worker.name))
+        return replace(draft, queues=queues).note(self.name, words)
+
+
+@dataclass
+class _Placement:
+    """Spread of the models over the workers, with what this decision has changed so far.
+
+    Attributes:
+        have: Speed of the workers that have a model, or are loading it, by its key; 1 is the mean.
+        free: How many of them will be free by the time that another one has loaded it.
+    """
+
+    draft: Draft
+    settings: Settings
+    have: defaultdict[str, float] = field(init=False)
+    free: defaultdict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.have, self.free = defaultdict(float), defaultdict(int)
+        state = self.draft.state
+        for worker in state.takers:
+            if worker.model:
+                self.have[worker.model] += self._speed(worker)
+                soon = self._load_seconds(worker.model) + self.settings.micro_batch_seconds_max
+                self.free[worker.model] += state.busy_seconds.get(worker.name, 0.0) <= soon
+
+    @cached_property
+    def waiting(self) -> Mapping[str, list[JobState]]:
+        """Jobs with blocks to lease by model, in the order of the tiers."""
+        found: defaultdict[str, list[JobState]] = defaultdict(list)
+        for job in self.draft.jobs:
+            if job.waiting_blocks:
+                found[job.model].append(job)
+        return found
+
+    @cached_property
+    def _tier(self) -> Mapping[str, int]:
+        """The tier of each job."""
+        return {job.job: n for n, tier in enumerate(self.draft.tiers) for job in tier}
+
+    def choose(
+        self, worker: WorkerState, queue: tuple[JobState, ...]
+    ) -> tuple[tuple[JobState, ...], str]:
+        """Return what a worker tries, in order, and what is to be said of it."""
+        worth = [job for job in queue if job.model == worker.model or self._is_worth(job)]
+        stay = self._own(worker)
+        first = next(iter(worth), None) if stay is not None else self._most_wanting(worth)
+        leaves = first is not None and (stay is None or self._moves(worker, stay, first))
+        chosen = first if leaves else stay
+        if chosen is None:
+            return (), "waits: others have the models that work waits for" if queue else ""
+        if chosen.model != worker.model:
+            self._move(worker, chosen.model)
+            words = f"loads {chosen.model} for {chosen.job}"
+        else:
+            words = "" if chosen is first else f"stays with {worker.model} and {chosen.job}"
+        others = (job for job in worth if job is not chosen)
+        return (chosen, *others)[:SHARES_MAX], words
+
+    def _most_wanting(self, jobs: Sequence[JobState]) -> JobState | None:
+        """Return the job of the first tier whose model lacks most of its part of the farm."""
+        first = [job for job in jobs if self._tier[job.job] == self._tier[jobs[0].job]]
+        return min(first, key=self._excess, default=None)
+
+    def _move(self, worker: WorkerState, model: str) -> None:
+        """Count a worker to the model that it is going to load."""
+        speed = self._speed(worker)
+        if worker.model:
+            self.have[worker.model] -= speed
+            self.free[worker.model] -= 1
+        self.have[model] += speed
+        self.free[model] += 1
+
+    def _own(self, worker: WorkerState) -> JobState | None:
+        """Return the least served job of a worker's model, of the first tier that has any."""
+        excluded = self.draft.state.exclusions(worker)
+        jobs = [job for job in self.waiting.get(worker.model, ()) if excluded.allow(job)]
+        if not jobs:
+            return None
+        tier = self._tier[jobs[0].job]
+        return min((job for job in jobs if self._tier[job.job] == tier), key=_served)
+
+    def _moves(self, worker: WorkerState, stay: JobState, job: JobState) -> bool:
+        """Tell whether a worker takes a job instead of one of its own model."""
+        if job.model == worker.model or _rank(job) < _rank(stay):
+            return True
+        before = self._tier[job.job] - self._tier[stay.job]
+        if before > 0:
+            return False
+        if before < 0 and self.have[job.model] < TOLERANCE:
+            return True  # it has waited long
+        here, there = self._excess(stay), self._excess(job)
+        speed = self._speed(worker)
+        nearer = abs(here - speed) + abs(there + speed) < abs(here) + abs(there) - TOLERANCE
+        if nearer and there + speed <= TOLERANCE:
+            return True
+        return there < -TOLERANCE and _lead(stay, job) > self._patience(job.model)
+
+    def _patience(self, model: str) -> float:
+        """Return the seconds of the farm that a job may be ahead of one of another model."""
+        least = LOADS_WORTH * self._load_seconds(model) / max(1, len(self.draft.state.takers))
+        return max(self.settings.affinity_seconds, least)
+
+    # How many workers a model is worth.
+
+    def _is_worth(self, job: JobState) -> bool:
+        """Tell whether one more worker is to load the model of a job.
+
+        Those who have it and will soon be free are enough for what takes no longer than a loading.
+        """
+        refusing = sum(
+            worker.model == job.model and job.job in worker.refused for worker in self._refusing
+        )
+        return self.free[job.model] - refusing < self._workers_worth(job.model)
+
+    @cached_property
+    def _refusing(self) -> list[WorkerState]:
+        return [worker for worker in self.draft.state.takers if worker.refused]
+
+    def _workers_worth(self, model: str) -> float:
+        """Return how many workers the waiting work of a model keeps busy while it is loaded."""
+        if model not in self._worth:
+            self._worth[model] = self._count_worth(self.waiting[model], self._load_seconds(model))
+        return self._worth[model]
+
+    @cached_property
+    def _worth(self) -> dict[str, float]:
+        return {}
+
+    def _count_worth(self, jobs: Sequence[JobState], load: float) -> float:
+        if any(job.status.state == "open" for job in jobs):
+            return math.inf  # nobody knows how much is to come
+        blocks = sum(job.waiting_blocks for job in jobs)
+        paces = [self.draft.state.pace(job) for job in jobs]
+        if not load or not all(pace.tokens_per_second for pace in paces):
+            return blocks
+        seconds = sum(
+            job.waiting_tokens * len(pace.rates) / pace.tokens_per_second
+            for job, pace in zip(jobs, paces, strict=True)
+        )
+        return min(blocks, max(1, int(seconds / load)))
+
+    def _load_seconds(self, model: str) -> float:
+        return self.draft.state.load_seconds.get(model, 0.0)
+
+    # Parts of the farm.
+
+    def _excess(self, job: JobState) -> float:
+        """Return the speed of the workers that have a job's model, beyond the part it should have.
+
+        The part is that among all jobs which are as urgent.
+        """
+        part = self._parts(_rank(job)).get(job.model, 0.0)
+        return self.have[job.model] - self._total * part
+
+    @cached_property
+    def _total(self) -> float:
+        return sum(map(self._speed, self.draft.state.takers))
+
+    def _speed(self, worker: WorkerState) -> float:
+        """Return the speed of a worker as a multiple of the mean."""
+        return self._speeds.get(worker.name, 1.0)
+
+    @cached_property
+    def _speeds(self) -> Mapping[str, float]:
+        """The mean over all kinds of work of each worker's speed beside that of the others."""
+        sums: defaultdict[str, list[float]] = defaultdict(list)
+        for pace in self.draft.state.paces.values():
+            mean = pace.tokens_per_second / max(1, len(pace.rates))
+            for name, rate in pace.rates.items() if mean else ():
+                sums[name].append(rate.tokens_per_second / mean)
+        return {name: sum(each) / len(each) for name, each in sums.items()}
+
+    def _parts(self, rank: tuple[int, float]) -> Mapping[str, float]:
+        """Return the part of the farm that each model should have, by the weights of its jobs."""
+        if rank not in self._known_parts:
+            tenants: defaultdict[str, list[JobState]] = defaultdict(list)
+            for job in (job for jobs in self.waiting.values() for job in jobs):
+                if _rank(job) == rank:
+                    tenants[job.status.tenant].append(job)
+            weights = {name: self.settings.tenant_weights.get(name, 1) for name in tenants}
+            parts: defaultdict[str, float] = defaultdict(float)
+            for name, jobs in tenants.items():
+                share = weights[name] / sum(weights.values())
+                among = sum(job.status.weight for job in jobs)
+                for job in jobs:
+                    parts[job.model] += share * job.status.weight / among
+            self._known_parts[rank] = parts
+        return self._known_parts[rank]
+
+    @cached_property
+    def _known_parts(self) -> dict[tuple[int, float], Mapping[str, float]]:
+        return {}
+
+
+def _rank(job: JobState) -> tuple[int, float]:
+    """Return how urgent a job is, the most urgent one least: by priority, then by deadline."""
+    return -job.status.priority, job.status.deadline_ms or math.inf
+
+
+def _served(job: JobState) -> tuple[float, float, str]:
+    """Return the sort key of a job in a tier: service of the tenant, then of the job."""
+    return job.service.tenant_seconds, job.service.job_seconds, job.job
+
+
+def _lead(one: JobState, other: JobState) -> float:
+    """Return the seconds of the farm that a job, or its tenant, is ahead of another."""
+    if one.status.tenant != other.status.tenant:
+        return one.service.tenant_seconds - other.service.tenant_seconds
+    return one.service.job_seconds - other.service.job_seconds

@@ -1,0 +1,248 @@
+"""Tests of which workers load another model."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from embedfarm.scheduler.passes import decide
+from embedfarm.scheduler.passes.affinity import Affinity
+from embedfarm.scheduler.passes.share import Fair
+from embedfarm.scheduler.simulation.scenario import Machine, Scenario, Work, spread
+from embedfarm.scheduler.simulation.simulated_farm import Outcome
+from embedfarm.scheduler.simulation.suite import simulate
+from embedfarm.scheduler.state import SHARES_MAX, Draft, FarmState, JobState
+from tests.scheduler.support import SETTINGS, draft, equals, farm, job, passes, served
+
+TWO: Final = (Machine(20_000.0), Machine(20_000.0))
+
+
+def loaded(state: FarmState, model: str) -> FarmState:
+    """Return the farm with a model on every device."""
+    return replace(state, workers=tuple(replace(each, model=model) for each in state.workers))
+
+
+def two_models(here: float, there: float, tenants: Sequence[str] = ("", "")) -> FarmState:
+    """Return a farm with two served jobs, and one worker that has the model of the job "here"."""
+    jobs = [
+        replace(served("here", here, tenant=tenants[0], tenant_seconds=here), model="loaded"),
+        replace(served("there", there, tenant=tenants[1], tenant_seconds=there), model="other"),
+    ]
+    return loaded(farm(jobs, equals(1)), "loaded")
+
+
+@pytest.mark.parametrize("tenants", [("", ""), ("a", "b")])
+@pytest.mark.parametrize(("ahead", "first"), [(0, "here"), (30, "here"), (30.1, "there")])
+def test_a_worker_stays_with_its_model(ahead: float, first: str, tenants: list[str]) -> None:
+    """A worker keeps its model until another job is behind by more than `affinity_seconds`."""
+    made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(50 + ahead, 50, tenants))))
+    assert made.queue("worker-0")[0].job == first
+    assert {each.job for each in made.queue("worker-0")} == {"here", "there"}
+
+
+def test_no_model_is_worth_a_level() -> None:
+    """A more urgent job is worked on even if its model must be loaded first."""
+    state = two_models(0, 0)
+    here, there = state.jobs
+    urgent = replace(there, status=replace(there.status, priority=2))
+    made = decide(replace(state, jobs=(here, urgent)), passes())
+    assert made.shares["worker-0"][0].job == "there"
+
+
+def test_a_worker_without_a_model_takes_what_is_fair() -> None:
+    """The order of the shares stays where no model is loaded, or one that no job wants."""
+    for model in ("", "unwanted"):
+        made = Fair(SETTINGS)(draft(loaded(two_models(9, 0), model)))
+        assert Affinity(SETTINGS)(made).queues == made.queues
+
+
+def test_a_job_beyond_the_queue_is_found() -> None:
+    """The job of the loaded model comes first even if many others had less."""
+    jobs = [served(f"job-{place}", 0.0) for place in range(2 * SHARES_MAX)]
+    here = replace(served("here", 5.0), model="loaded")
+    made = Fair(SETTINGS)(draft(loaded(farm([*jobs, here], equals(1)), "loaded")))
+    queue = Affinity(SETTINGS)(made).queue("worker-0")
+    assert queue[0].job == "here"
+    assert len(queue) == SHARES_MAX
+
+
+def test_staying_is_told() -> None:
+    """The notes say who stays with which model."""
+    made = Affinity(SETTINGS)(Fair(SETTINGS)(draft(two_models(9, 0))))
+    assert made.notes[-1] == ("affinity", "worker-0 stays with loaded and here", "worker-0")
+
+
+# How many load a model.
+
+
+def placed(jobs: Sequence[JobState], models: Sequence[str], **known: float) -> FarmState:
+    """Return a farm of equal workers that have these models; `known` are seconds of loading."""
+    state = farm(jobs, equals(len(models)))
+    workers = zip(state.workers, models, strict=True)
+    made = tuple(replace(worker, model=model) for worker, model in workers)
+    return replace(state, workers=made, load_seconds=known)
+
+
+def firsts(made: Draft) -> Counter[str]:
+    """Return for how many workers each job comes first, "" for none."""
+    queues = [made.queue(worker.name) for worker in made.state.asking]
+    return Counter(queue[0].job if queue else "" for queue in queues)
+
+
+def of(model: str, name: str, seconds: float = 0.0) -> JobState:
+    """Return a job of a model with much to lease that has had so many seconds of the farm."""
+    return replace(served(name, seconds), model=model)
+
+
+def place(state: FarmState) -> Draft:
+    """Return what the passes up to this one make of a state."""
+    return Affinity(SETTINGS)(Fair(SETTINGS)(draft(state)))
+
+
+def test_models_are_spread_at_once() -> None:
+    """Half of the workers load the model of a second job that is worth as much, and no more."""
+    jobs = [of("a", "here"), of("b", "there")]
+    made = place(placed(jobs, ["a"] * 4, a=5.0, b=5.0))
+    assert firsts(made) == {"here": 2, "there": 2}
+    made = place(placed(jobs, ["a", "a", "b", "b"], a=5.0, b=5.0))
+    assert [made.queue(f"worker-{n}")[0].job for n in range(4)] == ["here"] * 2 + ["there"] * 2
+
+
+def test_parts_go_by_weight() -> None:
+    """Workers are spread by what jobs weigh, and not by how many jobs a model has."""
+    heavy = served("heavy", 0.0, weight=3)
+    jobs = [of("a", "one"), of("a", "two"), replace(heavy, model="b")]
+    made = place(placed(jobs, ["a"] * 5))
+    assert firsts(made)["heavy"] == 3
+
+
+def test_a_job_that_is_being_served_is_no_reason_to_load() -> None:
+    """A job that is behind waits for the worker that has its model now, or is loading it."""
+    jobs = [of("a", "here", 500.0), of("b", "there")]
+    assert firsts(place(placed(jobs, ["a", "b"]))) == {"here": 1, "there": 1}
+
+
+def test_models_that_are_more_than_workers_take_turns() -> None:
+    """A job whose model nobody has is served once another one is far enough ahead of it."""
+    jobs = [of("a", "a", 100.0), of("b", "b", 100.0), of("c", "c", 0.0)]
+    made = place(placed(jobs, ["a", "b"], a=1.0, b=1.0, c=1.0))
+    assert firsts(made)["c"] == 1
+    slow = place(placed(jobs, ["a", "b"], a=30.0, b=30.0, c=30.0))
+    assert firsts(slow) == {"a": 1, "b": 1}  # a turn has to be longer than that
+
+
+def test_few_chunks_are_loaded_for_by_few() -> None:
+    """An urgent job of one block makes one worker swap, and not all; the others go on."""
+    little = replace(job("little", waiting=1, priority=2), model="b")
+    state = placed([of("a", "bulk"), little], ["a"] * 8, a=5.0)
+    made = decide(state, passes())
+    assert Counter(share[0].job for share in made.shares.values()) == {"bulk": 7, "little": 1}
+
+
+def test_who_has_nothing_to_stay_for_loads() -> None:
+    """A worker without a model, or with one that no job wants, is the one that loads."""
+    for idle in ("", "unwanted"):
+        little = replace(job("little", waiting=1), model="b")
+        made = place(placed([of("a", "bulk"), little], ["a", "a", idle]))
+        assert made.queue("worker-2")[0].job == "little"
+        assert firsts(made) == {"bulk": 2, "little": 1}
+
+
+def test_work_that_is_shorter_than_a_loading_is_left_to_who_has_the_model() -> None:
+    """A second worker loads a model only if that is done before the first one could do it all."""
+    jobs = [replace(job("short", waiting=30), model="b")]
+    tokens = jobs[0].waiting_tokens
+    for load, both in ((tokens / 1000.0 / 1.5, False), (tokens / 1000.0 / 2.5, True)):
+        made = place(placed(jobs, ["b", "a"], b=load))
+        assert bool(made.queue("worker-1")) is both
+    assert firsts(place(placed(jobs, ["b", "a"]))) == {"short": 2}  # nobody knows how long it takes
+
+
+def test_a_job_that_still_grows_is_worth_all_workers() -> None:
+    """Nobody knows how much is to come of a corpus that is still read."""
+    growing = replace(job("growing", waiting=1, state="open"), model="b")
+    assert firsts(place(placed([growing], ["", "", ""], b=60.0))) == {"growing": 3}
+
+
+def test_who_is_busy_for_long_does_not_count() -> None:
+    """A worker that has the model, and hangs, keeps no other from loading it."""
+    little = replace(job("little", waiting=1, leases=[("worker-0", 1)]), model="b")
+    state = placed([little], ["b", "a"], b=1.0)
+    assert not place(state).queue("worker-1")
+    hung = replace(state.workers[0], held_seconds=60.0)
+    assert place(replace(state, workers=(hung, state.workers[1]))).queue("worker-1")
+
+
+def test_who_refused_a_job_does_not_count() -> None:
+    """A worker that has the model, and cannot take the job, keeps no other from loading it."""
+    little = replace(job("little", waiting=1), model="b")
+    state = placed([little], ["b", "a"])
+    refusing = replace(state.workers[0], refused=frozenset({"little"}))
+    made = decide(replace(state, workers=(refusing, state.workers[1])), passes())
+    assert made.shares["worker-1"][0].job == "little"
+
+
+def test_a_job_that_has_waited_long_gets_one_worker() -> None:
+    """A job that rose by its age makes one worker load its model; a more urgent one takes all."""
+    here = of("a", "here", 0.0)
+    for priority, workers in ((0, 1), (1, 4)):
+        there = of("b", "there", 0.0)
+        there = replace(there, status=replace(there.status, priority=priority))
+        state = replace(placed([here, there], ["a"] * 4), jobs=(here, there))
+        tiers = Draft(state=state, tiers=((there,), (here,)))
+        made = Affinity(SETTINGS)(tiers)
+        assert firsts(made)["there"] == workers if priority else firsts(made)["there"] >= workers
+
+
+def test_loading_is_told() -> None:
+    """The notes say who loads what for which job, and who waits for others."""
+    little = replace(job("little", waiting=1), model="b")
+    made = place(placed([little], ["", "a"]))
+    notes = {note.worker: note.words for note in made.notes if note.name == "affinity"}
+    assert notes == {
+        "worker-0": "worker-0 loads b for little",
+        "worker-1": "worker-1 waits: others have the models that work waits for",
+    }
+
+
+# On a virtual clock.
+
+
+def run(scenario: Scenario, seeds: int = 3) -> list[Outcome]:
+    """Return the outcomes of a scenario."""
+    return [simulate(scenario, "fair", SETTINGS, seed) for seed in range(seeds)]
+
+
+def test_two_jobs_do_not_swap_in_lockstep() -> None:
+    """Two workers and two jobs of two models: each worker loads one model, and stays with it."""
+    work = (Work(60.0, "one", model="a"), Work(60.0, "two", arrives_seconds=3.0, model="b"))
+    scenario = Scenario("two", "", TWO, work, load_seconds={"a": 5.0, "b": 5.0})
+    for made in run(scenario):
+        # At the end the one who is done first may help.
+        assert len(made.loads) <= 4
+        assert made.efficiency >= 0.85
+
+
+def test_an_urgent_job_of_ten_chunks_costs_one_swap() -> None:
+    """One worker of eight loads for it, and loads its own model again: the others stay."""
+    urgent = Work(0.002, "urgent", arrives_seconds=20.0, priority=2, model="b")
+    work = (Work(60.0, "bulk", model="a"), urgent)
+    scenario = Scenario("urgent", "", spread(8), work, load_seconds={"a": 5.0, "b": 5.0})
+    for made in run(scenario):
+        assert len(made.loads) == 8 + 2
+        assert made.job_ended["urgent"] - 20.0 <= 5.0 + 2 * SETTINGS.micro_batch_seconds_max
+
+
+def test_many_models_with_long_loads_hardly_cost_more() -> None:
+    """Five models of 5 to 120 s of loading on eight unequal workers come near the ideal."""
+    loads = {f"m{n}": seconds for n, seconds in enumerate((5.0, 10.0, 30.0, 60.0, 120.0))}
+    work = tuple(
+        Work(240.0, f"job-{name}", arrives_seconds=10.0 * n, model=name)
+        for n, name in enumerate(loads)
+    )
+    scenario = Scenario("five", "", spread(8), work, load_seconds=loads)
+    for made in run(scenario, 2):
+        assert made.efficiency >= 0.85
+        assert len(made.loads) <= 40
