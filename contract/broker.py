@@ -317,7 +317,7 @@ def wait_until_ready(url: str, stop: threading.Event, seconds_max: float) -> Non
     with closing_client(url) as client:
         try:
             persist(client.ping, stop, seconds_max)
-            refuse_eviction(client)
+            persist(functools.partial(refuse_eviction, client), stop, seconds_max)
         except redis.AuthenticationError:
             raise
         except UNAVAILABLE as error:

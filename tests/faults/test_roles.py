@@ -70,11 +70,13 @@ def work(server: LiveServer | Proxy, home: Path) -> Iterator[None]:
 
 
 def test_work_begins_in_spite_of_faults(client: redis.Redis, tmp_path: Path, proxy: Proxy) -> None:
-    """`work` whose look for namesakes meets faults waits for the server, and does not end."""
-    proxy.aim("ZRANGE", Fault("reset"), LOST, CUT)
+    """`work` whose first looks at the server meet faults waits for it, and does not end."""
+    for command in ("PING", "INFO", "ZRANGE"):
+        proxy.aim(command, Fault("reset"), LOST, CUT)
     with work(proxy, tmp_path):
         wait_until(lambda: len(FarmClient(client).workers()) == 2, 60)
-    proxy.wait_hit("ZRANGE")
+    for command in ("PING", "INFO", "ZRANGE"):
+        proxy.wait_hit(command)
 
 
 def push_until(job: Job, texts: Iterator[str], hit: Callable[[], bool]) -> list[str]:
