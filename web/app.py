@@ -113,7 +113,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
     app.state.readers = Readers()
     app.state.gallery = Gallery()
     app.state.figures = Figures(services.farm, settings)
-    app.state.figures.waiting.set_function(lambda: interactive.waiting)
+    app.state.figures.waiting.set_function(interactive.waiting.total)
     for router in (*(each.router for each in PROTOCOLS), *PAGES):
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))

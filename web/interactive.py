@@ -1,6 +1,7 @@
 """Interactive requests, which wait for vectors of a few texts: a thread each, and not too many."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeVar, cast
@@ -20,39 +21,54 @@ T = TypeVar("T")
 BUSY_SECONDS: Final = 1
 DIMENSIONS_MAX: Final = 1 << 16  # that may be asked for
 FAILED_MAX: Final = 3  # texts that an error names
+PLACES_FACTOR: Final = 7  # times the places that are left, which requests for one model may have
 
 
 @dataclass
 class InteractiveRequests:
     """Takes interactive requests to the lane, each in a thread, and bounds how many wait.
 
+    Requests for one model have up to `PLACES_FACTOR` times the places that are left, so that those
+    which wait for a model in vain never take the places of the others (the dynamic threshold of
+    Choudhury and Hahne 1998): of 256 one model has up to 224, two have up to 119 each.
+
     Attributes:
         lane: Queue on the server where workers find interactive requests.
         waiting_max: Most requests, and threads, at a time.
-        waiting: Requests that wait now.
+        waiting: Requests that wait now, by model.
     """
 
     lane: Lane
     waiting_max: int
-    waiting: int = 0
+    waiting: Counter[str] = field(default_factory=Counter)
     _limiter: CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         self._limiter = CapacityLimiter(self.waiting_max)
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], model: str = "") -> T:
         """Run work in a thread and return its outcome; all that blocks or computes belongs there.
+
+        Args:
+            work: What is run.
+            model: Name of the model that it waits for, "" where it is not known yet, or none.
 
         Raises:
             HTTPException: Too many requests wait, or the work raised one.
         """
-        if self.waiting >= self.waiting_max:
-            raise _busy(f"{self.waiting} requests wait", BUSY_SECONDS)
-        self.waiting += 1
+        total = self.waiting.total()
+        free = self.waiting_max - total
+        if free <= 0:
+            raise _busy(f"{total} requests wait", BUSY_SECONDS)
+        if self.waiting[model] >= PLACES_FACTOR * free:
+            raise _busy(f"{self.waiting[model]} requests wait for {model}", BUSY_SECONDS)
+        self.waiting[model] += 1
         try:
             return await anyio.to_thread.run_sync(work, limiter=self._limiter)
         finally:
-            self.waiting -= 1
+            self.waiting[model] -= 1
+            if not self.waiting[model]:
+                del self.waiting[model]
 
     def embed(
         self,

@@ -124,12 +124,20 @@ class _Placement:
 
     def _own(self, worker: WorkerState) -> JobState | None:
         """Return the least served job of a worker's model, of the first tier that has any."""
-        excluded = self.draft.state.exclusions(worker)
-        jobs = [job for job in self.waiting.get(worker.model, ()) if excluded.allow(job)]
-        if not jobs:
-            return None
-        tier = self._tier[jobs[0].job]
-        return min((job for job in jobs if self._tier[job.job] == tier), key=_served)
+        jobs = self.waiting.get(worker.model, ())
+        if worker.refused:
+            return self._least([job for job in jobs if job.job not in worker.refused])
+        if worker.model not in self._known_least:
+            self._known_least[worker.model] = self._least(jobs)
+        return self._known_least[worker.model]
+
+    @cached_property
+    def _known_least(self) -> dict[str, JobState | None]:
+        return {}
+
+    def _least(self, jobs: Sequence[JobState]) -> JobState | None:
+        first = (job for job in jobs if self._tier[job.job] == self._tier[jobs[0].job])
+        return min(first, key=_served, default=None)
 
     def _moves(self, worker: WorkerState, stay: JobState, job: JobState) -> bool:
         """Tell whether a worker takes a job instead of one of its own model."""

@@ -98,7 +98,8 @@ async def embeddings(
 ) -> Response:
     """Embed texts, on the worker that is free first."""
     services.find_model(request.model)
-    return await interactive.run(partial(_answer, services, interactive, request))
+    answer = partial(_answer, services, interactive, request)
+    return await interactive.run(answer, request.model)
 
 
 @router.get("/models", responses=openai_problems(), dependencies=need(Scope.READ))

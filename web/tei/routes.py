@@ -161,7 +161,7 @@ async def embed(services: Service, interactive: Interactive, request: EmbedReque
             return respond(list_of(map(_in_base64, shaped)))
         return respond(list_of(row.tolist() for row in shaped))
 
-    return await interactive.run(work)
+    return await interactive.run(work, services.settings.models[0])
 
 
 @router.post(
@@ -180,7 +180,7 @@ async def lsh(services: Service, interactive: Interactive, request: LshRequest) 
         print_row = _in_hex if request.encoding == "hex" else _in_base64
         return respond(list_of(map(print_row, hash_once(vectors, request.bitn, request.seed))))
 
-    return await interactive.run(work)
+    return await interactive.run(work, services.settings.models[0])
 
 
 @router.post("/rerank", responses=problems(), dependencies=need(Scope.SUBMIT))
@@ -202,7 +202,7 @@ async def rerank(
             for index in np.argsort(-scores, kind="stable").tolist()
         ]
 
-    return await interactive.run(work)
+    return await interactive.run(work, services.settings.models[0])
 
 
 @router.post(
