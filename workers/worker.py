@@ -321,9 +321,9 @@ class Worker:
         try:
             log.critical("%s; giving up %d blocks with this process", reason, len(hung.leases))
             self.stop.set()
-            hung.hung(reason)
             self.fetcher.conclude(hung.leases, reason)
             hand_back(FarmClient(self.client), self.name, self.holdings)
+            hung.hung(reason)
         except Exception:
             log.exception("leases not handed back")
         finally:
