@@ -8,7 +8,14 @@ from functools import cached_property
 from typing import ClassVar, Final
 
 from embedfarm.contract.settings import Settings
-from embedfarm.scheduler.state import SHARES_MAX, Draft, JobState, WorkerState
+from embedfarm.scheduler.state import (
+    NO_EXCLUSIONS,
+    SHARES_MAX,
+    Draft,
+    Exclusions,
+    JobState,
+    WorkerState,
+)
 
 LOADS_WORTH: Final = 10.0  # times its loading that a model is worked with, where jobs take turns
 TOLERANCE: Final = 1e-9
@@ -125,8 +132,9 @@ class _Placement:
     def _own(self, worker: WorkerState) -> JobState | None:
         """Return the least served job of a worker's model, of the first tier that has any."""
         jobs = self.waiting.get(worker.model, ())
-        if worker.refused:
-            return self._least([job for job in jobs if job.job not in worker.refused])
+        excluded = self.draft.state.exclusions(worker)
+        if excluded != NO_EXCLUSIONS:
+            return self._least([job for job in jobs if excluded.allow(job)])
         if worker.model not in self._known_least:
             self._known_least[worker.model] = self._least(jobs)
         return self._known_least[worker.model]
@@ -168,13 +176,16 @@ class _Placement:
         Those who have it and will soon be free are enough for what takes no longer than a loading.
         """
         refusing = sum(
-            worker.model == job.model and job.job in worker.refused for worker in self._refusing
+            model == job.model and not excluded.allow(job) for model, excluded in self._refusing
         )
         return self.free[job.model] - refusing < self._workers_worth(job.model)
 
     @cached_property
-    def _refusing(self) -> list[WorkerState]:
-        return [worker for worker in self.draft.state.takers if worker.refused]
+    def _refusing(self) -> list[tuple[str, Exclusions]]:
+        """The model of each worker that cannot take everything, and what it cannot take."""
+        state = self.draft.state
+        found = ((worker.model, state.exclusions(worker)) for worker in state.takers)
+        return [each for each in found if each[1] != NO_EXCLUSIONS]
 
     def _workers_worth(self, model: str) -> float:
         """Return how many workers the waiting work of a model keeps busy while it is loaded."""

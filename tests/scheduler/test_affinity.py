@@ -184,6 +184,16 @@ def test_who_refused_a_job_does_not_count() -> None:
     assert made.shares["worker-1"][0].job == "little"
 
 
+def test_a_model_that_does_not_fit_is_not_stayed_with() -> None:
+    """A worker whose model is larger than its device is said to be takes other work, others it."""
+    state = placed([of("a", "here"), of("b", "there")], ["a", "b"])
+    small = replace(state.workers[0], memory_bytes=1)
+    state = replace(state, workers=(small, state.workers[1]), model_bytes={"a": 2})
+    made = decide(state, passes())
+    assert [share.job for share in made.shares["worker-0"]] == ["there"]
+    assert "here" in {share.job for share in made.shares["worker-1"]}
+
+
 def test_a_job_that_has_waited_long_gets_one_worker() -> None:
     """A job that rose by its age makes one worker load its model; a more urgent one takes all."""
     here = of("a", "here", 0.0)
