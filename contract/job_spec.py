@@ -181,9 +181,9 @@ class JobSpec(Record, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse a specification that no worker could serve, also off the wire."""
-        for name, field in JOB_FIELDS.items():
+        for name, field in _CHOSEN.items():
             value = getattr(self, name)
-            if not field.choices or value in field.choices:
+            if value in field.choices:
                 continue
             # A package that is not installed here may be where the job runs, which looks for it.
             if not field.plugins or not PLUGIN_NAME.fullmatch(value):
@@ -204,6 +204,8 @@ def _fields() -> dict[str, JobField]:
 
 JOB_FIELDS: Final[Mapping[str, JobField]] = _fields()
 """The fields of a `JobSpec`, in their order on the wire."""
+
+_CHOSEN: Final = {name: field for name, field in JOB_FIELDS.items() if field.choices}
 
 JOB_TYPES: Final[Mapping[str, type]] = {
     name: get_args(hint)[0]

@@ -25,11 +25,9 @@ State: TypeAlias = Literal[
 Age: TypeAlias = Literal["", "hour", "day", "week"]
 Order: TypeAlias = Literal["newest", "oldest", "name", "chunks", "failures"]
 
-AGE_SECONDS: Final[Mapping[Age, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
+_ORDER_FIELDS: Final[Mapping[Order, str]] = {"chunks": "chunk_count", "failures": "chunks_failed"}
 
-_FIELDS: Final = (
-    *STATE_FIELDS, "tenant", "labels", "corpus", "created_ms", "chunk_count", "chunks_failed",
-)  # fmt: skip
+AGE_SECONDS: Final[Mapping[Age, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,20 @@ class JobQuery:
     age: Age = ""
     order: Order = "newest"
 
+    @property
+    def fields(self) -> list[str]:
+        """The fields of a job's status that tell whether and where it comes."""
+        wanted = {"state", "tenant", "created_ms"}
+        if self.state:
+            wanted |= {*STATE_FIELDS, "chunks_failed"}
+        if self.label:
+            wanted.add("labels")
+        if self.corpus:
+            wanted.add("corpus")
+        if self.order in _ORDER_FIELDS:
+            wanted.add(_ORDER_FIELDS[self.order])
+        return sorted(wanted)
+
 
 class FoundJobs(NamedTuple):
     """Jobs that a search has found.
@@ -72,11 +84,11 @@ class FoundJobs(NamedTuple):
 
 
 class _Looked(NamedTuple):
-    """What a search looks at of a job: of its status the fields of `_FIELDS` alone."""
+    """What a search looks at of a job: of its status the fields of its query alone."""
 
     job: str
     status: JobStatus
-    state: str
+    owned: bool
     spec: bytes | None
 
     def asked(self) -> JobSpec:
@@ -88,9 +100,12 @@ class _Looked(NamedTuple):
 
     def is_in(self, state: State) -> bool:
         """Tell whether the job is in a state that somebody looks for."""
+        if not state:
+            return True
+        found = name_state(self.status, owned=self.owned)
         if state == "incomplete":
-            return self.state == "finished" and self.status.chunks_failed > 0
-        return state in {"", self.state}
+            return found == "finished" and self.status.chunks_failed > 0
+        return state == found
 
     def name(self) -> str:
         """Return the job's name for people, in small letters."""
@@ -98,6 +113,10 @@ class _Looked(NamedTuple):
 
     def has(self, words: Sequence[str]) -> bool:
         """Tell whether all the words, in small letters, are in the job's name, id or model."""
+        # Decoding a record takes longest, and all of its text stands in its bytes.
+        text = f"{self.job} {(self.spec or b'').decode(errors='replace')}".casefold()
+        if not all(word in text for word in words):
+            return False
         asked = self.asked()
         text = f"{asked.name} {self.job} {asked.model}".casefold()
         return all(word in text for word in words)
@@ -123,7 +142,7 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
         after_ms = 1000 * (time.time() - AGE_SECONDS[query.age])
     words = query.words.casefold().split()
     looked, found = 0, list[_Looked]()
-    for row in _rows(farm):
+    for row in _rows(farm, query.fields):
         looked += 1
         if (
             row.status.created_ms >= after_ms
@@ -139,8 +158,8 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
     return FoundJobs([row.job for row in found], looked, known <= LOOKED_MAX)
 
 
-def _rows(farm: FarmClient) -> Iterator[_Looked]:
-    """Yield what a search looks at of each job that is there and that the farm's caller sees."""
+def _rows(farm: FarmClient, fields: Sequence[str]) -> Iterator[_Looked]:
+    """Yield these fields of each job that is there and that the farm's caller sees."""
     newest: list[bytes] = [
         *farm.client.zrevrange(wire.JOBS, 0, LOOKED_MAX - 1),
         *farm.client.zrevrange(wire.ENDED, 0, LOOKED_MAX - 1),
@@ -150,14 +169,14 @@ def _rows(farm: FarmClient) -> Iterator[_Looked]:
         some = names[place : place + STEP]
         pipe = farm.client.pipeline(transaction=False)
         for job in some:
-            pipe.hmget(wire.JobKeys(job).meta, ["spec", "owner", *_FIELDS])
+            pipe.hmget(wire.JobKeys(job).meta, ["spec", "owner", *fields])
         for job, values in zip(some, pipe.execute(raise_on_error=False), strict=True):
             if isinstance(values, redis.ResponseError) and "WRONGTYPE" in str(values):
                 continue  # another program's key, which `read_jobs` reports
             if isinstance(values, Exception):
                 raise values
             with contextlib.suppress(JobGone):  # or unreadable, which `read_jobs` reports
-                spec, owner, *fields = values
-                status = status_from(_FIELDS, fields)
+                spec, owner, *known = values
+                status = status_from(fields, known)
                 if farm.sees(status.tenant):
-                    yield _Looked(job, status, name_state(status, owned=owner is not None), spec)
+                    yield _Looked(job, status, owner is not None, spec)

@@ -162,6 +162,16 @@ def test_pages_follow_each_other(web: TestClient, client: redis.Redis) -> None:
     assert 'href="/jobs?words=job&amp;page=3"' in text
 
 
+@pytest.mark.parametrize("first", ["\u00e9", "\u00df", "\u4e16", "\U0001f600", "a", "\x7f"])
+def test_a_name_is_found_by_its_first_letters(client: redis.Redis, first: str) -> None:
+    """Whatever bytes stand before a name in its record, which say its length: it is found."""
+    names = [first * count for count in (1, 31, 32, 47, 48, 127, 128, 194, 195, 200)]
+    for name in names:
+        make(client, name)
+    found = search_jobs(FarmClient(client), JobQuery(words=first)).jobs
+    assert set(found) == {f"id-{name}" for name in names}
+
+
 def test_what_another_program_wrote_hides_nothing(web: TestClient, many: redis.Redis) -> None:
     """A key of another type, a count that is none and a spec of another version stay apart."""
     many.zadd(wire.JOBS, {"list": 1, "odd": 2, "newer": 3, "gone": 4})
