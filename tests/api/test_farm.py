@@ -31,10 +31,15 @@ MANY: Final = [f"chunk number {index}" for index in range(5000)]
 
 @pytest.fixture(scope="module")
 def farm() -> Iterator[embedfarm.Farm]:
-    """Keep a private farm of one worker warm, with the default model loaded."""
-    with embedfarm.Farm(devices="cpu", workers=1) as farm:
-        farm.encode("warm up")
-        yield farm
+    """Keep a private farm of one worker warm, with the default model loaded.
+
+    It may load for longer than a request waits: other tests load models meanwhile, or it is traced.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMBEDFARM_LANE_SECONDS_MAX", "600")
+        with embedfarm.Farm(devices="cpu", workers=1) as farm:
+            farm.encode("warm up")
+            yield farm
 
 
 @pytest.fixture(scope="module")
