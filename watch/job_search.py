@@ -56,7 +56,7 @@ class JobQuery:
 
     @property
     def fields(self) -> list[str]:
-        """The fields of a job's status that tell whether and where it comes."""
+        """The fields of a job's status that tell whether it is found, and where it comes."""
         wanted = {"state", "tenant", "created_ms"}
         if self.state:
             wanted |= {*STATE_FIELDS, "chunks_failed"}
@@ -67,6 +67,12 @@ class JobQuery:
         if self.order in _ORDER_FIELDS:
             wanted.add(_ORDER_FIELDS[self.order])
         return sorted(wanted)
+
+    @property
+    def other_fields(self) -> list[str]:
+        """The other fields of a job's hash that tell so."""
+        spec = ["spec"] if self.words or self.order == "name" else []
+        return [*spec, *(["owner"] if self.state else [])]
 
 
 class FoundJobs(NamedTuple):
@@ -84,7 +90,7 @@ class FoundJobs(NamedTuple):
 
 
 class _Looked(NamedTuple):
-    """What a search looks at of a job: of its status the fields of its query alone."""
+    """What a search looks at of a job: only what its query needs is known."""
 
     job: str
     status: JobStatus
@@ -142,7 +148,7 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
         after_ms = 1000 * (time.time() - AGE_SECONDS[query.age])
     words = query.words.casefold().split()
     looked, found = 0, list[_Looked]()
-    for row in _rows(farm, query.fields):
+    for row in _rows(farm, query):
         looked += 1
         if (
             row.status.created_ms >= after_ms
@@ -158,8 +164,9 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
     return FoundJobs([row.job for row in found], looked, known <= LOOKED_MAX)
 
 
-def _rows(farm: FarmClient, fields: Sequence[str]) -> Iterator[_Looked]:
-    """Yield these fields of each job that is there and that the farm's caller sees."""
+def _rows(farm: FarmClient, query: JobQuery) -> Iterator[_Looked]:
+    """Yield what a query needs of each job that is there and that the farm's caller sees."""
+    fields, others = query.fields, query.other_fields
     newest: list[bytes] = [
         *farm.client.zrevrange(wire.JOBS, 0, LOOKED_MAX - 1),
         *farm.client.zrevrange(wire.ENDED, 0, LOOKED_MAX - 1),
@@ -169,14 +176,14 @@ def _rows(farm: FarmClient, fields: Sequence[str]) -> Iterator[_Looked]:
         some = names[place : place + STEP]
         pipe = farm.client.pipeline(transaction=False)
         for job in some:
-            pipe.hmget(wire.JobKeys(job).meta, ["spec", "owner", *fields])
+            pipe.hmget(wire.JobKeys(job).meta, [*fields, *others])
         for job, values in zip(some, pipe.execute(raise_on_error=False), strict=True):
             if isinstance(values, redis.ResponseError) and "WRONGTYPE" in str(values):
                 continue  # another program's key, which `read_jobs` reports
             if isinstance(values, Exception):
                 raise values
             with contextlib.suppress(JobGone):  # or unreadable, which `read_jobs` reports
-                spec, owner, *known = values
-                status = status_from(fields, known)
+                status = status_from(fields, values[: len(fields)])
+                more = dict(zip(others, values[len(fields) :], strict=True))
                 if farm.sees(status.tenant):
-                    yield _Looked(job, status, owner is not None, spec)
+                    yield _Looked(job, status, more.get("owner") is not None, more.get("spec"))

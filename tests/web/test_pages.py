@@ -429,8 +429,7 @@ def test_words_for_figures() -> None:
 def test_pages_come_at_once(server: LiveServer, client: redis.Redis) -> None:
     """A page takes less than 100 ms beside 10,000 ended jobs with 100,000 failed chunks.
 
-    A search through all of them takes less than half a second; on a machine that is slower, or has
-    other work just now, less than four times as long as asking for one field of each job.
+    A search through all of them takes less than half a second.
     """
 
     def seconds(page: str) -> float:
@@ -441,22 +440,11 @@ def test_pages_come_at_once(server: LiveServer, client: redis.Redis) -> None:
             took.append(time.perf_counter() - began)
         return statistics.median(took)
 
-    def seconds_of_one_field() -> float:
-        took = []
-        for _ in range(7):
-            began = time.perf_counter()
-            pipe = client.pipeline(transaction=False)
-            for job in range(10_000):
-                pipe.hmget(wire.JobKeys(f"ended-{job:05}").meta, ["state"])
-            assert pipe.execute() == [[b"finished"]] * 10_000
-            took.append(time.perf_counter() - began)
-        return statistics.median(took)
-
     with client_of(server) as web:
         empty = {page: seconds(page) for page in PAGES}
         fail_much(client, 10_000, 10)
         for page in ("/jobs", "/jobs?words=ended-05"):
-            assert seconds(page) < max(0.5, 4 * seconds_of_one_field()), page
+            assert seconds(page) < 0.5, page
         for page in (*PAGES, "/jobs/ended-00000"):
             assert seconds(page) < max(0.1, 2 * empty.get(page, empty["/"])), page
         assert "ended-09999" in web.get("/").text
