@@ -157,7 +157,7 @@ def forecasts(seen: Sequence[Line], ended: float) -> list[Forecast]:
     return [Forecast(each.at - began, each.low, each.high, ended - each.at) for each in seen]
 
 
-@pytest.mark.paced
+@pytest.mark.alone
 def test_forecasts_come_true(tmp_path: Path) -> None:
     """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well.
 
