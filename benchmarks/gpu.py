@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=tuple(BATCH_SIZES), default="cuda")
     parser.add_argument("--build", type=Path, default=BUILD)
-    parser.add_argument("--report", type=Path, default=Path("docs/gpu.md"))
+    parser.add_argument("--report", type=Path, default=BUILD / "gpu" / "report.md")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not describe_devices().gpus:
         sys.exit("there is no GPU here; --device cpu measures the processors instead")

@@ -61,7 +61,7 @@ CONTENTS: Final = {
         "docs/protocol",
     ],
     "Run it": ["deploy/README", "docs/settings", "docs/security", "docs/scheduling"],
-    "What it is worth": ["docs/performance", "docs/clients", "docs/reliability"],
+    "What it is worth": ["docs/performance", "docs/gpu", "docs/clients", "docs/reliability"],
     "How it is made": [
         "docs/architecture",
         "docs/glossary",

@@ -37,7 +37,7 @@ def test_operations_are_those_of_the_formula() -> None:
 @pytest.mark.parametrize(
     ("layers", "width", "least", "most"),
     [
-        (6, 384, 262_144, 262_144),  # MiniLM-L6
+        (6, 384, 131_072, 131_072),  # MiniLM-L6
         (12, 768, 55_000, 65_536),  # the architecture of bge-base
         (24, 1024, 16_384, 32_768),  # that of bge-large
         (48, 4096, 16_384, 16_384),

@@ -51,7 +51,7 @@ BATCH_TOKENS: Final = {"cpu": 2048, "cuda": 65536}
 # On a GPU a device batch has as many tokens as keep it busy for some 20 ms at 500 TFLOP/s: a small
 # model is bound by launches and wants many, a large one is as fast with few.
 BATCH_FLOPS: Final = 1e13
-GPU_BATCH_TOKENS: Final = (16_384, 262_144)
+GPU_BATCH_TOKENS: Final = (16_384, 131_072)  # see docs/gpu.md
 LAUNCH_TOKENS: Final = {"cpu": 64, "cuda": 2048}
 COUNTED: Final = ("word " * 60, "word " * 120)  # two lengths, to tell tokens from pairs of tokens
 # What torch says when memory is full: on Linux, elsewhere, in oneDNN, and in cuBLAS.
@@ -172,6 +172,10 @@ class SentenceTransformerEngine:
         cls, spec: JobSpec, device: str, dtype: str, directory: Path
     ) -> "SentenceTransformerEngine":
         """Load the model and run it once; anything may be raised."""
+        if device != "cpu":
+            # cuDNN's attention makes a plan for each shape that it has not seen: 75 ms and more on
+            # an H100, and nearly each device batch has a shape of its own.
+            torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         loaded = SentenceTransformer(
             str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
         )

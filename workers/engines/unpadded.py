@@ -8,6 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
+from inspect import signature
 from itertools import pairwise
 from typing import Any, Final, cast
 
@@ -31,6 +32,10 @@ NAME: Final = "embedfarm-unpadded"
 PASSED_ON: Final = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 IMPOSSIBLE: Final = ("softcap", "s_aux", "position_bias")  # what some models' attention has
 EVERYTHING: Final = -1  # FlashAttention's word for a window without an end
+# What lets keys have fewer heads than queries; with torch 2.11 they may have without it.
+FEWER_HEADS: Final[dict[str, Any]] = (
+    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+)
 COSINE_MIN: Final = 0.999  # of any text, with and without padding, in the model's own precision
 COPIES: Final = 4  # of the calibration texts, so that they fill a device batch
 ROUNDS: Final = 3
@@ -100,7 +105,7 @@ def attend(
         max_k=longest,
         scale=scale,
         window_size=(reach, 0 if causal else reach),
-        enable_gqa=grouped,
+        **(FEWER_HEADS if grouped else {}),
     )
     return cast("torch.Tensor", attended)[None], None
 

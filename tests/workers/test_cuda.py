@@ -1,0 +1,118 @@
+"""Tests of the torch engine on a real GPU: its vectors, its memory, and its errors."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.workers.devices import describe_devices
+from embedfarm.workers.embedder import Embedder
+from embedfarm.workers.engines.engine import OutOfMemory
+from embedfarm.workers.engines.memory import limit_batches
+from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
+from embedfarm.workers.engines.unpadded import unpad
+from embedfarm.workers.similarity import cosine
+from tests.workers.support import block_of, micro_batch
+from tests.workers.tiny_models import DIMENSIONS, KINDS, SENTENCES, bert, build
+
+pytestmark = pytest.mark.skipif(not describe_devices().gpus, reason="this machine has no GPU")
+
+GPU: Final = "cuda:0"
+WORDLESS: Final = {"static", "bag_of_words"}
+TEXTS: Final = (*SENTENCES, "one", "a", "emoji 🦊🦊 and 漢字", "long " * 2000, "x" * 500)
+# What is compared in which precision, and the least cosine of any text with float32 on the CPU.
+CASES: Final = [
+    *((kind, "float32", False, 0.9999) for kind in KINDS),
+    *((kind, "bfloat16", False, 0.999) for kind in KINDS),
+    *((kind, "bfloat16", True, 0.999) for kind in KINDS if kind not in WORDLESS),
+    *((kind, "float16", True, 0.999) for kind in KINDS if kind not in WORDLESS),
+]
+BREAK: Final = """
+import sys
+import torch
+from embedfarm.workers.engines.engine import DeviceFailed
+from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
+from embedfarm.contract.job_spec import JobSpec
+import numpy as np
+
+engine = SentenceTransformerEngine.open(JobSpec(model=sys.argv[1]), "cuda:0", None)
+batch = engine.tokenise(["one text"])
+batch.features.columns["input_ids"][:] = 1 << 30
+try:
+    engine.forward(batch, np.arange(1))
+except DeviceFailed as error:
+    print("device failed:", error)
+"""
+
+
+def open_on_gpu(model: Path, dtype: str = "auto") -> SentenceTransformerEngine:
+    """Open a model on the GPU."""
+    return SentenceTransformerEngine.open(JobSpec(model=str(model), dtype=dtype), GPU, None)
+
+
+def embed(engine: SentenceTransformerEngine) -> NDArray[np.float32]:
+    """The vectors of all texts in two device batches, both begun before one is waited for."""
+    batch = engine.tokenise(TEXTS)
+    halves = np.array_split(np.arange(len(TEXTS)), 2)
+    finishes = [engine.start(batch, rows) for rows in halves]
+    return np.concatenate([finish() for finish in finishes])
+
+
+@pytest.mark.parametrize(("kind", "dtype", "unpadded", "least"), CASES)
+def test_vectors_are_those_of_encode(
+    kind: str, dtype: str, least: float, tmp_path: Path, *, unpadded: bool
+) -> None:
+    """Each kind of model gives on the GPU, in each precision, what `encode` gives on a CPU."""
+    model = build(kind, tmp_path)
+    plain: dict[str, Any] = {"dtype": torch.float32}
+    reference = SentenceTransformer(str(model), device="cpu", model_kwargs=plain)
+    expected = np.concatenate([reference.encode([text]) for text in TEXTS])
+    engine = open_on_gpu(model, dtype)
+    planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call] # not annotated
+    assert not planned, "by cuDNN for each shape"
+    if unpadded:
+        unpad(engine)
+    vectors = embed(engine)
+    some = expected.any(axis=1)
+    assert cosine(vectors[some], expected[some]).min() >= least
+    assert not vectors[~some].any()
+    if kind not in WORDLESS:
+        assert engine.flops(np.asarray([10])) > 0
+        assert engine.peak_flops_per_second > 0
+
+
+def test_full_memory_costs_no_chunk(tmp_path: Path) -> None:
+    """Device batches shrink until they fit a GPU with a limit, and every text is embedded."""
+    transformer = bert(tmp_path / "transformer", inner=65_536)  # 256 KiB for a token in float32
+    modules = [transformer, Pooling(DIMENSIONS, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "model"))
+    engine = open_on_gpu(tmp_path / "model", "float32")
+    torch.cuda.empty_cache()
+    limit_batches(GPU, 256 << 20)
+    try:
+        batch = micro_batch([block_of(0, 4000)], engine)
+        with pytest.raises(OutOfMemory):
+            engine.forward(batch.tokenised, np.arange(4000))
+        vectors = Embedder().embed(batch)
+    finally:
+        limit_batches(GPU, 64 << 30)
+    assert not batch.reasons
+    assert vectors.any(axis=1).all()
+    assert 1 <= batch.account.batches_refused <= 10
+
+
+def test_a_broken_device_is_named(tmp_path: Path) -> None:
+    """What breaks CUDA in this process raises `DeviceFailed`: no chunk is to blame for the rest."""
+    model = build("mean_pooled", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", BREAK, str(model)], capture_output=True, text=True, check=False
+    )
+    assert "device failed: CUDA error" in done.stdout, done.stderr
