@@ -3,10 +3,9 @@
     python -m benchmarks.gpu_parts [--models A B] [--device cuda|cpu] [--rounds N] [--compile]
                                    [--build DIRECTORY]
 
-Each model has a file of its own, BUILD/gpu/NAME-parts.json, which `benchmarks.gpu` puts into its
-report: tokens per second by size of the device batch, with and without padding; how long the device
-works while a corpus goes through it, and what it does between; what the host needs for a device
-batch and for tokens; what `torch.compile` would give.
+Each model has a file of its own, BUILD/gpu/NAME-parts.json: tokens per second by size of the device
+batch, with and without padding; the share of the time in which the device works and copies; what
+the host needs for a device batch and for tokens; what `torch.compile` would give.
 """
 
 import argparse
@@ -27,15 +26,13 @@ from sentence_transformers.base.modules import Transformer
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.compare import BATCH_SIZES, BUILD
-from benchmarks.corpora import pick
+from benchmarks.corpora import mixed
 from benchmarks.gpu import CHUNKS, find_model
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.producer.docstrings import docstrings
 from embedfarm.workers.devices import available_cores
 from embedfarm.workers.embedder import STARTED_MAX
 from embedfarm.workers.engines.engine import Finish, OutOfMemory, Tokenised
-from embedfarm.workers.engines.measurement import measure_peak
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.unpadded import unpad
 from embedfarm.workers.packing import pack
@@ -56,7 +53,7 @@ class Parts(msgspec.Struct, kw_only=True):
         chunks: Texts that went through the engine.
         tokens: Tokens of them.
         dtype: Type in which the engine computed.
-        load_seconds: Time in which the engine was opened, its trials included.
+        load_seconds: Time in which the engine was opened, with padding.
         batch_tokens: Tokens of a device batch, as the engine chose.
         peak: Operations per second of the device at best.
         flops: Operations that the texts take without padding.
@@ -217,7 +214,7 @@ def wait(engine: SentenceTransformerEngine) -> None:
 
 def measure(name: str, directory: Path, device: str, rounds: int) -> tuple[Any, ...]:
     """Open a model and measure all but what compiling would give."""
-    texts = pick([text for _, text in docstrings()], max(50, CHUNKS[name] // SHARE))
+    texts = mixed(directory, CHUNKS[name] // SHARE)
     began = time.perf_counter()
     spec = JobSpec(model=str(find_model(name, directory)), engine="torch")
     engine = SentenceTransformerEngine.open(spec, device, None)
@@ -232,7 +229,7 @@ def measure(name: str, directory: Path, device: str, rounds: int) -> tuple[Any, 
         dtype=engine.fingerprint["dtype"],
         load_seconds=loaded - began,
         batch_tokens=engine.batch_tokens,
-        peak=measure_peak(engine.device, getattr(torch, engine.fingerprint["dtype"])),
+        peak=engine.peak_flops_per_second,
         flops=engine.flops(batch.lengths),
         tokenise=total / (tokenised - loaded),
     )

@@ -55,8 +55,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
 def _multiply(size: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
     """Multiply square matrices for so long; return the least seconds that it took once.
 
-    Their values are random: with equal ones a GPU takes less power, and is faster than with real
-    texts.
+    Their values are random: a GPU multiplies matrices of ones faster than those of any model.
     """
     one, other = (torch.randn((size, size), device=device).to(dtype) for _ in range(2))
     took: list[float] = []
