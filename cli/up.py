@@ -22,7 +22,7 @@ from embedfarm.cli.options import (
 )
 from embedfarm.cli.supervision import all_beat, keep
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_client import FarmClient, loaded_models
 from embedfarm.contract.formatting import counted
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, LaneLate
@@ -61,7 +61,8 @@ def up(
     with plain_errors(), run_local_farm(place, settings, devices, workers, port) as farm:
         _greet(console, farm, place)
         with closing_client(farm.url) as client:
-            start = _Start(farm, FarmClient(client), port, WarmUp(farm.url, warm, settings))
+            watched = FarmClient(client)
+            start = _Start(farm, watched, port, WarmUp(watched, farm.url, warm, settings))
             keep(
                 stop,
                 lambda: farm.failed,
@@ -92,11 +93,13 @@ class WarmUp:
     """A request for one vector of a model, so that a worker loads it.
 
     Attributes:
+        farm: The farm, whose workers say what they have loaded.
         url: URL of the farm's server.
         model: The model; "" for none.
         settings: The farm's limits.
     """
 
+    farm: FarmClient
     url: str
     model: str
     settings: Settings
@@ -104,7 +107,9 @@ class WarmUp:
     _error: BaseException | None = None
 
     def is_done(self) -> bool:
-        """Tell whether a worker has loaded the model, which is asked for with the first call.
+        """Tell whether a worker says that it has the model, which is asked for with the first call.
+
+        A worker answers before its next heartbeat, and everybody else goes by heartbeats.
 
         Raises:
             LaneError: No worker can load it, or none did in time.
@@ -112,11 +117,11 @@ class WarmUp:
         if not self.model:
             return True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread = threading.Thread(target=self._run, name="warm", daemon=True)
             self._thread.start()
         if self._error is not None:
             raise self._error
-        return not self._thread.is_alive()
+        return not self._thread.is_alive() and self.model in loaded_models(self.farm.workers())
 
     def _run(self) -> None:
         try:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, cast
@@ -55,6 +55,11 @@ def engine_key(spec: JobSpec) -> str:
     """Return a digest of all in a spec that decides which engine serves it, and its vectors."""
     decisive = {**decided_by(spec, Decides.VECTORS), "engine": spec.engine}
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
+
+
+def loaded_models(beats: Iterable[Heartbeat]) -> set[str]:
+    """Return the models that workers have loaded, by the names that jobs and requests use."""
+    return {beat.model.partition("|")[0] for beat in beats if beat.model}
 
 
 def length_class(tokens_mean: float) -> int:

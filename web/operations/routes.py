@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_client import FarmClient, loaded_models
 from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.records import Decision, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
@@ -91,7 +91,7 @@ def ready(
     """Tell whether the farm answers requests, with 503 if not; `reasons` has all that it lacks."""
     farm, settings = FarmClient(services.client), services.settings
     beats, reasons = _look(farm, settings)
-    loaded = {beat.model.partition("|")[0] for beat in beats}
+    loaded = loaded_models(beats)
     warm = [name for name in settings.models if name in loaded]
     reasons += [OLD_KEYS] * bool(request.app.state.keyring.problem)
     lacks = {SERVER_AWAY, NO_WORKER}
