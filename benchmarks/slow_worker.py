@@ -15,7 +15,7 @@ from typing import Any, Final
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import Child
 from embedfarm.contract.settings import Settings
-from embedfarm.workers import main, models
+from embedfarm.workers import main, model_store
 from embedfarm.workers.engines.null import NullEngine
 
 SLOWDOWN: Final = "EMBEDFARM_BENCHMARK_SLOWDOWN"
@@ -51,5 +51,5 @@ def open_slow(spec: JobSpec, *_: Any) -> NullEngine:  # noqa: ANN401 # as open_e
 
 if __name__ == "__main__":
     SlowEngine.slowdown = json.loads(os.environ[SLOWDOWN])[sys.argv[sys.argv.index("--device") + 1]]
-    vars(models)["open_engine"] = open_slow  # where it is looked up
+    vars(model_store)["open_engine"] = open_slow  # where it is looked up
     sys.exit(main.main())

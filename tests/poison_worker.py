@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.workers import main as process
-from embedfarm.workers import models
+from embedfarm.workers import model_store
 from embedfarm.workers.engines.engine import Chunk, Tokenised, only_texts
 from embedfarm.workers.engines.null import NullEngine
 
@@ -80,7 +80,7 @@ def read_facts(_: object) -> dict[str, float]:
 
 def main() -> int:
     """Run a worker whose engine comes to harm by some texts."""
-    vars(models)["open_engine"] = open_poison_engine  # where it is looked up
+    vars(model_store)["open_engine"] = open_poison_engine  # where it is looked up
     vars(process)["_facts"] = read_facts
     return process.main()
 

@@ -23,8 +23,8 @@ from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow
 from embedfarm.workers.cut_results import failure
 from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.job_engines import JOBS_MAX, JobEngines
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
-from embedfarm.workers.models import JOBS_MAX, ModelStore
 from embedfarm.workers.texts import tokenise
 
 PIECES: Final = 8  # a block that failed is split into this many
@@ -46,7 +46,7 @@ class Fetcher:
     farm: FarmClient
     worker: str
     holdings: Holdings
-    models: ModelStore
+    engines: JobEngines
     settings: Settings
     stop: threading.Event
     own_rate: Callable[[], float] = lambda: 0.0
@@ -64,8 +64,8 @@ class Fetcher:
         if self._alone and not self.holdings.wait_empty(IDLE_SECONDS):
             return None
         self._alone = False
-        shares = [share for share in self._shares() if not self.models.refused(share.job)]
-        shares.sort(key=lambda share: self.models.ever_refused(share.job))
+        shares = [share for share in self._shares() if not self.engines.refused(share.job)]
+        shares.sort(key=lambda share: self.engines.ever_refused(share.job))
         stranded = [share for share in shares[1:] if self._is_stranded(share.job)]
         for share in (*stranded, *(share for share in shares if share not in stranded)):
             try:
@@ -73,7 +73,7 @@ class Fetcher:
             except (JobGone, redis.ResponseError) as error:
                 if not is_gone(error):
                     raise
-                self.models.forget(share.job)
+                self.engines.forget(share.job)
                 self._begun.discard(share.job)
                 continue
             if batch is not None or self._alone:
@@ -89,9 +89,9 @@ class Fetcher:
     def _fetch(self, share: JobShare) -> MicroBatch | None:
         """Fetch a micro-batch of one job; loading its model may take minutes."""
         job = self.farm.job(share.job)
-        if self.models.swaps(job.id) and not self._may_swap(job):
+        if self.engines.swaps(job.id) and not self._may_swap(job):
             return None
-        engine = self.models.prepare(job.id)
+        engine = self.engines.prepare(job.id)
         if engine is None or self.stop.is_set():
             return None
         began = time.monotonic()
@@ -269,7 +269,7 @@ class Fetcher:
             try:
                 lease = Lease(job, entry, _read(job, entry), tries, copied)
             except ForeignVersion as error:
-                self.models.refuse(job, str(error))
+                self.engines.refuse(job, str(error))
                 self._release(job, entries)
                 return []
             except RecordError as error:
@@ -287,9 +287,9 @@ class Fetcher:
         """
         current = []
         for entry in entries:
-            if self.models.knows(job, entry.generation):
+            if self.engines.knows(job, entry.generation):
                 current.append(entry)
-            elif self.models.knows(job, entry.generation):  # as the server has it now
+            elif self.engines.knows(job, entry.generation):  # as the server has it now
                 self._release(job, entries)
                 raise JobGone(f"job {job} was made anew")
             else:
@@ -360,24 +360,24 @@ class Fetcher:
         tokens = lease.block.tokens
         if tokens is None:
             return True
-        engine = self.models.prepare(lease.job)
+        engine = self.engines.prepare(lease.job)
         return engine is None or engine.tokenisation == tokens.tokenisation
 
     def _give_up(self, lease: Lease, reason: str) -> None:
         """Commit a block as failed."""
-        engine = self.models.prepare(lease.job)
+        engine = self.engines.prepare(lease.job)
         if engine is not None:
-            spec = self.models.spec(lease.job)
+            spec = self.engines.spec(lease.job)
             result = failure(lease, spec, engine.dimensions, self.worker, reason)
             self.farm.job(lease.job).stream.commit([(lease.entry, result)])
 
     def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
         chunks = list(chain.from_iterable(lease.block.chunks() for lease in leases))
         started = time.monotonic()
-        watchdog = self.models.watchdog
+        watchdog = self.engines.models.watchdog
         with watchdog.watch("the tokenizer", lambda: watchdog.bound(0.0), leases):
             tokenised, reasons = tokenise(engine, chunks)
-        spec = self.models.spec(job)
+        spec = self.engines.spec(job)
         batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
         batch.fetched = time.monotonic()
         batch.account.spend("tokenise", batch.fetched - started)

@@ -13,7 +13,8 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, Taken
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import LaneAnswer, LanePiece
-from embedfarm.workers.models import REFUSAL_SECONDS, ModelStore
+from embedfarm.workers.job_engines import REFUSAL_SECONDS
+from embedfarm.workers.model_store import ModelStore
 
 # Before a model is given up for a request that a worker which has it may be about to take.
 SWAP_SECONDS: Final = 0.5

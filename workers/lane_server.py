@@ -30,7 +30,7 @@ from embedfarm.contract.status import is_gone
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.lane_loader import refuse_waiting
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
-from embedfarm.workers.models import ModelStore
+from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.texts import tokenise
 
 LISTEN_SECONDS: Final = 0.5  # a stop, or a request that a dead worker left, waits at most so long

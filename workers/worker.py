@@ -38,10 +38,11 @@ from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.commit import Committer
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.fetch import Fetcher
+from embedfarm.workers.job_engines import JobEngines
 from embedfarm.workers.lane_loader import LaneLoader
 from embedfarm.workers.lane_server import LaneServer
 from embedfarm.workers.leases import Holdings, MicroBatch
-from embedfarm.workers.models import ModelStore
+from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.renewal import hand_back, lose_ended, renew
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import HUNG_STATUS, Watchdog, Watched
@@ -101,6 +102,7 @@ class Worker:
         self.models = ModelStore(
             farm, self.name, self.torch_device, settings, self.watchdog, timings.warm_up
         )
+        self.engines = JobEngines(farm, self.name, self.models)
         lane = Lane(self.client, settings)
         self.lane = LaneServer(
             lane, self.name, self.models, settings, stop, self._wake, timings.tokens_within
@@ -116,7 +118,7 @@ class Worker:
             farm,
             self.name,
             self.holdings,
-            self.models,
+            self.engines,
             settings,
             stop,
             lambda: self.committer.tokens_per_second,
@@ -351,7 +353,7 @@ class Worker:
             device_facts=self._facts(),
             where=total.seconds | ({"lane": lane_seconds} if lane_seconds else {}),
             lane=self.lane.tally | {"seconds": lane_seconds},
-            refused=self.models.refusals(),
+            refused=self.engines.refusals(),
             model_bytes=self.models.model_bytes,
             trying_engines=self.models.trying_engines,
             restarts=restarts(),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers import main as process
-from embedfarm.workers import models
+from embedfarm.workers import model_store
 from embedfarm.workers.engines.engine import Engine, Finish, OutOfMemory, Tokenised
 from embedfarm.workers.engines.opening import open_engine
 
@@ -64,5 +64,5 @@ def open_failing(spec: JobSpec, device: str, settings: Settings) -> Engine:
 
 def main() -> int:
     """Run a worker whose engines may fail."""
-    vars(models)["open_engine"] = open_failing
+    vars(model_store)["open_engine"] = open_failing
     return process.main()

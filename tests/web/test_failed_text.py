@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from embedfarm.contract import wire
-from embedfarm.workers import models
+from embedfarm.workers import model_store
 from tests.ingest.rq_farm import START_SECONDS
 from tests.poison_worker import HEALED, MARKER, open_poison_engine
 from tests.support import LiveServer, wait_until
@@ -27,7 +27,7 @@ def test_a_failed_chunk_is_shown_with_its_text(
     for this, costs the text alone, and so does an output that another job has filled since.
     """
     monkeypatch.setenv(HEALED, str(tmp_path / "healed"))
-    monkeypatch.setattr(models, "open_engine", open_poison_engine)
+    monkeypatch.setattr(model_store, "open_engine", open_poison_engine)
     settings: dict[str, Any] = {"models": ("null:16",), "jobs_directory": tmp_path / "jobs"}
     with client_of(server, **settings) as web, doing(server, tmp_path) as door:
         job = web.post("/v1/jobs", json={"texts": TEXTS, "model": "null:16"}).json()["job"]

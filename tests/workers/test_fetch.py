@@ -21,13 +21,14 @@ from embedfarm.contract.records import Block, JobShare, Plan, TokenIds, Tokenisa
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.workers import fetch as first_stage
-from embedfarm.workers import models
+from embedfarm.workers import job_engines
 from embedfarm.workers.cut_results import results_of
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import Chunk, Tokenised
 from embedfarm.workers.fetch import Fetcher, pieces
+from embedfarm.workers.job_engines import JobEngines
 from embedfarm.workers.leases import Holdings, MicroBatch
-from embedfarm.workers.models import ModelStore
+from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.watchdog import Watchdog
 from tests.support import LiveServer, force_log, wait_until
 from tests.workers.support import (
@@ -48,7 +49,8 @@ BLOCKS = "ef:{j}:in"
 def fetcher_on(farm: FarmClient, worker: str = "w", settings: Settings = LONG) -> Fetcher:
     """A first stage; another one of the same name is the same worker after a crash."""
     models = ModelStore(farm, worker, "cpu", settings, Watchdog(settings))
-    return Fetcher(farm, worker, Holdings(), models, settings, threading.Event())
+    engines = JobEngines(farm, worker, models)
+    return Fetcher(farm, worker, Holdings(), engines, settings, threading.Event())
 
 
 @pytest.fixture
@@ -491,10 +493,10 @@ def test_refused_job_that_is_made_anew_is_looked_at_afresh(farm: FarmClient) -> 
     job = create_job(farm, [block_of(0, 3)], model="null:nonsense")
     fetcher = fetcher_on(farm)
     assert fetcher.fetch() is None
-    assert fetcher.models.refusals() == ["j"]
+    assert fetcher.engines.refusals() == ["j"]
     job.end("failed", "no such model", 60)
     create_job(farm, [block_of(0, 3)], model="null:4")
-    assert fetcher.models.refusals() == [], "as the next heartbeat says"
+    assert fetcher.engines.refusals() == [], "as the next heartbeat says"
     assert fetch(fetcher).engine.dimensions == 4
 
 
@@ -502,10 +504,10 @@ def test_what_a_late_worker_says_is_not_of_a_job_made_anew(farm: FarmClient) -> 
     """A worker that slept while its job was made anew says nothing about the new one."""
     job = create_job(farm, [block_of(0, 3)], model="null:4")
     late, (_, before) = fetcher_on(farm), job.identity()
-    late.models.spec("j")
+    late.engines.spec("j")
     job.end("failed", "a bad row", 60)
     create_job(farm, [block_of(0, 3)], model="null:8")
-    late.models.refuse("j", "no memory")
+    late.engines.refuse("j", "no memory")
     with pytest.raises(JobGone):
         farm.reports.agree("j", {"weights": "null:4"}, before)
     with pytest.raises(JobGone):
@@ -513,7 +515,7 @@ def test_what_a_late_worker_says_is_not_of_a_job_made_anew(farm: FarmClient) -> 
     assert (
         farm.reports.refusals("j"),
         farm.reports.fingerprint("j"),
-        late.models.refusals(),
+        late.engines.refusals(),
     ) == ({}, {}, [])
     assert fetch(late).engine.dimensions == 8
 
@@ -525,7 +527,7 @@ def test_a_refused_key_that_is_no_job_stops_nobody(farm: FarmClient) -> None:
     assert fetcher.fetch() is None
     job.delete()
     farm.client.set(job.keys.meta, "what")
-    assert fetcher.models.refusals() == []
+    assert fetcher.engines.refusals() == []
 
 
 def test_spec_that_cannot_be_read_is_refused(farm: FarmClient) -> None:
@@ -603,7 +605,7 @@ def test_a_block_of_another_version_waits_for_who_reads_it(farm: FarmClient) -> 
     assert farm.reports.refusals("j")["w"] == (
         "Block record of version 2, but this program reads version 1: update this program"
     )
-    assert fetcher.models.refusals() == ["j"]
+    assert fetcher.engines.refusals() == ["j"]
     assert job.status().chunks_failed == 0
     assert {lease.deliveries for lease in job.stream.pending(BLOCKS, None, 9)} == {0}, (
         "nobody tried"
@@ -614,7 +616,7 @@ def test_what_is_known_of_jobs_is_bounded(
     farm: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that has done very many jobs remembers the last ones only."""
-    monkeypatch.setattr(models, "JOBS_MAX", 3)
+    monkeypatch.setattr(job_engines, "JOBS_MAX", 3)
     monkeypatch.setattr(first_stage, "JOBS_MAX", 3)
     fetcher = fetcher_on(farm)
     for number in range(8):
@@ -624,8 +626,8 @@ def test_what_is_known_of_jobs_is_bounded(
         if batch is not None:
             commit(fetcher, batch)
             assert fetcher.fetch() is None
-    known = fetcher.models
-    for held in (known._identities, known._accepted, known._refusals, known._known):
+    known = fetcher.engines
+    for held in (known._identities, known._agreed, known._refusals, known._known):
         assert len(held) <= 3
     assert len(fetcher._begun) <= 3
     assert len(fetcher._rescue_at) <= 3
@@ -679,7 +681,7 @@ def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: FarmCl
     other = create_job(farm, [], "b", "null:4")
     give_plan(farm, share(1, "b"), share(1, "a"))
     fetcher = fetcher_on(farm)
-    engine = fetcher.models.prepare("a")
+    engine = fetcher.engines.prepare("a")
     commit(fetcher, fetch(fetcher))
     batch = fetch(fetcher)
     assert batch.job == "a"
@@ -687,7 +689,7 @@ def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: FarmCl
     other.set_state("open")
     other.push([(block_of(0, 3), encode(block_of(0, 3)))])
     assert fetcher.fetch() is None
-    assert fetcher.models.loaded.startswith("null:8"), "a is on the device"
+    assert fetcher.engines.models.loaded.startswith("null:8"), "a is on the device"
     commit(fetcher, batch)
     assert fetch(fetcher).engine.dimensions == 4
 

@@ -27,7 +27,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.records import Block
-from embedfarm.workers import models
+from embedfarm.workers import model_store
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, Tokenised
@@ -257,7 +257,7 @@ def test_jobs_with_other_prompts_share_a_model(
         opened.append(arguments[0])
         return NullEngine.open(arguments[0])
 
-    monkeypatch.setattr(models, "open_engine", load_counted)
+    monkeypatch.setattr(model_store, "open_engine", load_counted)
     prompts = ["", "p: ", "q: "]
     jobs = [
         create_job(farm, [block_of(0, 5), block_of(5, 5)], name=f"j{n}", prompt=prompt)
@@ -281,7 +281,7 @@ def test_a_model_is_gone_before_the_next_one_is_loaded(
         opened.append(weakref.ref(engine))
         return engine
 
-    monkeypatch.setattr(models, "open_engine", load_alone)
+    monkeypatch.setattr(model_store, "open_engine", load_alone)
     with working(worker_on(server)):
         for model in ("null:4", "null:12"):
             lane.embed(JobSpec(model=model), ["a", "b"], SECONDS)
@@ -438,8 +438,8 @@ def test_a_bad_text_costs_only_itself(
     server: LiveServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that the model cannot take fails for its client alone, though others share its run."""
-    monkeypatch.setattr(models, "open_engine", lambda *_: Picky())
-    monkeypatch.setattr(models, "open_reference", lambda *_: None)
+    monkeypatch.setattr(model_store, "open_engine", lambda *_: Picky())
+    monkeypatch.setattr(model_store, "open_reference", lambda *_: None)
     worker = worker_on(server)
     load(worker)
     with ThreadPoolExecutor() as pool:
@@ -473,7 +473,7 @@ def test_a_deadly_request_takes_nobody_with_it(
     server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that shared a run with one that kills workers are answered; that one is refused."""
-    monkeypatch.setattr(models, "open_engine", lambda spec, *_: Deadly.open(spec))
+    monkeypatch.setattr(model_store, "open_engine", lambda spec, *_: Deadly.open(spec))
     deadly, stop = "x" * 32, threading.Event()
 
     def work(number: int) -> None:

@@ -19,11 +19,12 @@ from embedfarm.contract.job_spec import JobSpec, weights_key
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_jobs
-from embedfarm.workers import models
+from embedfarm.workers import job_engines, model_store
 from embedfarm.workers.engines import sentence_transformer
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.opening import open_engine
-from embedfarm.workers.models import ModelStore
+from embedfarm.workers.job_engines import JobEngines
+from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.watchdog import Watchdog
 from tests.workers.tiny_models import mean_pooled
 
@@ -32,13 +33,19 @@ GOOD = JobSpec(model="null:8")
 
 
 @pytest.fixture
-def store(client: redis.Redis) -> ModelStore:
-    """A worker's models, of which one is loaded for a job."""
-    settings = Settings()
-    store = ModelStore(FarmClient(client), "w", "cpu", settings, Watchdog(settings))
+def engines(client: redis.Redis) -> JobEngines:
+    """A worker's engines, of which one is loaded for a job."""
+    engines = engines_of(client, Settings())
     give(client, "good", GOOD)
-    assert store.prepare("good") is not None
-    return store
+    assert engines.prepare("good") is not None
+    return engines
+
+
+def engines_of(client: redis.Redis, settings: Settings) -> JobEngines:
+    """Engines of a worker that has loaded nothing."""
+    farm = FarmClient(client)
+    models = ModelStore(farm, "w", "cpu", settings, Watchdog(settings))
+    return JobEngines(farm, "w", models)
 
 
 def give(client: redis.Redis, name: str, spec: JobSpec) -> None:
@@ -72,34 +79,34 @@ def damaged(directory: Path, damage: str) -> Path:
     ],
 )
 def test_what_is_not_to_be_had_costs_no_model(
-    store: ModelStore, client: redis.Redis, spec: JobSpec, words: str
+    engines: JobEngines, client: redis.Redis, spec: JobSpec, words: str
 ) -> None:
     """A job whose model or engine is not to be had is refused; the loaded model stays."""
-    engine = store.prepare("good")
+    engine = engines.prepare("good")
     give(client, "bad", spec)
-    assert store.prepare("bad") is None
-    assert words in store.farm.reports.refusals("bad")["w"]
-    assert store.prepare("good") is engine
-    assert store.loaded
+    assert engines.prepare("bad") is None
+    assert words in engines.farm.reports.refusals("bad")["w"]
+    assert engines.prepare("good") is engine
+    assert engines.models.loaded
 
 
 def test_a_refusal_is_taken_back(
-    store: ModelStore, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: JobEngines, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that can embed a job after all no longer counts as one that refuses it."""
-    monkeypatch.setattr(models, "REFUSAL_SECONDS", 0.0)
+    monkeypatch.setattr(job_engines, "REFUSAL_SECONDS", 0.0)
     directory = tmp_path / "late"
     give(client, "early", JobSpec(model=str(directory)))
-    assert store.prepare("early") is None
+    assert engines.prepare("early") is None
     mean_pooled(tmp_path / "whole").save(str(directory))
-    assert store.prepare("early") is not None
-    assert store.farm.reports.refusals("early") == {}
-    (facts,) = (job for job in read_jobs(store.farm, ["early"]))
+    assert engines.prepare("early") is not None
+    assert engines.farm.reports.refusals("early") == {}
+    (facts,) = (job for job in read_jobs(engines.farm, ["early"]))
     assert facts.refused == {}
 
 
 def test_no_room_is_said_to_pass(
-    store: ModelStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    engines: JobEngines, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker without memory for a model refuses its job for a while, and says that it passes."""
 
@@ -109,26 +116,26 @@ def test_no_room_is_said_to_pass(
     give(client, "j", JobSpec(model=NAME, dtype="float32", engine="torch"))
     with monkeypatch.context() as full:
         full.setattr(sentence_transformer, "SentenceTransformer", fill)
-        assert store.prepare("j") is None
-    assert store.refused("j")
-    reason = store.farm.reports.refusals("j")["w"]
+        assert engines.prepare("j") is None
+    assert engines.refused("j")
+    reason = engines.farm.reports.refusals("j")["w"]
     assert reason.startswith(NO_ROOM)
     assert "CUDA out of memory" in reason
-    assert store.prepare("j") is not None
-    assert store.farm.reports.refusals("j") == {}
+    assert engines.prepare("j") is not None
+    assert engines.farm.reports.refusals("j") == {}
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "{", json.dumps([1])])
 def test_damaged_files_cost_no_model(
-    store: ModelStore, client: redis.Redis, tmp_path: Path, damage: str
+    engines: JobEngines, client: redis.Redis, tmp_path: Path, damage: str
 ) -> None:
     """A model whose files cannot be those of a model is refused; the loaded model stays."""
-    engine = store.prepare("good")
+    engine = engines.prepare("good")
     directory = damaged(tmp_path, damage)
     give(client, "bad", JobSpec(model=str(directory)))
-    assert store.prepare("bad") is None
-    assert str(directory) in store.farm.reports.refusals("bad")["w"]
-    assert store.prepare("good") is engine
+    assert engines.prepare("bad") is None
+    assert str(directory) in engines.farm.reports.refusals("bad")["w"]
+    assert engines.prepare("good") is engine
     shutil.rmtree(directory)
 
 
@@ -138,25 +145,25 @@ def test_other_options_of_the_same_weights_load_nothing(
 ) -> None:
     """Jobs share what is loaded though they differ in length, or in how they name what they get."""
     settings = Settings(engine_cache=tmp_path / "cache")
-    store = ModelStore(FarmClient(client), "w", "cpu", settings, Watchdog(settings))
+    engines = engines_of(client, settings)
     opened = []
 
     def count(spec: JobSpec, device: str, settings: Settings) -> Engine:
         opened.append(spec)
         return open_engine(spec, device, settings)
 
-    monkeypatch.setattr(models, "open_engine", count)
+    monkeypatch.setattr(model_store, "open_engine", count)
     mean_pooled(tmp_path / "files").save(str(tmp_path / "model"))
     plain = JobSpec(model=str(tmp_path / "model"), engine=engine)
     give(client, "plain", plain)
-    first = store.prepare("plain")
+    first = engines.prepare("plain")
     assert first is not None
     named = {"engine": first.name, "dtype": first.fingerprint["dtype"]}
     vectors = []
     changes: list[dict[str, Any]] = [{"max_length": 7}, {"dtype": named["dtype"]}, named]
     for number, fields in enumerate(changes):
         give(client, f"j{number}", msgspec.structs.replace(plain, **fields))
-        vectors.append(embed(store.prepare(f"j{number}")))
+        vectors.append(embed(engines.prepare(f"j{number}")))
     assert [each.engine for each in opened] == [engine]
     np.testing.assert_array_equal(vectors[1], embed(first))
     assert not np.allclose(vectors[0], vectors[1], atol=1e-3)  # they were cut
@@ -165,7 +172,7 @@ def test_other_options_of_the_same_weights_load_nothing(
 def test_another_engine_is_loaded(client: redis.Redis, tmp_path: Path) -> None:
     """A job for another engine, or in another precision, does not get the one that is loaded."""
     settings = Settings(engine_cache=tmp_path / "cache")
-    store = ModelStore(FarmClient(client), "w", "cpu", settings, Watchdog(settings))
+    engines = engines_of(client, settings)
     mean_pooled(tmp_path / "files").save(str(tmp_path / "model"))
     plain = JobSpec(model=str(tmp_path / "model"), engine="torch", dtype="float32")
     others = [plain]
@@ -173,46 +180,46 @@ def test_another_engine_is_loaded(client: redis.Redis, tmp_path: Path) -> None:
     others += [msgspec.structs.replace(plain, dtype="bfloat16")]
     for number, spec in enumerate(others):
         give(client, f"j{number}", spec)
-        engine = store.prepare(f"j{number}")
+        engine = engines.prepare(f"j{number}")
         assert engine is not None
         assert (engine.name, engine.fingerprint["dtype"]) == (spec.engine, spec.dtype)
     give(client, "odd", JobSpec(model="null:8", engine="nowhere"))
     give(client, "null", JobSpec(model="null:8"))
-    assert store.prepare("null") is not None
-    assert store.prepare("odd") is None
-    assert "no engine 'nowhere'" in store.farm.reports.refusals("odd")["w"]
+    assert engines.prepare("null") is not None
+    assert engines.prepare("odd") is None
+    assert "no engine 'nowhere'" in engines.farm.reports.refusals("odd")["w"]
 
 
 def test_a_load_left_behind_by_a_stop_counts_as_none(
-    client: redis.Redis, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+    client: redis.Redis, engines: JobEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is asked to stop while it loads a model has not been ended by the load."""
     counts = []
 
     def stop(spec: JobSpec, *_: object) -> Engine:
         model = weights_key(spec)
-        counts.append(store.farm.loads.attempts("w", model).count)
-        store.leave()
-        counts.append(store.farm.loads.attempts("w", model).count)
+        counts.append(engines.farm.loads.attempts("w", model).count)
+        engines.models.leave()
+        counts.append(engines.farm.loads.attempts("w", model).count)
         raise ModelError("it is no matter here")
 
-    monkeypatch.setattr(models, "open_engine", stop)
+    monkeypatch.setattr(model_store, "open_engine", stop)
     give(client, "j", JobSpec(model="null:4"))
-    assert store.prepare("j") is None
+    assert engines.prepare("j") is None
     assert counts == [1, 0]
 
 
 def test_a_job_that_is_refused_again_is_logged_once(
     client: redis.Redis,
-    store: ModelStore,
+    engines: JobEngines,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A reason is logged when it is new: the worker looks at the job again for ever."""
-    monkeypatch.setattr(models, "REFUSAL_SECONDS", 0.0)
+    monkeypatch.setattr(job_engines, "REFUSAL_SECONDS", 0.0)
     give(client, "j", JobSpec(model="/no/such/directory"))
-    with caplog.at_level("WARNING", logger=models.__name__):
-        assert [store.prepare("j") for _ in range(5)] == [None] * 5
+    with caplog.at_level("WARNING", logger=job_engines.__name__):
+        assert [engines.prepare("j") for _ in range(5)] == [None] * 5
     assert len([each for each in caplog.messages if "job j refused" in each]) == 1
 
 

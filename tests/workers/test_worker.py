@@ -20,7 +20,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat
-from embedfarm.workers import models
+from embedfarm.workers import model_store
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import MicroBatch
@@ -407,7 +407,7 @@ def test_stop_while_a_model_is_loading(
         loaded.wait(30)
         return NullEngine.open(arguments[0])
 
-    monkeypatch.setattr(models, "open_engine", load)
+    monkeypatch.setattr(model_store, "open_engine", load)
     monkeypatch.setattr("embedfarm.workers.worker.FETCH_SECONDS_MAX", 0.2)
     job = create_job(farm, blocks_of(3))
     running = Running(worker_on(server))
@@ -471,7 +471,7 @@ def test_model_is_gone_before_the_next_one_is_loaded(
         opened.append(weakref.ref(engine))
         return engine
 
-    monkeypatch.setattr(models, "open_engine", load)
+    monkeypatch.setattr(model_store, "open_engine", load)
     jobs = [create_job(farm, blocks_of(2), f"j{size}", f"null:{size}") for size in (4, 8)]
     with working(worker_on(server)):
         wait_until(lambda: all(map(done, jobs)), 25)

@@ -1,0 +1,200 @@
+"""What a worker knows of jobs: their specifications, and which of them it may embed."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import redis
+
+from embedfarm.contract.encoding import RecordError
+from embedfarm.contract.farm_client import FarmClient, engine_key
+from embedfarm.contract.job_reports import NO_ROOM, ModelRefused
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.model_files import ModelError
+from embedfarm.workers.engines.engine import Engine, NoRoom
+from embedfarm.workers.model_store import ModelStore
+from embedfarm.workers.quantisation import check_ranges
+
+JOBS_MAX: Final = 1000  # that something is known about
+REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
+
+log = logging.getLogger(__name__)
+
+
+class Refusal(NamedTuple):
+    """The refusal of a job.
+
+    Attributes:
+        until: Time of the monotonic clock, in seconds, at which the job is looked at again.
+        generation: Generation of the job; one of another generation is not refused.
+        reason: Why it is refused.
+    """
+
+    until: float
+    generation: str
+    reason: str
+
+
+class Identity(NamedTuple):
+    """A job as its creator made it.
+
+    Attributes:
+        spec: What it asks for.
+        generation: Which job of its name it is.
+        engine: Key of the engine that serves it.
+    """
+
+    spec: JobSpec
+    generation: str
+    engine: str
+
+
+@dataclass
+class JobEngines:
+    """Finds the engine for a job, for one whose other workers have files that agree with ours.
+
+    Attributes:
+        models: What is loaded.
+    """
+
+    farm: FarmClient
+    worker: str
+    models: ModelStore
+    _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
+    _identities: dict[str, Identity] = field(default_factory=dict)
+    _agreed: dict[str, dict[str, str]] = field(default_factory=dict)  # fingerprints
+    _refusals: dict[str, Refusal] = field(default_factory=dict)
+
+    def refused(self, job: str) -> bool:
+        """Tell whether this worker refused the job a moment ago."""
+        refusal = self._refusals.get(job)
+        return refusal is not None and time.monotonic() < refusal.until
+
+    def refusals(self) -> list[str]:
+        """Return the jobs that this worker refused a moment ago; forget those made anew since."""
+        for job, refusal in list(self._refusals.items()):
+            if self.refused(job) and self._generation(job) != refusal.generation:
+                self._refusals.pop(job, None)
+        return [job for job in list(self._refusals) if self.refused(job)]
+
+    def _generation(self, job: str) -> str:
+        """Return the generation that a job has on the server, "" where there is no job."""
+        try:
+            return self.farm.job(job).noted("generation")
+        except redis.ResponseError:
+            return ""  # something else has its key
+
+    def ever_refused(self, job: str) -> bool:
+        """Tell whether this worker has ever refused the job."""
+        return job in self._refusals
+
+    def spec(self, job: str) -> JobSpec:
+        """Return the specification of a job.
+
+        Raises:
+            embedfarm.contract.jobs.JobGone: There is no such job.
+        """
+        return self._identity(job).spec
+
+    def knows(self, job: str, generation: str) -> bool:
+        """Tell whether what is known about a job is of this generation; else forget it.
+
+        Raises:
+            embedfarm.contract.jobs.JobGone: There is no such job.
+        """
+        if self._identity(job).generation == generation:
+            return True
+        self.forget(job)
+        return False
+
+    def _identity(self, job: str) -> Identity:
+        if job not in self._identities:
+            spec, generation = self.farm.job(job).identity()
+            self._identities[job] = Identity(spec, generation, engine_key(spec))
+            self._remember(job)
+        return self._identities[job]
+
+    def forget(self, job: str) -> None:
+        """Forget all about a job that was deleted or made anew: it may be another one."""
+        self._known.pop(job, None)
+        self._identities.pop(job, None)
+        self._agreed.pop(job, None)
+        self._refusals.pop(job, None)
+
+    def swaps(self, job: str) -> bool:
+        """Tell whether the loaded model would have to go for this job.
+
+        Raises:
+            embedfarm.contract.jobs.JobGone: There is no such job.
+        """
+        if not self.models.loaded:
+            return False
+        try:
+            return self.models.variant(self.spec(job)) is None
+        except (ModelError, RecordError):
+            return False  # `prepare` refuses it
+
+    def prepare(self, job: str) -> Engine | None:
+        """Return the engine for a job, None when this worker refuses it and has said why.
+
+        Raises:
+            embedfarm.contract.jobs.JobGone: There is no such job.
+        """
+        try:
+            spec, generation, key = self._identity(job)
+            engine = self.models.known(key)
+            if engine is None:
+                engine = self.models.load(spec)
+            if self._agreed.get(job) != engine.fingerprint:
+                self._agree(job, spec, generation, engine)
+        except NoRoom as error:
+            self.refuse(job, f"{NO_ROOM}{error}")
+            return None
+        except (ModelError, ModelRefused, RecordError) as error:
+            self.refuse(job, str(error))
+            return None
+        return engine
+
+    def _agree(self, job: str, spec: JobSpec, generation: str, engine: Engine) -> None:
+        """See that an engine makes what is wanted, and the same as the job's other workers.
+
+        Raises:
+            ModelError: It has too few dimensions, or other ones than the job's ranges.
+            ModelRefused: Others embed the job with another model, or other tokens.
+        """
+        _check_dimensions(spec, engine)
+        check_ranges(spec, engine.dimensions)
+        self.farm.reports.agree(job, engine.fingerprint, generation)
+        self.farm.reports.agree_on_tokens(job, engine.tokenisation, generation)
+        self._refusals.pop(job, None)
+        self.farm.reports.accept(job, self.worker, generation)
+        self._agreed[job] = engine.fingerprint
+
+    def refuse(self, job: str, reason: str) -> None:
+        """Leave a job to others for a while, and say why; then it may have been made anew."""
+        before = self._refusals.get(job)
+        if before is None or before.reason != reason:
+            log.warning("job %s refused: %s", job, reason)
+        known = self._identities.pop(job, None)
+        generation = self._generation(job) if known is None else known.generation
+        self._refusals[job] = Refusal(time.monotonic() + REFUSAL_SECONDS, generation, reason)
+        self._remember(job)
+        self.farm.reports.refuse(job, self.worker, reason, generation)
+
+    def _remember(self, job: str) -> None:
+        """Remember a fact about a job; the oldest job is forgotten when there are too many."""
+        self._known[job] = None
+        while len(self._known) > JOBS_MAX:
+            self.forget(next(iter(self._known)))
+
+
+def _check_dimensions(spec: JobSpec, engine: Engine) -> None:
+    """Refuse a job that wants more dimensions than the model's vectors have.
+
+    Raises:
+        ModelError: It does; the message has both numbers.
+    """
+    if spec.dimensions > engine.dimensions:
+        few = f"{spec.model} has vectors of {engine.dimensions:,} dimensions"
+        raise ModelError(f"{few}, and {spec.dimensions:,} are wanted")
