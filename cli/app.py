@@ -80,6 +80,10 @@ VERBS: Final = {
         "Show the farm at a glance, live; one snapshot with --json, or where there is no terminal.",
     ),
     "workers": Verb(("inspection", "workers"), "List the workers that are alive."),
+    "models": Verb(
+        ("models", "models_app"),
+        "List the models that workers have loaded, and why others are not.",
+    ),
     "devices": Verb(
         ("inspection", "devices"),
         "List the devices of this host, or say why there are no GPUs.",

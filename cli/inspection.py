@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import msgspec
 import redis as redis_client
 import typer
 from rich.console import Console
@@ -26,6 +25,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.progress import worker_table
 from embedfarm.contract import model_files
 from embedfarm.contract.broker import KEEPS_KEYS, ServerError, closing_client, find_server
+from embedfarm.contract.encoding import as_dict
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.farm_timeline import TIMELINE_MAX
 from embedfarm.contract.plans import DECISIONS_MAX
@@ -49,7 +49,7 @@ def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT
     for place, reason in unreadable.items():
         typer.echo(f"{place} is left out: {reason}", err=True)
     if as_json:
-        print_json([msgspec.structs.asdict(beat) for beat in beats])
+        print_json([as_dict(beat) for beat in beats])
     else:
         Console().print(worker_table(beats))
 

@@ -103,7 +103,7 @@ def describe_workers(workers: Sequence[Heartbeat]) -> str:
     """Describe how many workers there are, and how many of them are loading."""
     if not workers:
         return "no worker yet"
-    loading = sum(1 for beat in workers if not beat.model)
+    loading = sum(beat.state == "loading" for beat in workers)
     busy = f"{len(workers)} worker" + ("s" if len(workers) > 1 else "")
     if any(beat.trying_engines for beat in workers):
         return f"{busy}, trying which engine is faster for this model, once on this machine"
@@ -121,7 +121,7 @@ def worker_table(workers: Sequence[Heartbeat]) -> Table:
     for beat in workers:
         table.add_row(
             beat.worker,
-            beat.state if beat.model else "loading",
+            beat.state,
             f"{beat.tokens_per_second:,.0f}",
             f"{beat.chunks_done / total:.0%}" if total else "",
             f"{beat.chunks_done:,}",

@@ -7,7 +7,7 @@ version; but a new field of a `JobSpec` or of `TokenisationSettings`, which deci
 refused by older readers.
 """
 
-from typing import Annotated, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -88,3 +88,14 @@ def _no_version(kind: type[Record], data: bytes) -> RecordError:
         f"{kind.__name__} record of version {data[0]}, but this program reads version {VERSION}: "
         f"update {older}"
     )
+
+
+def as_dict(record: Record) -> dict[str, Any]:
+    """Return the fields of a record by name; those of records in its lists as well."""
+    return {name: _plain(value) for name, value in msgspec.structs.asdict(record).items()}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 # any field
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return as_dict(value) if isinstance(value, Record) else value

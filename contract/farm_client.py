@@ -20,6 +20,7 @@ from embedfarm.contract.job_reports import JobReports
 from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.load_attempts import LoadLedger
+from embedfarm.contract.model_states import ModelState, ready
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.process_log import ProcessLogs
 from embedfarm.contract.records import Heartbeat
@@ -57,9 +58,16 @@ def engine_key(spec: JobSpec) -> str:
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
 
-def loaded_models(beats: Iterable[Heartbeat]) -> set[str]:
+def loaded_models(beats: Collection[Heartbeat]) -> set[str]:
     """Return the models that workers have loaded, by the names that jobs and requests use."""
-    return {beat.model.partition("|")[0] for beat in beats if beat.model}
+    keys = {beat.model for beat in beats} | {s.model for beat in beats for s in ready(beat.models)}
+    return {key.partition("|")[0] for key in keys if key}
+
+
+def model_rows(beats: Iterable[Heartbeat]) -> list[tuple[str, ModelState]]:
+    """Return all workers' models, each with the worker's name, ordered by model and worker."""
+    rows = [(beat.worker, each) for beat in beats for each in beat.models]
+    return sorted(rows, key=lambda row: (row[1].model, row[0]))
 
 
 def length_class(tokens_mean: float) -> int:

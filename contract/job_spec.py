@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Annotated, Final, get_args, get_type_hints
 
@@ -205,6 +206,9 @@ def _fields() -> dict[str, JobField]:
 JOB_FIELDS: Final[Mapping[str, JobField]] = _fields()
 """The fields of a `JobSpec`, in their order on the wire."""
 
+_LOADED: Final = [
+    name for name, field in JOB_FIELDS.items() if field.decides == Decides.WEIGHTS
+] + ["engine"]
 _CHOSEN: Final = {name: field for name, field in JOB_FIELDS.items() if field.choices}
 
 JOB_TYPES: Final[Mapping[str, type]] = {
@@ -245,5 +249,12 @@ def model_key(spec: JobSpec) -> str:
 
 def weights_key(spec: JobSpec) -> str:
     """Return a name of all in a spec that decides what a worker loads for it."""
-    weights = map(str, decided_by(spec, Decides.WEIGHTS).values())
-    return "|".join([*weights, spec.engine])
+    return "|".join(str(getattr(spec, name)) for name in _LOADED)
+
+
+@lru_cache(maxsize=4096)
+def weights_of(model: str) -> str:
+    """Return the `weights_key` of the specs that have this `model_key`."""
+    names = [name for name, field in JOB_FIELDS.items() if field.paces]
+    values = zip(names, model.rsplit("|", len(names) - 1), strict=False)
+    return "|".join(value for name, value in values if name in _LOADED)

@@ -61,11 +61,16 @@ class LoadLedger(FarmKeys):
             worker: Name of the worker.
             model: Name of all that decides what is loaded.
         """
-        now, before = time.time(), self.attempts(worker, model)
-        if before.quarantined(now):
-            return before
-        self._set(worker, model, LoadAttempts(count=before.count + 1, at=now))
-        return None
+        forbidding = self.forbidding(worker, model)
+        if forbidding is None:
+            count = self.attempts(worker, model).count + 1
+            self._set(worker, model, LoadAttempts(count=count, at=time.time()))
+        return forbidding
+
+    def forbidding(self, worker: str, model: str) -> LoadAttempts | None:
+        """Return what forbids a worker to load a model now; None where nothing does."""
+        before = self.attempts(worker, model)
+        return before if before.quarantined(time.time()) else None
 
     def end(self, worker: str, model: str) -> None:
         """Forget the attempts: the last one has come to an end, whatever it was."""

@@ -19,6 +19,7 @@ from embedfarm.contract.encoding import (
     Speed,
 )
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.model_states import ModelState
 
 
 class Rows(NamedTuple):
@@ -251,23 +252,24 @@ class Heartbeat(Record):
         pid: Process id on that host.
         device: Name of the device, such as "cpu-0" or "cuda-GPU-6f8e…".
         state: State of the worker: "loading", "idle", "busy" or "draining".
-        model: Key of the loaded model, "" when none is.
+        model: Key of the loaded model that was used last, "" when none is loaded.
         job: The job of the current micro-batch, "" when idle.
         held_tokens: Tokens leased and not yet committed.
         held_seconds: Time since the current micro-batch began on the device.
         tokens_per_second: The worker's own recent rate, 0 when unknown.
         tokens_done: Real tokens since the start.
         chunks_done: Chunks since the start.
-        load_seconds: Time the model took to load.
+        load_seconds: Time that this model took to load.
         device_facts: Memory, temperature and the like, by metric name.
         where: Seconds since the start by activity ("fetch", "tokenise", "forward", "commit").
         lane: Work for interactive requests since the start: "rounds" (runs that several requests
             may share), "pieces" of requests, "texts", "tokens", and the device's "seconds".
         refused: Jobs that the worker could not embed a moment ago.
-        model_bytes: Device memory that the loaded model took, 0 when that is not known.
+        model_bytes: Memory that its weights take, 0 when that is not known.
         trying_engines: Whether it tries engines before it loads the faster one, which it remembers.
         restarts: How many times its supervisor has started it again.
         loading: Key of the model that is being loaded, "" when none is.
+        models: States of the models that it has loaded, or tried to load.
     """
 
     worker: str
@@ -292,6 +294,7 @@ class Heartbeat(Record):
     trying_engines: bool = False
     restarts: Count = 0
     loading: str = ""
+    models: list[ModelState] = msgspec.field(default_factory=list)
 
 
 class JobShare(Record):

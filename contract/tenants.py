@@ -130,5 +130,7 @@ def conceal(beat: Heartbeat, own: Collection[str]) -> Heartbeat:
         beat,
         job=beat.job if at_work else "",
         model=beat.model if at_work else "",
+        models=[each for each in beat.models if at_work and each.model == beat.model],
+        loading="",
         refused=[job for job in beat.refused if job in own],
     )

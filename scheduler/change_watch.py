@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from embedfarm.contract.farm_timeline import FarmEvent
+from embedfarm.contract.model_states import ready
 from embedfarm.contract.records import Heartbeat
 from embedfarm.scheduler.state import JobState
 
@@ -60,9 +61,11 @@ class ChangeWatch:
             earlier = None
         elif earlier is None:
             yield FarmEvent(kind="returned", worker=name)
-        if beat.model and (earlier is None or earlier.model != beat.model):
-            model, seconds = beat.model.partition("|")[0], beat.load_seconds
-            yield FarmEvent(kind="loaded", worker=name, note=f"{model} in {seconds:.1f} s")
+        before_now = set() if earlier is None else {each.model for each in ready(earlier.models)}
+        for each in ready(beat.models):
+            if each.model not in before_now:
+                note = f"{each.model.partition('|')[0]} in {each.load_seconds:.1f} s"
+                yield FarmEvent(kind="loaded", worker=name, note=note)
         for job in beat.refused:
             if earlier is None or job not in earlier.refused:
                 yield FarmEvent(kind="refused", worker=name, job=job)

@@ -12,7 +12,8 @@ from embedfarm.contract.backlog import Backlog, read_backlogs
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.entries import Pending
 from embedfarm.contract.farm_client import FarmClient, length_class
-from embedfarm.contract.job_spec import model_key
+from embedfarm.contract.job_spec import model_key, weights_of
+from embedfarm.contract.model_states import ready
 from embedfarm.contract.records import Completion, Heartbeat
 from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow
@@ -34,8 +35,8 @@ class Observer:
         ledger: Service that jobs and tenants have had.
         window: Room that all jobs may take on the server.
         copies: Speculative copies, and which worker makes which.
-        model_bytes: Device memory that models took, by key, where a worker said so.
-        load_seconds: Time that models took to load where they were loaded last, by key.
+        model_bytes: Device memory that models took, where it is known, by `weights_of` their keys.
+        load_seconds: Time that they took to load where they were loaded last, in the same way.
         beats: Heartbeats of the live workers at the last look, by name.
         lost: Names of the workers that were lost at the last look.
     """
@@ -159,10 +160,12 @@ class Observer:
         for name, beat in beats.items():
             if beat != self.beats.get(name):
                 self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
-            if beat.model and beat.model_bytes:
-                self.model_bytes[beat.model] = beat.model_bytes
-            if beat.model and beat.load_seconds:
-                self.load_seconds[beat.model] = beat.load_seconds
+            for each in ready(beat.models):
+                weights = weights_of(each.model)
+                if each.bytes:
+                    self.model_bytes[weights] = each.bytes
+                if each.load_seconds:
+                    self.load_seconds[weights] = each.load_seconds
         self.beats, self.lost = beats, lost_seconds.keys()
         self._began = {name: self._began[name] for name in beats}
         return tuple(
@@ -170,9 +173,16 @@ class Observer:
                 name,
                 now - self._began[name] if beat.held_tokens else 0.0,
                 draining=beat.state == "draining",
-                model=beat.loading or beat.model,
+                resident=_resident(beat),
                 memory_bytes=int(beat.device_facts.get("memory_total_bytes", 0)),
                 refused=frozenset(beat.refused),
             )
             for name, beat in beats.items()
         )
+
+
+def _resident(beat: Heartbeat) -> frozenset[str]:
+    """Return the models that a worker has loaded, or is loading."""
+    named = [each.model for each in beat.models if each.state != "failed"]
+    # A worker of a version that had one model at a time says no more than that.
+    return frozenset(weights_of(key) for key in named or [beat.loading or beat.model] if key)

@@ -10,6 +10,7 @@ from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
 from embedfarm.contract.entries import Pending
+from embedfarm.contract.job_spec import weights_of
 from embedfarm.contract.records import JobShare, Rate
 from embedfarm.contract.sizing import ROOMY, FarmRoom
 from embedfarm.contract.status import JobStatus
@@ -28,7 +29,7 @@ class WorkerState:
         name: Name of the worker.
         held_seconds: Seconds since its current micro-batch began on the device, 0 when idle.
         draining: Whether it takes no more work.
-        model: Key of the model it has loaded, or is loading, "" for none.
+        resident: Models that it has loaded, or is loading, by `weights_of` their keys.
         memory_bytes: Memory of its device; 0 where that is no limit.
         refused: Jobs that it could not embed a moment ago.
     """
@@ -36,7 +37,7 @@ class WorkerState:
     name: str
     held_seconds: float = 0.0
     draining: bool = False
-    model: str = ""
+    resident: frozenset[str] = frozenset()
     memory_bytes: int = 0
     refused: frozenset[str] = frozenset()
 
@@ -47,7 +48,8 @@ class JobState:
 
     Attributes:
         job: Id of the job.
-        model: Key of its model, under which rates are remembered.
+        model: Key of its model, under which rates are remembered; `weights_of` it, which jobs of
+            other maximum lengths share, is the name of what workers load.
         length_class: Length class of its chunks (`embedfarm.contract.farm_client.length_class`).
         status: Counters and terms of the job.
         waiting_blocks: Blocks that nobody has leased.
@@ -72,6 +74,11 @@ class JobState:
     copies_lost: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def weights(self) -> str:
+        """Name of what a worker loads for the job."""
+        return weights_of(self.model)
+
+    @property
     def waiting_tokens(self) -> float:
         """Tokens of blocks that are not leased."""
         return self.waiting_blocks * self.status.block_tokens_mean
@@ -86,7 +93,7 @@ class Exclusions(NamedTuple):
     """What a worker cannot take.
 
     Attributes:
-        models: Keys of models that its device has no room for.
+        models: Models that its device has no room for, by `weights_of` their keys.
         jobs: Jobs that it refused.
     """
 
@@ -95,7 +102,7 @@ class Exclusions(NamedTuple):
 
     def allow(self, job: JobState) -> bool:
         """Tell whether the worker can take a job."""
-        return job.job not in self.jobs and job.model not in self.models
+        return job.job not in self.jobs and job.weights not in self.models
 
 
 NO_EXCLUSIONS: Final = Exclusions()
@@ -140,8 +147,8 @@ class FarmState:
         rates: Known rates by model and length class, and then by worker.
         now: Unix time in seconds, to tell how old a rate is.
         planned: Names of the workers that a plan is wanted for; None for all.
-        model_bytes: Device memory that a model needs, where that is known.
-        load_seconds: Time that a model takes to load, where that is known.
+        model_bytes: Device memory that a model needs, by `weights_of` its key, where it is known.
+        load_seconds: Time that a model takes to load, as above.
         room: Room that is used and left in the farm's window.
         takers: Workers that take work.
         asking: Workers that take work and that a plan is wanted for.

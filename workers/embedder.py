@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -109,7 +110,7 @@ class Embedder:
     progress: Callable[[MicroBatch, float], None] = lambda _batch, _left: None
     lane_seconds: float = 0.0
     _reference: Engine | None = None
-    _referred: Engine | None = None
+    _referred: "weakref.ref[Engine] | None" = None
     _finished: float = 0.0
     _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
 
@@ -309,7 +310,7 @@ class Embedder:
         try:
             with self._watch_reference(batch):
                 reference = self._keep_reference(batch)
-                if reference is not None and reference is not batch.engine:
+                if reference is not None:
                     log.warning("%d vectors are not usable; run again in float32", len(bad))
                     batch.account.rows_repeated += len(bad)
                     for at, row in enumerate(bad):
@@ -319,11 +320,21 @@ class Embedder:
         _fail(batch, bad[~vectors[bad].any(axis=1)], "the model gave the zero vector")
 
     def _keep_reference(self, batch: MicroBatch) -> Engine | None:
-        """Return the reference, and keep it: a model that needs it once will need it again."""
-        if self._referred is not batch.engine:
-            self._reference = self.open_reference(batch.engine, batch.spec)
-            self._referred = batch.engine
+        """Return the reference, and keep it: a model that needs it once will need it again.
+
+        None where there is none, or the engine computes in float32 itself.
+        """
+        if self._referred is None or self._referred() is not batch.engine:
+            reference = self.open_reference(batch.engine, batch.spec)
+            self._reference = None if reference is batch.engine else reference
+            # Its model may have to go, and this one with it.
+            self._referred = weakref.ref(batch.engine, self._drop_reference)
         return self._reference
+
+    def _drop_reference(self, engine: "weakref.ref[Engine]") -> None:
+        """Drop the reference of an engine that is gone."""
+        if engine is self._referred:
+            self._reference = None
 
     def _check(
         self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]

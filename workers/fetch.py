@@ -13,7 +13,7 @@ import redis
 
 from embedfarm.contract import sizing, wire
 from embedfarm.contract.broker import BLOCK_SECONDS_MAX
-from embedfarm.contract.encoding import ForeignVersion, RecordError, decode
+from embedfarm.contract.encoding import ForeignVersion, RecordError
 from embedfarm.contract.entries import Entry, Pending
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
@@ -24,6 +24,7 @@ from embedfarm.contract.window import FarmWindow
 from embedfarm.workers.cut_results import failure
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.job_engines import JOBS_MAX, JobEngines
+from embedfarm.workers.leased_blocks import pieces, place_of, read_block
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
 from embedfarm.workers.texts import tokenise
 
@@ -64,6 +65,7 @@ class Fetcher:
         if self._alone and not self.holdings.wait_empty(IDLE_SECONDS):
             return None
         self._alone = False
+        self.engines.models.room.unload_idle()
         shares = [share for share in self._shares() if not self.engines.refused(share.job)]
         shares.sort(key=lambda share: self.engines.ever_refused(share.job))
         stranded = [share for share in shares[1:] if self._is_stranded(share.job)]
@@ -87,9 +89,9 @@ class Fetcher:
         self._rescue_at.clear()
 
     def _fetch(self, share: JobShare) -> MicroBatch | None:
-        """Fetch a micro-batch of one job; loading its model may take minutes."""
+        """Fetch a micro-batch of one job; loading the first model may take minutes."""
         job = self.farm.job(share.job)
-        if self.engines.swaps(job.id) and not self._may_swap(job):
+        if self.engines.needs_load(job.id) and not self._may_load(job):
             return None
         engine = self.engines.prepare(job.id)
         if engine is None or self.stop.is_set():
@@ -107,12 +109,18 @@ class Fetcher:
         self.holdings.add(leases)
         return self._tokenise(job.id, engine, leases, began)
 
-    def _may_swap(self, job: Job) -> bool:
-        """Tell whether to load another model for a job: if it has work, and nothing is held."""
-        if not self._has_work(job):
-            return False
-        self._alone = not self.holdings.wait_empty(0)  # two models at a time may not fit
-        return not self._alone
+    def _may_load(self, job: Job) -> bool:
+        """Tell whether to load the model of a job at once: only as long as there is no other.
+
+        If it has work, the model is loaded beside the others, which are at work meanwhile. Where it
+        does not fit beside those that are needed for what is held, nothing more is leased until
+        that is done.
+        """
+        if not self.engines.models.has_any:
+            return True
+        if self._has_work(job) and not self.engines.load_beside(job.id):
+            self._alone = not self.holdings.wait_empty(0)
+        return False
 
     def _choose(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
         """Choose the healthy leases, else one possible poison message if nothing else is held.
@@ -267,7 +275,8 @@ class Fetcher:
         for entry in self._current(job, entries):
             tries = deliveries.get(entry.id, 0) + 1
             try:
-                lease = Lease(job, entry, _read(job, entry), tries, copied)
+                block, engine = read_block(job, entry), self.engines.key(job)
+                lease = Lease(job, entry, block, tries, copied, engine=engine)
             except ForeignVersion as error:
                 self.engines.refuse(job, str(error))
                 self._release(job, entries)
@@ -308,7 +317,7 @@ class Fetcher:
 
     def _put_aside(self, job: str, entry: Entry, tries: int, reason: str) -> None:
         """Fail the chunks of an entry that cannot be read; discard an entry that is no block."""
-        chunks = _place(job, entry)
+        chunks = place_of(job, entry)
         handle = self.farm.job(job)
         if chunks and chunks.stop <= handle.status().pushed_upto:
             block = Block(start=chunks.start, texts=[""] * len(chunks))
@@ -382,36 +391,3 @@ class Fetcher:
         batch.fetched = time.monotonic()
         batch.account.spend("tokenise", batch.fetched - started)
         return batch
-
-
-def pieces(block: Block, count: int) -> list[Block]:
-    """Cut `block` into at most `count` blocks of consecutive chunks."""
-    size = -(-block.count // count)
-    firsts = range(0, block.count, size)
-    return [block.piece(first, min(first + size, block.count)) for first in firsts]
-
-
-def _read(job: str, entry: Entry) -> Block:
-    """Decode the block of an entry.
-
-    Raises:
-        RecordError: The entry has no good block, or not the one that its ID names.
-    """
-    block = decode(Block, entry.data)
-    place = _place(job, entry)
-    if block.count < 1:
-        raise RecordError("a block of no chunks")
-    if place is not None and place != range(block.start, block.end):
-        named = wire.entry_id(block.start, block.count)
-        raise RecordError(f"entry {entry.id} holds the block of {named}")
-    if block.ids is not None and len(block.ids) != block.count:
-        raise RecordError(f"{len(block.ids)} ids for {block.count} chunks")
-    return block
-
-
-def _place(job: str, entry: Entry) -> range | None:
-    """Return the chunks of an entry, by what is beside its block; None where nothing says."""
-    if entry.stream == wire.JobKeys(job).blocks:
-        after, count = map(int, entry.id.split("-"))
-        return range(after - 1, after - 1 + count)
-    return None if entry.start < 0 else range(entry.start, entry.start + entry.chunks)

@@ -122,37 +122,57 @@ class JobEngines:
         self._agreed.pop(job, None)
         self._refusals.pop(job, None)
 
-    def swaps(self, job: str) -> bool:
-        """Tell whether the loaded model would have to go for this job.
+    def key(self, job: str) -> str:
+        """Return the key of the engine that serves a job.
 
         Raises:
             embedfarm.contract.jobs.JobGone: There is no such job.
         """
-        if not self.models.loaded:
-            return False
+        return self._identity(job).engine
+
+    def needs_load(self, job: str) -> bool:
+        """Tell whether a model has to be loaded for this job.
+
+        Raises:
+            embedfarm.contract.jobs.JobGone: There is no such job.
+        """
         try:
             return self.models.variant(self.spec(job)) is None
         except (ModelError, RecordError):
             return False  # `prepare` refuses it
 
+    def load_beside(self, job: str) -> bool:
+        """Have the model of a job loaded while others are at work; refuse a job if it cannot be.
+
+        Returns:
+            Whether that is settled; if not, models that work in hand needs are in the way.
+
+        Raises:
+            embedfarm.contract.jobs.JobGone: There is no such job.
+        """
+        try:
+            return self.models.load_beside(self.spec(job))
+        except (ModelError, RecordError) as error:
+            self._refuse_for(job, error)
+            return True
+
     def prepare(self, job: str) -> Engine | None:
-        """Return the engine for a job, None when this worker refuses it and has said why.
+        """Return the engine for a job, whose model is loaded if it is not.
+
+        Returns:
+            The engine; None when this worker refuses the job and has said why, or while another
+            load goes on.
 
         Raises:
             embedfarm.contract.jobs.JobGone: There is no such job.
         """
         try:
             spec, generation, key = self._identity(job)
-            engine = self.models.known(key)
-            if engine is None:
-                engine = self.models.load(spec)
-            if self._agreed.get(job) != engine.fingerprint:
+            engine = self.models.resident.use(key) or self.models.load(spec)
+            if engine is not None and self._agreed.get(job) != engine.fingerprint:
                 self._agree(job, spec, generation, engine)
-        except NoRoom as error:
-            self.refuse(job, f"{NO_ROOM}{error}")
-            return None
         except (ModelError, ModelRefused, RecordError) as error:
-            self.refuse(job, str(error))
+            self._refuse_for(job, error)
             return None
         return engine
 
@@ -170,6 +190,10 @@ class JobEngines:
         self._refusals.pop(job, None)
         self.farm.reports.accept(job, self.worker, generation)
         self._agreed[job] = engine.fingerprint
+
+    def _refuse_for(self, job: str, error: Exception) -> None:
+        """Refuse a job for an error, and say whether that passes."""
+        self.refuse(job, f"{NO_ROOM}{error}" if isinstance(error, NoRoom) else str(error))
 
     def refuse(self, job: str, reason: str) -> None:
         """Leave a job to others for a while, and say why; then it may have been made anew."""

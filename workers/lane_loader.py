@@ -46,7 +46,7 @@ class LaneLoader:
             redis.ConnectionError: The server is away.
         """
         for key in self.lane.asked():
-            oldest = None if self.models.known(key) else self.lane.oldest(key)
+            oldest = None if self.models.resident.find(key) else self.lane.oldest(key)
             if oldest is not None and self._consider(key, oldest):
                 return True
         return False
@@ -61,7 +61,7 @@ class LaneLoader:
         except RecordError as error:
             refuse_waiting(self.lane, key, self.worker, str(error))
             return False
-        patience = SWAP_SECONDS if self.models.loaded else 0.0
+        patience = SWAP_SECONDS if self.models.has_any else 0.0
         if not patience <= oldest.waited_seconds <= request.timeout_seconds:
             return False
         if self.stop.is_set() or not self.lane.claim_loading(key, self.worker):
@@ -82,7 +82,8 @@ class LaneLoader:
             self.lane.refuse(key, self.worker, str(error))
             self._refuse_together(key)
         else:
-            self.hear(key)
+            if self.models.resident.find(key) is not None:
+                self.hear(key)
 
     def _refuse_together(self, key: str) -> None:
         """Refuse what waits for an engine that no worker of the farm could load."""

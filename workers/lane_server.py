@@ -132,7 +132,7 @@ class LaneServer:
         """Take requests that the loaded weights serve; ask the server only if there may be some."""
         try:
             while not self.stop.is_set() and (key := self._requested.next()) is not None:
-                batch = self._take(key) if self.models.may_serve(key) else None
+                batch = self._take(key) if self.models.resident.may_serve(key) else None
                 if batch is not None:
                     return batch
         except UNAVAILABLE as error:
@@ -146,23 +146,16 @@ class LaneServer:
             redis.ConnectionError: The server is away.
         """
         self._began = time.monotonic()
-        engine = self.models.known(key) or self._find(key)
-        if engine is None:
-            return None
-        # No more at a time than a short device batch: other devices may take the rest.
-        seconds = self.settings.lane_batch_seconds
-        enough = BYTES_PER_TOKEN * self.tokens_within(seconds, self.models.loaded, engine)
-        taken = self.lane.take(key, self.worker, enough)
-        if sum(len(each.data) for each in taken) >= enough or _is_retry(taken):
-            self._requested.add(key)  # that was not all
         refused: list[Reply] = []
-        self._round = [(each, piece) for each in taken if (piece := self._open(key, each, refused))]
+        with self.models.room.placing:  # until they are leased, nothing says what they need
+            engine = self.models.resident.use(key) or self._find(key)
+            if engine is None:
+                return None
+            leases = self._lease(key, engine, refused)
         if refused:
             self._put(Round(key, [], refused))
-        if not self._round:
+        if not leases:
             return None
-        leases = [_lease(key, each, piece) for each, piece in self._round]
-        self._held.add(leases)
         texts = list(chain.from_iterable(piece.texts for _, piece in self._round))
         watchdog = self.models.watchdog
         with watchdog.watch("the tokenizer", lambda: watchdog.bound(0.0)):
@@ -170,6 +163,28 @@ class LaneServer:
         plain = self._round[0][1].spec
         spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
         return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
+
+    def _lease(self, key: str, engine: Engine, refused: list[Reply]) -> list[Lease]:
+        """Lease requests of one engine, but those that are to be `refused`.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        # No more at a time than a short device batch: other devices may take the rest.
+        model = self.models.resident.owner(key)
+        name = "" if model is None else model.key
+        tokens = self.tokens_within(self.settings.lane_batch_seconds, name, engine)
+        taken = self.lane.take(key, self.worker, BYTES_PER_TOKEN * tokens)
+        if sum(len(each.data) for each in taken) >= BYTES_PER_TOKEN * tokens or _is_retry(taken):
+            self._requested.add(key)  # that was not all
+        self._round = [(each, piece) for each in taken if (piece := self._open(key, each, refused))]
+        leases = [_lease(key, each, piece) for each, piece in self._round]
+        self._held.add(leases)
+        return leases
+
+    def engines(self) -> set[str]:
+        """Return the keys of the engines that requests in hand need."""
+        return self._held.engines()
 
     def _find(self, key: str) -> Engine | None:
         """Find the engine of a key that is new here; None where it needs other weights.
@@ -270,9 +285,9 @@ class LaneServer:
                 pause = FIRST_PAUSE_SECONDS
                 if not engines and time.monotonic() >= look_at:
                     look_at = time.monotonic() + LISTEN_SECONDS
-                    asked = filter(self.models.may_serve, self.lane.asked())
+                    asked = filter(self.models.resident.may_serve, self.lane.asked())
                     engines = set(filter(self.lane.waiting, asked))
-                for key in filter(self.models.may_serve, engines):
+                for key in filter(self.models.resident.may_serve, engines):
                     self.hear(key)
             except UNAVAILABLE as error:
                 log.warning("not listening for requests, server away: %s", error)
@@ -333,4 +348,5 @@ def _lease(key: str, taken: Taken, piece: LanePiece) -> Lease:
     """Make a lease of a piece, since that is how the device takes blocks."""
     count = len(piece.texts)
     entry = Entry(wire.lane_key(key), taken.entry, b"", count, count)
-    return Lease(key, entry, Block(start=0, texts=piece.texts), taken.deliveries)
+    block = Block(start=0, texts=piece.texts)
+    return Lease(key, entry, block, taken.deliveries, engine=key)

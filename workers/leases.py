@@ -26,6 +26,7 @@ class Lease:
         tried: Whether the device has begun with it, so that this delivery counts.
         lost: Whether the server gave it to somebody else, it was committed elsewhere, or its job
             was cancelled or deleted.
+        engine: Key of the engine that embeds it, by `embedfarm.contract.farm_client.engine_key`.
     """
 
     job: str
@@ -35,6 +36,7 @@ class Lease:
     copied: bool = False
     tried: bool = False
     lost: bool = False
+    engine: str = ""
 
     @property
     def attempts(self) -> int:
@@ -134,6 +136,11 @@ class Holdings:
         """Return the jobs of all leases, copies included."""
         with self._lock:
             return {lease.job for lease in self._leases.values()}
+
+    def engines(self) -> set[str]:
+        """Return the keys of the engines that are to embed all leases, copies included."""
+        with self._lock:
+            return {lease.engine for lease in self._leases.values()}
 
     def lose(self, jobs: Collection[str]) -> None:
         """Mark all leases of some jobs, copies included, as lost."""

@@ -1,43 +1,52 @@
-"""The loaded model: one at a time, which jobs and requests share."""
+"""The models that a worker has loaded: as many as its device holds."""
 
-import gc
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
+
+import msgspec
 
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec, model_key, weights_key
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import TRYING, Engine
-from embedfarm.workers.engines.memory import limit_batches, model_bytes
+from embedfarm.workers.engines.memory import allocated_bytes, limit_batches, predict_bytes
 from embedfarm.workers.engines.opening import engine_name, look_at, open_engine, open_reference
+from embedfarm.workers.model_room import ModelRoom
+from embedfarm.workers.resident_models import ResidentModel, ResidentModels
 from embedfarm.workers.watchdog import Watchdog
 
-VARIANTS_MAX: Final = 64  # engines that are kept, or known to need other weights
+FAILED_MAX: Final = 16  # models that did not load, of which it is remembered why
 
 log = logging.getLogger(__name__)
 
 
+def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    """Start a thread that ends with its process."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 @dataclass
 class ModelStore:
-    """Loads the model that a job or a request needs, in place of the model before.
+    """Loads the models that jobs and requests need, beside those that are loaded if they fit.
 
-    Jobs that differ in what does not touch the weights, such as the prompt, share them: each such
-    variant is an engine of its own, made in a moment.
+    Only the thread that leases work may call `load` and `load_beside`.
 
     Attributes:
         warm_up: Function that runs a newly loaded engine for the first time.
+        start: Function that starts a thread; what is raised in it is the worker's failure.
+        resident: Models that are loaded.
+        room: Memory for them.
         loading: Key of the model that is being loaded now, "" when none is.
-        load_seconds: Time that the last loading took.
-        loaded: Key of the loaded model, "" when there is none.
-        model_bytes: Device memory that the loaded model took.
-        serving: Held while requests are answered on an idle device, and while a model is replaced.
     """
 
     farm: FarmClient
@@ -46,16 +55,18 @@ class ModelStore:
     settings: Settings
     watchdog: Watchdog
     warm_up: Callable[[JobSpec, Engine], None] = lambda _spec, _engine: None
+    start: Callable[[str, Callable[[], None]], threading.Thread] = start_thread
+    resident: ResidentModels = field(default_factory=ResidentModels)
+    room: ModelRoom = field(init=False)
     loading: str = ""
-    load_seconds: float = 0.0
-    loaded: str = ""
-    model_bytes: int = 0
-    serving: threading.Lock = field(default_factory=threading.Lock)
-    _engine: Engine | None = None
+    _loading_since: float = 0.0
     _begun: str = ""  # the load that is counted, by `weights_key`
-    _is: tuple[str, str] = ("", "")  # the loaded model, and its engine by `engine_name`
-    # By `embedfarm.contract.farm_client.engine_key`; None for one on other weights.
-    _variants: dict[str, Engine | None] = field(default_factory=dict)
+    _beside: threading.Thread | None = None
+    _failures: dict[str, ModelError] = field(default_factory=dict)  # of loads beside, by engine_key
+    _failed: dict[str, ModelState] = field(default_factory=dict)  # by `model_key`
+
+    def __post_init__(self) -> None:
+        self.room = ModelRoom(self.resident, self.torch_device, self.settings)
 
     @property
     def trying_engines(self) -> bool:
@@ -70,14 +81,10 @@ class ModelStore:
         """
         return open_reference(engine, spec, self.settings)
 
-    def known(self, key: str) -> Engine | None:
-        """Return the engine of a key, None if it is not there."""
-        return self._variants.get(key)
-
-    def may_serve(self, key: str) -> bool:
-        """Tell whether the loaded weights serve a key, as far as is known."""
-        variants = self._variants
-        return bool(variants) and variants.get(key, self._engine) is not None
+    @property
+    def has_any(self) -> bool:
+        """Whether a model is loaded, or is being loaded."""
+        return bool(self.loading) or self.resident.last is not None
 
     def variant(self, spec: JobSpec) -> Engine | None:
         """Return the engine of a spec on the loaded weights; None where it needs others.
@@ -85,57 +92,126 @@ class ModelStore:
         Raises:
             ModelError: The model cannot do what is asked for.
         """
-        loaded, variants, key = self._engine, self._variants, engine_key(spec)
-        if key not in variants and loaded is not None:
-            variants[key] = loaded.for_job(spec) if self._is_for(spec) else None
-            while len(variants) > VARIANTS_MAX:  # the loaded one stays
-                variants.pop(next(islice(variants, 1, None)), None)
-        return variants.get(key)
+        return self.resident.variant(spec, lambda: self._runs_on(spec))
 
-    def _is_for(self, spec: JobSpec) -> bool:
-        """Tell whether a job is for the loaded model, and for the engine that runs it."""
-        model, name = self._is
-        same = spec.model == model
-        return same and name == engine_name(spec, self.torch_device, self.settings)
+    def _runs_on(self, spec: JobSpec) -> str:
+        return engine_name(spec, self.torch_device, self.settings)
 
-    def load(self, spec: JobSpec) -> Engine:
-        """Return an engine on the loaded weights if they serve `spec`, else load others instead.
+    def load(self, spec: JobSpec) -> Engine | None:
+        """Return an engine for a spec, for which a model is loaded if none serves it.
 
-        A model that is not to be had does not cost the one that is loaded.
+        Returns:
+            The engine; None while another load, or work in hand, must come to its end first.
 
         Raises:
             ModelError: The model is not to be had, or does not load.
         """
         variant = self.variant(spec)
-        if variant is not None:
+        if variant is not None or self.loading:
             return variant
+        with self._noting(spec):
+            return self._load(spec) if self._make_room(spec) else None
+
+    def load_beside(self, spec: JobSpec) -> bool:
+        """Have a model loaded while the device works; tell whether that goes on, or has to wait.
+
+        Raises:
+            ModelError: The model is not to be had, or the load that was begun has failed.
+        """
+        key = engine_key(spec)
+        failure = self._failures.pop(key, None)
+        if failure is not None:
+            raise failure
+        if self._beside is not None and self._beside.is_alive():
+            return True
+        with self._noting(spec):
+            if not self._make_room(spec):
+                return False
+        self._beside = self.start("load", lambda: self._load_beside(key, spec))
+        return True
+
+    def _make_room(self, spec: JobSpec) -> bool:
+        """Tell whether there is room for a model; one that is not to be had costs no other one.
+
+        Raises:
+            ModelError: The model is not to be had, or takes too much, or is left alone now.
+        """
         look_at(spec, self.settings)
-        self._begin_load(spec)
-        with self.serving:
-            self._engine, self._variants, self.loaded = None, {}, ""
-            gc.collect()  # its modules refer to each other, and the next one needs the memory
-            began = time.monotonic()
-            limit_batches(self.torch_device, 0)  # the model is no part of what is limited
-            try:
-                engine = self._load(spec)
-            finally:
-                self._end_load()
-            limit_batches(self.torch_device, self.settings.batch_bytes_max)
-            self.model_bytes = model_bytes(self.torch_device)
-            self.load_seconds = time.monotonic() - began
-            self.loaded = model_key(spec)
-        log.info("loaded %s in %.1f s", spec.model, self.load_seconds)
-        return engine
+        before = self.farm.loads.forbidding(self.worker, weights_key(spec))
+        if before is not None:
+            raise ModelError(before.sentence())
+        return self.room.make(spec)
+
+    def _load_beside(self, key: str, spec: JobSpec) -> None:
+        try:
+            with self._noting(spec):
+                self._load(spec)
+        except ModelError as error:
+            self._failures[key] = error
+
+    @contextmanager
+    def _noting(self, spec: JobSpec) -> Iterator[None]:
+        """Note why a model is not loaded if the body fails, for people who look at the worker."""
+        try:
+            yield
+        except ModelError as error:
+            key = model_key(spec)
+            self._failed.pop(key, None)
+            self._failed[key] = ModelState(
+                model=key, state="failed", since=time.time(), reason=str(error)
+            )
+            while len(self._failed) > FAILED_MAX:
+                del self._failed[next(iter(self._failed))]
+            raise
+
+    def states(self) -> list[ModelState]:
+        """Return the states of all models that are loaded, being loaded, or failed to load."""
+        states = [
+            ModelState(
+                model=each.key,
+                state="ready",
+                since=each.loaded_at,
+                bytes=each.bytes,
+                load_seconds=each.load_seconds,
+            )
+            for each in self.resident
+        ]
+        if self.loading:
+            coming = ModelState(model=self.loading, state="loading", since=self._loading_since)
+            states.append(coming)
+        return [*states, *self._failed.values()]
 
     def _load(self, spec: JobSpec) -> Engine:
-        """Load a model and run it once; a load that takes too long is the last of this process."""
-        what, watchdog = f"the loading of {spec.model}", self.watchdog
+        """Load a model for which there is room, and have it counted while that goes on."""
+        self._begin_load(spec)
+        limit = self.settings.batch_bytes_max
+        if limit:
+            limit_batches(self.torch_device, 0)  # the model is no part of what is limited
+        try:
+            model = self._open(spec)
+            self.resident.add(model)
+            self._failed.pop(model.key, None)
+        finally:
+            self._end_load()
+        if limit:
+            limit_batches(self.torch_device, limit)
+        log.info("loaded %s in %.1f s", spec.model, model.load_seconds)
+        return model.engine
+
+    def _open(self, spec: JobSpec) -> ResidentModel:
+        """Open a model and run it once; a load that takes too long is the last of this process."""
+        what, watchdog, device = f"the loading of {spec.model}", self.watchdog, self.torch_device
+        began, allocated, alone = time.monotonic(), allocated_bytes(device), not self.room.in_use()
         with watchdog.watch(what, watchdog.load_limit, hung=self._quarantine):
-            engine = open_engine(spec, self.torch_device, self.settings)
+            engine = open_engine(spec, device, self.settings)
             self.warm_up(spec, engine)
-        self._is = spec.model, engine_name(spec, self.torch_device, self.settings)
-        self._engine, self._variants = engine, {engine_key(spec): engine}
-        return engine
+        seconds, taken = time.monotonic() - began, allocated_bytes(device) - allocated
+        dtype = engine.fingerprint.get("dtype", spec.dtype)
+        size = predict_bytes(msgspec.structs.replace(spec, dtype=dtype), device, self.settings)
+        # On a CPU much else comes and goes, and on a busy GPU what its work allocates.
+        if size is None or (alone and device != "cpu"):
+            size = max(0, taken)
+        return ResidentModel(spec, self._runs_on(spec), engine, size, seconds)
 
     def _begin_load(self, spec: JobSpec) -> None:
         """Have a load counted, which may be the end of this process.
@@ -147,6 +223,7 @@ class ModelStore:
         before = self.farm.loads.begin(self.worker, model)
         if before is not None:
             raise ModelError(before.sentence())
+        self._loading_since = time.time()
         self._begun, self.loading = model, model_key(spec)
 
     def _end_load(self) -> None:

@@ -10,7 +10,6 @@ the answers away. On a stop the current micro-batch is finished and the rest han
 
 import contextlib
 import logging
-import math
 import os
 import queue
 import threading
@@ -43,6 +42,7 @@ from embedfarm.workers.lane_loader import LaneLoader
 from embedfarm.workers.lane_server import LaneServer
 from embedfarm.workers.leases import Holdings, MicroBatch
 from embedfarm.workers.model_store import ModelStore
+from embedfarm.workers.next_lease import IN_HAND, NextLease
 from embedfarm.workers.renewal import hand_back, lose_ended, renew
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import HUNG_STATUS, Watchdog, Watched
@@ -53,7 +53,6 @@ LEADS: Final = 2.0  # if it takes long to make one ready: this times what the la
 FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
-IN_HAND: Final = math.inf  # when to lease the next micro-batch while one is leased and not begun
 
 T = TypeVar("T")
 
@@ -100,13 +99,20 @@ class Worker:
         self.watchdog = Watchdog(settings)
         timings = Timings()
         self.models = ModelStore(
-            farm, self.name, self.torch_device, settings, self.watchdog, timings.warm_up
+            farm,
+            self.name,
+            self.torch_device,
+            settings,
+            self.watchdog,
+            timings.warm_up,
+            self._start,
         )
         self.engines = JobEngines(farm, self.name, self.models)
         lane = Lane(self.client, settings)
         self.lane = LaneServer(
             lane, self.name, self.models, settings, stop, self._wake, timings.tokens_within
         )
+        self.models.room.in_use = lambda: self.holdings.engines() | self.lane.engines()
         budgets = Budgets(farm, self.device_kind, settings.batch_tokens_max)
         self.embedder = Embedder(
             budgets, self.models.open_reference, timings, self.watchdog, self.lane, self._progress
@@ -127,8 +133,7 @@ class Worker:
         # None wakes an idle device for a request.
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
-        self._next_at = 0.0  # when to lease the next micro-batch, in monotonic time
-        self._wanted = threading.Condition()  # reentrant
+        self._next = NextLease()
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -179,7 +184,7 @@ class Worker:
     def _fetch(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self.stop.is_set():
-            if not self._wait_until_wanted():
+            if not self._next.wait(QUEUE_SECONDS):
                 continue
             try:
                 batch = self.fetcher.fetch()
@@ -191,7 +196,7 @@ class Worker:
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
                 continue
             if batch is not None:
-                self._set_next(IN_HAND)
+                self._next.set(IN_HAND)
                 self._offer(self.ready, batch, lambda: not self.stop.is_set())
             del batch  # as in `_forward`
 
@@ -210,14 +215,10 @@ class Worker:
             self.ready.put_nowait(None)
 
     def _serve(self) -> None:
-        """Answer requests until there is other work; while a model is loaded they wait."""
+        """Answer requests until there is other work."""
         self.lane.gather()
-        if self.models.serving.acquire(blocking=False):
-            try:
-                while self.embedder.serve() and self.ready.empty():
-                    pass
-            finally:
-                self.models.serving.release()
+        while self.embedder.serve() and self.ready.empty():
+            pass
 
     def _forward(self, committing: threading.Thread) -> None:
         job, ended, lane_before = "", 0.0, 0.0
@@ -237,11 +238,11 @@ class Worker:
             if served > 0:  # and if before it was fetched, it was not delayed
                 batch.account.spend("lane", min(served, batch.forward_began - batch.fetch_began))
             self._current = batch
-            self._set_next(self._forecast(batch, 1.0))
+            self._next.set(self._forecast(batch, 1.0))
             for lease in batch.leases:
                 lease.tried = True
             vectors = self.embedder.embed(batch)
-            self._want(0.0)
+            self._next.want(0.0)
             self._current = None
             job, ended = batch.job, time.monotonic()
             lane_before = self.embedder.lane_seconds
@@ -250,7 +251,7 @@ class Worker:
 
     def _progress(self, batch: MicroBatch, left: float) -> None:
         """Correct the time of the next lease while the share `left` of a micro-batch is to do."""
-        self._want(self._forecast(batch, left))
+        self._next.want(self._forecast(batch, left))
 
     def _forecast(self, batch: MicroBatch, left: float) -> float:
         """Forecast when the next micro-batch must be leased to be ready just in time.
@@ -262,25 +263,6 @@ class Worker:
         tokens = left * sum(lease.entry.tokens for lease in batch.leases)
         lead = max(LEAD_SECONDS, LEADS * (batch.fetched - batch.fetch_began))
         return time.monotonic() + tokens / speed - lead if speed else 0.0
-
-    def _want(self, at: float) -> None:
-        """Set the time at which to lease the next micro-batch, unless that is in hand."""
-        with self._wanted:
-            if self._next_at < IN_HAND:
-                self._set_next(at)
-
-    def _set_next(self, at: float) -> None:
-        with self._wanted:
-            self._next_at = at
-            self._wanted.notify()
-
-    def _wait_until_wanted(self) -> bool:
-        """Wait a little for the time to lease the next micro-batch; tell whether it has come."""
-        with self._wanted:
-            left = self._next_at - time.monotonic()
-            if left > 0:
-                self._wanted.wait(min(left, QUEUE_SECONDS))
-            return self._next_at <= time.monotonic()
 
     def _commit(self) -> None:
         while (item := self.done.get()) is not None:
@@ -335,6 +317,7 @@ class Worker:
         current, total = self._current, self.committer.total
         # Chunks before what is held: what counts as done is held no more.
         lane_seconds, chunks_done = self.embedder.lane_seconds, total.chunks
+        model = self.models.resident.last
         return Heartbeat(
             worker=self.name,
             incarnation=self.incarnation,
@@ -342,22 +325,23 @@ class Worker:
             pid=os.getpid(),
             device=self.device,
             state=self._state(current),
-            model=self.models.loaded,
+            model="" if model is None else model.key,
             job="" if current is None else current.job,
             held_tokens=self.holdings.tokens,
             held_seconds=0.0 if current is None else time.monotonic() - current.forward_began,
             tokens_per_second=self.committer.tokens_per_second,
             tokens_done=total.real_tokens,
             chunks_done=chunks_done,
-            load_seconds=self.models.load_seconds,
+            load_seconds=0.0 if model is None else model.load_seconds,
             device_facts=self._facts(),
             where=total.seconds | ({"lane": lane_seconds} if lane_seconds else {}),
             lane=self.lane.tally | {"seconds": lane_seconds},
             refused=self.engines.refusals(),
-            model_bytes=self.models.model_bytes,
+            model_bytes=0 if model is None else model.bytes,
             trying_engines=self.models.trying_engines,
             restarts=restarts(),
             loading=self.models.loading,
+            models=self.models.states(),
         )
 
     def _facts(self) -> dict[str, float]:
@@ -368,9 +352,9 @@ class Worker:
     def _state(self, current: MicroBatch | None) -> str:
         if self.stop.is_set():
             return "draining"
-        if self.models.loading:
-            return "loading"
-        return "idle" if current is None else "busy"
+        if current is not None:
+            return "busy"
+        return "loading" if self.models.loading else "idle"
 
     def _leave(self) -> None:
         """Release leases that were not begun; if the server is away, they expire by themselves."""

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from embedfarm.contract.scheduling_terms import WEIGHT_MAX
-from embedfarm.contract.settings.profiles import MEBIBYTE
+from embedfarm.contract.settings.profiles import GIBIBYTE, MEBIBYTE
 
 
 class HostSettings(BaseModel):
@@ -179,6 +179,22 @@ class WorkerSettings(BaseModel):
         PositiveFloat,
         Field(description="Longest that a model may take to load, a download included."),
     ] = 3600.0
+    models_bytes_max: Annotated[
+        NonNegativeInt,
+        Field(description="Memory that a worker's loaded models take; 0: what is free."),
+    ] = 0
+    models_reserve_bytes: Annotated[
+        NonNegativeInt,
+        Field(description="Memory left free when a model is loaded beside others."),
+    ] = GIBIBYTE
+    models_pinned: Annotated[
+        tuple[str, ...],
+        Field(description='Models that stay once they are loaded, such as ["org/name"].'),
+    ] = ()
+    model_idle_seconds: Annotated[
+        NonNegativeFloat,
+        Field(description="A model not used for this long is unloaded, unless pinned; 0: never."),
+    ] = 900.0
     batch_tokens_max: Annotated[
         NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
     ] = 0

@@ -3,6 +3,7 @@
 from typing import Final
 
 MEBIBYTE: Final = 1 << 20
+GIBIBYTE: Final = 1 << 30
 PROPORTIONS: Final = (
     # Results leave the server part by part: with room for less than the part that is being made and
     # the one that follows, the farm would wait for its collector, and the collector for the farm.

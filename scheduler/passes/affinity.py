@@ -23,9 +23,10 @@ TOLERANCE: Final = 1e-9
 
 @dataclass(frozen=True)
 class Affinity:
-    """Lets a worker stay with its model, and spreads the models that work waits for.
+    """Lets a worker stay with its models, and spreads the models that work waits for.
 
-    A swap costs seconds to minutes. So a job of the worker's model goes first, unless another one
+    A swap costs seconds to minutes. So jobs of the models that a worker has loaded go first, among
+    each other as they are, unless another one
 
     - is more urgent (priority, then deadline), or has waited until its priority rose and no worker
       has its model;
@@ -45,11 +46,13 @@ class Affinity:
         """Put jobs of the worker's model in front, and leave out those that others will do."""
         placement = _Placement(draft, self.settings)
         models = placement.waiting.keys()
-        if not models or (len(models) == 1 and {w.model for w in draft.state.asking} == models):
+        if not models or all(models <= worker.resident for worker in draft.state.asking):
             return draft
         queues, words = dict(draft.queues), []
         # Who has nothing to stay for is the first to load what is wanted.
-        for worker in sorted(draft.state.asking, key=lambda one: one.model in models):
+        for worker in sorted(
+            draft.state.asking, key=lambda one: not models.isdisjoint(one.resident)
+        ):
             before = draft.queue(worker.name)
             queue, said = placement.choose(worker, before)
             if queue != before:
@@ -64,7 +67,9 @@ class _Placement:
     """Spread of the models over the workers, with what this decision has changed so far.
 
     Attributes:
-        have: Speed of the workers that have a model, or are loading it, by its key; 1 is the mean.
+        have: Speed of the workers that have a model, or are loading it, by `weights_of` its key; 1
+            is the mean. A worker that has several of those that work waits for is divided among
+            them.
         free: How many of them will be free by the time that another one has loaded it.
     """
 
@@ -77,10 +82,10 @@ class _Placement:
         self.have, self.free = defaultdict(float), defaultdict(int)
         state = self.draft.state
         for worker in state.takers:
-            if worker.model:
-                self.have[worker.model] += self._speed(worker)
-                soon = self._load_seconds(worker.model) + self.settings.micro_batch_seconds_max
-                self.free[worker.model] += state.busy_seconds.get(worker.name, 0.0) <= soon
+            for model, part in self._parts_of(worker).items():
+                self.have[model] += part
+                soon = self._load_seconds(model) + self.settings.micro_batch_seconds_max
+                self.free[model] += state.busy_seconds.get(worker.name, 0.0) <= soon
 
     @cached_property
     def waiting(self) -> Mapping[str, list[JobState]]:
@@ -88,8 +93,13 @@ class _Placement:
         found: defaultdict[str, list[JobState]] = defaultdict(list)
         for job in self.draft.jobs:
             if job.waiting_blocks:
-                found[job.model].append(job)
+                found[job.weights].append(job)
         return found
+
+    def _parts_of(self, worker: WorkerState) -> Mapping[str, float]:
+        """Return the speed that a worker has for each of its models that work waits for."""
+        wanted = worker.resident & self.waiting.keys()
+        return dict.fromkeys(wanted, self._speed(worker) / max(1, len(wanted)))
 
     @cached_property
     def _tier(self) -> Mapping[str, int]:
@@ -100,18 +110,18 @@ class _Placement:
         self, worker: WorkerState, queue: tuple[JobState, ...]
     ) -> tuple[tuple[JobState, ...], str]:
         """Return what a worker tries, in order, and what is to be said of it."""
-        worth = [job for job in queue if job.model == worker.model or self._is_worth(job)]
+        worth = [job for job in queue if job.weights in worker.resident or self._is_worth(job)]
         stay = self._own(worker)
         first = next(iter(worth), None) if stay is not None else self._most_wanting(worth)
         leaves = first is not None and (stay is None or self._moves(worker, stay, first))
         chosen = first if leaves else stay
         if chosen is None:
             return (), "waits: others have the models that work waits for" if queue else ""
-        if chosen.model != worker.model:
-            self._move(worker, chosen.model)
+        if chosen.weights not in worker.resident:
+            self._move(worker, chosen.weights)
             words = f"loads {chosen.model} for {chosen.job}"
         else:
-            words = "" if chosen is first else f"stays with {worker.model} and {chosen.job}"
+            words = "" if chosen is first else f"stays with {chosen.model} and {chosen.job}"
         others = (job for job in worth if job is not chosen)
         return (chosen, *others)[:SHARES_MAX], words
 
@@ -122,26 +132,29 @@ class _Placement:
 
     def _move(self, worker: WorkerState, model: str) -> None:
         """Count a worker to the model that it is going to load."""
-        speed = self._speed(worker)
-        if worker.model:
-            self.have[worker.model] -= speed
-            self.free[worker.model] -= 1
-        self.have[model] += speed
+        for other, part in self._parts_of(worker).items():
+            self.have[other] -= part
+            self.free[other] -= 1
+        self.have[model] += self._speed(worker)
         self.free[model] += 1
 
     def _own(self, worker: WorkerState) -> JobState | None:
-        """Return the least served job of a worker's model, of the first tier that has any."""
-        jobs = self.waiting.get(worker.model, ())
+        """Return the least served job of a worker's models, of the first tier that has any."""
         excluded = self.draft.state.exclusions(worker)
         if excluded != NO_EXCLUSIONS:
-            return self._least([job for job in jobs if excluded.allow(job)])
-        if worker.model not in self._known_least:
-            self._known_least[worker.model] = self._least(jobs)
-        return self._known_least[worker.model]
+            return self._least([job for job in self._jobs(worker) if excluded.allow(job)])
+        if worker.resident not in self._known_least:
+            self._known_least[worker.resident] = self._least(self._jobs(worker))
+        return self._known_least[worker.resident]
 
     @cached_property
-    def _known_least(self) -> dict[str, JobState | None]:
+    def _known_least(self) -> dict[frozenset[str], JobState | None]:
         return {}
+
+    def _jobs(self, worker: WorkerState) -> Sequence[JobState]:
+        """Return the waiting jobs of a worker's models, in the order of the tiers."""
+        found = [job for model in worker.resident for job in self.waiting.get(model, ())]
+        return sorted(found, key=lambda job: self._tier[job.job])
 
     def _least(self, jobs: Sequence[JobState]) -> JobState | None:
         first = (job for job in jobs if self._tier[job.job] == self._tier[jobs[0].job])
@@ -149,19 +162,19 @@ class _Placement:
 
     def _moves(self, worker: WorkerState, stay: JobState, job: JobState) -> bool:
         """Tell whether a worker takes a job instead of one of its own model."""
-        if job.model == worker.model or _rank(job) < _rank(stay):
+        if job.weights in worker.resident or _rank(job) < _rank(stay):
             return True
         before = self._tier[job.job] - self._tier[stay.job]
         if before > 0:
             return False
-        if before < 0 and self.have[job.model] < TOLERANCE:
+        if before < 0 and self.have[job.weights] < TOLERANCE:
             return True  # it has waited long
         here, there = self._excess(stay), self._excess(job)
-        speed = self._speed(worker)
-        nearer = abs(here - speed) + abs(there + speed) < abs(here) + abs(there) - TOLERANCE
+        speed, lost = self._speed(worker), self._parts_of(worker)[stay.weights]
+        nearer = abs(here - lost) + abs(there + speed) < abs(here) + abs(there) - TOLERANCE
         if nearer and there + speed <= TOLERANCE:
             return True
-        return there < -TOLERANCE and _lead(stay, job) > self._patience(job.model)
+        return there < -TOLERANCE and _lead(stay, job) > self._patience(job.weights)
 
     def _patience(self, model: str) -> float:
         """Return the seconds of the farm that a job may be ahead of one of another model."""
@@ -176,15 +189,15 @@ class _Placement:
         Those who have it and will soon be free are enough for what takes no longer than a loading.
         """
         refusing = sum(
-            model == job.model and not excluded.allow(job) for model, excluded in self._refusing
+            job.weights in models and not excluded.allow(job) for models, excluded in self._refusing
         )
-        return self.free[job.model] - refusing < self._workers_worth(job.model)
+        return self.free[job.weights] - refusing < self._workers_worth(job.weights)
 
     @cached_property
-    def _refusing(self) -> list[tuple[str, Exclusions]]:
-        """The model of each worker that cannot take everything, and what it cannot take."""
+    def _refusing(self) -> list[tuple[frozenset[str], Exclusions]]:
+        """The models of each worker that cannot take everything, and what it cannot take."""
         state = self.draft.state
-        found = ((worker.model, state.exclusions(worker)) for worker in state.takers)
+        found = ((worker.resident, state.exclusions(worker)) for worker in state.takers)
         return [each for each in found if each[1] != NO_EXCLUSIONS]
 
     def _workers_worth(self, model: str) -> float:
@@ -220,8 +233,8 @@ class _Placement:
 
         The part is that among all jobs which are as urgent.
         """
-        part = self._parts(_rank(job)).get(job.model, 0.0)
-        return self.have[job.model] - self._total * part
+        part = self._parts(_rank(job)).get(job.weights, 0.0)
+        return self.have[job.weights] - self._total * part
 
     @cached_property
     def _total(self) -> float:
@@ -254,7 +267,7 @@ class _Placement:
                 share = weights[name] / sum(weights.values())
                 among = sum(job.status.weight for job in jobs)
                 for job in jobs:
-                    parts[job.model] += share * job.status.weight / among
+                    parts[job.weights] += share * job.status.weight / among
             self._known_parts[rank] = parts
         return self._known_parts[rank]
 

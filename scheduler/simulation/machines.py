@@ -2,8 +2,8 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,8 @@ class ModelledWorker:
         current: Micro-batch on the device.
         ready: Micro-batch leased ahead.
         began: Time when `current` was started.
-        model: Key of the model that is loaded, or being loaded; "" for none.
-        loaded_at: Time when it is loaded.
+        resident: Models that are loaded, those first that were not used for longest.
+        loading: Model that is being loaded, "" for none.
         looks_at: Time when it looks for work again, if it has none.
         beat_at: Time of its last heartbeat.
         tokens: Tokens that were committed first by this worker.
@@ -60,8 +60,8 @@ class ModelledWorker:
     current: HeldBlocks | None = None
     ready: HeldBlocks | None = None
     began: float = 0.0
-    model: str = ""
-    loaded_at: float = 0.0
+    resident: list[str] = field(default_factory=list)
+    loading: str = ""
     looks_at: float = 0.0
     beat_at: float = 0.0
     tokens: float = 0.0
@@ -84,6 +84,33 @@ class ModelledWorker:
     def horizon(self) -> float:
         """Time until which the worker's speed is known, in seconds of the run."""
         return len(self.capacity) - 1.0
+
+    @property
+    def in_hand(self) -> set[str]:
+        """Models that the micro-batches in hand need."""
+        held = (self.current, self.ready)
+        return {batch.job.work.model for batch in held if batch is not None}
+
+    def victims(self, model: str, sizes: Mapping[str, int]) -> list[str] | None:
+        """Return the models that go for another one; None while those in hand are in the way.
+
+        Where the device's memory, or what a model takes of it, is not known, one model is loaded
+        at a time.
+        """
+        kept, gone = list(self.resident), list[str]()
+        while kept and not self._fit([*kept, model], sizes):
+            idle = next((each for each in kept if each not in self.in_hand), None)
+            if idle is None:
+                return None
+            kept.remove(idle)
+            gone.append(idle)
+        return gone
+
+    def _fit(self, models: Sequence[str], sizes: Mapping[str, int]) -> bool:
+        memory = self.machine.memory_bytes
+        if not memory or not sizes.keys() >= set(models):
+            return len(models) == 1
+        return sum(sizes[model] for model in models) <= memory
 
     def alive(self, now: float) -> bool:
         """Tell whether the worker does anything at all."""

@@ -178,7 +178,7 @@ class Simulation:
 
     def _fetch(self, worker: ModelledWorker, now: float) -> None:
         """Lease the next micro-batch; with nothing to lease and nothing in hand, copy."""
-        if worker.ready or not worker.alive(now) or now < worker.loaded_at:
+        if worker.ready or not worker.alive(now):
             return
         batch = self._lease(worker, now)
         if batch is None:
@@ -193,17 +193,19 @@ class Simulation:
     def _lease(self, worker: ModelledWorker, now: float) -> HeldBlocks | None:
         """Lease, or copy, from the first share of the plan of which there is anything.
 
-        A model is loaded before anything is leased for it, and while nothing is held.
+        A model is loaded before anything is leased for it: beside the others if it fits, else once
+        nothing is held for those that have to go.
         """
         for share in self._shares.get(worker.name, ()):
             job = self._by_name[share.job]
-            if worker.model != job.work.model:
-                if not job.waiting:
-                    continue
-                if not worker.current:
-                    self._load(worker, job.work.model, now)
-                if now < worker.loaded_at or worker.current:
+            model = job.work.model
+            if model not in worker.resident:
+                if job.waiting and not worker.loading and not self._load(worker, model, now):
                     return None
+                if model not in worker.resident:
+                    continue
+            worker.resident.remove(model)
+            worker.resident.append(model)
             if blocks := job.lease(worker.name, share.blocks):
                 return HeldBlocks(job, blocks, copied=False)
             places = (int(each.split("-")[0]) - 1 for each in share.copies)
@@ -213,13 +215,28 @@ class Simulation:
                 return HeldBlocks(job, copies, copied=True)
         return None
 
-    def _load(self, worker: ModelledWorker, model: str, now: float) -> None:
-        """Have a worker load a model, after which it looks for work again."""
-        seconds = self._scenario.load_seconds.get(model, 0.0)
-        worker.model, worker.loaded_at = model, now + seconds
+    def _load(self, worker: ModelledWorker, model: str, now: float) -> bool:
+        """Have a worker load a model; return False where those in hand are in the way."""
+        gone = worker.victims(model, self._scenario.model_bytes)
+        if gone is None:
+            return False
+        worker.resident = [each for each in worker.resident if each not in gone]
         self._loads.append((now, worker.name, model))
+        worker.loading = model
+        seconds = self._scenario.load_seconds.get(model, 0.0)
         if seconds:
-            self._at(worker.loaded_at, partial(self._fetch, worker))
+            self._at(now + seconds, partial(self._end_load, worker))
+        else:
+            self._keep(worker)
+        return True
+
+    def _end_load(self, worker: ModelledWorker, now: float) -> None:
+        self._keep(worker)
+        self._fetch(worker, now)
+
+    def _keep(self, worker: ModelledWorker) -> None:
+        worker.resident.append(worker.loading)
+        worker.loading = ""
 
     def _start(self, worker: ModelledWorker, batch: HeldBlocks, now: float) -> None:
         worker.current, worker.ready, worker.began = batch, None, now
@@ -296,7 +313,7 @@ class Simulation:
             WorkerState(
                 worker.name,
                 max(0.0, now - worker.began) if worker.current else 0.0,
-                model=worker.model,
+                resident=frozenset(filter(None, [*worker.resident, worker.loading])),
                 memory_bytes=worker.machine.memory_bytes,
             )
             for worker in self.workers

@@ -15,6 +15,7 @@ from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.records import Completion, Decision, Heartbeat, Rate, Sample
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
@@ -128,6 +129,21 @@ def add_workers(farm: FarmClient) -> None:
             if gpu
             else {"rss_bytes": 2.1 * GIBIBYTE},
             where={"forward": 900.0, "queue": 40.0, "lane": 12.0},
+            models=[
+                ModelState(
+                    model=f"{MODEL}|auto|0|auto",
+                    state="ready",
+                    since=time.time() - 400,
+                    bytes=45_000_000,
+                    load_seconds=4.2,
+                ),
+                ModelState(
+                    model="intfloat/e5-mistral-7b-instruct|auto|0|auto",
+                    state="loading" if gpu else "failed",
+                    since=time.time() - 20,
+                    reason="" if gpu else "it takes 26.5 GiB, and 9.1 GiB of memory are free",
+                ),
+            ],
         )
         farm.beat(beat, 600)
         rate = Rate(

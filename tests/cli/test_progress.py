@@ -102,7 +102,8 @@ def test_who_may_not_read_figures_goes_on(client: redis.Redis) -> None:
 
 def test_a_trial_of_engines_is_named() -> None:
     """The first load of a model on a machine, which takes long, says what it does."""
-    beats = [heartbeat("one"), msgspec.structs.replace(heartbeat("two"), trying_engines=True)]
+    one = msgspec.structs.replace(heartbeat("one"), state="loading")
+    beats = [one, msgspec.structs.replace(heartbeat("two"), trying_engines=True)]
     assert describe_workers(beats[:1]) == "1 worker, 1 loading"
     assert "2 workers, trying which engine is faster" in describe_workers(beats)
 

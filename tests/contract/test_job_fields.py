@@ -16,6 +16,8 @@ from embedfarm.contract.job_spec import (
     Decides,
     JobSpec,
     model_key,
+    weights_key,
+    weights_of,
 )
 from embedfarm.contract.model_files import job_components
 from embedfarm.embedding import JobFields
@@ -69,6 +71,10 @@ def test_what_a_field_decides(name: str) -> None:
     keyed = field.decides >= Decides.VECTORS or name == "engine"
     assert (engine_key(base) != engine_key(changed)) == keyed
     assert (model_key(base) != model_key(changed)) == field.paces
+    assert weights_of(model_key(changed)) == weights_key(changed)
+    assert (weights_key(base) != weights_key(changed)) == (
+        field.decides == Decides.WEIGHTS or name == "engine"
+    )
     told_apart = job_components(base) != job_components(changed)
     assert told_apart == (field.decides == Decides.VECTORS)
 

@@ -26,6 +26,7 @@ from embedfarm.contract.encoding import (
 from embedfarm.contract.farm_timeline import FarmEvent, Happening
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
 from embedfarm.contract.load_attempts import LoadAttempts
+from embedfarm.contract.model_states import ModelState, StateOfModel
 from embedfarm.contract.records import (
     Block,
     ChunkError,
@@ -66,6 +67,7 @@ KINDS: list[type[Record]] = [
     LanePiece,
     LaneAnswer,
     LoadAttempts,
+    ModelState,
 ]
 TEXTS = st.text(max_size=20)
 COUNTS = st.integers(0, 2**53)
@@ -94,6 +96,7 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
     list[str] | None: st.none() | st.lists(TEXTS, max_size=3),
     str: TEXTS,
     Happening: st.sampled_from(get_args(Happening)),
+    StateOfModel: st.sampled_from(get_args(StateOfModel)),
 }
 
 
@@ -129,6 +132,7 @@ TOKEN_IDS = st.builds(
 )
 VALUES[TokenIds | None] = st.none() | TOKEN_IDS
 VALUES[list[ChunkError]] = st.lists(records(ChunkError), max_size=3)
+VALUES[list[ModelState]] = st.lists(records(ModelState), max_size=3)
 VALUES[JobSpec] = records(JobSpec)
 VALUES[list[JobShare]] = st.lists(records(JobShare), max_size=3)
 
@@ -148,7 +152,7 @@ def test_all_kinds_are_tested() -> None:
         kind
         for kind in Record.__subclasses__()
         if kind.__module__
-        in {each.__module__ for each in (Block, JobSpec, FarmEvent, LoadAttempts)}
+        in {each.__module__ for each in (Block, JobSpec, FarmEvent, LoadAttempts, ModelState)}
     }
 
 

@@ -83,7 +83,7 @@ def workers(draw: st.DrawFn, name: str) -> WorkerState:
         name,
         held_seconds=draw(st.one_of(st.just(0.0), st.floats(0, 30))),
         draining=draw(st.sampled_from([False, False, False, True])),
-        model=draw(st.sampled_from(["", *MODELS])),
+        resident=draw(st.frozensets(st.sampled_from(MODELS))),
         memory_bytes=draw(st.sampled_from([0, 0, 8 << 30, 16 << 30])),
     )
 

@@ -21,7 +21,9 @@ TWO: Final = (Machine(20_000.0), Machine(20_000.0))
 
 def loaded(state: FarmState, model: str) -> FarmState:
     """Return the farm with a model on every device."""
-    return replace(state, workers=tuple(replace(each, model=model) for each in state.workers))
+    return replace(
+        state, workers=tuple(replace(each, resident=frozenset({model})) for each in state.workers)
+    )
 
 
 def two_models(here: float, there: float, tenants: Sequence[str] = ("", "")) -> FarmState:
@@ -78,10 +80,16 @@ def test_staying_is_told() -> None:
 
 
 def placed(jobs: Sequence[JobState], models: Sequence[str], **known: float) -> FarmState:
-    """Return a farm of equal workers that have these models; `known` are seconds of loading."""
+    """Return a farm of equal workers that have these models; `known` are seconds of loading.
+
+    A worker's models are joined by "+".
+    """
     state = farm(jobs, equals(len(models)))
     workers = zip(state.workers, models, strict=True)
-    made = tuple(replace(worker, model=model) for worker, model in workers)
+    made = tuple(
+        replace(worker, resident=frozenset(filter(None, names.split("+"))))
+        for worker, names in workers
+    )
     return replace(state, workers=made, load_seconds=known)
 
 
@@ -122,6 +130,34 @@ def test_a_job_that_is_being_served_is_no_reason_to_load() -> None:
     """A job that is behind waits for the worker that has its model now, or is loading it."""
     jobs = [of("a", "here", 500.0), of("b", "there")]
     assert firsts(place(placed(jobs, ["a", "b"]))) == {"here": 1, "there": 1}
+
+
+def test_a_worker_with_several_models_takes_what_is_fair() -> None:
+    """A worker that has the models of several jobs does the one that had least, at no cost."""
+    jobs = [of("a", "here", 20.0), of("b", "there")]
+    made = place(placed(jobs, ["a+b", "a"], a=5.0, b=5.0))
+    assert [made.queue(f"worker-{n}")[0].job for n in range(2)] == ["there", "here"]
+    assert not [note for note in made.notes if "worker-0" in note.words]
+
+
+def test_workers_with_several_models_are_divided_among_them() -> None:
+    """Where each model has its part of the workers that have several, nobody loads another."""
+    jobs = [of("a", "one"), of("b", "two"), of("c", "three")]
+    made = place(placed(jobs, ["a+b", "a+b", "c"], a=5.0, b=5.0, c=5.0))
+    assert {queue[0].job for n in range(2) for queue in [made.queue(f"worker-{n}")]} <= {
+        "one",
+        "two",
+    }
+    made = place(placed(jobs, ["a+b", "a+b", "a+b"], a=5.0, b=5.0, c=5.0))
+    assert firsts(made)["three"] == 1
+
+
+def test_jobs_of_other_lengths_share_what_is_loaded() -> None:
+    """A job with another maximum length is one of the model that is loaded."""
+    jobs = [of("m|auto|0|auto", "here", 20.0), of("m|auto|64|auto", "there")]
+    made = place(placed(jobs, ["m|auto|auto"]))
+    assert made.queue("worker-0")[0].job == "there"
+    assert not [note for note in made.notes if note.name == "affinity"]
 
 
 def test_models_that_are_more_than_workers_take_turns() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 import msgspec
 
 from embedfarm.contract.farm_timeline import FarmEvent
+from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.status import JobStatus
 from embedfarm.scheduler.change_watch import ChangeWatch
@@ -31,7 +32,7 @@ def look(
 def test_the_first_look_tells_nothing() -> None:
     """What a scheduler finds when it takes over has happened before."""
     watch = ChangeWatch()
-    assert look(watch, msgspec.structs.replace(ONE, model="m|a", refused=["j"])) == []
+    assert look(watch, msgspec.structs.replace(ONE, refused=["j"])) == []
 
 
 def test_workers_that_come_and_go() -> None:
@@ -56,17 +57,31 @@ def test_workers_that_come_and_go() -> None:
 def test_models_and_refusals() -> None:
     """A model is told when it is loaded, and a job that a worker cannot embed when it says so."""
     watch = ChangeWatch()
-    loaded = msgspec.structs.replace(ONE, model="a/b|auto|0", load_seconds=3.21)
+    models = [ModelState(model="a/b|auto|0", state="ready", since=1.0, load_seconds=3.21)]
+    loaded = msgspec.structs.replace(ONE, models=models)
     refusing = msgspec.structs.replace(loaded, refused=["odd"])
     assert look(watch, ONE) == []
     assert look(watch, loaded) == ["worker one loaded a model: a/b in 3.2 s"]
     assert look(watch, refusing) == ["worker one cannot embed job odd"]
     assert look(watch, refusing) == []
-    both = msgspec.structs.replace(AGAIN, model="a/b|auto|0", load_seconds=1.0)
+    both = msgspec.structs.replace(AGAIN, models=models)
     assert look(watch, both) == [
         "worker one was started again: process 1, cpu-0",
-        "worker one loaded a model: a/b in 1.0 s",
+        "worker one loaded a model: a/b in 3.2 s",
     ]
+    coming = ModelState(model="c|auto|0", state="loading", since=2.0)
+    assert look(watch, msgspec.structs.replace(AGAIN, models=[*models, coming])) == []
+    come = ModelState(model="c|auto|0", state="ready", since=3.0, load_seconds=1.0)
+    beside = msgspec.structs.replace(AGAIN, models=[*models, come])
+    assert look(watch, beside) == ["worker one loaded a model: c in 1.0 s"]
+    assert (
+        look(
+            watch,
+            both,
+        )
+        == []
+    )
+    assert look(watch, beside) == ["worker one loaded a model: c in 1.0 s"], "it was unloaded"
 
 
 def test_first_vectors() -> None:

@@ -92,7 +92,10 @@ def crowd(workers: int, jobs: int, *, tail: bool = False) -> FarmState:
         }
         for kind in kinds
     }
-    states_of = [WorkerState(name, made.random(), model=made.choice(kinds)[0]) for name in names]
+    states_of = [
+        WorkerState(name, made.random(), resident=frozenset({made.choice(kinds)[0]}))
+        for name in names
+    ]
     return FarmState(tuple(states), tuple(states_of), rates, now=1.0)
 
 

@@ -148,7 +148,7 @@ def _has_another(draft: Draft, worker: str, model: str) -> bool:
     models = {job.job: job.model for job in draft.jobs}
     others = (each for each in draft.state.takers if each.name != worker)
     return any(
-        model in {each.model, *(models[s.job] for s in draft.shares.get(each.name, ())[:1])}
+        model in {*each.resident, *(models[s.job] for s in draft.shares.get(each.name, ())[:1])}
         for each in others
     )
 

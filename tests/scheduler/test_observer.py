@@ -7,6 +7,7 @@ import redis
 
 from embedfarm.contract.backlog import Backlog, read_backlogs
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.window import FarmWindow
 from embedfarm.scheduler import observer as module
@@ -60,6 +61,7 @@ def test_memory_of_models(farm: FarmClient, client: redis.Redis) -> None:
     """What a model takes on a device is learned from the workers that have loaded it."""
     observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
     for model_bytes, known in ((0, {}), (1 << 30, {"m": 1 << 30})):
-        beat(farm, "worker", model="m", model_bytes=model_bytes)
+        loaded = ModelState(model="m", state="ready", since=1.0, bytes=model_bytes)
+        beat(farm, "worker", models=[loaded])
         observer.look()
         assert observer.model_bytes == known

@@ -1,5 +1,6 @@
 """Tests of what people and their tools ask a running farm."""
 
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.records import Decision, Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_worker import TaskWorker
@@ -28,6 +30,7 @@ from tests.contract.little_job import (
     make_job,
     run_everything,
 )
+from tests.farm.harness import run
 from tests.support import LiveServer
 from tests.watch.test_view import beat, embed_two, report
 from tests.web.conftest import client_of
@@ -105,8 +108,18 @@ def test_workers_are_their_heartbeats(
     web: TestClient, client: redis.Redis, server: LiveServer
 ) -> None:
     """The list of workers has all fields of a heartbeat, as `workers --json` has them."""
-    make_ready(client, server)
-    assert web.get("/v1/workers").json() == [msgspec.structs.asdict(heartbeat("one"))]
+    farm = make_ready(client, server)
+    state = ModelState(model="m|auto|0|auto", state="failed", since=1.5, reason="no memory")
+    said = msgspec.structs.replace(heartbeat("one"), models=[state])
+    farm.beat(said, 60)
+    [told] = web.get("/v1/workers").json()
+    assert told == msgspec.structs.asdict(said) | {"models": [msgspec.structs.asdict(state)]}
+    [own] = json.loads(run("workers", "--json", "--redis", server.url).stdout)
+    assert own == told
+    [row] = json.loads(run("models", "ls", "--json", "--redis", server.url).stdout)
+    assert row == {"worker": "one"} | told["models"][0]
+    shown = run("models", "ls", "--redis", server.url).stdout
+    assert re.search(r"m +one +failed .* no memory", shown), shown
 
 
 def test_the_scheduler_explains_itself(web: TestClient, client: redis.Redis) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from embedfarm.contract.encoding import encode
@@ -12,6 +13,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, JobShare, Plan, Result
 from embedfarm.contract.wire import entry_id
+from embedfarm.workers import model_room, model_store
 from embedfarm.workers.engines.engine import Chunk, Engine, Finish, Tokenised
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import Lease, MicroBatch
@@ -49,6 +51,12 @@ def micro_batch(blocks: Sequence[Block], engine: Engine, spec: JobSpec | None = 
         reasons={},
         fetch_began=0.0,
     )
+
+
+def let_models_take(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let every model take so many bytes of memory: a null model would take none."""
+    for module in (model_room, model_store):
+        monkeypatch.setattr(module, "predict_bytes", lambda *_: size)
 
 
 def null_vectors(texts: Sequence[str], model: str = NULL) -> NDArray[np.float32]:

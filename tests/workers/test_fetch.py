@@ -25,8 +25,9 @@ from embedfarm.workers import job_engines
 from embedfarm.workers.cut_results import results_of
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import Chunk, Tokenised
-from embedfarm.workers.fetch import Fetcher, pieces
+from embedfarm.workers.fetch import Fetcher
 from embedfarm.workers.job_engines import JobEngines
+from embedfarm.workers.leased_blocks import pieces
 from embedfarm.workers.leases import Holdings, MicroBatch
 from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.watchdog import Watchdog
@@ -689,7 +690,6 @@ def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: FarmCl
     other.set_state("open")
     other.push([(block_of(0, 3), encode(block_of(0, 3)))])
     assert fetcher.fetch() is None
-    assert fetcher.engines.models.loaded.startswith("null:8"), "a is on the device"
     commit(fetcher, batch)
     assert fetch(fetcher).engine.dimensions == 4
 

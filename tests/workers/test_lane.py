@@ -45,6 +45,7 @@ from tests.workers.support import (
     block_of,
     create_job,
     embedded,
+    let_models_take,
     micro_batch,
     null_vectors,
     plan_blocks,
@@ -226,7 +227,7 @@ def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: FarmClient, 
         wait_until(lambda: worker._current)
         with pytest.raises(LaneLate):
             lane.embed(SPEC, ["a"], 1.5)  # longer than it would wait for another worker
-        assert worker.models.known(engine_key(JobSpec(model=SLOW)))
+        assert worker.models.resident.find(engine_key(JobSpec(model=SLOW)))
         assert not done(job)
         wait_until(lambda: done(job))
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
@@ -272,7 +273,8 @@ def test_jobs_with_other_prompts_share_a_model(
 def test_a_model_is_gone_before_the_next_one_is_loaded(
     server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that answered requests is gone from memory before another one loads."""
+    """Where two do not fit, a model that answered requests is gone before another one loads."""
+    let_models_take(monkeypatch, 2)
     opened: list[weakref.ref[Engine]] = []
 
     def load_alone(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
@@ -282,7 +284,7 @@ def test_a_model_is_gone_before_the_next_one_is_loaded(
         return engine
 
     monkeypatch.setattr(model_store, "open_engine", load_alone)
-    with working(worker_on(server)):
+    with working(worker_on(server, models_bytes_max=3)):
         for model in ("null:4", "null:12"):
             lane.embed(JobSpec(model=model), ["a", "b"], SECONDS)
         job = create_job(farm, [block_of(0, 5)])
@@ -395,11 +397,11 @@ def test_a_model_that_is_not_there_costs_no_other(server: LiveServer, lane: Lane
     """A worker keeps its model when it is asked for one that does not exist."""
     worker = worker_on(server)
     load(worker)
-    engine = worker.models.known(engine_key(SPEC))
+    engine = worker.models.resident.find(engine_key(SPEC))
     with working(worker):
         with pytest.raises(LaneRefused, match="no worker can load the model"):
             lane.embed(JobSpec(model="/no/such/model"), ["a"], SECONDS)
-        assert worker.models.known(engine_key(SPEC)) is engine is not None
+        assert worker.models.resident.find(engine_key(SPEC)) is engine is not None
 
 
 def test_a_damaged_request_is_told_so(server: LiveServer, lane: Lane) -> None:

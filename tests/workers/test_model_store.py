@@ -87,7 +87,7 @@ def test_what_is_not_to_be_had_costs_no_model(
     assert engines.prepare("bad") is None
     assert words in engines.farm.reports.refusals("bad")["w"]
     assert engines.prepare("good") is engine
-    assert engines.models.loaded
+    assert engines.models.has_any
 
 
 def test_a_refusal_is_taken_back(

@@ -32,6 +32,7 @@ from tests.workers.support import (
     block_of,
     create_job,
     embedded,
+    let_models_take,
     null_vectors,
     plan_blocks,
     results,
@@ -462,7 +463,8 @@ def test_memory_of_a_micro_batch_ends_with_its_commit(server: LiveServer, farm: 
 def test_model_is_gone_before_the_next_one_is_loaded(
     server: LiveServer, farm: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model is gone from memory before the next one loads, since both may not fit."""
+    """Where two models do not fit, one is gone from memory before the other one loads."""
+    let_models_take(monkeypatch, 2)
     opened: list[weakref.ref[Engine]] = []
 
     def load(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
@@ -473,6 +475,6 @@ def test_model_is_gone_before_the_next_one_is_loaded(
 
     monkeypatch.setattr(model_store, "open_engine", load)
     jobs = [create_job(farm, blocks_of(2), f"j{size}", f"null:{size}") for size in (4, 8)]
-    with working(worker_on(server)):
+    with working(worker_on(server, models_bytes_max=3)):
         wait_until(lambda: all(map(done, jobs)), 25)
     assert len(opened) == 2

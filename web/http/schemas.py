@@ -1,7 +1,7 @@
 """Types that bodies are made of, so that the OpenAPI document says all of it."""
 
 from types import GenericAlias
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 from pydantic import (
@@ -62,12 +62,20 @@ WHOLE: Final = BeforeValidator(_as_integer)
 
 
 def schema_of(record: type[Record]) -> type[BaseModel]:
-    """Make a model with the fields of a record; give it the dict of `msgspec.structs.asdict`."""
+    """Make a model with the fields of a record; give it what `as_dict` makes of one."""
     fields: dict[str, Any] = {
-        each.name: (each.type, ...) for each in msgspec.structs.fields(record)
+        each.name: (_type_of(each.type), ...) for each in msgspec.structs.fields(record)
     }
     summary = (record.__doc__ or "").partition("\n")[0]
     return create_model(record.__name__, __doc__=summary, **fields)
+
+
+def _type_of(hint: Any) -> Any:  # noqa: ANN401 # a type as annotations have it
+    """Return the type of a field, with a model in the place of a record in a list."""
+    (inner, *_) = get_args(hint) or (None,)
+    if get_origin(hint) is list and isinstance(inner, type) and issubclass(inner, Record):
+        return many(schema_of(inner))
+    return hint
 
 
 def many(schema: type[BaseModel]) -> GenericAlias:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.encoding import as_dict
 from embedfarm.contract.farm_client import FarmClient, loaded_models
 from embedfarm.contract.plans import DECISIONS_MAX
 from embedfarm.contract.records import Decision, Heartbeat, SchedulerStats
@@ -128,7 +129,7 @@ def _look(farm: FarmClient, settings: Settings) -> tuple[list[Heartbeat], list[s
 )
 def list_workers(services: Service) -> list[dict[str, Any]]:
     """List the live workers; a tenant's key does not see jobs and models of others."""
-    return [msgspec.structs.asdict(beat) for beat in services.farm.workers()]
+    return [as_dict(beat) for beat in services.farm.workers()]
 
 
 @router.get(

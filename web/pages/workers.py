@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, cast
 from fastapi import APIRouter, Request, Response
 
 from embedfarm.contract import wire
-from embedfarm.contract.farm_client import FarmClient, length_class
+from embedfarm.contract.farm_client import FarmClient, length_class, model_rows
 from embedfarm.contract.records import Completion, Heartbeat, Rate
 from embedfarm.contract.unreadable_records import readable
 from embedfarm.watch.view import FarmReader
@@ -69,6 +69,7 @@ def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
     return {
         "view": view,
         "workers": [(each, beats[each.worker]) for each in view.workers if each.worker in beats],
+        "models": model_rows(beats.values()),
         "times": {name: where_time_goes(beat) for name, beat in beats.items()},
         "names": {job.job: job.name or job.job for job in view.jobs},
         "learned": read_learned(farm),

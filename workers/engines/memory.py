@@ -1,9 +1,78 @@
-"""A limit on the memory of device batches, for a device that others use as well."""
+"""Memory of a device: what is free, what a model takes of it, and a limit on device batches."""
 
+import functools
+import gc
+import math
 import resource
 import sys
+from pathlib import Path
+from typing import Final
 
 import psutil
+
+from embedfarm.contract import model_files
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.host_memory import AvailableMemory, host_memory
+
+CPU_FACTS: Final = Path("/proc/cpuinfo")
+HALF: Final = " avx512_bf16"  # as torch and OpenVINO ask the processor
+ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+
+def device_memory(device: str) -> AvailableMemory:
+    """Return the memory of a device; that of the host for a CPU.
+
+    Args:
+        device: torch's name of the device.
+    """
+    if device == "cpu":
+        return host_memory()
+    import torch  # noqa: PLC0415 # a null engine does without it
+
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return AvailableMemory(total, free + kept)
+
+
+def predict_bytes(spec: JobSpec, device: str, settings: Settings) -> int | None:
+    """Predict the memory that a model's weights take, by its files; None where there are none.
+
+    That is the number of elements in the headers of its safetensors, times the bytes of the type
+    that the job computes in; files of another format count as they are.
+
+    Args:
+        spec: The job.
+        device: torch's name of the device.
+        settings: Settings, which say where models are kept.
+    """
+    if model_files.is_null(spec.model):
+        return 0
+    directory = model_files.find_local(spec.model, settings.model_cache)
+    if directory is None:
+        return None
+    width = ELEMENT_BYTES.get(spec.dtype) or (2 if device != "cpu" or _computes_in_half() else 4)
+    return sum(_file_bytes(file, width) for file in model_files.weight_files(directory))
+
+
+@functools.cache
+def _computes_in_half() -> bool:
+    """Tell whether this processor computes in bfloat16, which "auto" then stands for."""
+    try:
+        return HALF in CPU_FACTS.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return False  # no Linux
+
+
+def _file_bytes(file: Path, width: int) -> int:
+    """Return the memory that the weights of a file take, `width` bytes for an element."""
+    if file.suffix != ".safetensors":
+        return file.stat().st_size
+    from safetensors import safe_open  # noqa: PLC0415 # a null engine does without it
+
+    with safe_open(file, framework="numpy") as tensors:
+        shapes = [tensors.get_slice(name).get_shape() for name in tensors.offset_keys()]
+    return width * sum(map(math.prod, shapes))
 
 
 def limit_batches(device: str, bytes_max: int) -> None:
@@ -18,21 +87,30 @@ def limit_batches(device: str, bytes_max: int) -> None:
     """
     if device == "cpu":
         _limit_data(bytes_max)
-    elif bytes_max:
-        import torch  # noqa: PLC0415 # a null engine does without it
+    else:
+        import torch  # noqa: PLC0415 # as above
 
         total = torch.cuda.get_device_properties(device).total_memory
-        taken = torch.cuda.memory_reserved(device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (taken + bytes_max) / total), device)
+        taken = torch.cuda.memory_reserved(device) + bytes_max if bytes_max else total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, taken / total), device)
 
 
-def model_bytes(device: str) -> int:
-    """Return the bytes of the loaded model on its device; 0 on a CPU, whose memory many share."""
+def allocated_bytes(device: str) -> int:
+    """Return what this process has allocated on a device; on a CPU, all that it has in memory."""
     if device == "cpu":
-        return 0
+        return int(psutil.Process().memory_info().rss)
     import torch  # noqa: PLC0415 # as above
 
     return int(torch.cuda.memory_allocated(device))
+
+
+def free_memory(device: str) -> None:
+    """Give back the memory of models that nobody refers to any more, also to other programs."""
+    gc.collect()  # the modules of a model refer to each other
+    if device != "cpu":
+        import torch  # noqa: PLC0415 # as above
+
+        torch.cuda.empty_cache()
 
 
 def _limit_data(bytes_max: int) -> None:

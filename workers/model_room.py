@@ -1,0 +1,128 @@
+"""Memory for models on a worker's device: which of them have to go for another one."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from embedfarm.contract.formatting import format_bytes, format_seconds
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.engine import NoRoom
+from embedfarm.workers.engines.memory import device_memory, free_memory, predict_bytes
+from embedfarm.workers.host_memory import AvailableMemory
+from embedfarm.workers.resident_models import ResidentModel, ResidentModels
+
+MODELS_MAX: Final = 64  # loaded at a time, however small they are
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ModelRoom:
+    """Keeps the memory of loaded models within its limits.
+
+    A model goes only when its memory is wanted for another one, or when it was not used for
+    `model_idle_seconds`; never while work in hand needs it, nor if it is pinned. Only the thread
+    that leases work may call `make` and `unload_idle`.
+
+    Attributes:
+        in_use: Returns the keys of the engines that work in hand needs.
+        placing: Held while it is decided which models go, and while requests are taken for one.
+    """
+
+    resident: ResidentModels
+    torch_device: str
+    settings: Settings
+    in_use: Callable[[], Collection[str]] = frozenset
+    placing: threading.Lock = field(default_factory=threading.Lock)
+
+    def make(self, spec: JobSpec) -> bool:
+        """Have models go until there is memory for another one; tell whether there is now.
+
+        There is none yet where work in hand needs the models that would have to go.
+
+        Raises:
+            NoRoom: There is not enough memory now, whatever goes.
+            ModelError: It takes more than it may, or than there is.
+        """
+        needed = predict_bytes(spec, self.torch_device, self.settings)
+        with self.placing:
+            movable, idle = self._movable(), self._idle()
+            short = sys.maxsize if needed is None else self._short(spec, needed, _bytes(movable))
+            surplus = len(list(self.resident)) + 1 - MODELS_MAX
+            enough = short <= _bytes(idle) and surplus <= len(idle)
+            if not enough and len(idle) < len(movable):
+                return False
+            victims = list(_first(idle, short, surplus))
+            self.resident.remove(victims)
+        self._let_go(victims, f"for {spec.model}")
+        return True
+
+    def _short(self, spec: JobSpec, needed: int, movable: int) -> int:
+        """Return how many of the `movable` bytes have to go for a model; 0 or less for none.
+
+        Raises:
+            NoRoom: More than there are.
+            ModelError: It takes more than it may, or than there is.
+        """
+        limit, what = self.settings.models_bytes_max, f"{spec.model} takes {format_bytes(needed)}"
+        memory = device_memory(self.torch_device) if needed else AvailableMemory(0, 0)
+        if limit and needed > limit:
+            raise ModelError(f"{what}, and `models_bytes_max` is {format_bytes(limit)}")
+        if needed > memory.total:
+            raise ModelError(f"{what}, and there are {format_bytes(memory.total)} of memory")
+        over, lacking = self.resident.bytes + needed - limit if limit else 0, needed - memory.free
+        if over > movable:
+            pinned = format_bytes(self.resident.bytes - movable)
+            most = format_bytes(limit)
+            raise NoRoom(f"{what}, pinned models {pinned}, and `models_bytes_max` is {most}")
+        if lacking > movable:
+            raise NoRoom(f"{what}, and {format_bytes(memory.free)} of memory are free")
+        reserved = lacking + self.settings.models_reserve_bytes if needed else 0
+        return max(over, lacking, reserved)
+
+    def _movable(self) -> list[ResidentModel]:
+        """Return the models that are not pinned, those first that were not used for longest."""
+        pinned = self.settings.models_pinned
+        return [model for model in self.resident if model.spec.model not in pinned]
+
+    def _idle(self) -> list[ResidentModel]:
+        """Return the models that may go now, those first that were not used for longest."""
+        in_use = self.in_use()
+        return [model for model in self._movable() if not model.serves(in_use)]
+
+    def unload_idle(self) -> None:
+        """Let the models go that were not used for a while, so that others can have the memory."""
+        if not self.settings.model_idle_seconds:
+            return
+        before = time.monotonic() - self.settings.model_idle_seconds
+        with self.placing:
+            old = [model for model in self._idle() if model.used_at < before]
+            self.resident.remove(old)
+        self._let_go(old, f"not used for {format_seconds(self.settings.model_idle_seconds)}")
+
+    def _let_go(self, models: Sequence[ResidentModel], why: str) -> None:
+        """Free the memory of models that are resident no longer."""
+        for model in models:
+            log.info("unloaded %s, %s", model.spec.model, why)
+        if models:
+            free_memory(self.torch_device)
+
+
+def _bytes(models: Iterable[ResidentModel]) -> int:
+    """Return the memory that some models take together."""
+    return sum(model.bytes for model in models)
+
+
+def _first(models: Iterable[ResidentModel], size: int, count: int) -> Iterator[ResidentModel]:
+    """Yield the first models, at least `count`, that take at least `size` bytes, or all of them."""
+    for number, model in enumerate(models):
+        if size <= 0 and number >= count:
+            return
+        size -= model.bytes
+        yield model
