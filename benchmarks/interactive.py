@@ -1,12 +1,15 @@
 """Benchmark of requests beside a job: seconds of 100 texts on a busy farm, and cost for the job.
 
-    python -m benchmarks.interactive [--requests N] [--share S] [--workers N] [--json]
+    python -m benchmarks.interactive [--requests N] [--share S] [--workers N] [--other] [--json]
 
 MiniLM on CPU workers with an endless job. Phases with and without requests alternate, so that what
 else the machine does falls on both; they are of unequal lengths, so that what the farm does now and
 then, such as to write a part of the output, does too. Requests come at a steady rate that makes
 about the given share of all tokens theirs, whether or not those before them are answered, and a
 latency counts from the moment at which its request was due.
+
+With `--other` requests are for another model than the job's, which fits beside it: a second name of
+the same files.
 
 A request has two device batches to wait for: the one of the job that is in its way, and its own,
 which takes what the request takes on the same farm before there is a job.
@@ -30,6 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.corpora import MODEL, documentation, write_corpus
+from embedfarm.contract import model_files
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
@@ -242,25 +246,25 @@ class Watch:
 
 
 def measure(
-    directory: Path, settings: Settings, workers: int, requests: int, share: float
+    directory: Path, settings: Settings, arguments: argparse.Namespace, model: str
 ) -> Report:
     """Send requests alone, then run phases in turn beside a job until there are enough requests."""
     report = Report()
     few = write_corpus("mixed", directory, WARM_CHUNKS)
     many = write_corpus("mixed", directory, CHUNKS)
     with (
-        run_local_farm(directory / "farm", settings, "cpu", workers) as local,
+        run_local_farm(directory / "farm", settings, "cpu", arguments.workers) as local,
         closing_client(local.url) as client,
     ):
         farm = FarmClient(client)
-        traffic = Traffic(Lane(client, settings), JobSpec(model=MODEL), share)
+        traffic = Traffic(Lane(client, settings), JobSpec(model=model), arguments.share)
         with embedding(few, directory / "few", local.url) as process:
             process.wait()  # after it all workers have the model
         report.alone = [traffic.ask(time.monotonic())[0] for _ in range(ALONE)]
         with embedding(many, directory / "many", local.url):
             job = wait_for_job(farm)
             lengths = cycle(PHASE_SECONDS)
-            while len(report.latencies) < requests:
+            while len(report.latencies) < arguments.requests:
                 measure_phases(report, farm, job, traffic, next(lengths))
     return report
 
@@ -347,12 +351,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--share", type=float, default=0.1, help="of all tokens, for requests")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--other", action="store_true", help="ask for another model")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
-        report = measure(
-            Path(directory), Settings(), arguments.workers, arguments.requests, arguments.share
-        )
+    with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as name:
+        directory, model = Path(name), MODEL
+        if arguments.other:
+            model = str(directory / "other")
+            Path(model).symlink_to(model_files.resolve(MODEL), target_is_directory=True)
+        report = measure(directory, Settings(), arguments, model)
     if arguments.json:
         sys.stdout.write(json.dumps(report.figures() | {"runs": asdict(report)}) + "\n")
     else:

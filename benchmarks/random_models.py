@@ -49,6 +49,15 @@ class Architecture:
 def architectures() -> dict[str, Architecture]:
     """Return the architectures by name of the published model."""
     return {
+        "all-minilm-l6": Architecture(
+            BertConfig(
+                hidden_size=384,
+                num_hidden_layers=6,
+                num_attention_heads=12,
+                intermediate_size=1536,
+            ),
+            "mean",
+        ),
         "bge-base": Architecture(BertConfig(), "cls"),
         "bge-large": Architecture(
             BertConfig(
@@ -76,9 +85,9 @@ def architectures() -> dict[str, Architecture]:
     }
 
 
-def build(architecture: Architecture, directory: Path) -> None:
+def build(architecture: Architecture, directory: Path, seed: int = SEED) -> None:
     """Write a sentence-transformers model in float32, with the same weights each time."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     transformer = directory / "transformer"
     model = AutoModel.from_config(architecture.config)  # type: ignore[no-untyped-call] # not annotated
     model.save_pretrained(transformer)

@@ -270,6 +270,8 @@ class Heartbeat(Record):
         restarts: How many times its supervisor has started it again.
         loading: Key of the model that is being loaded, "" when none is.
         models: States of the models that it has loaded, or tried to load.
+        yields_in_seconds: Time after which requests that come now get a model that is in the way of
+            their own.
     """
 
     worker: str
@@ -295,6 +297,7 @@ class Heartbeat(Record):
     restarts: Count = 0
     loading: str = ""
     models: list[ModelState] = msgspec.field(default_factory=list)
+    yields_in_seconds: Amount = 0.0
 
 
 class JobShare(Record):

@@ -1,6 +1,7 @@
 """Interactive requests, which wait for vectors of a few texts: a thread each, and not too many."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from fastapi import Depends, HTTPException, Request
 from numpy.typing import NDArray
 
 from embedfarm.contract import tracing
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, LaneFull, LaneLate, LaneRefused, LaneUnserved
+from embedfarm.contract.load_forecast import seconds_until_loaded
 from embedfarm.contract.records import LaneAnswer
 
 T = TypeVar("T")
@@ -95,7 +98,8 @@ class InteractiveRequests:
         except LaneFull as error:
             raise _busy(str(error), error.retry_seconds) from error
         except LaneLate as error:
-            raise HTTPException(503, str(error), {"retry-after": str(BUSY_SECONDS)}) from error
+            again = {"retry-after": str(math.ceil(self._forecast(spec)))}
+            raise HTTPException(503, str(error), again) from error
         except LaneUnserved as error:
             raise HTTPException(404 if prompt_name else 422, str(error)) from error
         except LaneRefused as error:
@@ -104,6 +108,11 @@ class InteractiveRequests:
             named = [f"text {each.index}: {each.reason}" for each in answer.errors[:FAILED_MAX]]
             raise HTTPException(422, f"{len(answer.errors)} texts failed: {'; '.join(named)}")
         return answer
+
+    def _forecast(self, spec: JobSpec) -> float:
+        """Return the seconds after which a request that had no answer may be worth another try."""
+        beats = FarmClient(self.lane.client).workers()
+        return seconds_until_loaded(beats, spec, time.time())
 
 
 def _busy(detail: str, seconds: float) -> HTTPException:

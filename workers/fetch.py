@@ -30,6 +30,7 @@ from embedfarm.workers.texts import tokenise
 
 PIECES: Final = 8  # a block that failed is split into this many
 IDLE_SECONDS: Final = 0.25  # an idle worker looks for expired leases this often
+YIELD_SECONDS: Final = 0.05  # until requests in hand have ended as well
 PENDING_MAX: Final = 1024  # leases looked at in one go: more than a worker holds
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Fetcher:
 
     Attributes:
         own_rate: Returns the tokens per second that the worker did lately.
-        when_idle: Called when there is no work; tells whether it found some of another kind.
+        look_for_requests: Has models loaded that requests wait for; tells whether what is held has
+            to end first.
     """
 
     farm: FarmClient
@@ -51,10 +53,19 @@ class Fetcher:
     settings: Settings
     stop: threading.Event
     own_rate: Callable[[], float] = lambda: 0.0
-    when_idle: Callable[[], bool] = lambda: False
+    look_for_requests: Callable[[], bool] = lambda: False
     _alone: bool = False
+    _yields: bool = False
     _rescue_at: dict[str, float] = field(default_factory=dict)
     _begun: set[str] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Look for requests that wait for a model; lease nothing while work is in its way.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        self._yields = self.look_for_requests()
 
     def fetch(self) -> MicroBatch | None:
         """Fetch the next micro-batch, None after a short wait in which none came.
@@ -62,7 +73,10 @@ class Fetcher:
         Raises:
             redis.ConnectionError: The server is away; call `recover` when it is back.
         """
-        if self._alone and not self.holdings.wait_empty(IDLE_SECONDS):
+        if (self._alone or self._yields) and not self.holdings.wait_empty(IDLE_SECONDS):
+            return None
+        if self._yields:
+            self.stop.wait(YIELD_SECONDS)
             return None
         self._alone = False
         self.engines.models.room.unload_idle()
@@ -80,8 +94,7 @@ class Fetcher:
                 continue
             if batch is not None or self._alone:
                 return batch
-        if not (self.holdings.wait_empty(0) and self.when_idle()):
-            self._wait(shares)
+        self._wait(shares)
         return None
 
     def recover(self) -> None:

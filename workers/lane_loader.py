@@ -1,33 +1,60 @@
-"""Loading of engines for interactive requests, while the worker has nothing else to do."""
+"""Loading of engines for interactive requests: beside the worker's models, or in their place."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, Taken
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import LaneAnswer, LanePiece
+from embedfarm.contract.settings import Settings
 from embedfarm.workers.job_engines import REFUSAL_SECONDS
 from embedfarm.workers.model_store import ModelStore
 
-# Before a model is given up for a request that a worker which has it may be about to take.
-SWAP_SECONDS: Final = 0.5
+# How long a request is left to a worker that has its model, or that has nothing else to do.
+IDLE_SECONDS: Final = 0.5
+BUSY_SECONDS: Final = 1.0
+LOADS_WORTH: Final = 10.0  # times its loading that a model is kept at most for requests, and others
+TURN_SECONDS_MIN: Final = 1.0
 ALL_BYTES: Final = 1 << 40
 
 log = logging.getLogger(__name__)
+
+
+class Turn(NamedTuple):
+    """The time for which a model that was loaded for requests stays for them.
+
+    Attributes:
+        engine: Key of the engine that they wait for.
+        began: Monotonic time at which it was loaded.
+        seconds: Time that the loading took, at least `TURN_SECONDS_MIN`.
+        yielded: Whether work in hand had to end for it.
+    """
+
+    engine: str
+    began: float
+    seconds: float
+    yielded: bool
 
 
 @dataclass
 class LaneLoader:
     """Loads engines that requests wait for, and refuses requests that no worker can serve.
 
+    What fits beside the models that are in use is loaded beside them. For what does not, requests
+    wait up to `lane_swap_seconds`; then the worker ends what it holds, and the model has a turn: as
+    long as its loading took, and up to ten times that while requests come. Then jobs have theirs,
+    for ten times as long as the loading took.
+
     Attributes:
+        is_idle: Tells whether the worker holds no work of jobs.
         hear: Called with the key of an engine once it is loaded.
     """
 
@@ -35,24 +62,56 @@ class LaneLoader:
     lane: Lane
     worker: str
     models: ModelStore
+    settings: Settings
     stop: threading.Event
+    is_idle: Callable[[], bool]
     hear: Callable[[str], None]
+    _turn: Turn | None = None
+    _yields_to: str = ""  # key of the engine for which the worker ends what it holds
+    _yields_at: float = 0.0  # monotonic time from which it may
     _refused_until: dict[str, float] = field(default_factory=dict)
 
-    def load_wanted(self) -> bool:
-        """Load the engine that requests wait for in vain; tell whether a loading was tried.
+    def look(self) -> bool:
+        """Have the engine loaded that requests wait for; tell whether work in hand must end first.
 
         Raises:
             redis.ConnectionError: The server is away.
         """
-        for key in self.lane.asked():
-            oldest = None if self.models.resident.find(key) else self.lane.oldest(key)
-            if oldest is not None and self._consider(key, oldest):
-                return True
-        return False
+        self._end_turn()
+        if self._yields_to and self.lane.oldest(self._yields_to) is None:
+            self.lane.end_loading(self._yields_to)
+            self._yields_to = ""
+        if not self.models.is_loading:
+            for key in self.lane.asked():
+                oldest = None if self.models.resident.find(key) else self.lane.oldest(key)
+                if oldest is not None and self._consider(key, oldest):
+                    break
+        return bool(self._yields_to)
+
+    def engines(self) -> set[str]:
+        """Return the key of the engine whose turn it is."""
+        return set() if self._turn is None else {self._turn.engine}
+
+    @property
+    def yields_in_seconds(self) -> float:
+        """Time after which requests that come now get a model that is in the way of their own."""
+        left = max(0.0, self._yields_at - time.monotonic())
+        return max(left, self.settings.lane_swap_seconds)
+
+    def _end_turn(self) -> None:
+        """End the turn of a model that was loaded for requests, so that another one may come."""
+        turn = self._turn
+        if turn is None:
+            return
+        lasted = time.monotonic() - turn.began
+        served = lasted >= turn.seconds and not self.lane.waiting(turn.engine)
+        if served or lasted >= LOADS_WORTH * turn.seconds:
+            self._turn = None
+            if turn.yielded:
+                self._yields_at = time.monotonic() + LOADS_WORTH * turn.seconds
 
     def _consider(self, key: str, oldest: Taken) -> bool:
-        """Load an engine for a request, or refuse it; return False if no loading was tried."""
+        """Load an engine for a request, or refuse it; return False if there is nothing to do."""
         if time.monotonic() < self._refused_until.get(key, 0.0):
             self._refuse_together(key)
             return False
@@ -61,29 +120,56 @@ class LaneLoader:
         except RecordError as error:
             refuse_waiting(self.lane, key, self.worker, str(error))
             return False
-        patience = SWAP_SECONDS if self.models.has_any else 0.0
-        if not patience <= oldest.waited_seconds <= request.timeout_seconds:
+        if not self._patience() <= oldest.waited_seconds <= request.timeout_seconds:
             return False
-        if self.stop.is_set() or not self.lane.claim_loading(key, self.worker):
+        if self.stop.is_set():
             return False
-        try:
-            self._load(key, request.spec)
-        finally:
-            self.lane.end_loading(key)
-        return True
+        if key != self._yields_to and not self.lane.claim_loading(key, self.worker):
+            return False
+        return self._load(key, request.spec, oldest.waited_seconds)
 
-    def _load(self, key: str, spec: JobSpec) -> None:
-        """Load an engine; if that fails, and no other worker can load it, refuse its requests."""
+    def _patience(self) -> float:
+        """Return how long a request waits before this worker loads its model."""
+        if not self.models.has_any:
+            return 0.0
+        return IDLE_SECONDS if self.is_idle() else BUSY_SECONDS
+
+    def _load(self, key: str, spec: JobSpec, waited_seconds: float) -> bool:
+        """Begin to load an engine whose loading this worker has claimed, or to yield to it."""
+        yielded = key == self._yields_to
         try:
-            self.models.load(spec)
+            begun = self.models.load_beside(spec, lambda: self._loaded(key, yielded=yielded))
         except ModelError as error:
-            log.warning("requests refused: %s", error)
-            self._refused_until[key] = time.monotonic() + REFUSAL_SECONDS
-            self.lane.refuse(key, self.worker, str(error))
-            self._refuse_together(key)
+            self._refuse(key, error)
+            begun = yielded = False
         else:
-            if self.models.resident.find(key) is not None:
-                self.hear(key)
+            late = waited_seconds >= self.settings.lane_swap_seconds
+            yielded = not begun and late and time.monotonic() >= self._yields_at
+        self._yields_to = key if yielded else ""
+        if not (begun or yielded):
+            self.lane.end_loading(key)
+        return begun or yielded
+
+    def _loaded(self, key: str, *, yielded: bool) -> None:
+        """Give a model that is loaded now its turn; if it failed, the next look learns why."""
+        model = self.models.resident.owner(key)
+        if model is not None:
+            seconds = max(TURN_SECONDS_MIN, model.load_seconds)
+            self._turn = Turn(key, time.monotonic(), seconds, yielded)
+            self.hear(key)
+        try:
+            self.lane.end_loading(key)
+        except UNAVAILABLE as error:
+            log.warning("others are kept from loading for a while, server away: %s", error)
+
+    def _refuse(self, key: str, error: ModelError) -> None:
+        """Leave an engine that does not load here to others; if there are none, refuse requests."""
+        log.warning("requests refused: %s", error)
+        now = time.monotonic()
+        self._refused_until = {k: until for k, until in self._refused_until.items() if until > now}
+        self._refused_until[key] = now + REFUSAL_SECONDS
+        self.lane.refuse(key, self.worker, str(error))
+        self._refuse_together(key)
 
     def _refuse_together(self, key: str) -> None:
         """Refuse what waits for an engine that no worker of the farm could load."""

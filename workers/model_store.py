@@ -82,9 +82,14 @@ class ModelStore:
         return open_reference(engine, spec, self.settings)
 
     @property
+    def is_loading(self) -> bool:
+        """Whether a model is being loaded."""
+        return bool(self.loading) or (self._beside is not None and self._beside.is_alive())
+
+    @property
     def has_any(self) -> bool:
         """Whether a model is loaded, or is being loaded."""
-        return bool(self.loading) or self.resident.last is not None
+        return self.is_loading or self.resident.last is not None
 
     def variant(self, spec: JobSpec) -> Engine | None:
         """Return the engine of a spec on the loaded weights; None where it needs others.
@@ -107,13 +112,17 @@ class ModelStore:
             ModelError: The model is not to be had, or does not load.
         """
         variant = self.variant(spec)
-        if variant is not None or self.loading:
+        if variant is not None or self.is_loading:
             return variant
         with self._noting(spec):
             return self._load(spec) if self._make_room(spec) else None
 
-    def load_beside(self, spec: JobSpec) -> bool:
+    def load_beside(self, spec: JobSpec, then: Callable[[], None] = lambda: None) -> bool:
         """Have a model loaded while the device works; tell whether that goes on, or has to wait.
+
+        Args:
+            spec: What it is loaded for.
+            then: Called in the loading thread once it has ended, if it is begun by this call.
 
         Raises:
             ModelError: The model is not to be had, or the load that was begun has failed.
@@ -122,12 +131,12 @@ class ModelStore:
         failure = self._failures.pop(key, None)
         if failure is not None:
             raise failure
-        if self._beside is not None and self._beside.is_alive():
+        if self.is_loading:
             return True
         with self._noting(spec):
             if not self._make_room(spec):
                 return False
-        self._beside = self.start("load", lambda: self._load_beside(key, spec))
+        self._beside = self.start("load", lambda: self._load_beside(key, spec, then))
         return True
 
     def _make_room(self, spec: JobSpec) -> bool:
@@ -142,12 +151,13 @@ class ModelStore:
             raise ModelError(before.sentence())
         return self.room.make(spec)
 
-    def _load_beside(self, key: str, spec: JobSpec) -> None:
+    def _load_beside(self, key: str, spec: JobSpec, then: Callable[[], None]) -> None:
         try:
             with self._noting(spec):
                 self._load(spec)
         except ModelError as error:
             self._failures[key] = error
+        then()
 
     @contextmanager
     def _noting(self, spec: JobSpec) -> Iterator[None]:

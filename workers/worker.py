@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ from embedfarm.workers.job_engines import JobEngines
 from embedfarm.workers.lane_loader import LaneLoader
 from embedfarm.workers.lane_server import LaneServer
 from embedfarm.workers.leases import Holdings, MicroBatch
-from embedfarm.workers.model_store import ModelStore
+from embedfarm.workers.model_store import ModelStore, start_thread
 from embedfarm.workers.next_lease import IN_HAND, NextLease
 from embedfarm.workers.renewal import hand_back, lose_ended, renew
 from embedfarm.workers.timings import Timings
@@ -112,7 +113,11 @@ class Worker:
         self.lane = LaneServer(
             lane, self.name, self.models, settings, stop, self._wake, timings.tokens_within
         )
-        self.models.room.in_use = lambda: self.holdings.engines() | self.lane.engines()
+        is_idle = partial(self.holdings.wait_empty, 0)
+        self.lane_loader = LaneLoader(
+            farm, lane, self.name, self.models, settings, stop, is_idle, self.lane.hear
+        )
+        self.models.room.in_use = self._engines_in_use
         budgets = Budgets(farm, self.device_kind, settings.batch_tokens_max)
         self.embedder = Embedder(
             budgets, self.models.open_reference, timings, self.watchdog, self.lane, self._progress
@@ -128,7 +133,7 @@ class Worker:
             settings,
             stop,
             lambda: self.committer.tokens_per_second,
-            LaneLoader(farm, lane, self.name, self.models, stop, self.lane.hear).load_wanted,
+            self.lane_loader.look,
         )
         # None wakes an idle device for a request.
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
@@ -167,9 +172,7 @@ class Worker:
             raise self.failure
 
     def _start(self, name: str, stage: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=self._guard, args=[stage], name=name, daemon=True)
-        thread.start()
-        return thread
+        return start_thread(name, lambda: self._guard(stage))
 
     def _guard(self, stage: Callable[[], None]) -> None:
         """Run a stage; its failure stops the worker."""
@@ -184,9 +187,10 @@ class Worker:
     def _fetch(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self.stop.is_set():
-            if not self._next.wait(QUEUE_SECONDS):
-                continue
             try:
+                self.fetcher.look()
+                if not self._next.wait(QUEUE_SECONDS):
+                    continue
                 batch = self.fetcher.fetch()
                 pause = FIRST_PAUSE_SECONDS
             except UNAVAILABLE as error:
@@ -199,6 +203,11 @@ class Worker:
                 self._next.set(IN_HAND)
                 self._offer(self.ready, batch, lambda: not self.stop.is_set())
             del batch  # as in `_forward`
+
+    def _engines_in_use(self) -> set[str]:
+        """Return the keys of the engines whose models may not go now."""
+        turn = self.lane_loader.engines()
+        return self.holdings.engines() | self.lane.engines() | turn
 
     def _offer(self, stage: "queue.Queue[T]", item: T, wanted: Callable[[], bool]) -> None:
         """Hand an item to the next stage, as long as there is one that may take it."""
@@ -342,6 +351,7 @@ class Worker:
             restarts=restarts(),
             loading=self.models.loading,
             models=self.models.states(),
+            yields_in_seconds=self.lane_loader.yields_in_seconds,
         )
 
     def _facts(self) -> dict[str, float]:

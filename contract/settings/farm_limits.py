@@ -234,6 +234,10 @@ class LaneSettings(BaseModel):
         PositiveFloat,
         Field(description="Time without a request after which device batches are full size again."),
     ] = 5.0
+    lane_swap_seconds: Annotated[
+        NonNegativeFloat,
+        Field(description="A request waits so long before jobs' models that are in use go for it."),
+    ] = 10.0
     lane_lease_seconds: Annotated[
         PositiveFloat,
         Field(description="A request whose worker is silent for this long goes to another one."),

@@ -18,6 +18,8 @@ from tests.scheduler.support import SETTINGS, draft, equals, farm, job, passes, 
 
 TWO: Final = (Machine(20_000.0), Machine(20_000.0))
 
+MODEL_BYTES: Final = 4 << 30  # of each of five models
+
 
 def loaded(state: FarmState, model: str) -> FarmState:
     """Return the farm with a model on every device."""
@@ -283,12 +285,38 @@ def test_an_urgent_job_of_ten_chunks_costs_one_swap() -> None:
 
 def test_many_models_with_long_loads_hardly_cost_more() -> None:
     """Five models of 5 to 120 s of loading on eight unequal workers come near the ideal."""
+    for made in run(five_models([0] * 8), 2):
+        assert made.efficiency >= 0.85
+        assert len(made.loads) <= 40
+
+
+def test_workers_that_hold_several_models_cost_less() -> None:
+    """Workers with memory for two or four of five models come nearer, also with urgent jobs.
+
+    An urgent job is done within seconds, though loading its model may take two minutes.
+    """
+    rooms = [2 * MODEL_BYTES, 4 * MODEL_BYTES] * 4
+    for made in run(five_models(rooms), 2):
+        assert made.efficiency >= 0.9
+    urgent = tuple(
+        Work(0.5, f"urgent-{n}", arrives_seconds=60.0 + 100 * n, model=f"m{n % 5}", priority=2)
+        for n in range(8)
+    )
+    for made in run(five_models(rooms, urgent), 2):
+        assert made.efficiency >= 0.9
+        assert len(made.loads) <= 80
+        assert max(made.job_ended[each.name] - each.arrives_seconds for each in urgent) <= 15.0
+
+
+def five_models(rooms: Sequence[int], further: tuple[Work, ...] = ()) -> Scenario:
+    """Return a long job of each of five models on eight workers of so much memory, 0 for any."""
     loads = {f"m{n}": seconds for n, seconds in enumerate((5.0, 10.0, 30.0, 60.0, 120.0))}
     work = tuple(
         Work(240.0, f"job-{name}", arrives_seconds=10.0 * n, model=name)
         for n, name in enumerate(loads)
     )
-    scenario = Scenario("five", "", spread(8), work, load_seconds=loads)
-    for made in run(scenario, 2):
-        assert made.efficiency >= 0.85
-        assert len(made.loads) <= 40
+    machines = tuple(
+        replace(machine, memory_bytes=room) for machine, room in zip(spread(8), rooms, strict=True)
+    )
+    sizes = dict.fromkeys(loads, MODEL_BYTES)
+    return Scenario("five", "", machines, (*work, *further), load_seconds=loads, model_bytes=sizes)

@@ -25,9 +25,10 @@ from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, TextsFailed, cut
+from embedfarm.contract.load_forecast import seconds_until_loaded
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.records import Block
-from embedfarm.workers import model_store
+from embedfarm.workers import lane_loader, model_store
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, Tokenised
@@ -220,17 +221,84 @@ def test_a_jobs_rate_is_its_own(server: LiveServer, farm: FarmClient, lane: Lane
     assert rate == pytest.approx(alone * per_real_token, rel=0.15)
 
 
-def test_a_worker_at_work_keeps_its_model(server: LiveServer, farm: FarmClient, lane: Lane) -> None:
-    """A worker swaps its model for a request only when idle; until then the client is told so."""
+def test_a_worker_at_work_loads_what_fits_beside(
+    server: LiveServer, farm: FarmClient, lane: Lane
+) -> None:
+    """A request for another model is answered while a job goes on, where both models fit."""
     job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
-    with working(worker_on(server)) as worker:
+    with working(worker_on(server, batch_tokens_max=100)) as worker:
         wait_until(lambda: worker._current)
-        with pytest.raises(LaneLate):
-            lane.embed(SPEC, ["a"], 1.5)  # longer than it would wait for another worker
+        assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
+        assert not done(job)
         assert worker.models.resident.find(engine_key(JobSpec(model=SLOW)))
+        wait_until(lambda: done(job))
+        assert {each.spec.model for each in worker.models.resident} == {SLOW, NULL}
+
+
+def test_a_request_gets_a_turn_where_nothing_fits_beside(
+    server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request waits for `lane_swap_seconds`; then a job's model goes for it, and comes back."""
+    let_models_take(monkeypatch, 2)
+    opened = count_opened(monkeypatch)
+    blocks = [block_of(start, 200) for start in range(0, 4000, 200)]
+    job = create_job(farm, blocks, model=SLOW)  # 4 s
+    with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=1.5)) as worker:
+        wait_until(lambda: worker._current)
+        began = time.monotonic()
+        assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
+        assert time.monotonic() - began > 1.5
         assert not done(job)
         wait_until(lambda: done(job))
+    assert opened == [SLOW, NULL, SLOW]
+
+
+def test_until_then_the_client_is_told_so(
+    server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job keeps its model for a while, and a request that waits no longer than that is late."""
+    let_models_take(monkeypatch, 2)
+    job = create_job(farm, [block_of(0, 4000)], model=SLOW)  # 4 s
+    with working(worker_on(server, models_bytes_max=3)) as worker:
+        wait_until(lambda: worker._current)
+        with pytest.raises(LaneLate):
+            lane.embed(SPEC, ["a"], 1.5)
+        (beat,) = farm.workers()
+        assert seconds_until_loaded([beat], SPEC, time.time()) >= beat.yields_in_seconds == 10.0
+        assert worker.models.resident.find(engine_key(JobSpec(model=SLOW)))
+        wait_until(lambda: done(job))
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
+
+
+def test_requests_and_jobs_take_turns(
+    server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that never end do not keep a job from its end, nor a job them from answers."""
+    let_models_take(monkeypatch, 2)
+    opened = count_opened(monkeypatch)
+    monkeypatch.setattr(lane_loader, "TURN_SECONDS_MIN", 0.1)
+    blocks = [block_of(start, 100) for start in range(0, 4000, 100)]
+    job = create_job(farm, blocks, model=SLOW)  # 4 s
+    answered = 0
+    with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=0.2)) as worker:
+        wait_until(lambda: worker._current)
+        while not done(job):
+            lane.embed(SPEC, ["a"], SECONDS)
+            answered += 1
+    assert answered > 10
+    assert 2 <= opened.count(NULL) <= opened.count(SLOW) <= 12
+
+
+def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the names of the models noted that are loaded from now on, and return them."""
+    opened: list[str] = []
+
+    def load_counted(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
+        opened.append(arguments[0].model)
+        return NullEngine.open(arguments[0])
+
+    monkeypatch.setattr(model_store, "open_engine", load_counted)
+    return opened
 
 
 def test_a_worker_at_work_serves_other_prompts(
@@ -252,13 +320,7 @@ def test_jobs_with_other_prompts_share_a_model(
     server: LiveServer, farm: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs that differ in their prompts only share one loaded model."""
-    opened = []
-
-    def load_counted(*arguments: Any) -> Engine:  # noqa: ANN401 # those of open_engine
-        opened.append(arguments[0])
-        return NullEngine.open(arguments[0])
-
-    monkeypatch.setattr(model_store, "open_engine", load_counted)
+    opened = count_opened(monkeypatch)
     prompts = ["", "p: ", "q: "]
     jobs = [
         create_job(farm, [block_of(0, 5), block_of(5, 5)], name=f"j{n}", prompt=prompt)
