@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -306,6 +307,19 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "nobody/nothing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
+    """A job whose model takes more memory than a worker's models may ends soon and says so."""
+    corpus, began = write_corpus(tmp_path / "corpus.jsonl", ["a"]), time.monotonic()
+    done = run(
+        "embed", corpus, "--out", tmp_path / "out", "--workers", "1", "--dtype", "float32",
+        environment={"HF_HUB_OFFLINE": "1", "EMBEDFARM_MODELS_BYTES_MAX": str(64 << 20)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert re.search(r"MiniLM-L6-v2 takes 8\d MiB, and `models_bytes_max` is 64 MiB", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - began < 60
 
 
 def test_a_corpus_of_another_encoding(tmp_path: Path) -> None:
