@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -85,6 +85,11 @@ def fail(message: str, status: int = FAILED) -> NoReturn:
     """End the program with a sentence on standard error; secrets of URLs are not in it."""
     typer.echo(f"embedfarm: {hide_secrets(message)}", err=True)
     raise typer.Exit(status)
+
+
+def pin(settings: Settings, models: Sequence[str]) -> Settings:
+    """Return settings by which workers keep some models once they are loaded."""
+    return settings.model_copy(update={"models_pinned": (*settings.models_pinned, *models)})
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401 -- anything that JSON can say

@@ -15,6 +15,7 @@ from embedfarm.cli.options import (
     RedisUrl,
     fail,
     farm_settings,
+    pin,
     plain_errors,
     stop_on_signals,
 )
@@ -57,12 +58,20 @@ def schedule(redis: RedisUrl = "") -> None:
         run_alone(url, settings, stop)
 
 
-def work(redis: RedisUrl = "", devices: Devices = "all", workers: CpuWorkers = 0) -> None:
+def work(
+    redis: RedisUrl = "",
+    devices: Devices = "all",
+    workers: CpuWorkers = 0,
+    pins: Annotated[
+        list[str] | None,
+        typer.Option("--pin", metavar="MODEL", help="Model that stays once it is loaded."),
+    ] = None,
+) -> None:
     """Run one worker process per device of this host."""
     from embedfarm.workers.devices import discover
     from embedfarm.workers.supervisor import children, tell_exits
 
-    settings = farm_settings(redis)
+    settings = pin(farm_settings(redis), pins or [])
     url = settings.redis_url
     stop = stop_on_signals()
     notifier = Notifier()

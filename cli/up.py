@@ -16,6 +16,7 @@ from embedfarm.cli.options import (
     CpuWorkers,
     Devices,
     fail,
+    pin,
     plain_errors,
     read_settings,
     stop_on_signals,
@@ -44,11 +45,14 @@ def up(
         typer.Option(min=0, max=PORT_MAX, help="Port on loopback to serve HTTP on; 0 for none."),
     ] = 0,
     warm: Annotated[
-        str, typer.Option(metavar="MODEL", help="Model that a worker loads before it is asked for.")
+        str,
+        typer.Option(
+            metavar="MODEL", help="Model that a worker loads before it is asked for, and keeps."
+        ),
     ] = "",
 ) -> None:
     """Run a whole farm on this machine until it is stopped; other verbs here find it."""
-    settings = read_settings()
+    settings = pin(read_settings(), [warm] if warm else [])
     if port:
         try:
             socket.create_server((LOOPBACK, port)).close()

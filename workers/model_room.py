@@ -82,6 +82,10 @@ class ModelRoom:
             most = format_bytes(limit)
             raise NoRoom(f"{what}, pinned models {pinned}, and `models_bytes_max` is {most}")
         if lacking > movable:
+            free_memory(self.torch_device)
+            memory = device_memory(self.torch_device)
+            lacking = needed - memory.free
+        if lacking > movable:
             raise NoRoom(f"{what}, and {format_bytes(memory.free)} of memory are free")
         reserved = lacking + self.settings.models_reserve_bytes if needed else 0
         return max(over, lacking, reserved)

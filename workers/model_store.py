@@ -157,6 +157,10 @@ class ModelStore:
                 self._load(spec)
         except ModelError as error:
             self._failures[key] = error
+            while len(self._failures) > FAILED_MAX:
+                del self._failures[next(iter(self._failures))]
+        except UNAVAILABLE as error:
+            log.warning("not loaded, server away; it is asked for again: %s", error)
         then()
 
     @contextmanager
@@ -186,9 +190,10 @@ class ModelStore:
             )
             for each in self.resident
         ]
-        if self.loading:
-            coming = ModelState(model=self.loading, state="loading", since=self._loading_since)
-            states.append(coming)
+        coming = self.loading
+        if coming:
+            since = self._loading_since
+            states.append(ModelState(model=coming, state="loading", since=since))
         return [*states, *self._failed.values()]
 
     def _load(self, spec: JobSpec) -> Engine:

@@ -364,6 +364,7 @@ def up(home: Path, port: int, *further: str) -> subprocess.Popen[str]:
     (home / "tmp").mkdir()
     places = {"EMBEDFARM_STATE_DIRECTORY": str(home / "state"), "HOME": str(home)}
     places |= {"HF_HUB_OFFLINE": "1", "EMBEDFARM_MODELS": '["null:16"]'}
+    places |= {"EMBEDFARM_MODEL_IDLE_SECONDS": "0.1"}  # what is warm stays so
     words = ["up", "--devices", "cpu", "--workers", "1", "--port", str(port), *further]
     return subprocess.Popen(
         [sys.executable, "-m", "embedfarm", *words],

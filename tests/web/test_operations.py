@@ -164,6 +164,11 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
         device_facts={"memory_used_bytes": 5.0},
         where={"forward": 2.0},
         lane={"texts": 4.0},
+        models=[
+            ModelState(model="m|float32|0|auto", state="ready", since=1.0, bytes=7, load_seconds=2),
+            ModelState(model="m|auto|0|auto", state="ready", since=1.0, bytes=5, load_seconds=3),
+            ModelState(model="n|auto|0|auto", state="loading", since=1.0),
+        ],
     )
     farm.beat(beat, 60)
     farm.plans.tell(DECISION, STATS)
@@ -175,6 +180,10 @@ def test_metrics_tell_the_farm(web: TestClient, client: redis.Redis, server: Liv
     assert found["embedfarm_worker_seconds_total", ("forward", "gpu")] == 2
     assert found["embedfarm_lane_texts_total", ("gpu",)] == 4
     assert found["embedfarm_gpu_memory_used_bytes", ("cuda-GPU-1", "gpu")] == 5
+    assert found["embedfarm_worker_models", ("m", "ready", "gpu")] == 2
+    assert found["embedfarm_worker_models", ("n", "loading", "gpu")] == 1
+    assert found["embedfarm_model_bytes", ("m", "gpu")] == 12
+    assert found["embedfarm_model_load_seconds", ("m", "gpu")] == 3
     assert found["embedfarm_scheduler_efficiency_ratio", ()] == STATS.efficiency
     assert "little" not in web.get("/metrics").text
     Job(client, "little").delete()

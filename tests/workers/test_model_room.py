@@ -455,6 +455,24 @@ def test_a_load_beside_work_may_break_the_device(
     assert running.error is loads.failure
 
 
+def test_a_load_beside_work_without_the_server(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that cannot be counted, since the server is away, is none, and is begun again."""
+    store, spec = store_of(client), spec_of(8)
+
+    def lose(*_: object) -> None:
+        raise redis.ConnectionError("away")
+
+    with monkeypatch.context() as away:
+        away.setattr(store.farm.loads, "begin", lose)
+        assert store.load_beside(spec)
+        wait_until(lambda: not store.is_loading)
+    assert not loaded(store)
+    assert store.load_beside(spec)
+    wait_until(lambda: loaded(store) == [spec.model])
+
+
 def test_a_worker_yields_to_a_model_that_does_not_fit(
     server: LiveServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_client import FarmClient, model_rows
 from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import JobFacts, read_jobs
@@ -213,7 +213,25 @@ def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
         values = {(beat.worker,): beat.lane[name] for beat in beats if name in beat.lane}
         words = f"{name.capitalize()} of interactive requests since the start of a worker."
         yield _counter(f"lane_{name}", words, values, "worker")
+    yield from _model_metrics(beats)
     yield from _device_metrics(beats)
+
+
+def _model_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
+    rows = [(worker, each.model.partition("|")[0], each) for worker, each in model_rows(beats)]
+    states = Tally((worker, model, each.state) for worker, model, each in rows)
+    words = "Models that a worker has loaded, is loading, or failed to load, by state."
+    counts = {of: float(count) for of, count in states.items()}
+    yield _gauge("worker_models", words, counts, "worker", "model", "state")
+    taken: dict[tuple[str, str], float] = {}
+    took: dict[tuple[str, str], float] = {}
+    for worker, model, each in rows:
+        if each.state == "ready":
+            taken[worker, model] = taken.get((worker, model), 0.0) + each.bytes
+            took[worker, model] = max(took.get((worker, model), 0.0), each.load_seconds)
+    words = "Memory that the weights of a loaded model take on a worker."
+    yield _gauge("model_bytes", words, taken, "worker", "model")
+    yield _gauge("model_load_seconds", "Time that its loading took.", took, "worker", "model")
 
 
 def _count_workers(beats: Iterable[Heartbeat]) -> Metric:

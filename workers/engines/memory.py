@@ -23,6 +23,8 @@ ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 def device_memory(device: str) -> AvailableMemory:
     """Return the memory of a device; that of the host for a CPU.
 
+    What torch keeps for the next device batches counts as taken, until `free_memory`.
+
     Args:
         device: torch's name of the device.
     """
@@ -31,8 +33,7 @@ def device_memory(device: str) -> AvailableMemory:
     import torch  # noqa: PLC0415 # a null engine does without it
 
     free, total = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return AvailableMemory(total, free + kept)
+    return AvailableMemory(total, free)
 
 
 def predict_bytes(spec: JobSpec, device: str, settings: Settings) -> int | None:
