@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from embedfarm.contract.broker import UNAVAILABLE
@@ -23,6 +24,7 @@ IDLE_SECONDS: Final = 0.5
 BUSY_SECONDS: Final = 1.0
 LOADS_WORTH: Final = 10.0  # times its loading that a model is kept at most for requests, and others
 TURN_SECONDS_MIN: Final = 1.0
+BUSY: Final = "its device works for jobs"  # begins the reason of a worker that may load it later
 ALL_BYTES: Final = 1 << 40
 
 log = logging.getLogger(__name__)
@@ -120,13 +122,21 @@ class LaneLoader:
         except RecordError as error:
             refuse_waiting(self.lane, key, self.worker, str(error))
             return False
-        if not self._patience() <= oldest.waited_seconds <= request.timeout_seconds:
-            return False
-        if self.stop.is_set():
+        patient = self._patience() <= oldest.waited_seconds <= request.timeout_seconds
+        if not patient or self.stop.is_set():
             return False
         if key != self._yields_to and not self.lane.claim_loading(key, self.worker):
             return False
-        return self._load(key, request.spec, oldest.waited_seconds)
+        if self._load(key, request.spec, oldest.waited_seconds):
+            return True
+        if self._seconds_until_turn() > request.timeout_seconds:
+            self._put_off(key)
+        return False
+
+    def _seconds_until_turn(self) -> float:
+        """Return the time after which this worker can have loaded a model in place of another."""
+        loads = [model.load_seconds for model in self.models.resident]
+        return self._yields_at - time.monotonic() + max(loads, default=0.0)
 
     def _patience(self) -> float:
         """Return how long a request waits before this worker loads its model."""
@@ -136,19 +146,18 @@ class LaneLoader:
 
     def _load(self, key: str, spec: JobSpec, waited_seconds: float) -> bool:
         """Begin to load an engine whose loading this worker has claimed, or to yield to it."""
-        yielded = key == self._yields_to
+        then = partial(self._loaded, key, yielded=key == self._yields_to)
+        begun = yields = False
         try:
-            begun = self.models.load_beside(spec, lambda: self._loaded(key, yielded=yielded))
+            begun = self.models.load_beside(spec, then)
+            late = waited_seconds >= self.settings.lane_swap_seconds
+            yields = not begun and late and time.monotonic() >= self._yields_at
         except ModelError as error:
             self._refuse(key, error)
-            begun = yielded = False
-        else:
-            late = waited_seconds >= self.settings.lane_swap_seconds
-            yielded = not begun and late and time.monotonic() >= self._yields_at
-        self._yields_to = key if yielded else ""
-        if not (begun or yielded):
+        self._yields_to = key if yields else ""
+        if not (begun or yields):
             self.lane.end_loading(key)
-        return begun or yielded
+        return begun or yields
 
     def _loaded(self, key: str, *, yielded: bool) -> None:
         """Give a model that is loaded now its turn; if it failed, the next look learns why."""
@@ -171,17 +180,25 @@ class LaneLoader:
         self.lane.refuse(key, self.worker, str(error))
         self._refuse_together(key)
 
+    def _put_off(self, key: str) -> None:
+        """Leave requests that cannot be answered in time to others; say so if there are none."""
+        again = f"loads it in {self._seconds_until_turn():.0f} s at the earliest"
+        self.lane.refuse(key, self.worker, f"{BUSY}, and {again}")
+        self._refuse_together(key)
+
     def _refuse_together(self, key: str) -> None:
-        """Refuse what waits for an engine that no worker of the farm could load."""
+        """Refuse what waits for an engine that no worker of the farm could load, or not in time."""
         reasons = self.lane.unloaded(key)
         if {beat.worker for beat in self.farm.workers()} <= reasons.keys():
             said = dict.fromkeys(reasons.values())  # most say the same
-            reason = f"no worker can load the model: {'; '.join(said)}"
-            refuse_waiting(self.lane, key, self.worker, reason)
+            late = any(each.startswith(BUSY) for each in said)
+            what = "no worker loads the model in time" if late else "no worker can load the model"
+            reason = f"{what}: {'; '.join(said)}"
+            refuse_waiting(self.lane, key, self.worker, reason, late=late)
 
 
-def refuse_waiting(lane: Lane, key: str, worker: str, reason: str) -> None:
-    """Refuse all requests that wait for an engine."""
-    answer = LaneAnswer(reason=reason, worker=worker, unserved=True)
+def refuse_waiting(lane: Lane, key: str, worker: str, reason: str, *, late: bool = False) -> None:
+    """Refuse all requests that wait for an engine: for good, or since none is answered in time."""
+    answer = LaneAnswer(reason=reason, worker=worker, unserved=not late, late=late)
     while taken := lane.take(key, worker, ALL_BYTES):
         lane.answer(key, [(each.entry, each.id, answer) for each in taken])

@@ -289,6 +289,28 @@ def test_requests_and_jobs_take_turns(
     assert 2 <= opened.count(NULL) <= opened.count(SLOW) <= 12
 
 
+def test_who_cannot_be_answered_in_time_is_told_at_once(
+    server: LiveServer, farm: FarmClient, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that would wait in vain while jobs have their turn are told so at once."""
+    let_models_take(monkeypatch, 2)
+    blocks = [block_of(start, 100) for start in range(0, 8000, 100)]
+    job = create_job(farm, blocks, model=SLOW)  # 8 s
+    other = JobSpec(model="null:4")
+    with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=0.2)) as worker:
+        wait_until(lambda: worker._current)
+        lane.embed(SPEC, ["a"], SECONDS)
+        wait_until(lambda: not worker.lane_loader.engines())
+        began = time.monotonic()
+        with pytest.raises(LaneLate, match="no worker loads the model in time: its device works"):
+            lane.embed(other, ["a"], 6.0)
+        assert time.monotonic() - began < 5
+        (beat,) = farm.workers()
+        assert 3 < seconds_until_loaded([beat], other, time.time()) < 11
+        assert lane.embed(other, ["a"], SECONDS).shape == (1, 4)
+        wait_until(lambda: done(job), 30)
+
+
 def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have the names of the models noted that are loaded from now on, and return them."""
     opened: list[str] = []
