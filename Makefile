@@ -120,10 +120,13 @@ build/clients/installed: tests/clients/requirements.txt tests/clients/package-lo
 clients: .venv/installed-dev build/clients/installed ## Other people's clients on a farm; the table of docs/http.md.
 	$(BIN)/python -m tests.clients --report docs/http.md
 
+endpoint: .venv/installed-dev build/peers/infinity/installed ## A job through a server of another make; the table of docs/endpoints.md.
+	$(BIN)/python -m benchmarks.endpoint --report docs/endpoints.md $(ARGS)
+
 bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models that have no weights here.
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients endpoint bench-peers bench-scheduling simulate week clean

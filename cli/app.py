@@ -66,7 +66,9 @@ VERBS: Final = {
         ("roles", "schedule"),
         "Run a scheduler; of several, one is active and the others stand by.",
     ),
-    "work": Verb(("roles", "work"), "Run one worker process per device of this host."),
+    "work": Verb(
+        ("roles", "work"), "Run one worker process per device of this host, or per endpoint."
+    ),
     "ingest": Verb(
         ("ingest", "ingest"),
         "Run jobs that programs enqueue with RQ, and those of the setting `recurring`.",

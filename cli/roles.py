@@ -33,7 +33,7 @@ from embedfarm.contract.process_log import send_log
 from embedfarm.contract.processes import Supervisor, watch_parent_pipe
 from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.redaction import hide_password, start_logging
-from embedfarm.contract.settings import Settings
+from embedfarm.contract.settings import EndpointType, Settings
 from embedfarm.contract.systemd_notify import Notifier
 
 if TYPE_CHECKING:
@@ -42,6 +42,18 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
+
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--pin", metavar="MODEL", help="Model that stays once it is loaded."),
+]
+Endpoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="Server that embeds, in place of devices: what stands before /embeddings.",
+    ),
+]
 
 
 def schedule(redis: RedisUrl = "") -> None:
@@ -58,25 +70,45 @@ def schedule(redis: RedisUrl = "") -> None:
         run_alone(url, settings, stop)
 
 
-def work(
+def work(  # noqa: PLR0913, PLR0917 -- each is a flag
     redis: RedisUrl = "",
     devices: Devices = "all",
     workers: CpuWorkers = 0,
-    pins: Annotated[
-        list[str] | None,
-        typer.Option("--pin", metavar="MODEL", help="Model that stays once it is loaded."),
+    pins: Pins = None,
+    endpoint: Endpoints = None,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="Model of the endpoints, as jobs name it.")
+    ] = "",
+    served_model: Annotated[
+        str, typer.Option(metavar="NAME", help="The same model, as the endpoints name it.")
+    ] = "",
+    dtype: Annotated[
+        EndpointType | None, typer.Option(help="Type that the endpoints compute in.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests to an endpoint at a time.")
     ] = None,
 ) -> None:
-    """Run one worker process per device of this host."""
-    from embedfarm.workers.devices import discover
+    """Run one worker process per device of this host, or per endpoint."""
+    from embedfarm.workers.devices import discover, endpoints
     from embedfarm.workers.supervisor import children, tell_exits
 
     settings = pin(farm_settings(redis), pins or [])
     url = settings.redis_url
+    given = {
+        "endpoint_model": model,
+        "endpoint_served_model": served_model,
+        "endpoint_dtype": dtype,
+        "endpoint_requests_max": concurrency,
+    }
+    settings = settings.model_copy(update={name: each for name, each in given.items() if each})
+    urls = endpoint or [each for each in [settings.endpoint_url] if each]
+    if urls and not settings.endpoint_model:
+        fail("which model is it that the endpoints have? give --model MODEL", USAGE)
     stop = stop_on_signals()
     notifier = Notifier()
     with plain_errors(), closing_client(url) as client:
-        chosen = discover(devices, workers)
+        chosen = endpoints(urls) if urls else discover(devices, workers)
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         farm = FarmClient(client)
         devices_chosen = [device.label for device in chosen]

@@ -19,7 +19,7 @@ from embedfarm.contract.unreadable_records import (
 )
 from embedfarm.contract.usage import Account
 
-NO_ROOM: Final = "no room now: "  # how a reason begins that passes
+NOT_NOW: Final = "not now: "  # how a reason begins that passes
 
 
 class ModelRefused(EmbedfarmError, RuntimeError):
@@ -118,7 +118,7 @@ class JobReports(FarmKeys):
     def refuse(self, job: str, worker: str, reason: str, of: str = "") -> None:
         """Note that a worker cannot embed a job, for people and for the submitter.
 
-        A reason that begins with `NO_ROOM` passes: the worker tries again, and nobody gives up.
+        A reason that begins with `NOT_NOW` passes: the worker tries again, and nobody gives up.
         """
         Job(self.client, job, of).note(f"refused:{worker}", reason)
 

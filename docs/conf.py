@@ -60,7 +60,13 @@ CONTENTS: Final = {
         "docs/rq",
         "docs/protocol",
     ],
-    "Run it": ["deploy/README", "docs/settings", "docs/security", "docs/scheduling"],
+    "Run it": [
+        "deploy/README",
+        "docs/endpoints",
+        "docs/settings",
+        "docs/security",
+        "docs/scheduling",
+    ],
     "What it is worth": ["docs/performance", "docs/gpu", "docs/clients", "docs/reliability"],
     "How it is made": [
         "docs/architecture",

@@ -22,7 +22,7 @@ from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient, FarmFull
-from embedfarm.contract.job_reports import NO_ROOM, ModelRefused
+from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.private_directories import make_private
@@ -400,7 +400,7 @@ def _cause(failure: BaseException | None) -> Cause:
 def _check_refusals(job: str, reasons: Mapping[str, str], workers: Sequence[Heartbeat]) -> None:
     """Give up when every live worker refuses the job, and no reason is one that passes."""
     found = {reasons.get(beat.worker, "") if job in beat.refused else "" for beat in workers}
-    if found and all(reason and not reason.startswith(NO_ROOM) for reason in found):
+    if found and all(reason and not reason.startswith(NOT_NOW) for reason in found):
         raise ModelRefused("; ".join(sorted(found)))
 
 

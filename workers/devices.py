@@ -9,13 +9,15 @@ import importlib
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal
+from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
@@ -37,30 +39,36 @@ class Device:
     """A device to which one worker process is pinned.
 
     Attributes:
-        kind: "cpu" or "cuda".
-        label: "cpu-0" or "cuda-0"; the number of a GPU is its NVML index (PCI order).
-        uuid: NVML's UUID of a GPU, "" for a CPU worker.
+        kind: "cpu", "cuda", or "endpoint" for a server that embeds.
+        label: "cpu-0", "cuda-0" or "endpoint-HOST-PORT"; the number of a GPU is its NVML index (PCI
+            order).
+        uuid: NVML's UUID of a GPU, "" for another device.
         name: Product name.
         cores: The worker's share of the available cores; its thread pools get this size.
         memory_total_bytes: Memory of the GPU, or of the host; 0 where NVML cannot tell.
+        url: URL of the server that embeds, "" for another device.
     """
 
-    kind: Literal["cpu", "cuda"]
+    kind: Literal["cpu", "cuda", "endpoint"]
     label: str
     uuid: str
     name: str
     cores: tuple[int, ...]
     memory_total_bytes: int
+    url: str = ""
 
     @property
     def product(self) -> str:
         """Name that devices share that can do the same: product and memory."""
+        if self.kind == "endpoint":
+            return self.label
         return f"{self.name}, {self.memory_total_bytes >> 30} GiB"
 
     def environment(self) -> dict[str, str]:
         """Return the variables that pin a process; set them before it loads CUDA or torch."""
         threads = str(max(1, len(self.cores)))
         return {
+            "EMBEDFARM_ENDPOINT_URL": self.url,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": self.uuid,
             "OMP_NUM_THREADS": threads,
@@ -111,6 +119,43 @@ def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = Non
     return list(report.gpus) or _cpu_devices(cpu_workers)
 
 
+def endpoints(urls: Sequence[str]) -> list[Device]:
+    """Return a device for each server that embeds, one per worker to start.
+
+    Args:
+        urls: What stands before `/embeddings` on each of them.
+
+    Raises:
+        DeviceError: A URL is none, or two of them have one host and port.
+    """
+    total = psutil.virtual_memory().total
+    found: dict[str, Device] = {}
+    for url in urls:
+        parts = _split(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        label = f"endpoint-{re.sub(r'[^a-z0-9.]+', '-', parts.hostname or '')}-{port}"
+        if label in found:
+            raise DeviceError(f"two servers at {parts.hostname}, port {port}: give one of them")
+        found[label] = Device("endpoint", label, "", cpu_name(), (), total, url)
+    return _share_cores(list(found.values()))
+
+
+def _split(url: str) -> SplitResult:
+    """Take apart the URL of a server.
+
+    Raises:
+        DeviceError: It is none, or not one of HTTP.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise DeviceError(f"{url!r} is no URL of a server, such as http://host:8080/v1")
+    return parts
+
+
 def describe_devices(nvml: ModuleType | None = None) -> DeviceReport:
     """Describe the GPUs of this host, or the reason why there are none."""
     nvml = nvml or _load_nvml()
@@ -129,13 +174,13 @@ def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
 
     Returns:
         For a GPU memory_used_bytes, memory_total_bytes, utilization_ratio (0 to 1),
-        temperature_celsius and power_watts; for a CPU worker rss_bytes of the calling process
+        temperature_celsius and power_watts; for another worker rss_bytes of the calling process
         and memory_total_bytes of the host.
 
     Raises:
         DeviceError: NVML failed, or the GPU is lost.
     """
-    if device.kind == "cpu":
+    if device.kind != "cuda":
         return {
             "rss_bytes": float(psutil.Process().memory_info().rss),
             "memory_total_bytes": float(device.memory_total_bytes),
@@ -152,7 +197,8 @@ def pinned(label: str, nvml: ModuleType | None = None) -> Device:
     """Return the device that this process was pinned to, as its `environment` says."""
     cores = available_cores()[: int(os.environ.get("OMP_NUM_THREADS", "1"))]
     if not label.startswith("cuda"):
-        return Device("cpu", label, "", cpu_name(), cores, psutil.virtual_memory().total)
+        kind: Literal["cpu", "endpoint"] = "endpoint" if label.startswith("endpoint-") else "cpu"
+        return Device(kind, label, "", cpu_name(), cores, psutil.virtual_memory().total)
     uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     unlisted = Device("cuda", label, uuid, label, cores, 0)  # such as a slice of a GPU
     found = [gpu for gpu in describe_devices(nvml).gpus if gpu.uuid == uuid]

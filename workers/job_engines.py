@@ -9,10 +9,10 @@ import redis
 
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm_client import FarmClient, engine_key
-from embedfarm.contract.job_reports import NO_ROOM, ModelRefused
+from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.workers.engines.engine import Engine, NoRoom
+from embedfarm.workers.engines.engine import Engine, ModelUnavailable
 from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.quantisation import check_ranges
 
@@ -193,7 +193,7 @@ class JobEngines:
 
     def _refuse_for(self, job: str, error: Exception) -> None:
         """Refuse a job for an error, and say whether that passes."""
-        self.refuse(job, f"{NO_ROOM}{error}" if isinstance(error, NoRoom) else str(error))
+        self.refuse(job, f"{NOT_NOW}{error}" if isinstance(error, ModelUnavailable) else str(error))
 
     def refuse(self, job: str, reason: str) -> None:
         """Leave a job to others for a while, and say why; then it may have been made anew."""

@@ -2,7 +2,8 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -10,7 +11,7 @@ from embedfarm.contract.entries import Entry
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block
 from embedfarm.contract.usage import Account
-from embedfarm.workers.engines.engine import Engine, Tokenised
+from embedfarm.workers.engines.engine import DeviceAway, Engine, Tokenised
 
 
 @dataclass(eq=False)
@@ -74,6 +75,18 @@ class MicroBatch:
             self.account.texts_full = self.tokenised.full_count
         texts = chain.from_iterable(lease.block.texts for lease in self.leases)
         self.account.texts_empty = sum(not text or text.isspace() for text in texts)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Count the body as a try of all leases, unless the device turns out to be away."""
+        for lease in self.leases:
+            lease.tried = True
+        try:
+            yield
+        except DeviceAway:
+            for lease in self.leases:
+                lease.tried = False
+            raise
 
     @property
     def forward_seconds(self) -> float:

@@ -36,7 +36,7 @@ def main() -> NoReturn:
     tracing.start(settings.traces, "worker")
     show_what_held_the_lock()
     device = devices.pinned(arguments.device)
-    torch_device = "cpu" if device.kind == "cpu" else "cuda:0"
+    torch_device = "cuda:0" if device.kind == "cuda" else "cpu"
     notifier = Notifier()
     worker = Worker(
         settings.redis_url,

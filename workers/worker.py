@@ -248,9 +248,8 @@ class Worker:
                 batch.account.spend("lane", min(served, batch.forward_began - batch.fetch_began))
             self._current = batch
             self._next.set(self._forecast(batch, 1.0))
-            for lease in batch.leases:
-                lease.tried = True
-            vectors = self.embedder.embed(batch)
+            with batch.trying():
+                vectors = self.embedder.embed(batch)
             self._next.want(0.0)
             self._current = None
             job, ended = batch.job, time.monotonic()

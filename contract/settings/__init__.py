@@ -26,6 +26,7 @@ from embedfarm.contract.settings.door_limits import (
 )
 from embedfarm.contract.settings.farm_limits import (
     CollectorSettings,
+    EndpointType,
     HostSettings,
     JobSettings,
     LaneSettings,
@@ -36,9 +37,10 @@ from embedfarm.contract.settings.farm_limits import (
 from embedfarm.contract.settings.profiles import PROFILES, PROPORTIONS
 from embedfarm.contract.settings.trusted_files import TrustedToml, UntrustedFile
 
-__all__ = ["DEFAULT_MODEL", "Recurring", "Settings", "UntrustedFile", "misspelt"]
+__all__ = ["DEFAULT_MODEL", "EndpointType", "Recurring", "Settings", "UntrustedFile", "misspelt"]
 
 PREFIX: Final = "EMBEDFARM_"
+SECRETS: Final = ("webhook_secret", "endpoint_key")
 LIKENESS_MIN: Final = 0.85  # of a name to a setting's, to be taken for a misspelt one
 
 
@@ -93,7 +95,8 @@ class Settings(
     def environment(self) -> dict[str, str]:
         """Return all settings as variables for a child process: they overrule its TOML file."""
         values = self.model_dump(mode="json", exclude_none=True)
-        values["webhook_secret"] = self.webhook_secret.get_secret_value()  # not in a dump
+        for name in SECRETS:
+            values[name] = getattr(self, name).get_secret_value()  # not in a dump
         return {
             f"EMBEDFARM_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in values.items()

@@ -1,7 +1,7 @@
 """Limits of the farm itself, by the role that keeps them: what is leased, kept and waited for."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -10,6 +10,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
 )
 
 from embedfarm.contract.scheduling_terms import WEIGHT_MAX
@@ -153,6 +154,9 @@ class SchedulerSettings(BaseModel):
     events_max: Annotated[PositiveInt, Field(description="Completions kept for statistics.")] = 4096
 
 
+EndpointType: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+
+
 class WorkerSettings(BaseModel):
     """Leases, heartbeats, hangs and device batches of workers."""
 
@@ -202,6 +206,23 @@ class WorkerSettings(BaseModel):
         NonNegativeInt,
         Field(description="Device memory for device batches beside the model; 0: all there is."),
     ] = 0
+    endpoint_url: Annotated[
+        str,
+        Field(description="Server that embeds for this worker; what stands before `/embeddings`."),
+    ] = ""
+    endpoint_model: Annotated[str, Field(description="Model that it has, as jobs name it.")] = ""
+    endpoint_served_model: Annotated[
+        str, Field(description="The same model as the server names it; empty: as jobs do.")
+    ] = ""
+    endpoint_dtype: Annotated[
+        EndpointType, Field(description="Type that the server computes in.")
+    ] = "float32"
+    endpoint_requests_max: Annotated[
+        PositiveInt, Field(description="Requests to the server at a time.")
+    ] = 8
+    endpoint_key: Annotated[
+        SecretStr, Field(description="API key that the server wants; empty: none.")
+    ] = SecretStr("")
 
 
 class CollectorSettings(BaseModel):

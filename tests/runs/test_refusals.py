@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedfarm.contract.job_reports import NO_ROOM, ModelRefused
+from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.records import Heartbeat
 from embedfarm.runs.run import _check_refusals
 
@@ -34,7 +34,7 @@ def test_it_gives_up_when_all_refuse() -> None:
         (REASONS, []),
         (REASONS, [beat("one", "j"), beat("three")]),
         (REASONS, [beat("one", "j"), beat("two")]),
-        (REASONS | {"two": f"{NO_ROOM}out of memory"}, [beat("one", "j"), beat("two", "j")]),
+        (REASONS | {"two": f"{NOT_NOW}out of memory"}, [beat("one", "j"), beat("two", "j")]),
     ],
     ids=["nobody is there", "one has not tried", "one tries again", "one has no room now"],
 )

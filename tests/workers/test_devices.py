@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.workers import devices
-from embedfarm.workers.devices import DeviceError, describe_devices, discover, facts
+from embedfarm.workers.devices import (
+    DeviceError,
+    describe_devices,
+    discover,
+    endpoints,
+    facts,
+    pinned,
+)
 
 GIB: Final = 2**30
 NAMES: Final = ("Alpha 80", "Beta 24", "Gamma 8")
@@ -195,6 +202,7 @@ def test_environment_pins_before_cuda_starts() -> None:
     gpu = discover("1", nvml=FakeNvml())[0].environment()
     cpu = discover("cpu", cpu_workers=4)[0].environment()
     assert gpu == {
+        "EMBEDFARM_ENDPOINT_URL": "",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "GPU-1",
         "OMP_NUM_THREADS": "8",
@@ -260,3 +268,38 @@ def test_discovery_loads_neither_torch_nor_cuda() -> None:
         "discover('cpu'); describe_devices(); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# Servers in place of devices.
+
+
+def test_endpoints_are_devices() -> None:
+    """Each server is a device with a name of its own, whose process knows its URL."""
+    one, two = endpoints(["http://gpu_1:8080/v1", "https://[::1]/v1"])
+    assert [one.label, two.label] == ["endpoint-gpu-1-8080", "endpoint--1-443"]
+    assert one.environment()["EMBEDFARM_ENDPOINT_URL"] == "http://gpu_1:8080/v1"
+    assert one.environment()["CUDA_VISIBLE_DEVICES"] == ""
+    assert one.product != two.product
+    assert pinned(one.label).product == one.product
+    assert facts(pinned(one.label))["rss_bytes"] > 0
+
+
+def test_devices_have_no_endpoint() -> None:
+    """A worker with a device takes none from its environment."""
+    (device,) = discover("cpu", 1)
+    assert device.environment()["EMBEDFARM_ENDPOINT_URL"] == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["gpu1:8080", "redis://gpu1", "http://", "http://gpu1:x", "http://a:0"]
+)
+def test_what_is_no_endpoint(url: str) -> None:
+    """A URL that is none of HTTP is refused by name."""
+    with pytest.raises(DeviceError, match="is no URL of a server"):
+        endpoints([url])
+
+
+def test_one_worker_for_one_endpoint() -> None:
+    """Two workers of one name would end each other."""
+    with pytest.raises(DeviceError, match="two servers at gpu1, port 80"):
+        endpoints(["http://gpu1/a", "http://gpu1:80/b"])

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient, engine_key
-from embedfarm.contract.job_reports import NO_ROOM
+from embedfarm.contract.job_reports import NOT_NOW
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
@@ -438,7 +438,7 @@ def test_a_load_beside_work_may_fail(
         push(other, 0)
         wait_until(lambda: reports.refusals("other"))
         grow(one)
-    assert list(reports.refusals("other").values()) == [f"{NO_ROOM}memory was full"]
+    assert list(reports.refusals("other").values()) == [f"{NOT_NOW}memory was full"]
 
 
 def test_a_load_beside_work_may_break_the_device(

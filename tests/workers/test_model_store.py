@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.job_reports import NO_ROOM
+from embedfarm.contract.job_reports import NOT_NOW
 from embedfarm.contract.job_spec import JobSpec, weights_key
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
@@ -119,7 +119,7 @@ def test_no_room_is_said_to_pass(
         assert engines.prepare("j") is None
     assert engines.refused("j")
     reason = engines.farm.reports.refusals("j")["w"]
-    assert reason.startswith(NO_ROOM)
+    assert reason.startswith(NOT_NOW)
     assert "CUDA out of memory" in reason
     assert engines.prepare("j") is not None
     assert engines.farm.reports.refusals("j") == {}

@@ -22,12 +22,20 @@ class OutOfMemory(RuntimeError):
     """Raised when a device batch does not fit in memory; a smaller one may."""
 
 
-class NoRoom(ModelError):
-    """Raised when there is no memory for a model now; there may be later."""
+class ModelUnavailable(ModelError):
+    """Raised when a model is not to be had now; it may be later."""
+
+
+class NoRoom(ModelUnavailable):
+    """Raised when there is no memory for a model now."""
 
 
 class DeviceFailed(RuntimeError):
     """Raised when the device itself has failed: only a new process can use it again."""
+
+
+class DeviceAway(DeviceFailed):
+    """Raised when the device has failed whatever it was given, so that no text is to blame."""
 
 
 Chunk: TypeAlias = str | NDArray[np.int64]

@@ -52,7 +52,8 @@ def predict_bytes(spec: JobSpec, device: str, settings: Settings) -> int | None:
     directory = model_files.find_local(spec.model, settings.model_cache)
     if directory is None:
         return None
-    width = ELEMENT_BYTES.get(spec.dtype) or (2 if device != "cpu" or _computes_in_half() else 4)
+    dtype = "float32" if settings.endpoint_url else spec.dtype  # the model here is the reference
+    width = ELEMENT_BYTES.get(dtype) or (2 if device != "cpu" or _computes_in_half() else 4)
     return sum(_file_bytes(file, width) for file in model_files.weight_files(directory))
 
 

@@ -15,6 +15,7 @@ from embedfarm.workers.engines.engine import Engine
 
 OWN: Final = JOB_FIELDS["engine"].choices
 NULL: Final = "null"
+ENDPOINT: Final = "endpoint"
 
 
 class OpenEngine(Protocol):
@@ -42,6 +43,11 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
         ModelError: The model or the engine is not to be had.
     """
     name = _asked_for(spec, device, settings)
+    if name == ENDPOINT:
+        with quick_imports():
+            from embedfarm.workers.engines.endpoint import open_endpoint  # noqa: PLC0415
+
+        return open_endpoint(spec, settings)
     if name not in (*OWN, NULL):
         return _find_plugin(name)(spec, device, settings)
     if name == NULL:
@@ -94,7 +100,14 @@ def engine_name(spec: JobSpec, device: str, settings: Settings) -> str:
 
 
 def _asked_for(spec: JobSpec, device: str, settings: Settings) -> str:
-    """Return the name of the engine that a job asks for; "auto" for the fastest of several."""
+    """Return the name of the engine that a job asks for; "auto" for the fastest of several.
+
+    Raises:
+        ModelError: The job is not for the model of this worker's server.
+    """
+    if settings.endpoint_url:
+        _check_endpoint(spec, settings)
+        return ENDPOINT
     if spec.engine in OWN and model_files.is_null(spec.model):
         return NULL
     if spec.engine != "auto":
@@ -102,6 +115,17 @@ def _asked_for(spec: JobSpec, device: str, settings: Settings) -> str:
     if spec.dtype == "int8":
         return "openvino"
     return "torch" if device != "cpu" or settings.batch_bytes_max else "auto"
+
+
+def _check_endpoint(spec: JobSpec, settings: Settings) -> None:
+    """Refuse a job that is not for the model of this worker's server, by name of what differs."""
+    where = f"this worker has {settings.endpoint_model} on a server"
+    if spec.model != settings.endpoint_model:
+        raise ModelError(f"{where}, and no other model")
+    if spec.engine != "auto":
+        raise ModelError(f"{where}, and no engine {spec.engine!r}")
+    if spec.dtype not in {"auto", settings.endpoint_dtype}:
+        raise ModelError(f"{where}, which computes in {settings.endpoint_dtype}")
 
 
 def look_at(spec: JobSpec, settings: Settings) -> None:
@@ -112,6 +136,8 @@ def look_at(spec: JobSpec, settings: Settings) -> None:
     Raises:
         ModelError: The model or the engine is not to be had, or files of the model are damaged.
     """
+    if settings.endpoint_url:
+        _check_endpoint(spec, settings)
     if spec.engine not in OWN:
         _find_plugin(spec.engine)
     elif model_files.is_null(spec.model):
@@ -173,7 +199,7 @@ def open_reference(engine: Engine, spec: JobSpec, settings: Settings) -> Engine 
             SentenceTransformerEngine,
         )
 
-    if isinstance(engine, SentenceTransformerEngine) and engine.exact_twin is engine:
-        return engine
+    if isinstance(engine.exact_twin, SentenceTransformerEngine):
+        return engine.exact_twin
     plain = msgspec.structs.replace(spec, dtype="float32")
     return SentenceTransformerEngine.open(plain, "cpu", settings.model_cache, measured=False)
