@@ -49,10 +49,9 @@ def measure(farm: FarmClient, spec: JobSpec, texts: Sequence[str], count: int) -
         job.create(spec, 0)
         job.push([(block, encode(block)) for block in blocks])
         job.close(size)
-    waiting = jobs
-    while waiting:
-        waiting = [job for job in waiting if job.status().chunks_done < size]
-        wait.wait(LOOK_SECONDS)
+    for job in jobs:
+        while job.status().chunks_done < size:
+            wait.wait(LOOK_SECONDS)
     seconds = time.monotonic() - began
     for job in jobs:
         job.delete()

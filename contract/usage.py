@@ -22,6 +22,8 @@ class Parity(Record):
             batch of its own.
         reference: What embedded in float32, such as "openvino float32", whose graph was compared
             with torch when it was made and when the worker started.
+        shared: Whether the sample is of another job that the worker embedded shortly before with
+            the same engine: a job of few texts has none of its own.
     """
 
     texts: Count = 0
@@ -29,6 +31,7 @@ class Parity(Record):
     reference_least: Fact = 0.0
     composition_least: Fact = 0.0
     reference: str = ""
+    shared: bool = False
 
 
 class Account(Record):

@@ -18,7 +18,9 @@ from embedfarm.scheduler.ledger import Service
 
 NO_SERVICE: Final = Service()
 OVERDUE_SHARE: Final = 0.25  # share of the time passed that a late worker is taken to need still
-SHARES_MAX: Final = 4  # jobs in a plan that have blocks to lease: one to work on, and some more
+SHARES_MIN: Final = 4  # jobs in a plan that have blocks to lease: one to work on, and some more
+SHARES_MAX: Final = 64  # where jobs are so small that a few would not last
+LAST_SECONDS: Final = 0.5  # until the next plan, at the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +281,25 @@ class Draft:
         return next((jobs for jobs in lists if jobs), [])
 
     @cached_property
+    def width(self) -> int:
+        """Number of jobs with blocks to lease in a plan: few, and more where those are small.
+
+        So many of the first ones last the whole farm until the next plan.
+        """
+        seconds, count = 0.0, 0
+        for job in self.jobs:
+            if job.waiting_blocks:
+                count += 1
+                speed = self.state.pace(job).tokens_per_second
+                seconds += job.waiting_tokens / speed if speed else LAST_SECONDS
+            if seconds >= LAST_SECONDS or count == SHARES_MAX:
+                break
+        return max(count, SHARES_MIN)
+
+    @cached_property
     def first(self) -> tuple[JobState, ...]:
-        """The first `SHARES_MAX` jobs with blocks to lease, in the order of the tiers."""
-        return tuple(islice((job for job in self.jobs if job.waiting_blocks), SHARES_MAX))
+        """The first `width` jobs with blocks to lease, in the order of the tiers."""
+        return tuple(islice((job for job in self.jobs if job.waiting_blocks), self.width))
 
     @cached_property
     def late(self) -> Mapping[str, float]:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
@@ -20,13 +21,12 @@ from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOf
 from embedfarm.workers.engines.windows import pool_windows
 from embedfarm.workers.leases import MicroBatch
 from embedfarm.workers.packing import batch_tokens, pack
-from embedfarm.workers.parity import check_parity
+from embedfarm.workers.parity import Receipts, check_parity
 from embedfarm.workers.quantisation import quantise
 from embedfarm.workers.texts import copy_repeated, first_texts, live_texts
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import Watchdog
 
-JOBS_CHECKED_MAX: Final = 64
 STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
 ROUNDING: Final = 0.1  # a device batch this much too long is better than two
 
@@ -112,7 +112,7 @@ class Embedder:
     _reference: Engine | None = None
     _referred: "weakref.ref[Engine] | None" = None
     _finished: float = 0.0
-    _checked: deque[str] = field(default_factory=lambda: deque(maxlen=JOBS_CHECKED_MAX))
+    _receipts: Receipts = field(default_factory=Receipts)
 
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
         """Embed all texts, to vectors as they are stored, shape (n, width); accounts go to `batch`.
@@ -341,19 +341,24 @@ class Embedder:
     ) -> None:
         """Compare a sample of a job's first vectors with better ones."""
         rows = _without_reason(batch, rows)
-        if batch.job in self._checked or not len(rows):
+        if not len(rows) or not self._receipts.due(batch.job, len(rows)):
+            return
+        key = engine_key(batch.spec)
+        batch.account.parity = self._receipts.shared(batch.job, key)
+        if batch.account.parity is not None:
             return
         began = time.monotonic()
-        self._checked.append(batch.job)
         with self._watch_reference(batch):
-            batch.account.parity = check_parity(
+            parity = check_parity(
                 batch.engine,
                 lambda: self.open_reference(batch.engine, batch.spec),
                 batch.tokenised,
                 rows,
                 vectors,
             )
-        if batch.account.parity is not None:
+        self._receipts.keep(batch.job, key, parity)
+        batch.account.parity = parity
+        if parity is not None:
             batch.account.spend("check", time.monotonic() - began)
 
     def _watch(self, batch: MicroBatch, rows: NDArray[np.intp]) -> AbstractContextManager[None]:

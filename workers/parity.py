@@ -1,9 +1,13 @@
 """How good a job's vectors are: a sample of them beside float32 and beside other device batches."""
 
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,9 +16,58 @@ from embedfarm.workers.engines.engine import DeviceFailed, Engine, Tokenised
 from embedfarm.workers.similarity import cosine
 
 SAMPLE_TEXTS: Final = 8
+OWN_TEXTS: Final = 1000  # of a job, from which on it has a sample of its own
+SHARED_SECONDS: Final = 600.0  # for which a receipt stands for jobs of fewer
+KEPT_MAX: Final = 64  # jobs, and engines, of which is known when they were checked
 SAMPLE_TOKENS_MAX: Final = 512  # so that it takes a processor a second, even for a larger model
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Receipts:
+    """The parity receipts of a worker's jobs.
+
+    Each job has one: of its own texts where it has many of them, or where the last one of its
+    engine is old; else that one.
+    """
+
+    _texts: OrderedDict[str, int] = field(default_factory=OrderedDict)  # of jobs, so far
+    _last: OrderedDict[str, tuple[float, Parity]] = field(default_factory=OrderedDict)
+    _own: OrderedDict[str, None] = field(default_factory=OrderedDict)  # jobs with one of their own
+
+    def due(self, job: str, texts: int) -> bool:
+        """Count texts of a job that were embedded; tell whether it has no receipt of its own."""
+        self._texts[job] = self._texts.pop(job, 0) + texts
+        _forget_oldest(self._texts)
+        return job not in self._own
+
+    def shared(self, job: str, engine: str) -> Parity | None:
+        """Return the receipt of another job for one of few texts, None where it needs its own.
+
+        Args:
+            job: The job, after `due`.
+            engine: Key of the engine that embeds it.
+        """
+        checked_at, parity = self._last.get(engine, (0.0, None))
+        if parity is None or self._texts.get(job, 0) >= OWN_TEXTS:
+            return None
+        recent = time.monotonic() - checked_at < SHARED_SECONDS
+        return msgspec.structs.replace(parity, shared=True) if recent else None
+
+    def keep(self, job: str, engine: str, parity: Parity | None) -> None:
+        """Keep the receipt of a job's own texts, None where there could be none."""
+        self._own[job] = None
+        _forget_oldest(self._own)
+        if parity is not None:
+            self._last.pop(engine, None)
+            self._last[engine] = time.monotonic(), parity
+            _forget_oldest(self._last)
+
+
+def _forget_oldest(known: OrderedDict[str, Any]) -> None:
+    if len(known) > KEPT_MAX:
+        known.popitem(last=False)
 
 
 def check_parity(

@@ -10,7 +10,6 @@ from typing import ClassVar, Final
 from embedfarm.contract.settings import Settings
 from embedfarm.scheduler.state import (
     NO_EXCLUSIONS,
-    SHARES_MAX,
     Draft,
     Exclusions,
     JobState,
@@ -123,7 +122,7 @@ class _Placement:
         else:
             words = "" if chosen is first else f"stays with {chosen.model} and {chosen.job}"
         others = (job for job in worth if job is not chosen)
-        return (chosen, *others)[:SHARES_MAX], words
+        return (chosen, *others)[: self.draft.width], words
 
     def _most_wanting(self, jobs: Sequence[JobState]) -> JobState | None:
         """Return the job of the first tier whose model lacks most of its part of the farm."""

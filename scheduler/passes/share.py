@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import ClassVar
 
 from embedfarm.contract.settings import Settings
-from embedfarm.scheduler.state import NO_EXCLUSIONS, SHARES_MAX, Draft, JobState
+from embedfarm.scheduler.state import NO_EXCLUSIONS, Draft, JobState
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Fair:
         paid = _Paid(self.settings.tenant_weights)
         turns = {kind: _Turns(draft.waiting_for(kind), paid) for kind in kinds}
         charge = self.settings.micro_batch_seconds_max / max(1, len(draft.state.takers))
-        least = turns[NO_EXCLUSIONS].least(SHARES_MAX)
+        least = turns[NO_EXCLUSIONS].least(draft.width)
         others = [*least, *draft.first]
         queues = {}
         for worker in draft.state.asking:
             job = turns[excluded[worker.name]].take(charge)
             queue = {each.job: each for each in chain(job, others)}
-            queues[worker.name] = tuple(islice(queue.values(), SHARES_MAX))
+            queues[worker.name] = tuple(islice(queue.values(), draft.width))
         words = (
             f"{job.job} had {job.service.job_seconds:.1f} s of the farm, its tenant "
             f"{job.status.tenant or '(none)'} {job.service.tenant_seconds:.1f} s, by their weights"
@@ -135,7 +135,7 @@ class Memory:
             if small:
                 others = (job for job in draft.jobs if job.waiting_blocks and job not in queue)
                 fitting = (job for job in chain(queue, others) if excluded.allow(job))
-                queues[worker.name] = tuple(islice(fitting, SHARES_MAX))
+                queues[worker.name] = tuple(islice(fitting, draft.width))
                 said = f"{worker.name} cannot take {', '.join(sorted(small))}"
                 words.append((said, worker.name))
         return replace(draft, queues=queues).note(self.name, words)

@@ -13,7 +13,7 @@ from embedfarm.scheduler.passes.share import Fair
 from embedfarm.scheduler.simulation.scenario import Machine, Scenario, Work, spread
 from embedfarm.scheduler.simulation.simulated_farm import Outcome
 from embedfarm.scheduler.simulation.suite import simulate
-from embedfarm.scheduler.state import SHARES_MAX, Draft, FarmState, JobState
+from embedfarm.scheduler.state import SHARES_MIN, Draft, FarmState, JobState
 from tests.scheduler.support import SETTINGS, draft, equals, farm, job, passes, served
 
 TWO: Final = (Machine(20_000.0), Machine(20_000.0))
@@ -64,12 +64,12 @@ def test_a_worker_without_a_model_takes_what_is_fair() -> None:
 
 def test_a_job_beyond_the_queue_is_found() -> None:
     """The job of the loaded model comes first even if many others had less."""
-    jobs = [served(f"job-{place}", 0.0) for place in range(2 * SHARES_MAX)]
+    jobs = [served(f"job-{place}", 0.0) for place in range(2 * SHARES_MIN)]
     here = replace(served("here", 5.0), model="loaded")
     made = Fair(SETTINGS)(draft(loaded(farm([*jobs, here], equals(1)), "loaded")))
     queue = Affinity(SETTINGS)(made).queue("worker-0")
     assert queue[0].job == "here"
-    assert len(queue) == SHARES_MAX
+    assert len(queue) == SHARES_MIN
 
 
 def test_staying_is_told() -> None:

@@ -21,7 +21,7 @@ from embedfarm.scheduler.passes.baselines import BATCH_CHUNKS, BATCH_CHUNKS_MAX
 from embedfarm.scheduler.passes.size import CAP_FACTOR_MAX, CONFIRMED_SECONDS, RESCUES_MAX
 from embedfarm.scheduler.policies import POLICIES, make_passes
 from embedfarm.scheduler.speculative_copies import SpeculativeCopies
-from embedfarm.scheduler.state import SHARES_MAX, Draft, FarmState, JobState
+from embedfarm.scheduler.state import Draft, FarmState, JobState
 from tests.scheduler import support
 from tests.scheduler.farms import SETTINGS, farms
 
@@ -55,7 +55,7 @@ def keep_queues_in_order(draft: Draft) -> None:
     for queue in (*draft.queues.values(), draft.first):
         names = [job.job for job in queue]
         assert len(names) == len(set(names))
-        assert len(names) <= SHARES_MAX
+        assert len(names) <= draft.width
         assert set(names) <= kept
         assert all(job.waiting_blocks for job in queue)
 
@@ -67,7 +67,7 @@ def keep_shares_in_order(draft: Draft) -> None:
         names = [share.job for share in shares]
         assert len(names) == len(set(names))
         assert set(names) <= kept
-        assert len(names) <= SHARES_MAX + RESCUES_MAX
+        assert len(names) <= draft.width + RESCUES_MAX
         assert all(share.blocks >= 1 and share.tokens >= 0 for share in shares)
 
 
@@ -136,11 +136,11 @@ def check_work(state: FarmState, policy: str) -> None:
         if "memory" in POLICIES[policy]:
             able = [job for job in able if fits(state, worker, job)]
             assert all(fits(state, worker, job) for job in given)
-        if "affinity" in POLICIES[policy] and len(given) < SHARES_MAX:
+        if "affinity" in POLICIES[policy] and len(given) < draft.width:
             left = (job for job in able if job not in given)
             assert all(_has_another(draft, worker, job.model) for job in left)
         else:
-            assert len(given) == min(len(able), SHARES_MAX)
+            assert len(given) == min(len(able), draft.width)
 
 
 def _has_another(draft: Draft, worker: str, model: str) -> bool:

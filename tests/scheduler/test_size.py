@@ -17,7 +17,7 @@ from embedfarm.scheduler.passes.size import (
     RESCUES_MAX,
     Size,
 )
-from embedfarm.scheduler.state import SHARES_MAX
+from embedfarm.scheduler.state import SHARES_MAX, SHARES_MIN
 from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
 
 CAP = SETTINGS.micro_batch_seconds_max
@@ -170,7 +170,15 @@ def test_plans_are_short() -> None:
     jobs = [job(f"waiting-{place}", waiting=5) for place in range(1000)]
     jobs += [job(f"leased-{place}", leases=[("dead", 1)]) for place in range(1000)]
     made = decide(farm(jobs, {"one": 1000, "other": 1000}), passes()).shares
-    assert {len(each) for each in made.values()} == {SHARES_MAX + RESCUES_MAX}
+    assert {len(each) for each in made.values()} == {SHARES_MIN + RESCUES_MAX}
+
+
+def test_plans_last_until_the_next_one() -> None:
+    """Where jobs are so small that a handful is done at once, a plan has more of them."""
+    jobs = [job(f"little-{place}", waiting=1) for place in range(1000)]  # of 100 tokens
+    for speed, count in ((1000, 5), (10_000, 50), (100_000, SHARES_MAX)):
+        made = decide(farm(jobs, {"one": speed}), passes()).shares
+        assert len(made["one"]) == count
 
 
 def test_workers_look_after_the_leases_of_the_dead_between_them() -> None:

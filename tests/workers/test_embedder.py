@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block, Result, text_checksums
+from embedfarm.contract.usage import Parity
+from embedfarm.workers import parity
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.cut_results import failure, results_of
 from embedfarm.workers.embedder import Embedder, OpenReference
@@ -266,7 +269,7 @@ def test_unusable_vectors_are_made_again_in_float32() -> None:
         return reference
 
     embedder = Embedder(open_reference=open_reference)
-    embedder._checked.append("j")  # the parity check opens a reference of its own
+    embedder._receipts.keep("j", "", None)  # the parity check opens a reference of its own
     for _ in range(2):
         batch = micro_batch([Block(start=0, texts=texts)], engine)
         (found,) = run(batch, embedder)
@@ -312,14 +315,47 @@ def test_a_job_is_checked_once() -> None:
     first, second = (micro_batch([block_of(0, 30)], Rough()) for _ in range(2))
     run(first, embedder)
     run(second, embedder)
-    parity = first.account.parity
-    assert parity is not None
-    assert parity.texts == 8
-    assert parity.reference_least == pytest.approx(np.sqrt(0.5))
-    assert parity.reference_mean == pytest.approx(np.sqrt(0.5))
-    assert parity.composition_least == pytest.approx(1)
+    receipt = first.account.parity
+    assert receipt is not None
+    assert receipt.texts == 8
+    assert receipt.reference_least == pytest.approx(np.sqrt(0.5))
+    assert receipt.reference_mean == pytest.approx(np.sqrt(0.5))
+    assert receipt.composition_least == pytest.approx(1)
     assert "check" in first.account.seconds
     assert second.account.parity is None
+
+
+def test_small_jobs_share_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of few texts has the last receipt of its engine; one of many gets its own, once."""
+    monkeypatch.setattr(parity, "OWN_TEXTS", 50)
+    opened = []
+
+    def open_reference(_engine: Engine, spec: JobSpec) -> Engine:
+        opened.append(spec.prompt)
+        return FakeEngine()
+
+    def receipt(job: str, texts: int, prompt: str = "") -> Parity | None:
+        batch = micro_batch([block_of(0, texts)], FakeEngine(), JobSpec(model=NULL, prompt=prompt))
+        batch.job = job
+        run(batch, embedder)
+        return batch.account.parity
+
+    embedder = Embedder(open_reference=open_reference)
+    first = receipt("first", 20)
+    assert first is not None
+    assert not first.shared
+    assert receipt("second", 20) == msgspec.structs.replace(first, shared=True)
+    assert opened == [""]
+    own = [receipt("second", 20), receipt("second", 20), receipt("second", 20)]
+    assert [each and each.shared for each in own] == [True, False, None]
+    other = receipt("third", 20, prompt="other: ")
+    assert other is not None
+    assert not other.shared, "another engine"
+    monkeypatch.setattr(parity, "SHARED_SECONDS", 0.0)
+    late = receipt("fourth", 20)
+    assert late is not None
+    assert not late.shared
+    assert opened == ["", "", "other: ", ""]
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=60))
