@@ -84,7 +84,7 @@ VERBS: Final = {
     "workers": Verb(("inspection", "workers"), "List the workers that are alive."),
     "models": Verb(
         ("models", "models_app"),
-        "List the models that workers have loaded, and why others are not.",
+        "List the models that workers have loaded, and have them loaded, kept and unloaded.",
     ),
     "devices": Verb(
         ("inspection", "devices"),

@@ -1,34 +1,45 @@
-"""`embedfarm models`: the models that the farm's workers have loaded."""
+"""`embedfarm models`: what workers have loaded, and what people want of them."""
 
-from typing import TYPE_CHECKING, Final
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from embedfarm.cli.options import AsJson, RedisUrl, farm_settings, plain_errors, print_json
+from embedfarm.cli.options import (
+    FAILED,
+    AsJson,
+    RedisUrl,
+    fail,
+    farm_settings,
+    plain_errors,
+    print_json,
+)
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.encoding import as_dict
 from embedfarm.contract.farm_client import FarmClient, model_rows
 from embedfarm.contract.formatting import format_bytes, format_moment, format_seconds, one_line
+from embedfarm.contract.model_orders import NO_ORDER, ModelOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from embedfarm.contract.model_states import ModelState
 
+LOOK_SECONDS: Final = 0.2
 NAME_MAX: Final = 100  # characters
 REASON_MAX: Final = 300
 
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name as jobs have it.")]
+WaitSeconds = Annotated[float, typer.Option(min=0, help="Longest to wait, in seconds.")]
+
 models_app = typer.Typer(
-    help="List the models that workers have loaded, and why others are not.", no_args_is_help=True
+    help="List the models that workers have loaded, and have them loaded, kept and unloaded.",
+    no_args_is_help=True,
 )
-
-
-@models_app.callback()
-def _group() -> None:
-    """Keep `ls` a verb of its own, though it is the only one."""
 
 
 @models_app.command("ls")
@@ -45,6 +56,118 @@ def list_models(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa:
         typer.echo("no worker has loaded a model yet")
 
 
+@models_app.command("show")
+def show_model(model: ModelName, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Show what people want of a model, and what it is on each worker."""
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
+        farm = FarmClient(client)
+        order = farm.models.all().get(model, NO_ORDER)
+        rows = _rows_of(farm, model)
+    if as_json:
+        workers = [{"worker": worker} | as_dict(each) for worker, each in rows]
+        print_json({"model": model, "order": as_dict(order), "workers": workers})
+        return
+    typer.echo(_wanted(order))
+    if rows:
+        Console(highlight=False).print(_model_table(rows))
+    else:
+        typer.echo("no worker has it, or has tried to load it")
+
+
+def _wanted(order: ModelOrder) -> str:
+    """Return what is wanted of a model, in words."""
+    words = []
+    if order.loaded:
+        words.append(f"wanted on all workers since {format_moment(order.load_at)}")
+    if order.pinned:
+        words.append("pinned")
+    if order.unload_at > order.load_at:
+        words.append(f"unloaded by hand at {format_moment(order.unload_at)}")
+    return ", ".join(words) or "nobody has asked for it but jobs and requests"
+
+
+@models_app.command("load")
+def load_model(model: ModelName, redis: RedisUrl = "", wait: WaitSeconds = 600.0) -> None:
+    """Have every worker load a model that can, and wait until each has, or says why not."""
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
+        farm = FarmClient(client)
+        at = farm.models.load(model)
+        _wait(wait, lambda: not _missing(farm, model, at))
+        left = _missing(farm, model, at)
+        failed = [(worker, each) for worker, each in _rows_of(farm, model) if each.reason]
+    for worker, each in failed:
+        typer.echo(f"{worker} cannot load it: {each.reason}", err=True)
+    if left:
+        fail(f"not loaded yet, but wanted, on {', '.join(left)}: what they work for is in its way")
+    if failed:
+        raise typer.Exit(FAILED)
+    typer.echo(f"{model} is loaded")
+
+
+@models_app.command("unload")
+def unload_model(model: ModelName, redis: RedisUrl = "", wait: WaitSeconds = 60.0) -> None:
+    """Have every worker unload a model that no work needs, and wait until each has."""
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
+        farm = FarmClient(client)
+        at = farm.models.unload(model)
+        _wait(wait, lambda: not _having(farm, model, at))
+        left = _having(farm, model, at)
+    if left:
+        fail(f"work needs it on {', '.join(left)}; it goes when that is done")
+    typer.echo(f"{model} is unloaded")
+
+
+@models_app.command("pin")
+def pin_model(model: ModelName, redis: RedisUrl = "") -> None:
+    """Have a model stay wherever it is loaded, until it is unpinned or unloaded."""
+    _pin(model, redis, pinned=True)
+
+
+@models_app.command("unpin")
+def unpin_model(model: ModelName, redis: RedisUrl = "") -> None:
+    """Let a model go when its memory is wanted, or nobody uses it."""
+    _pin(model, redis, pinned=False)
+
+
+def _pin(model: str, redis: str, *, pinned: bool) -> None:
+    settings = farm_settings(redis)
+    with plain_errors(), closing_client(settings.redis_url) as client:
+        FarmClient(client).models.pin(model, pinned=pinned)
+    typer.echo(f"{model} is {'pinned' if pinned else 'pinned no longer'}")
+
+
+def _rows_of(farm: FarmClient, model: str) -> "list[tuple[str, ModelState]]":
+    """Return the states of one model, whatever its type and engine, by worker."""
+    return [row for row in model_rows(farm.workers()) if row[1].model.partition("|")[0] == model]
+
+
+def _missing(farm: FarmClient, model: str, at: float) -> list[str]:
+    """Return the live workers that neither have a model nor have failed to load it since then."""
+    rows = _rows_of(farm, model)
+    settled = {worker for worker, each in rows if each.state == "ready" or _failed(each, at)}
+    return sorted({beat.worker for beat in farm.workers()} - settled)
+
+
+def _failed(state: "ModelState", at: float) -> bool:
+    return state.state == "failed" and state.since >= at
+
+
+def _having(farm: FarmClient, model: str, at: float) -> list[str]:
+    """Return the workers that have a model since before then."""
+    rows = _rows_of(farm, model)
+    return [worker for worker, each in rows if each.state == "ready" and each.since < at]
+
+
+def _wait(seconds: float, done: "Callable[[], bool]") -> None:
+    """Wait until something is done, at most for so long."""
+    end, wait = time.monotonic() + seconds, threading.Event()
+    while not done() and time.monotonic() < end:
+        wait.wait(LOOK_SECONDS)
+
+
 def _model_table(rows: "Sequence[tuple[str, ModelState]]") -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("model", "worker", "state"):
@@ -57,7 +180,7 @@ def _model_table(rows: "Sequence[tuple[str, ModelState]]") -> Table:
         table.add_row(
             escape(one_line(each.model.partition("|")[0], NAME_MAX)),
             worker,
-            each.state,
+            f"{each.state}, pinned" if each.pinned else each.state,
             format_bytes(each.bytes) if each.bytes else "",
             format_seconds(each.load_seconds) if each.state == "ready" else "",
             format_moment(each.since),

@@ -20,6 +20,7 @@ from embedfarm.contract.job_reports import JobReports
 from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.load_attempts import LoadLedger
+from embedfarm.contract.model_orders import ModelOrders
 from embedfarm.contract.model_states import ModelState, ready
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.process_log import ProcessLogs
@@ -79,10 +80,10 @@ def length_class(tokens_mean: float) -> int:
 class FarmClient(FarmKeys):
     """A farm's jobs and workers; `embedfarm.contract.tenants` has what one tenant sees of it.
 
-    Its other keys are in six parts: `reports` has what workers say about jobs, `plans` what the
+    Its other keys are in seven parts: `reports` has what workers say about jobs, `plans` what the
     scheduler tells them, `statistics` what the farm remembers about its speed, `loads` the models
-    whose loading ended a worker, `timeline` what has happened, and `logs` what its processes have
-    logged.
+    whose loading ended a worker, `models` those that people want loaded, kept or unloaded,
+    `timeline` what has happened, and `logs` what its processes have logged.
 
     Attributes:
         actor: Who acts through this farm, for the timeline; "" for the program's own account.
@@ -109,6 +110,11 @@ class FarmClient(FarmKeys):
     def loads(self) -> LoadLedger:
         """Loads of models that have not come to an end."""
         return LoadLedger(self.client, self.on_unreadable, tenant=self.tenant)
+
+    @cached_property
+    def models(self) -> ModelOrders:
+        """Orders of models, which workers follow."""
+        return ModelOrders(self.client, self.on_unreadable, tenant=self.tenant)
 
     @cached_property
     def timeline(self) -> Timeline:

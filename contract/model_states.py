@@ -19,6 +19,7 @@ class ModelState(Record):
         bytes: Memory that its weights take, 0 if it is not known.
         load_seconds: Time that its loading took, 0 before it has ended.
         reason: Why it failed.
+        pinned: Whether it stays however long nobody uses it.
     """
 
     model: str
@@ -27,6 +28,7 @@ class ModelState(Record):
     bytes: Count = 0
     load_seconds: Amount = 0.0
     reason: str = ""
+    pinned: bool = False
 
 
 def ready(states: Iterable[ModelState]) -> Iterator[ModelState]:

@@ -60,11 +60,12 @@ class Fetcher:
     _begun: set[str] = field(default_factory=set)
 
     def look(self) -> None:
-        """Look for requests that wait for a model; lease nothing while work is in its way.
+        """Look for models that people or requests want; lease nothing while work is in the way.
 
         Raises:
             redis.ConnectionError: The server is away.
         """
+        self.engines.models.follow_orders()
         self._yields = self.look_for_requests()
 
     def fetch(self) -> MicroBatch | None:

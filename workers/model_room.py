@@ -4,13 +4,14 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from embedfarm.contract.formatting import format_bytes, format_seconds
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.model_orders import ModelOrder
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import NoRoom
 from embedfarm.workers.engines.memory import device_memory, free_memory, predict_bytes
@@ -27,11 +28,13 @@ class ModelRoom:
     """Keeps the memory of loaded models within its limits.
 
     A model goes only when its memory is wanted for another one, or when it was not used for
-    `model_idle_seconds`; never while work in hand needs it, nor if it is pinned. Only the thread
-    that leases work may call `make` and `unload_idle`.
+    `model_idle_seconds`, or when people want it to; never while work in hand needs it, nor
+    otherwise if it is pinned. Only the thread that leases work may call `make`, `follow` and
+    `unload_idle`.
 
     Attributes:
         in_use: Returns the keys of the engines that work in hand needs.
+        orders: What people want of models, by name.
         placing: Held while it is decided which models go, and while requests are taken for one.
     """
 
@@ -39,6 +42,7 @@ class ModelRoom:
     torch_device: str
     settings: Settings
     in_use: Callable[[], Collection[str]] = frozenset
+    orders: Mapping[str, ModelOrder] = field(default_factory=dict)
     placing: threading.Lock = field(default_factory=threading.Lock)
 
     def make(self, spec: JobSpec) -> bool:
@@ -92,13 +96,32 @@ class ModelRoom:
 
     def _movable(self) -> list[ResidentModel]:
         """Return the models that are not pinned, those first that were not used for longest."""
-        pinned = self.settings.models_pinned
-        return [model for model in self.resident if model.spec.model not in pinned]
+        return [model for model in self.resident if not self.pinned(model.spec.model)]
+
+    def pinned(self, model: str) -> bool:
+        """Tell whether a model stays however long nobody uses it."""
+        order = self.orders.get(model)
+        return model in self.settings.models_pinned or (order is not None and order.pinned)
 
     def _idle(self) -> list[ResidentModel]:
         """Return the models that may go now, those first that were not used for longest."""
         in_use = self.in_use()
         return [model for model in self._movable() if not model.serves(in_use)]
+
+    def follow(self, orders: Mapping[str, ModelOrder]) -> None:
+        """Take new orders; models that are to be unloaded go as soon as no work needs them."""
+        self.orders = orders
+        with self.placing:
+            in_use = self.in_use()
+            unwanted = [
+                model
+                for model in self.resident
+                if (order := orders.get(model.spec.model)) is not None
+                and model.loaded_at < order.unload_at
+                and not model.serves(in_use)
+            ]
+            self.resident.remove(unwanted)
+        self._let_go(unwanted, "as somebody wants it")
 
     def unload_idle(self) -> None:
         """Let the models go that were not used for a while, so that others can have the memory."""

@@ -23,6 +23,7 @@ from embedfarm.workers.model_room import ModelRoom
 from embedfarm.workers.resident_models import ResidentModel, ResidentModels
 from embedfarm.workers.watchdog import Watchdog
 
+ORDERS_SECONDS: Final = 1.0  # between looks at what people want
 FAILED_MAX: Final = 16  # models that did not load, of which it is remembered why
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class ModelStore:
     _beside: threading.Thread | None = None
     _failures: dict[str, ModelError] = field(default_factory=dict)  # of loads beside, by engine_key
     _failed: dict[str, ModelState] = field(default_factory=dict)  # by `model_key`
+    _orders_at: float = 0.0  # monotonic time from which orders are read again
+    _ordered: dict[str, float] = field(default_factory=dict)  # times of orders that were followed
 
     def __post_init__(self) -> None:
         self.room = ModelRoom(self.resident, self.torch_device, self.settings)
@@ -139,6 +142,36 @@ class ModelStore:
         self._beside = self.start("load", lambda: self._load_beside(key, spec, then))
         return True
 
+    def follow_orders(self) -> None:
+        """Load and unload what people want, and note what they want kept; called often.
+
+        A model that is wanted is loaded once for each order, beside what work in hand needs, and
+        may go again like any other one. One that cannot be loaded is noted among the failures.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        if time.monotonic() < self._orders_at:
+            return
+        self._orders_at = time.monotonic() + ORDERS_SECONDS
+        orders = self.farm.models.all()
+        self.room.follow(orders)
+        for name, order in orders.items():
+            if order.loaded and self._ordered.get(name) != order.load_at and not self.is_loading:
+                self._load_ordered(name, order.load_at)
+        self._ordered = {name: at for name, at in self._ordered.items() if name in orders}
+
+    def _load_ordered(self, name: str, at: float) -> None:
+        """Begin to load a model that people want, unless models in use are in its way."""
+        spec = JobSpec(model=name)
+        try:
+            settled = self.variant(spec) is not None or self.load_beside(spec)
+        except ModelError as error:
+            log.warning("%s is wanted, and not loaded: %s", name, error)
+            settled = True
+        if settled:
+            self._ordered[name] = at
+
     def _make_room(self, spec: JobSpec) -> bool:
         """Tell whether there is room for a model; one that is not to be had costs no other one.
 
@@ -187,6 +220,7 @@ class ModelStore:
                 since=each.loaded_at,
                 bytes=each.bytes,
                 load_seconds=each.load_seconds,
+                pinned=self.room.pinned(each.spec.model),
             )
             for each in self.resident
         ]

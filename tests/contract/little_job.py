@@ -168,6 +168,7 @@ def run_everything(client: redis.Redis) -> Job:
     farm.statistics.long_sample(SAMPLE)
     farm.statistics.learn_budget("cpu", "null:2", 16_384)
     farm.loads.begin("one", "null:2")
+    farm.models.pin("null:2", pinned=True)
     farm.loads.quarantine("one", "null:2", "it did not finish")
     farm.admit("little", 1)
     ask_everything(client)

@@ -26,6 +26,7 @@ from embedfarm.contract.encoding import (
 from embedfarm.contract.farm_timeline import FarmEvent, Happening
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
 from embedfarm.contract.load_attempts import LoadAttempts
+from embedfarm.contract.model_orders import ModelOrder
 from embedfarm.contract.model_states import ModelState, StateOfModel
 from embedfarm.contract.records import (
     Block,
@@ -67,6 +68,7 @@ KINDS: list[type[Record]] = [
     LanePiece,
     LaneAnswer,
     LoadAttempts,
+    ModelOrder,
     ModelState,
 ]
 TEXTS = st.text(max_size=20)
@@ -152,7 +154,10 @@ def test_all_kinds_are_tested() -> None:
         kind
         for kind in Record.__subclasses__()
         if kind.__module__
-        in {each.__module__ for each in (Block, JobSpec, FarmEvent, LoadAttempts, ModelState)}
+        in {
+            each.__module__
+            for each in (Block, JobSpec, FarmEvent, LoadAttempts, ModelOrder, ModelState)
+        }
     }
 
 

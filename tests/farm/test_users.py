@@ -106,6 +106,7 @@ UNSEEN: Final = {
     }
     | COUNTING,
     "operator": {
+        "HDEL ef:{farm}:models x": "it makes room for what is wanted of another model",
         "HGETALL ef:{farm}:history": "`simulate --plan` reads how fast the workers were",
         "XLEN ef:{J}:in": "`top` counts what waits of each job",
         "XPENDING ef:{J}:in farm": "the same",
@@ -197,7 +198,8 @@ def command(farm: WholeFarm) -> Iterator[str]:
     for words in (
         "jobs ls", "jobs ls --ended", f"jobs show {name}", f"jobs errors {name}",
         f"jobs pause {name}", f"jobs resume {name}", f"jobs set {name} --priority urgent",
-        f"jobs cancel {name}", f"jobs rm {name}", "workers", "top", "doctor",
+        f"jobs cancel {name}", f"jobs rm {name}", "workers", "top", "doctor", "models ls",
+        f"models pin {MODEL}", f"models unpin {MODEL}", f"models unload {MODEL} --wait 10",
         "scheduler stats", "scheduler explain", "scheduler passes", "scheduler remove-pass tail",
     ):  # fmt: skip
         done = CliRunner().invoke(app, words.split(), env=farm.variables("operator"))

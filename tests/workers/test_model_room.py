@@ -486,3 +486,84 @@ def test_a_worker_yields_to_a_model_that_does_not_fit(
     with working(worker_on(server, models_bytes_max=SIZE)) as worker:
         wait_until(lambda: all(job.status().chunks_done == 50 for job in jobs), 20)
         assert len(list(worker.models.resident)) == 1
+
+
+# What people want.
+
+
+def states_of(farm: FarmClient) -> dict[str, tuple[str, bool]]:
+    """State of each model of the only worker, and whether it is pinned, by name."""
+    beats = farm.workers()
+    return {
+        each.model.partition("|")[0]: (each.state, each.pinned)
+        for beat in beats
+        for each in beat.models
+    }
+
+
+def test_orders_are_followed(
+    server: LiveServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is loaded because somebody wants it, stays while pinned, and goes when unloaded."""
+    let_models_take(monkeypatch, SIZE)
+    monkeypatch.setattr(model_store, "ORDERS_SECONDS", 0.0)
+    farm = FarmClient(client)
+    farm.models.load("null:4")
+    farm.models.pin("null:4", pinned=True)
+    with working(worker_on(server, models_bytes_max=2 * SIZE, model_idle_seconds=0.5)):
+        wait_until(lambda: states_of(farm) == {"null:4": ("ready", True)})
+        job = create_job(farm, [block_of(0, 10)], model="null:8")
+        wait_until(lambda: job.status().chunks_done == 10)
+        job.delete()
+        wait_until(lambda: states_of(farm) == {"null:4": ("ready", True)})  # the other is idle
+        farm.models.unload("null:4")
+        wait_until(lambda: not states_of(farm))
+        again = create_job(farm, [block_of(0, 10)], name="again", model="null:4")
+        wait_until(lambda: again.status().chunks_done == 10)
+
+
+def test_a_model_in_use_goes_when_it_is_not(store: ModelStore) -> None:
+    """Work in hand keeps a model that is to be unloaded; so does nothing afterwards."""
+    load(store, 1)
+    in_use = {engine_key(spec_of(1))}
+    store.room.in_use = lambda: in_use
+    store.farm.models.unload("null:1")
+    store.room.follow(store.farm.models.all())
+    assert loaded(store) == ["null:1"]
+    in_use.clear()
+    store.room.follow(store.farm.models.all())
+    assert not loaded(store)
+    load(store, 1)
+    store.room.follow(store.farm.models.all())
+    assert loaded(store) == ["null:1"], "it was loaded since"
+
+
+def test_a_pin_keeps_a_model_from_going(store: ModelStore) -> None:
+    """The others go for a new model, though they were used later."""
+    load(store, 1, 2, 3)
+    store.farm.models.pin("null:1", pinned=True)
+    store.room.follow(store.farm.models.all())
+    load(store, 4)
+    assert set(loaded(store)) == {"null:1", "null:3", "null:4"}
+
+
+def test_a_wanted_model_that_cannot_be_had(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not load is tried once for each order, and noted with the reason."""
+    monkeypatch.setattr(model_store, "ORDERS_SECONDS", 0.0)
+    tried: list[str] = []
+
+    def refuse(spec: JobSpec, _settings: Settings) -> None:
+        tried.append(spec.model)
+        raise ModelError("no such model")
+
+    monkeypatch.setattr(model_store, "look_at", refuse)
+    store.farm.models.load("none")
+    for _ in range(3):
+        store.follow_orders()
+    assert tried == ["none"]
+    assert [(each.state, each.reason) for each in store.states()] == [("failed", "no such model")]
+    store.farm.models.load("none")
+    store.follow_orders()
+    assert tried == ["none", "none"]
