@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -15,12 +16,16 @@ from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.hyperplanes import hash_once
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.model_files import resolve
+from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.web.auth.keys import make_key
 from embedfarm.web.tei.tokenizers import tokenizer_of
+from tests.contract.little_job import heartbeat
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
@@ -84,6 +89,26 @@ def test_errors_are_openais(null: TestClient, request_: dict[str, object], statu
     answer = null.post("/v1/embeddings", json={"model": NULL, **request_})
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
     assert answer.json()["error"]["message"]
+
+
+def test_models_have_a_state(null: TestClient, client: redis.Redis) -> None:
+    """The best state on any worker is the model's, and those are named that have it loaded."""
+    farm, key = FarmClient(client), model_key(JobSpec(model=NULL))
+    failed = ModelState(model=key, state="failed", since=1.0, reason="no memory")
+    loading, ready = (
+        msgspec.structs.replace(failed, state=state, reason="") for state in ("loading", "ready")
+    )
+    for beats, state, workers in (
+        ({}, "unloaded", []),
+        ({"one": failed}, "failed", []),
+        ({"two": loading}, "loading", []),
+        ({"three": ready}, "ready", ["three"]),
+    ):
+        for name, each in beats.items():
+            farm.beat(msgspec.structs.replace(heartbeat(name), models=[each]), 60)
+        (listed,) = null.get("/v1/models").json()["data"]
+        assert (listed["state"], listed["workers"]) == (state, workers)
+        assert null.get(f"/v1/models/{NULL}").json() == listed
 
 
 SHAPES: Final = "must be a text, a list of texts, a list of token ids, or a list of such lists"
@@ -235,6 +260,7 @@ def test_the_openai_client(server: LiveServer, tmp_path: Path) -> None:
     ):
         assert [each.id for each in client.models.list()] == [DEFAULT_MODEL]
         assert client.models.retrieve(DEFAULT_MODEL).id == DEFAULT_MODEL
+        assert dict(client.models.retrieve(DEFAULT_MODEL))["state"] == "unloaded"
         answer = client.embeddings.create(model=DEFAULT_MODEL, input=texts, user="u")
         found = np.asarray([each.embedding for each in answer.data])
         assert (found * wanted).sum(axis=1).min() >= 0.9999

@@ -12,6 +12,8 @@ from fastapi import APIRouter, HTTPException, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from embedfarm.contract.farm_client import model_rows
+from embedfarm.contract.model_states import StateOfModel
 from embedfarm.contract.token_ids import TOKENS_REFUSED
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.answers import list_of, respond
@@ -23,6 +25,7 @@ from embedfarm.web.services import Service, Services, need
 from embedfarm.web.tei.tokenizers import check_count, decode_ids, tokenizer_of
 
 OWNER: Final = "embedfarm"
+BEST_FIRST: Final[tuple[StateOfModel, ...]] = ("ready", "loading", "failed")
 TOKENS_MAX: Final = 1 << 15  # of one text: no model reads more at once
 
 router: Final = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BoundedRoute)
@@ -72,12 +75,17 @@ class CreateEmbeddingResponse(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that may be asked for."""
+    """A model that may be asked for, and the workers that have it loaded.
+
+    Its state is the best one on any worker; one that is not loaded is when a request comes.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = OWNER
+    state: StateOfModel | Literal["unloaded"] = "unloaded"
+    workers: list[str] = []
 
 
 class Models(BaseModel):
@@ -103,16 +111,29 @@ async def embeddings(
 
 
 @router.get("/models", responses=openai_problems(), dependencies=need(Scope.READ))
-async def list_models(services: Service) -> Models:
+def list_models(services: Service) -> Models:
     """List the models that may be asked for."""
-    return Models(data=[Model(id=name) for name in services.settings.models])
+    return Models(data=_models(services, services.settings.models))
 
 
 @router.get("/models/{model:path}", responses=openai_problems(404), dependencies=need(Scope.READ))
-async def show_model(services: Service, model: str) -> Model:
+def show_model(services: Service, model: str) -> Model:
     """Show a model that may be asked for."""
     services.find_model(model)
-    return Model(id=model)
+    return _models(services, [model])[0]
+
+
+def _models(services: Services, names: Sequence[str]) -> list[Model]:
+    """Return models with their states, by the heartbeats of the live workers."""
+    rows = model_rows(services.farm.workers())
+    found = []
+    for name in names:
+        own = [(worker, each) for worker, each in rows if each.model.partition("|")[0] == name]
+        states = {each.state for _, each in own}
+        ready = [worker for worker, each in own if each.state == "ready"]
+        best = next((each for each in BEST_FIRST if each in states), None)
+        found.append(Model(id=name, state=best or "unloaded", workers=list(dict.fromkeys(ready))))
+    return found
 
 
 def _answer(
