@@ -34,6 +34,7 @@ class Watched:
         limit: The longest that it may take, in seconds; asked once it has taken the least one.
         leases: Leases for which it is done.
         hung: Told why, when it has taken too long and the process is about to end.
+        stops_others: Whether nothing else goes on meanwhile, so that only its own time counts.
         spent: Seconds that it has had so far.
     """
 
@@ -41,13 +42,14 @@ class Watched:
     limit: Callable[[], float]
     leases: Sequence[Lease]
     hung: Callable[[str], object]
+    stops_others: bool = False
     spent: float = 0.0
     _seen: float = field(default_factory=time.monotonic)
 
-    def count(self) -> None:
-        """Add the time since the last look."""
+    def count(self, *, goes_on: bool = True) -> None:
+        """Add the time since the last look, if it could go on in it."""
         now = time.monotonic()
-        self.spent += min(now - self._seen, LOOK_SECONDS_MAX)
+        self.spent += min(now - self._seen, LOOK_SECONDS_MAX) if goes_on else 0.0
         self._seen = now
 
 
@@ -65,9 +67,11 @@ class Watchdog:
         limit: Callable[[], float],
         leases: Sequence[Lease] = (),
         hung: Callable[[str], object] = lambda _reason: None,
+        *,
+        stops_others: bool = False,
     ) -> Iterator[None]:
         """Watch over the body, which may take `limit()` seconds; see `Watched`."""
-        watched = Watched(what, limit, leases, hung)
+        watched = Watched(what, limit, leases, hung, stops_others)
         self._watched.append(watched)
         try:
             yield
@@ -87,8 +91,9 @@ class Watchdog:
     def look(self) -> Watched | None:
         """Count time; return the first one that has taken too long, None if none has."""
         watched = list(self._watched)
+        stopping = [each for each in watched if each.stops_others]
         for each in watched:
-            each.count()
+            each.count(goes_on=not stopping or each in stopping)
         late = (each for each in watched if each.spent > self.settings.hang_seconds)
         return next((each for each in late if each.spent > each.limit()), None)
 

@@ -55,6 +55,22 @@ def test_time_in_which_nothing_ran_does_not_count() -> None:
         assert watched.spent <= LOOK_SECONDS_MAX
 
 
+def test_what_stops_others_does_not_count_for_them() -> None:
+    """While something stops all else, its own time alone counts; afterwards that of all again."""
+    watchdog = Watchdog(SETTINGS)
+    with watchdog.watch("waiting", lambda: 2.0):
+        (waiting,) = watchdog._watched  # to let time pass
+        with watchdog.watch("load", lambda: 100.0, stops_others=True):
+            load = watchdog._watched[1]
+            for _ in range(4):
+                waiting._seen -= 1.0
+                assert look_after(watchdog, load, 1.0) is None
+            assert waiting.spent == 0.0
+            assert load.spent >= 4.0
+        looks = [look_after(watchdog, waiting, 0.9) for _ in range(3)]
+    assert looks == [None, None, waiting]
+
+
 def test_it_looks_until_it_is_over() -> None:
     """A watchdog hands a hang over once; without one it ends with the worker."""
     ended, found = threading.Event(), list[str]()
