@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ class SentenceTransformerEngine:
     launch_tokens: int = field(init=False)
     arithmetic: Arithmetic = field(init=False, default=Arithmetic())
 
-    name: ClassVar[str] = "torch"
+    name: str = field(init=False, default="torch")
 
     def __post_init__(self) -> None:
         full = self.model.get_embedding_dimension()
@@ -153,7 +153,7 @@ class SentenceTransformerEngine:
         directory = model_files.resolve(spec.model, cache)
         dtype = resolve_dtype(spec.dtype, device)
         try:
-            with _device_errors():
+            with device_errors():
                 engine = cls._load(spec, device, dtype, directory)
                 if measured:
                     engine.arithmetic = engine.measure()
@@ -172,14 +172,8 @@ class SentenceTransformerEngine:
         cls, spec: JobSpec, device: str, dtype: str, directory: Path
     ) -> "SentenceTransformerEngine":
         """Load the model and run it once; anything may be raised."""
-        if device != "cpu":
-            # cuDNN's attention makes a plan for each shape that it has not seen: 75 ms and more on
-            # an H100, and nearly each device batch has a shape of its own.
-            torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-        loaded = SentenceTransformer(
-            str(directory), device=device, local_files_only=True, model_kwargs={"dtype": dtype}
-        )
-        model = _follow_routes(loaded, spec.task)
+        loaded = cls._load_files(directory, device, dtype, spec.task)
+        model = follow_routes(loaded, spec.task)
         model.eval()
         for module in list(model)[1:]:
             module.float()
@@ -190,6 +184,17 @@ class SentenceTransformerEngine:
         engine.has_routes = model is not loaded
         engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
         return engine
+
+    @classmethod
+    def _load_files(
+        cls,
+        directory: Path,
+        device: str,
+        dtype: str,
+        task: str,  # noqa: ARG003 # a group's other ranks need it
+    ) -> SentenceTransformer:
+        """Load the modules of a model, those of all tasks."""
+        return load_files(directory, device, dtype, {})
 
     def for_job(self, spec: JobSpec) -> Self | None:
         """Return the engine of another job on these modules; None where it needs others.
@@ -274,7 +279,7 @@ class SentenceTransformerEngine:
             OutOfMemory: The rows do not fit on the device together.
             DeviceFailed: CUDA is in a state that only a new process gets out of.
         """
-        with _device_errors(), torch.inference_mode():
+        with device_errors(), torch.inference_mode():
             vectors = self._embed(self.features(batch, rows))
             if self.device.type == "cpu":
                 return vectors.numpy
@@ -284,7 +289,7 @@ class SentenceTransformerEngine:
             copied.record()
 
         def finish() -> NDArray[np.float32]:
-            with _device_errors():
+            with device_errors():
                 copied.synchronize()
             return host.numpy()
 
@@ -350,8 +355,31 @@ def gpu_batch_tokens(arithmetic: Arithmetic) -> int:
     return max(least, min(most, int(BATCH_FLOPS / arithmetic.per_token)))
 
 
+def load_files(
+    directory: Path, device: str, dtype: str, options: dict[str, Any]
+) -> SentenceTransformer:
+    """Load a model's files to a device as sentence-transformers does.
+
+    Args:
+        directory: Directory of the files.
+        device: torch's name of the device.
+        dtype: Type that the transformer computes in.
+        options: More options of transformers for loading.
+    """
+    if device != "cpu":
+        # cuDNN's attention makes a plan for each shape that it has not seen: 75 ms and more on
+        # an H100, and nearly each device batch has a shape of its own.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    return SentenceTransformer(
+        str(directory),
+        device=None if "device_map" in options else device,
+        local_files_only=True,
+        model_kwargs={"dtype": dtype} | options,
+    )
+
+
 @contextmanager
-def _device_errors() -> Iterator[None]:
+def device_errors() -> Iterator[None]:
     """Raise `OutOfMemory` or `DeviceFailed` in place of the errors of torch that mean it."""
     try:
         yield
@@ -368,7 +396,7 @@ def _device_errors() -> Iterator[None]:
         raise
 
 
-def _follow_routes(model: SentenceTransformer, task: str) -> SentenceTransformer:
+def follow_routes(model: SentenceTransformer, task: str) -> SentenceTransformer:
     """Return the model with the task's modules in place of routers: a job has one task."""
     if not any(isinstance(module, Router) for module in model):
         return model
