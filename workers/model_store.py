@@ -17,6 +17,7 @@ from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import TRYING, Engine
+from embedfarm.workers.engines.group import current_group
 from embedfarm.workers.engines.memory import allocated_bytes, limit_batches, predict_bytes
 from embedfarm.workers.engines.opening import engine_name, look_at, open_engine, open_reference
 from embedfarm.workers.model_room import ModelRoom
@@ -251,14 +252,18 @@ class ModelStore:
         """Open a model and run it once; a load that takes too long is the last of this process."""
         what, watchdog, device = f"the loading of {spec.model}", self.watchdog, self.torch_device
         began, allocated, alone = time.monotonic(), allocated_bytes(device), not self.room.in_use()
-        with watchdog.watch(what, watchdog.load_limit, hung=self._quarantine):
+        in_group = current_group() is not None  # whose ranks do one thing at a time
+        with watchdog.watch(
+            what, watchdog.load_limit, hung=self._quarantine, stops_others=in_group
+        ):
             engine = open_engine(spec, device, self.settings)
             self.warm_up(spec, engine)
         seconds, taken = time.monotonic() - began, allocated_bytes(device) - allocated
         dtype = engine.fingerprint.get("dtype", spec.dtype)
         size = predict_bytes(msgspec.structs.replace(spec, dtype=dtype), device, self.settings)
-        # On a CPU much else comes and goes, and on a busy GPU what its work allocates.
-        if size is None or (alone and device != "cpu"):
+        # On a CPU much else comes and goes, and on a busy GPU what its work allocates; a group's
+        # first rank has only its own part.
+        if size is None or (alone and device != "cpu" and not in_group):
             size = max(0, taken)
         return ResidentModel(spec, self._runs_on(spec), engine, size, seconds)
 

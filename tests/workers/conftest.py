@@ -1,9 +1,12 @@
-"""Fixture that all tests of workers use."""
+"""Fixtures that tests of workers share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.workers.tiny_models import build
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,3 +16,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directories of tiny models by kind."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = build(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return make

@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
+    Qwen3Config,
+    Qwen3Model,
     XLMRobertaConfig,
     XLMRobertaModel,
 )
@@ -139,9 +141,9 @@ def modern_bert(directory: Path) -> Transformer:
     return _transformer(ModernBertModel(config), tokenizer, directory)
 
 
-def decoder(directory: Path) -> Transformer:
-    """A causal transformer with byte-level BPE tokens, padded on the left."""
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
+def decoder_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE tokens, padded on the left."""
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
         tokenizer_object=byte_pairs(),
         pad_token="<|pad|>",  # noqa: S106 # a word of the vocabulary
         eos_token="<|end|>",  # noqa: S106 # same
@@ -149,6 +151,11 @@ def decoder(directory: Path) -> Transformer:
         model_max_length=LENGTH_MAX,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def decoder(directory: Path) -> Transformer:
+    """A causal transformer with byte-level BPE tokens, padded on the left."""
+    tokenizer = decoder_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=DIMENSIONS,
@@ -160,6 +167,23 @@ def decoder(directory: Path) -> Transformer:
         initializer_range=0.2,
     )
     return _transformer(Qwen2Model(config), tokenizer, directory)
+
+
+def wide_decoder(directory: Path) -> Transformer:
+    """A causal transformer whose heads two and four processes can share."""
+    tokenizer = decoder_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=16,
+        intermediate_size=96,
+        max_position_embeddings=LENGTH_MAX,
+        initializer_range=0.2,
+    )
+    return _transformer(Qwen3Model(config), tokenizer, directory)
 
 
 def _transformer(
@@ -204,6 +228,12 @@ def last_token_pooled(directory: Path) -> SentenceTransformer:
     return SentenceTransformer(
         modules=[decoder(directory), Pooling(DIMENSIONS, "lasttoken")], device="cpu"
     )
+
+
+def shared(directory: Path) -> SentenceTransformer:
+    """A decoder of the kind that large models are, with the last token's vector."""
+    modules = [wide_decoder(directory), Pooling(64, "lasttoken"), Normalize()]
+    return SentenceTransformer(modules=modules, device="cpu")
 
 
 def dense_headed(directory: Path) -> SentenceTransformer:
@@ -256,9 +286,12 @@ KINDS: Final[dict[str, Callable[[Path], SentenceTransformer]]] = {
 }  # fmt: skip
 
 
+OTHERS: Final = {"shared": shared}  # to the engines it is another `last_token_pooled`
+
+
 def build(kind: str, directory: Path, seed: int = 0) -> Path:
     """Write the files of a random model; the same kind and seed make the same model."""
     torch.manual_seed(len(kind) + 100 * seed)
-    model = KINDS[kind](directory / "transformer")
+    model = (KINDS | OTHERS)[kind](directory / "transformer")
     model.save(str(directory / "model"), create_model_card=False)
     return directory / "model"

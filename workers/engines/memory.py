@@ -13,6 +13,7 @@ import psutil
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.group import current_group
 from embedfarm.workers.host_memory import AvailableMemory, host_memory
 
 CPU_FACTS: Final = Path("/proc/cpuinfo")
@@ -23,17 +24,19 @@ ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 def device_memory(device: str) -> AvailableMemory:
     """Return the memory of a device; that of the host for a CPU.
 
-    What torch keeps for the next device batches counts as taken, until `free_memory`.
+    What torch keeps for the next device batches counts as taken, until `free_memory`. Several GPUs
+    of a group have equal parts of a model, so that all have as much as the one that has least.
 
     Args:
-        device: torch's name of the device.
+        device: torch's name of the device, of the first one for a group.
     """
     if device == "cpu":
         return host_memory()
     import torch  # noqa: PLC0415 # a null engine does without it
 
-    free, total = torch.cuda.mem_get_info(device)
-    return AvailableMemory(total, free)
+    devices = range(torch.cuda.device_count())  # this process sees no others
+    free, total = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
+    return AvailableMemory(total * len(devices), free * len(devices))
 
 
 def predict_bytes(spec: JobSpec, device: str, settings: Settings) -> int | None:
@@ -109,6 +112,9 @@ def allocated_bytes(device: str) -> int:
 def free_memory(device: str) -> None:
     """Give back the memory of models that nobody refers to any more, also to other programs."""
     gc.collect()  # the modules of a model refer to each other
+    group = current_group()
+    if group is not None:
+        group.free()
     if device != "cpu":
         import torch  # noqa: PLC0415 # as above
 

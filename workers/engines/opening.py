@@ -12,6 +12,7 @@ from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.group import current_group
 
 OWN: Final = JOB_FIELDS["engine"].choices
 NULL: Final = "null"
@@ -54,6 +55,11 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
         from embedfarm.workers.engines.null import NullEngine  # noqa: PLC0415
 
         return NullEngine.open(spec)
+    if current_group() is not None:
+        with quick_imports():
+            from embedfarm.workers.engines.tensor_parallel import open_on_group  # noqa: PLC0415
+
+        return open_on_group(spec, device, settings)
     if name == "openvino":
         with quick_imports():
             from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415
@@ -110,6 +116,8 @@ def _asked_for(spec: JobSpec, device: str, settings: Settings) -> str:
         return ENDPOINT
     if spec.engine in OWN and model_files.is_null(spec.model):
         return NULL
+    if current_group() is not None:
+        return _for_group(spec)
     if spec.engine != "auto":
         return spec.engine
     if spec.dtype == "int8":
@@ -126,6 +134,18 @@ def _check_endpoint(spec: JobSpec, settings: Settings) -> None:
         raise ModelError(f"{where}, and no engine {spec.engine!r}")
     if spec.dtype not in {"auto", settings.endpoint_dtype}:
         raise ModelError(f"{where}, which computes in {settings.endpoint_dtype}")
+
+
+def _for_group(spec: JobSpec) -> str:
+    """Return the name of the engine for a worker of several devices.
+
+    Raises:
+        ModelError: Torch cannot do what the job asks for, and nothing else runs on several devices.
+    """
+    if spec.engine not in {"auto", "torch"} or spec.dtype == "int8":
+        asked = "int8" if spec.dtype == "int8" else f"engine {spec.engine!r}"
+        raise ModelError(f"{asked} runs on a single device, and this worker is a group of several")
+    return "torch"
 
 
 def look_at(spec: JobSpec, settings: Settings) -> None:
