@@ -31,7 +31,10 @@ RedisUrl = Annotated[
     str, typer.Option("--redis", help="Server URL; default EMBEDFARM_REDIS_URL.", metavar="URL")
 ]
 Devices = Annotated[
-    str, typer.Option(help="all, cpu, or GPU indices and UUIDs with commas between.")
+    str,
+    typer.Option(
+        help="all, cpu, or GPU indices and UUIDs with commas between; 0+1 is one worker on two."
+    ),
 ]
 CpuWorkers = Annotated[
     int, typer.Option("--workers", min=0, help="CPU workers; 0: two, or one per four cores.")

@@ -10,11 +10,13 @@ import math
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
@@ -36,17 +38,19 @@ class DeviceError(EmbedfarmError, ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """A device to which one worker process is pinned.
+    """A device to which one worker process is pinned, or several devices that work as one.
 
     Attributes:
         kind: "cpu", "cuda", or "endpoint" for a server that embeds.
         label: "cpu-0", "cuda-0" or "endpoint-HOST-PORT"; the number of a GPU is its NVML index (PCI
-            order).
-        uuid: NVML's UUID of a GPU, "" for another device.
+            order). A group has the numbers of all its devices, such as "cuda-0-1".
+        uuid: NVML's UUID of a GPU, "" for another device; those of a group with commas between.
         name: Product name.
-        cores: The worker's share of the available cores; its thread pools get this size.
-        memory_total_bytes: Memory of the GPU, or of the host; 0 where NVML cannot tell.
+        cores: The worker's share of the available cores; its thread pools get this size, those of
+            a group's processes equal parts of it.
+        memory_total_bytes: Memory of the GPUs, or of the host; 0 where NVML cannot tell.
         url: URL of the server that embeds, "" for another device.
+        ranks: Number of devices, each of which has a process of its own; 1 for a single one.
     """
 
     kind: Literal["cpu", "cuda", "endpoint"]
@@ -56,6 +60,7 @@ class Device:
     cores: tuple[int, ...]
     memory_total_bytes: int
     url: str = ""
+    ranks: int = 1
 
     @property
     def product(self) -> str:
@@ -66,7 +71,7 @@ class Device:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that pin a process; set them before it loads CUDA or torch."""
-        threads = str(max(1, len(self.cores)))
+        threads = str(max(1, len(self.cores) // self.ranks))
         return {
             "EMBEDFARM_ENDPOINT_URL": self.url,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -101,7 +106,8 @@ def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = Non
 
     Args:
         selection: "all" (every GPU, or the CPU workers on a host without any), "cpu", or GPU
-            indices and UUIDs with commas between them; one named twice counts once.
+            indices and UUIDs with commas between them; one named twice counts once. Devices with
+            "+" between them, such as "0+1,2+3" or "cpu+cpu", are one worker.
         cpu_workers: Number of CPU workers, 0 for `cpu_workers_default`.
         nvml: The NVML module.
 
@@ -111,9 +117,13 @@ def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = Non
     """
     if selection == "cpu":
         return _cpu_devices(cpu_workers)
+    groups = [[name.strip() for name in group.split("+")] for group in selection.split(",")]
+    if all(name == "cpu" for group in groups for name in group):
+        members = iter(_cpu_devices(sum(map(len, groups))))
+        return [_join([next(members) for _ in group]) for group in groups]
     report = describe_devices(nvml)
     if selection != "all":
-        return _share_cores(_pick(report, selection))
+        return _pick(report, groups)
     if report.broken:
         raise DeviceError(f"NVML failed: {report.reason}; --devices cpu goes on without GPUs")
     return list(report.gpus) or _cpu_devices(cpu_workers)
@@ -175,34 +185,40 @@ def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
     Returns:
         For a GPU memory_used_bytes, memory_total_bytes, utilization_ratio (0 to 1),
         temperature_celsius and power_watts; for another worker rss_bytes of the calling process
-        and memory_total_bytes of the host.
+        and memory_total_bytes of the host. Those of a group are sums, of temperatures the highest
+        and of utilizations the mean.
 
     Raises:
         DeviceError: NVML failed, or the GPU is lost.
     """
     if device.kind != "cuda":
         return {
-            "rss_bytes": float(psutil.Process().memory_info().rss),
+            "rss_bytes": float(sum(map(_rss_bytes, _processes(device)))),
             "memory_total_bytes": float(device.memory_total_bytes),
         }
     nvml = nvml or _load_nvml()
     try:
         with _session(nvml):
-            return _read_metrics(nvml, nvml.nvmlDeviceGetHandleByUUID(device.uuid))
+            handles = map(nvml.nvmlDeviceGetHandleByUUID, device.uuid.split(","))
+            return _summarise([_read_metrics(nvml, handle) for handle in handles])
     except nvml.NVMLError as error:
         raise DeviceError(f"{device.label} ({device.uuid}): {error}") from error
 
 
 def pinned(label: str, nvml: ModuleType | None = None) -> Device:
     """Return the device that this process was pinned to, as its `environment` says."""
-    cores = available_cores()[: int(os.environ.get("OMP_NUM_THREADS", "1"))]
-    if not label.startswith("cuda"):
-        kind: Literal["cpu", "endpoint"] = "endpoint" if label.startswith("endpoint-") else "cpu"
-        return Device(kind, label, "", cpu_name(), cores, psutil.virtual_memory().total)
-    uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    unlisted = Device("cuda", label, uuid, label, cores, 0)  # such as a slice of a GPU
-    found = [gpu for gpu in describe_devices(nvml).gpus if gpu.uuid == uuid]
-    return replace((found or [unlisted])[0], label=label, cores=cores)
+    uuids = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    is_gpu, is_endpoint = label.startswith("cuda"), label.startswith("endpoint-")
+    ranks = len(uuids) if is_gpu else max(1, 0 if is_endpoint else label.count("-"))
+    cores = available_cores()[: ranks * int(os.environ.get("OMP_NUM_THREADS", "1"))]
+    if not is_gpu:
+        kind: Literal["cpu", "endpoint"] = "endpoint" if is_endpoint else "cpu"
+        one = Device(kind, label, "", cpu_name(), (), psutil.virtual_memory().total)
+        return replace(_join([one] * ranks), label=label, cores=cores)
+    listed = {gpu.uuid: gpu for gpu in describe_devices(nvml).gpus}
+    unlisted = Device("cuda", label, "", label, (), 0)  # such as a slice of a GPU
+    found = [replace(listed.get(uuid, unlisted), uuid=uuid) for uuid in uuids]
+    return replace(_join(found), label=label, cores=cores)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -271,12 +287,33 @@ def _share_cores(devices: list[Device]) -> list[Device]:
     return [replace(device, cores=share) for device, share in zip(devices, shares, strict=True)]
 
 
-def _pick(report: DeviceReport, selection: str) -> list[Device]:
-    """Return the GPUs that `selection` names, in its order, each once."""
+def _join(members: Sequence[Device]) -> Device:
+    """Return the device that several are together; one is itself."""
+    first, *others = members
+    if not others:
+        return first
+    names = Counter(member.name for member in members)
+    memory = sum(member.memory_total_bytes for member in members)
+    return Device(
+        kind=first.kind,
+        label="-".join([first.label, *(each.label.rpartition("-")[2] for each in others)]),
+        uuid=",".join(filter(None, (member.uuid for member in members))),
+        name=" + ".join(f"{count} x {name}" for name, count in names.items()),
+        cores=tuple(dict.fromkeys(chain.from_iterable(member.cores for member in members))),
+        memory_total_bytes=memory if first.kind == "cuda" else first.memory_total_bytes,
+        ranks=len(members),
+    )
+
+
+def _pick(report: DeviceReport, groups: Sequence[Sequence[str]]) -> list[Device]:
+    """Return the GPUs, or groups of them, that are named, each once and with its share of cores.
+
+    Raises:
+        DeviceError: There is no such device, or one would be in two workers.
+    """
     by_name = {gpu.uuid: gpu for gpu in report.gpus}
     by_name |= {str(index): gpu for index, gpu in enumerate(report.gpus)}
-    names = [name.strip() for name in selection.split(",")]
-    unknown = [name for name in names if name not in by_name]
+    unknown = [name for group in groups for name in group if name not in by_name]
     if unknown:
         there = [f"{i} ({gpu.uuid}, {gpu.name})" for i, gpu in enumerate(report.gpus)]
         reason = f" (no GPUs: {report.reason})" if report.reason else ""
@@ -284,7 +321,13 @@ def _pick(report: DeviceReport, selection: str) -> list[Device]:
             f"no such device: {', '.join(map(repr, unknown))}; "
             f"there is: {', '.join([*there, 'cpu'])}{reason}"
         )
-    return list(dict.fromkeys(by_name[name] for name in names))
+    picked = dict.fromkeys(tuple(by_name[name] for name in group) for group in groups)
+    members = list(chain.from_iterable(picked))
+    chosen = list(dict.fromkeys(members))
+    if len(chosen) < len(members):
+        raise DeviceError("a device is part of one worker only, and once")
+    shared = dict(zip(chosen, _share_cores(chosen), strict=True))
+    return [_join([shared[member] for member in group]) for group in picked]
 
 
 def _load_nvml() -> ModuleType:
@@ -318,6 +361,30 @@ def _gpu(nvml: ModuleType, index: int) -> tuple[Device, dict[str, float]]:
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     total = int(metrics.get("memory_total_bytes", 0))
     return Device("cuda", f"cuda-{index}", uuid, name, (), total), metrics
+
+
+def _processes(device: Device) -> list[psutil.Process]:
+    """Return this process, and those of a group's other ranks."""
+    own = psutil.Process()
+    return [own, *own.children()] if device.ranks > 1 else [own]
+
+
+def _rss_bytes(process: psutil.Process) -> int:
+    """Return the memory of a process, 0 if it has just ended."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _summarise(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the metrics of several GPUs as those of one, as far as all have them."""
+    together: dict[str, Callable[[Sequence[float]], float]] = {
+        "temperature_celsius": max,
+        "utilization_ratio": fmean,
+    }
+    common = [name for name in metrics[0] if all(name in each for each in metrics)]
+    return {name: together.get(name, sum)([each[name] for each in metrics]) for name in common}
 
 
 def _read_metrics(nvml: ModuleType, handle: Any) -> dict[str, float]:  # noqa: ANN401 -- NVML's handles are opaque

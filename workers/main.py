@@ -18,10 +18,14 @@ from embedfarm.contract.redaction import start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.workers import devices
+from embedfarm.workers.engines.group import FORMED, Group
 from embedfarm.workers.watchdog import show_what_held_the_lock
 from embedfarm.workers.worker import Worker
 
 NAME_TAKEN: Final = 2  # a supervisor starts it no more, or the two would end each other in turn
+GROUP_ENDED: Final = 71  # as another rank has ended; a supervisor starts all of them again
+
+log = logging.getLogger(__name__)
 
 
 def main() -> NoReturn:
@@ -37,6 +41,8 @@ def main() -> NoReturn:
     show_what_held_the_lock()
     device = devices.pinned(arguments.device)
     torch_device = "cuda:0" if device.kind == "cuda" else "cpu"
+    if device.ranks > 1:
+        FORMED.append(Group(device.kind, device.ranks, settings.load_seconds_max, _end))
     notifier = Notifier()
     worker = Worker(
         settings.redis_url,
@@ -55,12 +61,18 @@ def main() -> NoReturn:
     os._exit(NAME_TAKEN if worker.superseded else 0)
 
 
+def _end(reason: str) -> None:
+    """End this process at once, since another rank of its group has ended."""
+    log.critical("%s; all of the group start again", reason)
+    os._exit(GROUP_ENDED)
+
+
 def _facts(device: devices.Device) -> dict[str, float]:
     """Return the device's figures for a heartbeat; none while NVML fails."""
     try:
         return devices.facts(device)
     except devices.DeviceError as error:
-        logging.getLogger(__name__).warning("no device facts: %s", error)
+        log.warning("no device facts: %s", error)
         return {}
 
 

@@ -213,6 +213,82 @@ def test_environment_pins_before_cuda_starts() -> None:
     assert (cpu["CUDA_VISIBLE_DEVICES"], cpu["OMP_NUM_THREADS"]) == ("", "2")
 
 
+@pytest.mark.usefixtures("eight_cores")
+def test_groups_of_gpus_are_devices() -> None:
+    """Devices with + between are one: its memory is that of all, and its processes split cores."""
+    group, single = discover("2+GPU-0,1", nvml=FakeNvml())
+    assert (group.label, group.ranks, group.name) == ("cuda-2-0", 2, "1 x Gamma 8 + 1 x Alpha 80")
+    assert (group.uuid, group.memory_total_bytes) == ("GPU-2,GPU-0", 160 * GIB)
+    assert (group.cores, single.cores) == ((10, 11, 12, 13, 14), (15, 16, 17))
+    assert group.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-0"
+    assert group.environment()["OMP_NUM_THREADS"] == "2"
+    assert (single.label, single.ranks) == ("cuda-1", 1)
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_groups_of_cpu_workers_split_the_cores() -> None:
+    """CPU workers with + between are groups, whose processes have equal parts of the cores."""
+    first, second = discover("cpu+cpu,cpu+cpu", cpu_workers=1)
+    assert (first.label, second.label) == ("cpu-0-1", "cpu-2-3")
+    assert (first.cores, second.cores) == ((10, 11, 12, 13), (14, 15, 16, 17))
+    assert first.name == f"2 x {devices.cpu_name()}"
+    assert first.memory_total_bytes == psutil.virtual_memory().total
+    assert first.environment()["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize("selection", ["0+0", "0+1,1+2", "0+1,1", "0+1,1+0"])
+def test_a_device_is_in_one_worker_only(selection: str) -> None:
+    """A device that two workers would share, or one would have twice, is refused."""
+    with pytest.raises(DeviceError, match="one worker only"):
+        discover(selection, nvml=FakeNvml())
+
+
+@pytest.mark.parametrize("selection", ["0+x", "cpu+0", "0+"])
+def test_unknown_devices_of_groups_are_refused(selection: str) -> None:
+    """A group of something unknown, or of GPUs and CPUs, lists what there is."""
+    with pytest.raises(DeviceError, match=r"no such device.*1 \(GPU-1, Beta 24\).*cpu"):
+        discover(selection, nvml=FakeNvml())
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize("selection", ["0+1,2", "cpu+cpu", "cpu+cpu+cpu,cpu"])
+def test_a_process_knows_what_it_is_pinned_to(
+    selection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first device of a selection is known again by its label and its environment."""
+    chosen = discover(selection, nvml=FakeNvml())[0]
+    for name, value in chosen.environment().items():
+        monkeypatch.setenv(name, value)
+    found = devices.pinned(chosen.label, FakeNvml())
+    assert (found.product, found.ranks, found.uuid) == (chosen.product, chosen.ranks, chosen.uuid)
+    assert found.label == chosen.label
+    assert len(found.cores) == len(chosen.cores) // chosen.ranks * chosen.ranks
+
+
+def test_facts_of_a_group() -> None:
+    """Facts of several GPUs are sums, but a mean of utilizations and the highest temperature."""
+    nvml = FakeNvml()
+    assert facts(discover("0+1", nvml=nvml)[0], nvml) == {
+        "memory_used_bytes": 40.0 * GIB,
+        "memory_total_bytes": 160.0 * GIB,
+        "utilization_ratio": 0.5,
+        "temperature_celsius": 61.0,
+        "power_watts": 500.0,
+    }
+
+
+def test_facts_of_a_cpu_group_count_its_processes() -> None:
+    """Memory of a CPU group is that of this process and of those that it has started."""
+    group = discover("cpu+cpu")[0]
+    before = facts(group)["rss_bytes"]
+    command = [sys.executable, "-c", "held = bytearray(200 << 20); print(); input()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as rank:  # type: ignore[call-overload] # pipes by name
+        rank.stdout.readline()
+        assert facts(group)["rss_bytes"] - before > 190 << 20
+        rank.communicate(b"\n", timeout=60)
+
+
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_core_groups_tile_the_cores(cores: int, groups: int) -> None:
     """Groups cover the cores in order, differ by one at most, and are disjoint if cores suffice."""
