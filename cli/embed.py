@@ -21,6 +21,7 @@ from embedfarm.cli.options import (
     RedisUrl,
     command_line,
     fail,
+    pin,
     plain_errors,
     print_json,
     read_settings,
@@ -139,6 +140,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         )  # fmt: skip
         fields["ranges"] = _ranges(fields["vector_dtype"], fields["ranges"])
         spec = JobSpec(**fields, name=out.name)
+        settings = pin(settings, [spec.model])  # on a private farm it is the one that is wanted
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
         run_to_end(request, place, terms, retry=retry_failed, as_json=as_json)

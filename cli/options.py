@@ -33,7 +33,8 @@ RedisUrl = Annotated[
 Devices = Annotated[
     str,
     typer.Option(
-        help="all, cpu, or GPU indices and UUIDs with commas between; 0+1 is one worker on two."
+        help="all, cpu, or GPU indices and UUIDs with commas between; 0+1 is one worker on two; "
+        "auto: all, as many together as a pinned model needs."
     ),
 ]
 CpuWorkers = Annotated[

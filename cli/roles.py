@@ -90,7 +90,8 @@ def work(  # noqa: PLR0913, PLR0917 -- each is a flag
     ] = None,
 ) -> None:
     """Run one worker process per device of this host, or per endpoint."""
-    from embedfarm.workers.devices import discover, endpoints
+    from embedfarm.workers.device_groups import choose_devices
+    from embedfarm.workers.devices import endpoints
     from embedfarm.workers.supervisor import children, tell_exits
 
     settings = pin(farm_settings(redis), pins or [])
@@ -108,7 +109,7 @@ def work(  # noqa: PLR0913, PLR0917 -- each is a flag
     stop = stop_on_signals()
     notifier = Notifier()
     with plain_errors(), closing_client(url) as client:
-        chosen = endpoints(urls) if urls else discover(devices, workers)
+        chosen = endpoints(urls) if urls else choose_devices(devices, workers, settings)
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         farm = FarmClient(client)
         devices_chosen = [device.label for device in chosen]

@@ -17,7 +17,7 @@ from embedfarm.contract.broker import (
 )
 from embedfarm.contract.processes import RUN_MODULE, RUN_ROLE, Child, ChildError, Supervisor
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.devices import discover
+from embedfarm.workers.device_groups import choose_devices
 from embedfarm.workers.supervisor import WORKER, children, tell_exits
 
 SERVER_SECONDS_MAX = 60.0  # to load an append-only file of some gigabytes
@@ -89,7 +89,7 @@ def run_local_farm(
         ServerError: The server does not start.
         DeviceError: There are no such devices.
     """
-    chosen = discover(devices, workers)
+    chosen = choose_devices(devices, workers, settings)
     server = PrivateServer.at(directory / SERVER_DIRECTORY)
     _stop_leftover(server)
     child = Child("server", server.command(settings), {}, die_with_parent=True)

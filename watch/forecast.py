@@ -28,7 +28,7 @@ from embedfarm.scheduler.history import History
 from embedfarm.scheduler.policies import DEFAULT_POLICY
 from embedfarm.scheduler.simulation.scenario import PAIRS_TOKENS, Machine, Scenario, Work
 from embedfarm.scheduler.simulation.suite import simulate
-from embedfarm.workers.devices import discover
+from embedfarm.workers.device_groups import choose_devices
 
 SEEDS = 20
 SAMPLE = 1000  # chunks, to know how many tokens a byte is, and how fast they are embedded
@@ -188,7 +188,7 @@ def _calibrate(
         ForecastError: The workers did not start, or the sample was not embedded.
         ChildError: A process of that farm cannot start.
     """
-    workers = len(discover(devices, cpu_workers))
+    workers = len(choose_devices(devices, cpu_workers, settings))
     with tempfile.TemporaryDirectory(prefix="embedfarm-plan-") as name:
         place = Path(name)
         with (place / "sample.jsonl").open("w", encoding="utf-8") as file:

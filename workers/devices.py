@@ -120,7 +120,7 @@ def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = Non
     groups = [[name.strip() for name in group.split("+")] for group in selection.split(",")]
     if all(name == "cpu" for group in groups for name in group):
         members = iter(_cpu_devices(sum(map(len, groups))))
-        return [_join([next(members) for _ in group]) for group in groups]
+        return [join([next(members) for _ in group]) for group in groups]
     report = describe_devices(nvml)
     if selection != "all":
         return _pick(report, groups)
@@ -214,11 +214,11 @@ def pinned(label: str, nvml: ModuleType | None = None) -> Device:
     if not is_gpu:
         kind: Literal["cpu", "endpoint"] = "endpoint" if is_endpoint else "cpu"
         one = Device(kind, label, "", cpu_name(), (), psutil.virtual_memory().total)
-        return replace(_join([one] * ranks), label=label, cores=cores)
+        return replace(join([one] * ranks), label=label, cores=cores)
     listed = {gpu.uuid: gpu for gpu in describe_devices(nvml).gpus}
     unlisted = Device("cuda", label, "", label, (), 0)  # such as a slice of a GPU
     found = [replace(listed.get(uuid, unlisted), uuid=uuid) for uuid in uuids]
-    return replace(_join(found), label=label, cores=cores)
+    return replace(join(found), label=label, cores=cores)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -287,7 +287,7 @@ def _share_cores(devices: list[Device]) -> list[Device]:
     return [replace(device, cores=share) for device, share in zip(devices, shares, strict=True)]
 
 
-def _join(members: Sequence[Device]) -> Device:
+def join(members: Sequence[Device]) -> Device:
     """Return the device that several are together; one is itself."""
     first, *others = members
     if not others:
@@ -327,7 +327,7 @@ def _pick(report: DeviceReport, groups: Sequence[Sequence[str]]) -> list[Device]
     if len(chosen) < len(members):
         raise DeviceError("a device is part of one worker only, and once")
     shared = dict(zip(chosen, _share_cores(chosen), strict=True))
-    return [_join([shared[member] for member in group]) for group in picked]
+    return [join([shared[member] for member in group]) for group in picked]
 
 
 def _load_nvml() -> ModuleType:
