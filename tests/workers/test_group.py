@@ -105,6 +105,15 @@ def test_a_model_that_another_rank_cannot_load_costs_itself(
     assert np.isfinite(embed(open_model(models("shared")))).all()
 
 
+def test_ranks_listen_on_loopback_only(group: Group, models: Callable[[str], Path]) -> None:
+    """Nobody on another host can connect to a rank."""
+    embed(open_model(models("shared")))
+    processes = [psutil.Process(), *map(psutil.Process, group.pids)]
+    found = [each for process in processes for each in process.net_connections("inet")]
+    listening = {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+
+
 def test_unused_models_leave_nothing(group: Group, models: Callable[[str], Path]) -> None:
     """A model that this rank lets go is freed by the others; neither keeps files open for it."""
     processes = [psutil.Process(), *map(psutil.Process, group.pids)]
