@@ -60,6 +60,11 @@ def open_engine(spec: JobSpec, device: str, settings: Settings) -> Engine:
             from embedfarm.workers.engines.tensor_parallel import open_on_group  # noqa: PLC0415
 
         return open_on_group(spec, device, settings)
+    return _open_here(name, spec, device, settings)
+
+
+def _open_here(name: str, spec: JobSpec, device: str, settings: Settings) -> Engine:
+    """Open one of the engines for a single device."""
     if name == "openvino":
         with quick_imports():
             from embedfarm.workers.engines.openvino import open_openvino  # noqa: PLC0415
