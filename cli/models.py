@@ -94,9 +94,13 @@ def load_model(model: ModelName, redis: RedisUrl = "", wait: WaitSeconds = 600.0
     with plain_errors(), closing_client(settings.redis_url) as client:
         farm = FarmClient(client)
         at = farm.models.load(model)
+        if not farm.workers():
+            fail("no worker is alive; each that starts will load it")
         _wait(wait, lambda: not _missing(farm, model, at))
         left = _missing(farm, model, at)
-        failed = [(worker, each) for worker, each in _rows_of(farm, model) if each.reason]
+        rows = _rows_of(farm, model)
+    ready = {worker for worker, each in rows if each.state == "ready"}
+    failed = [row for row in rows if row[0] not in ready and _failed(row[1], at)]
     for worker, each in failed:
         typer.echo(f"{worker} cannot load it: {each.reason}", err=True)
     if left:

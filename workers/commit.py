@@ -91,7 +91,7 @@ class Committer:
 
     def _note(self, batch: MicroBatch) -> Account:
         """Note and return the job's account, before the results: with the last one it may end."""
-        key = batch.job, batch.leases[0].entry.generation
+        key = batch.making
         account = self._accounts.setdefault(key, Account(device=self.device))
         self._accounts.move_to_end(key)
         if len(self._accounts) > ACCOUNTS_MAX:

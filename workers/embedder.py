@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
@@ -341,10 +340,9 @@ class Embedder:
     ) -> None:
         """Compare a sample of a job's first vectors with better ones."""
         rows = _without_reason(batch, rows)
-        if not len(rows) or not self._receipts.due(batch.job, len(rows)):
+        if not len(rows) or not self._receipts.due(batch.making, len(rows)):
             return
-        key = engine_key(batch.spec)
-        batch.account.parity = self._receipts.shared(batch.job, key)
+        batch.account.parity = self._receipts.shared(batch.making, batch.engine)
         if batch.account.parity is not None:
             return
         began = time.monotonic()
@@ -356,7 +354,7 @@ class Embedder:
                 rows,
                 vectors,
             )
-        self._receipts.keep(batch.job, key, parity)
+        self._receipts.keep(batch.making, batch.engine, parity)
         batch.account.parity = parity
         if parity is not None:
             batch.account.spend("check", time.monotonic() - began)

@@ -76,6 +76,11 @@ class MicroBatch:
         texts = chain.from_iterable(lease.block.texts for lease in self.leases)
         self.account.texts_empty = sum(not text or text.isspace() for text in texts)
 
+    @property
+    def making(self) -> tuple[str, str]:
+        """The job and its generation: a job made anew under the same name is another one."""
+        return self.job, self.leases[0].entry.generation
+
     @contextmanager
     def trying(self) -> Iterator[None]:
         """Count the body as a try of all leases, unless the device turns out to be away."""

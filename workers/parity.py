@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ KEPT_MAX: Final = 64  # jobs, and engines, of which is known when they were chec
 SAMPLE_TOKENS_MAX: Final = 512  # so that it takes a processor a second, even for a larger model
 
 log = logging.getLogger(__name__)
+Making: TypeAlias = tuple[str, str]  # a job and its generation
+Kind: TypeAlias = tuple[object, ...]  # an engine's name and its fingerprint
 
 
 @dataclass
@@ -32,40 +34,46 @@ class Receipts:
     engine is old; else that one.
     """
 
-    _texts: OrderedDict[str, int] = field(default_factory=OrderedDict)  # of jobs, so far
-    _last: OrderedDict[str, tuple[float, Parity]] = field(default_factory=OrderedDict)
-    _own: OrderedDict[str, None] = field(default_factory=OrderedDict)  # jobs with one of their own
+    _texts: OrderedDict[Making, int] = field(default_factory=OrderedDict)  # of jobs, so far
+    _last: OrderedDict[Kind, tuple[float, Parity]] = field(default_factory=OrderedDict)
+    _own: OrderedDict[Making, None] = field(
+        default_factory=OrderedDict
+    )  # jobs with one of their own
 
-    def due(self, job: str, texts: int) -> bool:
+    def due(self, job: Making, texts: int) -> bool:
         """Count texts of a job that were embedded; tell whether it has no receipt of its own."""
         self._texts[job] = self._texts.pop(job, 0) + texts
         _forget_oldest(self._texts)
         return job not in self._own
 
-    def shared(self, job: str, engine: str) -> Parity | None:
+    def shared(self, job: Making, engine: Engine) -> Parity | None:
         """Return the receipt of another job for one of few texts, None where it needs its own.
 
         Args:
             job: The job, after `due`.
-            engine: Key of the engine that embeds it.
+            engine: What embeds it: another one of the same files has other receipts.
         """
-        checked_at, parity = self._last.get(engine, (0.0, None))
+        checked_at, parity = self._last.get(_kind(engine), (0.0, None))
         if parity is None or self._texts.get(job, 0) >= OWN_TEXTS:
             return None
         recent = time.monotonic() - checked_at < SHARED_SECONDS
         return msgspec.structs.replace(parity, shared=True) if recent else None
 
-    def keep(self, job: str, engine: str, parity: Parity | None) -> None:
+    def keep(self, job: Making, engine: Engine, parity: Parity | None) -> None:
         """Keep the receipt of a job's own texts, None where there could be none."""
         self._own[job] = None
         _forget_oldest(self._own)
         if parity is not None:
-            self._last.pop(engine, None)
-            self._last[engine] = time.monotonic(), parity
+            self._last.pop(_kind(engine), None)
+            self._last[_kind(engine)] = time.monotonic(), parity
             _forget_oldest(self._last)
 
 
-def _forget_oldest(known: OrderedDict[str, Any]) -> None:
+def _kind(engine: Engine) -> Kind:
+    return engine.name, *sorted(engine.fingerprint.items())
+
+
+def _forget_oldest(known: OrderedDict[Any, Any]) -> None:
     if len(known) > KEPT_MAX:
         known.popitem(last=False)
 

@@ -45,6 +45,12 @@ def test_models_are_loaded_kept_and_unloaded(
         assert "unloaded by hand at" in models(server, "show", "null:4").output
 
 
+def test_without_a_worker_nothing_is_loaded(server: LiveServer) -> None:
+    """A farm without workers has not loaded a model, whatever is wanted of it."""
+    done = models(server, "load", "null:4")
+    assert (done.exit_code, "no worker is alive" in done.output) == (1, True)
+
+
 def test_what_is_not_done_is_said(
     server: LiveServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,7 +269,9 @@ def test_unusable_vectors_are_made_again_in_float32() -> None:
         return reference
 
     embedder = Embedder(open_reference=open_reference)
-    embedder._receipts.keep("j", "", None)  # the parity check opens a reference of its own
+    embedder._receipts.keep(
+        ("j", ""), engine, None
+    )  # the parity check opens a reference of its own
     for _ in range(2):
         batch = micro_batch([Block(start=0, texts=texts)], engine)
         (found,) = run(batch, embedder)
@@ -334,9 +336,12 @@ def test_small_jobs_share_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.append(spec.prompt)
         return FakeEngine()
 
-    def receipt(job: str, texts: int, prompt: str = "") -> Parity | None:
-        batch = micro_batch([block_of(0, texts)], FakeEngine(), JobSpec(model=NULL, prompt=prompt))
+    def receipt(job: str, texts: int, prompt: str = "", made: str = "1") -> Parity | None:
+        engine = FakeEngine()
+        engine.fingerprint = {"prompt": prompt}
+        batch = micro_batch([block_of(0, texts)], engine, JobSpec(model=NULL, prompt=prompt))
         batch.job = job
+        batch.leases[0].entry = batch.leases[0].entry._replace(generation=made)
         run(batch, embedder)
         return batch.account.parity
 
@@ -351,6 +356,9 @@ def test_small_jobs_share_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
     other = receipt("third", 20, prompt="other: ")
     assert other is not None
     assert not other.shared, "another engine"
+    again = receipt("second", 20, made="2")
+    assert again is not None, "another job of the same name"
+    assert again.shared
     monkeypatch.setattr(parity, "SHARED_SECONDS", 0.0)
     late = receipt("fourth", 20)
     assert late is not None
