@@ -77,7 +77,7 @@ class TokenIds(Record):
     def arrays(self) -> list[NDArray[np.int64]]:
         """Return the ids of each chunk."""
         ids = np.frombuffer(self.ids, dtype=f"<u{self.width}").astype(np.int64)
-        return np.split(ids, self.ends()[1:-1])
+        return [ids[first:end] for first, end in pairwise(self.ends().tolist())]
 
     def piece(self, first: int, end: int) -> "TokenIds":
         """Return the token ids of chunks `first` to `end - 1`, counted from 0."""

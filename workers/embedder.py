@@ -161,7 +161,7 @@ class Embedder:
         """Pack what needs the model into a run."""
         texts = live_texts(batch)
         sources = first_texts(batch, texts)
-        rows = batch.tokenised.rows_of(np.unique(sources))
+        rows = batch.tokenised.rows_of(texts[texts == sources])
         vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
         tokens = int(batch.tokenised.lengths[rows].sum())
         return ModelRun(
@@ -408,7 +408,10 @@ def _without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.int
 
 def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Tell which rows have no direction: not finite, or zero."""
-    return np.asarray(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
+    least, greatest = vectors.min(axis=1), vectors.max(axis=1)  # both NaN where any is
+    return np.asarray(
+        ~np.isfinite(least) | ~np.isfinite(greatest) | ((least == 0) & (greatest == 0))
+    )
 
 
 def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[Any]:

@@ -51,9 +51,12 @@ class EncoderTokenizer(Tokenizer):
             return super().tokenise(chunks)
         ids, lengths = self.encoder.encode(texts)
         made = iter(np.split(ids, np.cumsum(lengths)[:-1]))
-        rows = [next(made) if isinstance(chunk, str) else self._own(chunk) for chunk in chunks]
+        rows = [next(made) if isinstance(chunk, str) else chunk for chunk in chunks]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        return self._framed(np.concatenate(rows), lengths)
+        ids = np.concatenate(rows)
+        if lengths.max() > self.limit or ids.max(initial=0) >= self.encoder.vocabulary:
+            raise ValueError("token ids that are not the model's")  # they would break the device
+        return self._framed(ids, lengths)
 
     def truncate(self, texts: Sequence[str]) -> Tokenised:
         """Tokenise texts, a row each, truncated."""
@@ -75,9 +78,3 @@ class EncoderTokenizer(Tokenizer):
         columns |= {name: np.full(len(ids), value) for name, value in self.frame.items()}
         tokens = Tokens(columns, np.cumsum(lengths), self.constants)
         return Tokenised(lengths, tokens, limit=self.limit)
-
-    def _own(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return token ids if they are the model's: others would break the device."""
-        if len(ids) > self.limit or ids.max(initial=0) >= self.encoder.vocabulary:
-            raise ValueError("token ids that are not the model's")
-        return ids
