@@ -1,12 +1,13 @@
 """Benchmark of requests beside a job: seconds of 100 texts on a busy farm, and cost for the job.
 
     python -m benchmarks.interactive [--requests N] [--share S] [--workers N] [--other] [--json]
+                                     [--model DIRECTORY] [--chunks N] [--devices cpu|0]
 
-MiniLM on CPU workers with an endless job. Phases with and without requests alternate, so that what
-else the machine does falls on both; they are of unequal lengths, so that what the farm does now and
-then, such as to write a part of the output, does too. Requests come at a steady rate that makes
-about the given share of all tokens theirs, whether or not those before them are answered, and a
-latency counts from the moment at which its request was due.
+MiniLM, or another model, on CPU workers, or on a GPU, with an endless job. Phases with and without
+requests alternate, so that what else the machine does falls on both; they are of unequal lengths,
+so that what the farm does now and then, such as to write a part of the output, does too. Requests
+come at a steady rate that makes about the given share of all tokens theirs, whether or not those
+before them are answered, and a latency counts from the moment at which its request was due.
 
 With `--other` requests are for another model than the job's, which fits beside it: a second name of
 the same files.
@@ -251,17 +252,18 @@ def measure(
     """Send requests alone, then run phases in turn beside a job until there are enough requests."""
     report = Report()
     few = write_corpus("mixed", directory, WARM_CHUNKS)
-    many = write_corpus("mixed", directory, CHUNKS)
+    many = write_corpus("mixed", directory, arguments.chunks)
+    devices, workers = arguments.devices, arguments.workers
     with (
-        run_local_farm(directory / "farm", settings, "cpu", arguments.workers) as local,
+        run_local_farm(directory / "farm", settings, devices, workers) as local,
         closing_client(local.url) as client,
     ):
         farm = FarmClient(client)
         traffic = Traffic(Lane(client, settings), JobSpec(model=model), arguments.share)
-        with embedding(few, directory / "few", local.url) as process:
+        with embedding(few, directory / "few", local.url, arguments.model) as process:
             process.wait()  # after it all workers have the model
         report.alone = [traffic.ask(time.monotonic())[0] for _ in range(ALONE)]
-        with embedding(many, directory / "many", local.url):
+        with embedding(many, directory / "many", local.url, arguments.model):
             job = wait_for_job(farm)
             lengths = cycle(PHASE_SECONDS)
             while len(report.latencies) < arguments.requests:
@@ -307,9 +309,9 @@ def wait_for_job(farm: FarmClient) -> str:
 
 
 @contextlib.contextmanager
-def embedding(corpus: Path, out: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
+def embedding(corpus: Path, out: Path, url: str, model: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run `embedfarm embed` on a farm; it is ended with the block at the latest."""
-    words = ["embed", str(corpus), "--out", str(out), "--redis", url, "--model", MODEL]
+    words = ["embed", str(corpus), "--out", str(out), "--redis", url, "--model", model]
     with subprocess.Popen(
         [sys.executable, "-c", "from embedfarm.cli import main; main()", *words],
         stdin=subprocess.DEVNULL,
@@ -353,12 +355,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--other", action="store_true", help="ask for another model")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--chunks", type=int, default=CHUNKS)
+    parser.add_argument("--devices", default="cpu")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as name:
-        directory, model = Path(name), MODEL
+        directory, model = Path(name), arguments.model
         if arguments.other:
             model = str(directory / "other")
-            Path(model).symlink_to(model_files.resolve(MODEL), target_is_directory=True)
+            Path(model).symlink_to(model_files.resolve(arguments.model), target_is_directory=True)
         report = measure(directory, Settings(), arguments, model)
     if arguments.json:
         sys.stdout.write(json.dumps(report.figures() | {"runs": asdict(report)}) + "\n")

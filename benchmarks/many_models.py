@@ -1,45 +1,72 @@
 """Jobs of several models on one worker, at a time and one after the other.
 
     python -m benchmarks.many_models [--models 2] [--fit 2] [--chunks 3000] [--rounds 3]
+                                     [--architecture NAME] [--devices cpu|0] [--leave GIB]
 
-Each model is one of all-MiniLM-L6-v2's architecture with random weights of its own, in float32, and
-each has a job of the same docstrings. Of `--models` models so many fit as `--fit` says. A farm with
-one CPU worker does the jobs one after the other, then all at once, in rounds; the first round,
-in which engines are chosen and models are loaded for the first time, is left out. Times are
-from the first command to the end of the last one, and loads are those that the farm's
-timeline tells.
+Each model is one of an architecture with random weights of its own, and each has a job of the same
+docstrings. Of `--models` models so many fit as `--fit` says; with `--leave`, as fit the memory that
+another program leaves of a GPU. A farm with one worker does the jobs one after the other, then all
+at once, in rounds; the first round, in which engines are chosen and models are loaded for the
+first time, is left out. Times are from the first command to the end of the last one, and loads are
+those that the farm's timeline tells.
 """
 
 import argparse
+import contextlib
 import itertools
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.corpora import write_corpus
 from benchmarks.random_models import architectures, build
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.docstrings import docstrings
 from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.workers.engines.memory import predict_bytes
 
 EVENTS_MAX: Final = 1000
-OPTIONS: Final = ("--dtype", "float32", "--engine", "torch")
+GIBIBYTE: Final = 1 << 30
+# Takes all memory of a GPU but so many bytes, and keeps it until its input ends.
+TAKE: Final = """
+import sys
+import torch
+
+free, _ = torch.cuda.mem_get_info()
+taken = torch.empty(free - int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print("taken", flush=True)
+sys.stdin.read()
+"""
 
 
-def start(corpus: Path, out: Path, model: Path, url: str) -> "subprocess.Popen[bytes]":
-    """Start the command that embeds the corpus with a model."""
-    words = ["embed", str(corpus), "--out", str(out), "--model", str(model), "--redis", url]
-    command = [sys.executable, "-m", "embedfarm", *words, *OPTIONS]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+@dataclass(frozen=True)
+class Jobs:
+    """What the jobs of the models have in common.
+
+    Attributes:
+        url: Server of the farm.
+        corpus: File of JSON Lines.
+        dtype: Type in which the models compute.
+    """
+
+    url: str
+    corpus: Path
+    dtype: str
+
+    def start(self, model: Path, out: Path) -> "subprocess.Popen[bytes]":
+        """Start the command that embeds the corpus with a model."""
+        words = ["embed", str(self.corpus), "--out", str(out), "--model", str(model)]
+        words += ["--redis", self.url, "--dtype", self.dtype, "--engine", "torch"]
+        command = [sys.executable, "-m", "embedfarm", *words]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
 def end(command: "subprocess.Popen[bytes]") -> None:
@@ -58,21 +85,38 @@ def loads(farm: FarmClient) -> int:
 
 
 def measure(
-    farm: FarmClient, url: str, corpus: Path, models: Sequence[Path], rounds: int
+    farm: FarmClient, jobs: Jobs, models: Sequence[Path], rounds: int
 ) -> list[tuple[float, float, int]]:
     """Return the seconds one after the other and all at once, and the loads at once, by round."""
-    outs = (corpus.parent / f"out-{number}" for number in itertools.count())
+    outs = (jobs.corpus.parent / f"out-{number}" for number in itertools.count())
     found = []
     for _ in range(1 + rounds):
         began = time.monotonic()
         for model in models:
-            end(start(corpus, next(outs), model, url))
+            end(jobs.start(model, next(outs)))
         apart = time.monotonic() - began
         before, began = loads(farm), time.monotonic()
-        for command in [start(corpus, next(outs), model, url) for model in models]:
+        for command in [jobs.start(model, next(outs)) for model in models]:
             end(command)
         found.append((apart, time.monotonic() - began, loads(farm) - before))
     return found[1:]
+
+
+@contextlib.contextmanager
+def memory_taken(leave: int) -> Iterator[None]:
+    """Have another program take a GPU's memory, but for so many bytes.
+
+    Raises:
+        RuntimeError: It could not.
+    """
+    command = [sys.executable, "-c", TAKE, str(leave)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            if process.stdout is None or not process.stdout.readline():
+                raise RuntimeError("the GPU's memory cannot be taken")
+            yield
+        finally:
+            process.kill()
 
 
 def main() -> None:
@@ -82,23 +126,30 @@ def main() -> None:
     parser.add_argument("--fit", type=int, default=2)
     parser.add_argument("--chunks", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--architecture", choices=tuple(architectures()), default="all-minilm-l6")
+    parser.add_argument("--devices", default="cpu")
+    parser.add_argument("--leave", type=float, default=0.0, help="GiB; in place of --fit")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         for seed in range(arguments.models):
-            build(architectures()["all-minilm-l6"], directory / str(seed), seed)
+            build(architectures()[arguments.architecture], directory / str(seed), seed)
         models = [directory / str(seed) / "model" for seed in range(arguments.models)]
-        corpus = directory / "corpus.jsonl"
-        texts = itertools.islice(docstrings(), arguments.chunks)
-        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for _, text in texts))
-        size = predict_bytes(JobSpec(model=str(models[0]), dtype="float32"), "cpu", Settings())
-        limit = int((arguments.fit + 0.5) * (size or 0))
-        settings = Settings(models_bytes_max=limit)
+        corpus = write_corpus("mixed", directory, arguments.chunks)
+        devices = arguments.devices
+        device, dtype = ("cpu", "float32") if devices == "cpu" else ("cuda:0", "bfloat16")
+        size = predict_bytes(JobSpec(model=str(models[0]), dtype=dtype), device, Settings())
+        limit = 0 if arguments.leave else int((arguments.fit + 0.5) * (size or 0))
+        leave = int(arguments.leave * GIBIBYTE)
         with (
-            run_local_farm(directory / "farm", settings, "cpu", 1) as local,
+            memory_taken(leave) if leave else contextlib.nullcontext(),
+            run_local_farm(
+                directory / "farm", Settings(models_bytes_max=limit), devices, 1
+            ) as local,
             closing_client(local.url) as client,
         ):
-            rows = measure(FarmClient(client), local.url, corpus, models, arguments.rounds)
+            jobs = Jobs(local.url, corpus, dtype)
+            rows = measure(FarmClient(client), jobs, models, arguments.rounds)
     sys.stdout.write("| one after the other, s | at once, s | ratio | loads at once |\n")
     sys.stdout.write("|--:|--:|--:|--:|\n")
     for apart, together, count in rows:

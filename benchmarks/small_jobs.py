@@ -1,11 +1,11 @@
 """Many small jobs beside a large one of the same texts.
 
     python -m benchmarks.small_jobs [--jobs 100] [--chunks 20] [--model M] [--workers 1]
-        [--rounds 5]
+        [--rounds 5] [--devices cpu|0]
 
-A farm with CPU workers embeds the same docstrings as one job and as many, in turn. Times are from
-the first block that is pushed to the last commit: how corpora are read and results are written
-is measured elsewhere.
+A farm embeds the same docstrings as one job and as many, in turn. Times are from the first block
+that is pushed to the last commit: how corpora are read and results are written is measured
+elsewhere.
 """
 
 import argparse
@@ -66,13 +66,14 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--devices", default="cpu")
     arguments = parser.parse_args()
     chunks = arguments.jobs * arguments.chunks
     texts = [text for _, text in itertools.islice(docstrings(), chunks)]
     spec = JobSpec(model=arguments.model)
     with (
         tempfile.TemporaryDirectory() as name,
-        run_local_farm(Path(name), Settings(), "cpu", arguments.workers) as local,
+        run_local_farm(Path(name), Settings(), arguments.devices, arguments.workers) as local,
         closing_client(local.url) as client,
     ):
         farm = FarmClient(client)

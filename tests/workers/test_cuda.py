@@ -6,26 +6,33 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 import pytest
+import redis
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import describe_devices
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import OutOfMemory
-from embedfarm.workers.engines.memory import limit_batches
+from embedfarm.workers.engines.memory import limit_batches, predict_bytes
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.unpadded import unpad
+from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.similarity import cosine
+from embedfarm.workers.watchdog import Watchdog
 from tests.workers.support import block_of, micro_batch
 from tests.workers.tiny_models import DIMENSIONS, KINDS, SENTENCES, bert, build
 
 pytestmark = pytest.mark.skipif(not describe_devices().gpus, reason="this machine has no GPU")
 
 GPU: Final = "cuda:0"
+WIDE: Final = 24_576  # inside the layers of a model of some twelve mebibytes
 WORDLESS: Final = {"static", "bag_of_words"}
 TEXTS: Final = (*SENTENCES, "one", "a", "emoji 🦊🦊 and 漢字", "long " * 2000, "x" * 500)
 # What is compared in which precision, and the least cosine of any text with float32 on the CPU.
@@ -107,6 +114,31 @@ def test_full_memory_costs_no_chunk(tmp_path: Path) -> None:
     assert not batch.reasons
     assert vectors.any(axis=1).all()
     assert 1 <= batch.account.batches_refused <= 10
+
+
+@pytest.mark.parametrize("swaps", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_models_in_little_memory(client: redis.Redis, tmp_path: Path, swaps: int) -> None:
+    """Twenty models in turn never take more than is allowed, and swaps lose no memory."""
+    modules = [bert(tmp_path / "transformer", inner=WIDE), Pooling(DIMENSIONS, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "model"))
+    names = [tmp_path / f"model-{number}" for number in range(20)]
+    for name in names:
+        name.symlink_to(tmp_path / "model", target_is_directory=True)
+    specs = [JobSpec(model=str(name), engine="torch") for name in names]
+    size = predict_bytes(specs[0], GPU, Settings())
+    assert size
+    settings = Settings(models_bytes_max=3 * size + size // 2)
+    store = ModelStore(FarmClient(client), "w", GPU, settings, Watchdog(settings))
+    process, before, reserved = psutil.Process(), 0, 0
+    for swap in range(swaps):
+        assert store.load(specs[swap % len(specs)])
+        last = [specs[each % len(specs)].model for each in range(max(0, swap - 2), swap + 1)]
+        assert [each.spec.model for each in store.resident] == last
+        assert store.resident.bytes <= settings.models_bytes_max
+        if swap == swaps // 4:
+            before, reserved = process.memory_info().rss, torch.cuda.memory_reserved(GPU)
+    assert process.memory_info().rss < 1.05 * before
+    assert torch.cuda.memory_reserved(GPU) <= reserved + size
 
 
 def test_a_broken_device_is_named(tmp_path: Path) -> None:
