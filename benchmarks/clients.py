@@ -37,7 +37,7 @@ import psutil
 
 from benchmarks.corpora import MODEL, documentation
 from benchmarks.interactive import percentile
-from embedfarm.workers.devices import available_cores
+from embedfarm.workers.cores import available_cores
 
 TEXTS_MAX: Final = 5
 TEXT_CHARACTERS: Final = 80  # a line, as long as what people ask

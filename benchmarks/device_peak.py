@@ -10,13 +10,13 @@ import sys
 
 import torch
 
-from embedfarm.workers.engines.measurement import PEAK_SIZE, measure_peak
+from embedfarm.workers.engines.measurement import measure_peak
 
 
 def main() -> None:
     """Print the device's peak as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("device", choices=tuple(PEAK_SIZE))
+    parser.add_argument("device", choices=("cpu", "cuda"))
     parser.add_argument("dtype")
     arguments = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -30,7 +30,7 @@ from benchmarks.corpora import mixed
 from benchmarks.gpu import CHUNKS, find_model
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.workers.devices import available_cores
+from embedfarm.workers.cores import available_cores
 from embedfarm.workers.embedder import STARTED_MAX
 from embedfarm.workers.engines.engine import Finish, OutOfMemory, Tokenised
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine

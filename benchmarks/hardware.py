@@ -7,7 +7,8 @@ from typing import Final
 
 import psutil
 
-from embedfarm.workers.devices import available_cores, describe_devices
+from embedfarm.workers.cores import available_cores
+from embedfarm.workers.devices import describe_devices
 
 GIBIBYTE: Final = 1 << 30
 CPUINFO: Final = Path("/proc/cpuinfo")

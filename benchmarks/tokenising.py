@@ -22,7 +22,7 @@ from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.blocks import Blocker
 from embedfarm.producer.docstrings import docstrings
-from embedfarm.workers.devices import available_cores
+from embedfarm.workers.cores import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable

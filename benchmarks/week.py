@@ -51,7 +51,7 @@ from embedfarm.producer.submitter import Submitter
 from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.runs.request import Request
 from embedfarm.runs.run import Place, Run
-from embedfarm.workers.devices import available_cores
+from embedfarm.workers.cores import available_cores
 
 MODEL: Final = "null:16"
 SPEC: Final = JobSpec(model=MODEL)

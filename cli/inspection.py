@@ -56,7 +56,8 @@ def workers(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT
 
 def devices(as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     """List the devices of this host, or say why there are no GPUs."""
-    from embedfarm.workers.devices import available_cores, cpu_workers_default, describe_devices
+    from embedfarm.workers.cores import available_cores, cpu_workers_default
+    from embedfarm.workers.devices import describe_devices
 
     report = describe_devices()
     cores = len(available_cores())
@@ -72,8 +73,10 @@ def devices(as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
     console = Console(highlight=False, soft_wrap=True)
     for index, gpu in enumerate(report.gpus):
         facts = report.facts[gpu.label]
+        node = f", NUMA node {gpu.node}" if gpu.node >= 0 else ""
+        place = f"PCI {gpu.pci}{node}  " if gpu.pci else ""
         console.print(
-            f"{index}  {gpu.name}  {gpu.uuid}  "
+            f"{index}  {gpu.name}  {gpu.uuid or gpu.label}  {place}"
             f"{facts.get('memory_used_bytes', 0) / (1 << 30):.1f} of "
             f"{gpu.memory_total_bytes / (1 << 30):.1f} GiB used, "
             f"{facts.get('utilization_ratio', 0):.0%} busy"
@@ -166,7 +169,8 @@ def examine_records(farm: FarmClient) -> dict[str, str]:
 
 
 def _examine_devices() -> tuple[str, bool, str]:
-    from embedfarm.workers.devices import available_cores, describe_devices
+    from embedfarm.workers.cores import available_cores
+    from embedfarm.workers.devices import describe_devices
 
     report = describe_devices()
     if report.gpus:

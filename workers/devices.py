@@ -1,33 +1,34 @@
 """The devices a worker can be pinned to, found before CUDA or torch is loaded.
 
-GPUs are found through NVML, which sees every physical GPU whatever CUDA_VISIBLE_DEVICES says and
-makes no CUDA context. NVML is opened for each question and always closed again. Every function
-that asks it takes the NVML module (`pynvml`) as an argument; None imports it.
+NVIDIA's GPUs are found through NVML, which sees every physical GPU whatever CUDA_VISIBLE_DEVICES
+says and makes no CUDA context. NVML is opened for each question and always closed again. Every
+function that asks it takes the NVML module (`pynvml`) as an argument; None imports it. On a host
+without NVML, those of other makers are found through torch, by `embedfarm.workers.accelerators`.
 """
 
 import importlib
-import math
 import os
-import platform
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
 from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.workers import accelerators
+from embedfarm.workers.cores import available_cores, cpu_name, cpu_workers_default, share_cores
 
-CPU_FACTS: Final = Path("/proc/cpuinfo")
-CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
-CGROUP_MEMBERSHIP: Final = Path("/proc/self/cgroup")
+PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
+PCI_LENGTH: Final = len("0000:65:00.0")  # of an address there; NVML's have more zeros in front
+Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "xpu", "mps", "endpoint"]
 
 
 class DeviceError(EmbedfarmError, ValueError):
@@ -41,9 +42,10 @@ class Device:
     """A device to which one worker process is pinned, or several devices that work as one.
 
     Attributes:
-        kind: "cpu", "cuda", or "endpoint" for a server that embeds.
+        kind: "cpu"; "cuda" for a GPU of NVIDIA, "rocm" of AMD, "xpu" of Intel, "mps" of Apple; or
+            "endpoint" for a server that embeds.
         label: "cpu-0", "cuda-0" or "endpoint-HOST-PORT"; the number of a GPU is its NVML index (PCI
-            order). A group has the numbers of all its devices, such as "cuda-0-1".
+            order), or torch's. A group has the numbers of all its devices, such as "cuda-0-1".
         uuid: NVML's UUID of a GPU, "" for another device; those of a group with commas between.
         name: Product name.
         cores: The worker's share of the available cores; its thread pools get this size, those of
@@ -51,9 +53,11 @@ class Device:
         memory_total_bytes: Memory of the GPUs, or of the host; 0 where NVML cannot tell.
         url: URL of the server that embeds, "" for another device.
         ranks: Number of devices, each of which has a process of its own; 1 for a single one.
+        pci: PCI address of a GPU, such as "0000:65:00.0"; "" where it is not known.
+        node: NUMA node of a GPU, -1 where it is not known, or there is only one.
     """
 
-    kind: Literal["cpu", "cuda", "endpoint"]
+    kind: Kind
     label: str
     uuid: str
     name: str
@@ -61,6 +65,15 @@ class Device:
     memory_total_bytes: int
     url: str = ""
     ranks: int = 1
+    pci: str = ""
+    node: int = -1
+
+    @property
+    def torch_device(self) -> str:
+        """The name that torch has for the device in a process that is pinned to it."""
+        if self.kind in {"cpu", "endpoint"}:
+            return "cpu"
+        return "cuda:0" if self.kind == "rocm" else f"{self.kind}:0"
 
     @property
     def product(self) -> str:
@@ -72,10 +85,16 @@ class Device:
     def environment(self) -> dict[str, str]:
         """Return the variables that pin a process; set them before it loads CUDA or torch."""
         threads = str(max(1, len(self.cores) // self.ranks))
+        number = self.label.rpartition("-")[2]
+        visible = {
+            "rocm": {"CUDA_VISIBLE_DEVICES": number, "HIP_VISIBLE_DEVICES": number},
+            "xpu": {"ZE_AFFINITY_MASK": number},
+        }
         return {
             "EMBEDFARM_ENDPOINT_URL": self.url,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": self.uuid,
+            **visible.get(self.kind, {}),
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             # The tokenizer's pool would otherwise take every core of the host.
@@ -86,10 +105,10 @@ class Device:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What NVML says about this host.
+    """What NVML, or else torch, says about this host.
 
     Attributes:
-        gpus: Every GPU, in NVML's order, each with its share of the cores.
+        gpus: Every GPU, in NVML's or torch's order, each with its share of the cores.
         facts: Metrics of each GPU by its label.
         reason: Why there are no GPUs, "" when there are some.
         broken: Whether NVML is there but failed, such as after half a driver update.
@@ -106,8 +125,8 @@ def discover(selection: str, cpu_workers: int = 0, nvml: ModuleType | None = Non
 
     Args:
         selection: "all" (every GPU, or the CPU workers on a host without any), "cpu", or GPU
-            indices and UUIDs with commas between them; one named twice counts once. Devices with
-            "+" between them, such as "0+1,2+3" or "cpu+cpu", are one worker.
+            indices, UUIDs and labels with commas between them; one named twice counts once. Devices
+            with "+" between them, such as "0+1,2+3" or "cpu+cpu", are one worker.
         cpu_workers: Number of CPU workers, 0 for `cpu_workers_default`.
         nvml: The NVML module.
 
@@ -172,11 +191,18 @@ def describe_devices(nvml: ModuleType | None = None) -> DeviceReport:
     try:
         with _session(nvml):
             found = dict(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        absence = "" if found else "NVML reports no devices"
     except nvml.NVMLError as error:
-        return DeviceReport((), {}, str(error), broken=error.value not in _absences(nvml))
+        if error.value not in _absences(nvml):
+            return DeviceReport((), {}, str(error), broken=True)
+        found, absence = {}, str(error)
+    try:
+        found = found or dict(map(_of_torch, accelerators.find()))
+    except accelerators.AcceleratorError as error:
+        return DeviceReport((), {}, str(error), broken=True)
     gpus = tuple(_share_cores(list(found)))
     readings = {gpu.label: reading for gpu, reading in found.items()}
-    return DeviceReport(gpus, readings, "" if gpus else "NVML reports no devices")
+    return DeviceReport(gpus, readings, "" if gpus else absence)
 
 
 def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
@@ -184,13 +210,19 @@ def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
 
     Returns:
         For a GPU memory_used_bytes, memory_total_bytes, utilization_ratio (0 to 1),
-        temperature_celsius and power_watts; for another worker rss_bytes of the calling process
+        temperature_celsius and power_watts, as far as they can be read; for a worker without GPU
+        rss_bytes of the calling process
         and memory_total_bytes of the host. Those of a group are sums, of temperatures the highest
         and of utilizations the mean.
 
     Raises:
         DeviceError: NVML failed, or the GPU is lost.
     """
+    if device.kind in get_args(accelerators.Kind):
+        try:
+            return accelerators.measure(accelerators.load_torch())
+        except accelerators.AcceleratorError as error:
+            raise DeviceError(f"{device.label}: {error}") from error
     if device.kind != "cuda":
         return {
             "rss_bytes": float(sum(map(_rss_bytes, _processes(device)))),
@@ -206,13 +238,19 @@ def facts(device: Device, nvml: ModuleType | None = None) -> dict[str, float]:
 
 
 def pinned(label: str, nvml: ModuleType | None = None) -> Device:
-    """Return the device that this process was pinned to, as its `environment` says."""
+    """Return the device that this process was pinned to, as its `environment` says.
+
+    Raises:
+        accelerators.AcceleratorError: torch does not find it.
+    """
+    kind: Kind = next((kind for kind in get_args(Kind) if label.startswith(f"{kind}-")), "cpu")
     uuids = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    is_gpu, is_endpoint = label.startswith("cuda"), label.startswith("endpoint-")
-    ranks = len(uuids) if is_gpu else max(1, 0 if is_endpoint else label.count("-"))
+    ranks = {"cuda": len(uuids), "cpu": max(1, label.count("-"))}.get(kind, 1)
     cores = available_cores()[: ranks * int(os.environ.get("OMP_NUM_THREADS", "1"))]
-    if not is_gpu:
-        kind: Literal["cpu", "endpoint"] = "endpoint" if is_endpoint else "cpu"
+    if kind in get_args(accelerators.Kind):
+        first, *_ = accelerators.look(accelerators.load_torch())
+        return replace(_of_torch(first)[0], label=label, cores=cores)
+    if kind != "cuda":
         one = Device(kind, label, "", cpu_name(), (), psutil.virtual_memory().total)
         return replace(join([one] * ranks), label=label, cores=cores)
     listed = {gpu.uuid: gpu for gpu in describe_devices(nvml).gpus}
@@ -221,48 +259,10 @@ def pinned(label: str, nvml: ModuleType | None = None) -> Device:
     return replace(join(found), label=label, cores=cores)
 
 
-def available_cores() -> tuple[int, ...]:
-    """Return the cores this process may use: its affinity, cut to the CPU quota of its cgroup."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-    else:
-        cores = list(range(os.cpu_count() or 1))
-    quota = cgroup_quota(CGROUP_ROOT, CGROUP_MEMBERSHIP)
-    return tuple(cores[: max(1, math.floor(min(quota, len(cores))))])
-
-
-def cgroup_quota(root: Path, membership: Path) -> float:
-    """Return the cores that cgroup v2 grants in CPU time: the least of a group and those above.
-
-    Args:
-        root: Where cgroup v2 is mounted.
-        membership: The process's `/proc/<pid>/cgroup`.
-    """
-    lines = membership.read_text().splitlines() if membership.exists() else []
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    folders = [root / own, *(root / parent for parent in Path(own).parents)]
-    limits = [folder / "cpu.max" for folder in folders]
-    return min((_quota(limit.read_text()) for limit in limits if limit.exists()), default=math.inf)
-
-
-def cpu_workers_default(cores: int) -> int:
-    """Return the usual number of CPU workers: one for four cores, but two on a small host.
-
-    Two workers hide each other's waits. There are no more workers than cores.
-    """
-    return min(cores, max(2, cores // 4))
-
-
-def split_cores(cores: tuple[int, ...], groups: int) -> list[tuple[int, ...]]:
-    """Split cores into contiguous groups, equal to within one; disjoint if cores are enough."""
-    edges = [group * len(cores) // groups for group in range(groups + 1)] if groups else []
-    return [cores[first : max(last, first + 1)] for first, last in pairwise(edges)]
-
-
-def _quota(cpu_max: str) -> float:
-    """Read the cores in a `cpu.max` line: "<quota> <period>" in microseconds, or "max <period>"."""
-    quota, period = cpu_max.split()
-    return math.inf if quota == "max" else int(quota) / int(period)
+def _share_cores(devices: Sequence[Device]) -> list[Device]:
+    """Return the devices, each with its share of the available cores."""
+    shares = share_cores([device.node for device in devices])
+    return [replace(device, cores=share) for device, share in zip(devices, shares, strict=True)]
 
 
 def _cpu_devices(workers: int) -> list[Device]:
@@ -272,19 +272,6 @@ def _cpu_devices(workers: int) -> list[Device]:
     total = psutil.virtual_memory().total
     devices = [Device("cpu", f"cpu-{i}", "", name, (), total) for i in range(count)]
     return _share_cores(devices)
-
-
-def cpu_name() -> str:
-    """Return the processor's product name as the kernel knows it, else its architecture."""
-    lines = CPU_FACTS.read_text().splitlines() if CPU_FACTS.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), platform.processor() or platform.machine())
-
-
-def _share_cores(devices: list[Device]) -> list[Device]:
-    """Return the devices, each with its share of the available cores."""
-    shares = split_cores(available_cores(), len(devices))
-    return [replace(device, cores=share) for device, share in zip(devices, shares, strict=True)]
 
 
 def join(members: Sequence[Device]) -> Device:
@@ -311,11 +298,12 @@ def _pick(report: DeviceReport, groups: Sequence[Sequence[str]]) -> list[Device]
     Raises:
         DeviceError: There is no such device, or one would be in two workers.
     """
-    by_name = {gpu.uuid: gpu for gpu in report.gpus}
-    by_name |= {str(index): gpu for index, gpu in enumerate(report.gpus)}
+    by_name = {gpu.uuid: gpu for gpu in report.gpus if gpu.uuid}
+    for index, gpu in enumerate(report.gpus):
+        by_name |= {str(index): gpu, gpu.label: gpu}
     unknown = [name for group in groups for name in group if name not in by_name]
     if unknown:
-        there = [f"{i} ({gpu.uuid}, {gpu.name})" for i, gpu in enumerate(report.gpus)]
+        there = [f"{i} ({gpu.uuid or gpu.label}, {gpu.name})" for i, gpu in enumerate(report.gpus)]
         reason = f" (no GPUs: {report.reason})" if report.reason else ""
         raise DeviceError(
             f"no such device: {', '.join(map(repr, unknown))}; "
@@ -326,6 +314,8 @@ def _pick(report: DeviceReport, groups: Sequence[Sequence[str]]) -> list[Device]
     chosen = list(dict.fromkeys(members))
     if len(chosen) < len(members):
         raise DeviceError("a device is part of one worker only, and once")
+    if any(gpu.kind != "cuda" for group in picked if len(group) > 1 for gpu in group):
+        raise DeviceError("groups are of NVIDIA's GPUs, or of CPU workers")
     shared = dict(zip(chosen, _share_cores(chosen), strict=True))
     return [join([shared[member] for member in group]) for group in picked]
 
@@ -360,7 +350,24 @@ def _gpu(nvml: ModuleType, index: int) -> tuple[Device, dict[str, float]]:
     metrics = _read_metrics(nvml, handle)
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     total = int(metrics.get("memory_total_bytes", 0))
-    return Device("cuda", f"cuda-{index}", uuid, name, (), total), metrics
+    bus = nvml.nvmlDeviceGetPciInfo(handle).busId
+    pci = (bus.decode() if isinstance(bus, bytes) else bus)[-PCI_LENGTH:].lower()
+    one = Device("cuda", f"cuda-{index}", uuid, name, (), total, pci=pci, node=numa_node(pci))
+    return one, metrics
+
+
+def _of_torch(found: accelerators.Accelerator) -> tuple[Device, dict[str, float]]:
+    """Return a GPU that torch has found, still without cores, and its metrics."""
+    label, node = f"{found.kind}-{found.number}", numa_node(found.pci)
+    total, pci = found.memory_total_bytes, found.pci
+    one = Device(found.kind, label, "", found.name, (), total, pci=pci, node=node)
+    return one, {"memory_total_bytes": float(total)}
+
+
+def numa_node(pci: str) -> int:
+    """Return the NUMA node of a PCI device by its address; -1 for none, or where none is known."""
+    file = PCI_DEVICES / pci / "numa_node"
+    return int(file.read_text()) if pci and file.exists() else -1
 
 
 def _processes(device: Device) -> list[psutil.Process]:

@@ -18,6 +18,7 @@ from embedfarm.contract.redaction import start_logging
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.workers import devices
+from embedfarm.workers.cores import bind
 from embedfarm.workers.engines.group import FORMED, Group
 from embedfarm.workers.watchdog import show_what_held_the_lock
 from embedfarm.workers.worker import Worker
@@ -32,6 +33,7 @@ def main() -> NoReturn:
     """Run a worker until SIGTERM, SIGINT, the end of its parent, or another one of its name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
+    parser.add_argument("--cores", default="", help="bind to the NUMA nodes of these cores")
     arguments = parser.parse_args()
     start_logging(logging.INFO)
     settings = Settings()
@@ -39,8 +41,8 @@ def main() -> NoReturn:
     stop = stop_when_asked()
     tracing.start(settings.traces, "worker")
     show_what_held_the_lock()
+    bind([int(core) for core in arguments.cores.split(",") if core])
     device = devices.pinned(arguments.device)
-    torch_device = "cuda:0" if device.kind == "cuda" else "cpu"
     if device.ranks > 1:
         FORMED.append(Group(device.kind, device.ranks, settings.load_seconds_max, _end))
     notifier = Notifier()
@@ -48,7 +50,7 @@ def main() -> NoReturn:
         settings.redis_url,
         device.label,
         device.product,
-        torch_device,
+        device.torch_device,
         settings,
         stop,
         lambda: _facts(device),

@@ -22,7 +22,10 @@ def children(devices: list[Device], settings: Settings) -> list[Child]:
     return [
         Child(
             name=f"{WORKER}{device.label}",
-            command=[*RUN_ROLE, "embedfarm.workers.main", "--device", device.label],
+            command=[
+                *(*RUN_ROLE, "embedfarm.workers.main", "--device", device.label),
+                *("--cores", ",".join(map(str, device.cores))),
+            ],
             environment=settings.environment() | device.environment(),
         )
         for device in devices

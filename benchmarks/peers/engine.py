@@ -7,7 +7,7 @@ import torch
 from benchmarks.peers.protocol import Embed, Task, Vectors, measure
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.devices import available_cores
+from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.comparison import embed as embed_packed
 from embedfarm.workers.engines.opening import open_engine
 

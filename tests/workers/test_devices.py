@@ -8,13 +8,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import psutil
 import pynvml
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from embedfarm.workers import devices
+from embedfarm.workers import accelerators, cores, devices
+from embedfarm.workers.accelerators import Accelerator
 from embedfarm.workers.devices import (
     DeviceError,
     describe_devices,
@@ -46,6 +46,7 @@ class FakeNvml(ModuleType):
             "HandleByUUID": lambda uuid: int(uuid.removeprefix("GPU-")),
             "UUID": lambda handle: f"GPU-{handle}",
             "Name": lambda handle: NAMES[handle],
+            "PciInfo": lambda handle: SimpleNamespace(busId=f"00000000:{handle}A:00.0"),
             "MemoryInfo": lambda _: memory,
             "UtilizationRates": lambda _: SimpleNamespace(gpu=50, memory=10),
             "Temperature": lambda _handle, _sensor: 61,
@@ -74,7 +75,7 @@ class FakeNvml(ModuleType):
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that may use the cores 10 to 17 of its host."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10, 18)), raising=False)
-    monkeypatch.setattr(devices, "cgroup_quota", lambda _root, _membership: math.inf)
+    monkeypatch.setattr(cores, "cgroup_quota", lambda _root, _membership: math.inf)
 
 
 def uuids(selection: str, nvml: ModuleType) -> list[str]:
@@ -231,7 +232,7 @@ def test_groups_of_cpu_workers_split_the_cores() -> None:
     first, second = discover("cpu+cpu,cpu+cpu", cpu_workers=1)
     assert (first.label, second.label) == ("cpu-0-1", "cpu-2-3")
     assert (first.cores, second.cores) == ((10, 11, 12, 13), (14, 15, 16, 17))
-    assert first.name == f"2 x {devices.cpu_name()}"
+    assert first.name == f"2 x {cores.cpu_name()}"
     assert first.memory_total_bytes == psutil.virtual_memory().total
     assert first.environment()["OMP_NUM_THREADS"] == "2"
 
@@ -289,52 +290,81 @@ def test_facts_of_a_cpu_group_count_its_processes() -> None:
         rank.communicate(b"\n", timeout=60)
 
 
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_core_groups_tile_the_cores(cores: int, groups: int) -> None:
-    """Groups cover the cores in order, differ by one at most, and are disjoint if cores suffice."""
-    split = devices.split_cores(tuple(range(cores)), groups)
-    sizes = {len(group) for group in split}
-    assert len(split) == groups
-    assert min(sizes) >= 1
-    assert max(sizes) - min(sizes) <= 1
-    flat = [core for group in split for core in group]
-    if groups <= cores:
-        assert flat == list(range(cores))
-    else:
-        assert flat == sorted(flat)
+@pytest.mark.usefixtures("eight_cores")
+def test_gpus_have_the_cores_of_their_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is known by its PCI address, and where each node has one, has cores of its node."""
+    monkeypatch.setattr(devices, "PCI_DEVICES", tmp_path)
+    for number, node in ((0, 1), (1, 0), (2, 1)):
+        (tmp_path / f"0000:{number}a:00.0").mkdir()
+        (tmp_path / f"0000:{number}a:00.0" / "numa_node").write_text(f"{node}\n")
+    monkeypatch.setattr(cores, "core_nodes", lambda: {core: core % 2 for core in range(20)})
+    found = discover("all", nvml=FakeNvml())
+    assert [(gpu.pci, gpu.node) for gpu in found] == [
+        ("0000:0a:00.0", 1),
+        ("0000:1a:00.0", 0),
+        ("0000:2a:00.0", 1),
+    ]
+    assert [gpu.cores for gpu in found] == [(11, 13), (10, 12, 14, 16), (15, 17)]
+    assert discover("0", nvml=FakeNvml())[0].cores == (10, 12, 14, 16, 11, 13, 15, 17)
+
+
+# GPUs of other makers.
+
+WITHOUT_NVML: Final = {"Init": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}
+OTHERS: Final = [
+    Accelerator("rocm", 0, "Delta 192", 192 * GIB, "0000:c1:00.0"),
+    Accelerator("xpu", 1, "Epsilon 48", 48 * GIB),
+    Accelerator("mps", 0, "Zeta", 36 * GIB),
+]
 
 
 @pytest.mark.parametrize(
-    ("cores", "workers"), [(1, 1), (2, 2), (4, 2), (6, 2), (8, 2), (16, 4), (64, 16)]
+    ("found", "torch_device", "pins"),
+    [
+        (OTHERS[0], "cuda:0", {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}),
+        (OTHERS[1], "xpu:0", {"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": "1"}),
+        (OTHERS[2], "mps:0", {"CUDA_VISIBLE_DEVICES": ""}),
+    ],
 )
-def test_default_cpu_workers(cores: int, workers: int) -> None:
-    """The default is two workers on a small host, and one per four cores on a large one."""
-    assert devices.cpu_workers_default(cores) == workers
-
-
-def test_quota_is_the_least_of_the_group_and_its_ancestors(tmp_path: Path) -> None:
-    """A container of 1.5 cores under a slice of 4 has 1.5; "max" and missing files set no limit."""
-    membership = tmp_path / "membership"
-    group = tmp_path / "slice" / "box"
-    group.mkdir(parents=True)
-    assert devices.cgroup_quota(tmp_path, membership) == math.inf
-    membership.write_text("3:cpu:/elsewhere\n0::/slice/box\n")
-    assert devices.cgroup_quota(tmp_path, membership) == math.inf
-    (group.parent / "cpu.max").write_text("400000 100000\n")
-    (group / "cpu.max").write_text("max 100000\n")
-    assert devices.cgroup_quota(tmp_path, membership) == 4
-    (group / "cpu.max").write_text("150000 100000\n")
-    assert devices.cgroup_quota(tmp_path, membership) == 1.5
-
-
-@pytest.mark.usefixtures("eight_cores")
-@pytest.mark.parametrize(("quota", "expected"), [(2.9, 2), (0.5, 1), (64, 8)])
-def test_cores_respect_the_quota(
-    quota: float, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_gpus_of_other_makers_are_devices(
+    found: Accelerator,
+    torch_device: str,
+    pins: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A quota below the affinity cuts the cores, down to one."""
-    monkeypatch.setattr(devices, "cgroup_quota", lambda _root, _membership: quota)
-    assert len(devices.available_cores()) == expected
+    """GPUs that torch finds are devices on a host without NVML, each with a worker of its own."""
+    monkeypatch.setattr(accelerators, "find", lambda: [found])
+    (gpu,) = discover("all", nvml=FakeNvml(errors=WITHOUT_NVML))
+    label = f"{found.kind}-{found.number}"
+    assert (gpu.label, gpu.product) == (label, f"{found.name}, {gpu.memory_total_bytes >> 30} GiB")
+    assert gpu.torch_device == torch_device
+    assert gpu.environment().items() >= pins.items()
+    for name in ("0", label):
+        assert discover(name, nvml=FakeNvml(errors=WITHOUT_NVML)) == [gpu]
+    with pytest.raises(DeviceError, match=rf"there is: 0 \({label}, {found.name}\), cpu"):
+        discover("7", nvml=FakeNvml(errors=WITHOUT_NVML))
+    monkeypatch.setattr(accelerators, "look", lambda _torch: [found])
+    assert pinned(label).product == gpu.product
+    assert pinned(label).kind == found.kind
+
+
+def test_groups_are_of_gpus_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs of other makers work one by one: groups of them were never tried."""
+    pair = [OTHERS[0], msgspec.structs.replace(OTHERS[0], number=1)]
+    monkeypatch.setattr(accelerators, "find", lambda: pair)
+    with pytest.raises(DeviceError, match="groups are of NVIDIA's GPUs"):
+        discover("0+1", nvml=FakeNvml(errors=WITHOUT_NVML))
+
+
+def test_torch_that_fails_is_not_mistaken_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose torch was built for a GPU and cannot be asked starts no CPU workers."""
+
+    def fail() -> list[Accelerator]:
+        raise accelerators.AcceleratorError("no libamdhip64.so")
+
+    monkeypatch.setattr(accelerators, "find", fail)
+    with pytest.raises(DeviceError, match=r"libamdhip64.so; --devices cpu goes on"):
+        discover("all", nvml=FakeNvml(errors=WITHOUT_NVML))
 
 
 def test_discovery_loads_neither_torch_nor_cuda() -> None:

@@ -243,7 +243,7 @@ def _count_workers(beats: Iterable[Heartbeat]) -> Metric:
 def _device_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
     facts: dict[str, dict[tuple[str, ...], float]] = {}
     for beat in beats:
-        kind = "gpu" if beat.device.startswith("cuda") else "cpu"
+        kind = "cpu" if beat.device.startswith(("cpu", "endpoint")) else "gpu"
         for name, value in beat.device_facts.items():
             facts.setdefault(f"{kind}_{name}", {})[beat.worker, beat.device] = value
     for name, values in sorted(facts.items()):

@@ -15,7 +15,7 @@ from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.devices import cpu_name
+from embedfarm.workers.cores import cpu_name
 from embedfarm.workers.engines.engine import TRYING, Engine
 from embedfarm.workers.engines.graph import VERSION, resolve_dtype, thread_count
 from embedfarm.workers.engines.kept_choices import (

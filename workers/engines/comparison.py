@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.devices import available_cores
+from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.engine import Engine, Tokenised
 from embedfarm.workers.engines.measurement import measure_peak
 from embedfarm.workers.engines.opening import open_engine

@@ -16,7 +16,7 @@ from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
-from embedfarm.workers.devices import cpu_name
+from embedfarm.workers.cores import cpu_name
 from embedfarm.workers.engines.arithmetic import Arithmetic
 from embedfarm.workers.engines.encoder_tokenizer import EncoderTokenizer
 from embedfarm.workers.engines.graph import thread_count

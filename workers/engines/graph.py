@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.model_files import ModelError
-from embedfarm.workers.devices import available_cores
+from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.engine import OutOfMemory
 from embedfarm.workers.engines.tokens import Tokens
 from embedfarm.workers.similarity import cosine

@@ -9,7 +9,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-PEAK_SIZE: Final = {"cpu": 1024, "cuda": 8192}  # of square matrices, for which a peak is reached
+from embedfarm.workers.engines.device_module import device_module
+
+CPU_PEAK_SIZE: Final = 1024  # of square matrices, for which a peak is reached
+GPU_PEAK_SIZE: Final = 8192
 PEAK_SECONDS: Final = 0.2
 PEAK_ROUNDS_MIN: Final = 3
 SMALLER: Final = 8  # times smaller matrices are tried first
@@ -44,7 +47,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
 
     A processor that does not have the dtype is as slow with small matrices, which have to do then.
     """
-    size = PEAK_SIZE[device.type]
+    size = CPU_PEAK_SIZE if device.type == "cpu" else GPU_PEAK_SIZE
     small = size // SMALLER
     seconds = _multiply(small, device, dtype, 0.0)
     if seconds * SMALLER**3 > PEAK_SECONDS:
@@ -75,5 +78,5 @@ def _time(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        device_module(str(device)).synchronize(device)

@@ -13,6 +13,7 @@ import psutil
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.device_module import device_module
 from embedfarm.workers.engines.group import current_group
 from embedfarm.workers.host_memory import AvailableMemory, host_memory
 
@@ -32,10 +33,9 @@ def device_memory(device: str) -> AvailableMemory:
     """
     if device == "cpu":
         return host_memory()
-    import torch  # noqa: PLC0415 # a null engine does without it
-
-    devices = range(torch.cuda.device_count())  # this process sees no others
-    free, total = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
+    module = device_module(device)
+    devices = range(module.device_count())  # this process sees no others
+    free, total = map(min, zip(*map(module.mem_get_info, devices), strict=True))
     return AvailableMemory(total * len(devices), free * len(devices))
 
 
@@ -93,20 +93,17 @@ def limit_batches(device: str, bytes_max: int) -> None:
     if device == "cpu":
         _limit_data(bytes_max)
     else:
-        import torch  # noqa: PLC0415 # as above
-
-        total = torch.cuda.get_device_properties(device).total_memory
-        taken = torch.cuda.memory_reserved(device) + bytes_max if bytes_max else total
-        torch.cuda.set_per_process_memory_fraction(min(1.0, taken / total), device)
+        module = device_module(device)
+        total = module.get_device_properties(device).total_memory
+        taken = module.memory_reserved(device) + bytes_max if bytes_max else total
+        module.set_per_process_memory_fraction(min(1.0, taken / total), device)
 
 
 def allocated_bytes(device: str) -> int:
     """Return what this process has allocated on a device; on a CPU, all that it has in memory."""
     if device == "cpu":
         return int(psutil.Process().memory_info().rss)
-    import torch  # noqa: PLC0415 # as above
-
-    return int(torch.cuda.memory_allocated(device))
+    return int(device_module(device).memory_allocated(device))
 
 
 def free_memory(device: str) -> None:
@@ -116,9 +113,7 @@ def free_memory(device: str) -> None:
     if group is not None:
         group.free()
     if device != "cpu":
-        import torch  # noqa: PLC0415 # as above
-
-        torch.cuda.empty_cache()
+        device_module(device).empty_cache()
 
 
 def _limit_data(bytes_max: int) -> None:

@@ -27,6 +27,7 @@ from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import TokenisationSettings
 from embedfarm.workers.engines.arithmetic import Arithmetic
+from embedfarm.workers.engines.device_module import device_module
 from embedfarm.workers.engines.engine import (
     Chunk,
     DeviceFailed,
@@ -47,20 +48,23 @@ log = logging.getLogger(__name__)
 CHARACTERS_PER_TOKEN: Final = 4
 # Padded tokens per device batch before memory is learned, and the tokens that take as long as a
 # launch by itself: on a CPU from benchmarks/batch_shapes.py, on a GPU set from launch latency.
-BATCH_TOKENS: Final = {"cpu": 2048, "cuda": 65536}
+BATCH_TOKENS: Final = {"cpu": 2048, "gpu": 65536}
 # On a GPU a device batch has as many tokens as keep it busy for some 20 ms at 500 TFLOP/s: a small
 # model is bound by launches and wants many, a large one is as fast with few.
 BATCH_FLOPS: Final = 1e13
 GPU_BATCH_TOKENS: Final = (16_384, 131_072)  # see docs/gpu.md
-LAUNCH_TOKENS: Final = {"cpu": 64, "cuda": 2048}
+LAUNCH_TOKENS: Final = {"cpu": 64, "gpu": 2048}
 COUNTED: Final = ("word " * 60, "word " * 120)  # two lengths, to tell tokens from pairs of tokens
-# What torch says when memory is full: on Linux, elsewhere, in oneDNN, and in cuBLAS.
+# What torch says when memory is full: on Linux, elsewhere, in oneDNN, in cuBLAS, and in Metal.
 NO_MEMORY: Final = (
     "can't allocate memory",
     "not enough memory",
     "could not create a ",
     "ALLOC_FAILED",
+    "MPS backend out of memory",
 )
+# What it says of a GPU that no program gets an answer from until it starts anew.
+DEVICE_FAILED: Final = ("CUDA error", "HIP error", "DEVICE_LOST")
 WARM_UP: Final = ("warm up", "a text that is a little longer than the other one " * 4)
 
 
@@ -70,8 +74,11 @@ def resolve_dtype(dtype: str, device: str) -> str:
         raise model_files.ModelError("torch does not compute in int8 here; OpenVINO does, on CPUs")
     if dtype != "auto":
         return dtype
-    if device.startswith("cuda"):
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    if device.startswith("mps"):
+        return "float16"
+    if device != "cpu":
+        wide = device_module(device).is_bf16_supported(including_emulation=False)
+        return "bfloat16" if wide else "float16"
     fast = torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 # torch offers no public question
     return "bfloat16" if fast else "float32"
 
@@ -116,8 +123,8 @@ class SentenceTransformerEngine:
         if full is None:
             full = self.model.encode([WARM_UP[0]]).shape[1]
         self.full_dimensions = full
-        self.batch_tokens = BATCH_TOKENS[self.device.type]
-        self.launch_tokens = LAUNCH_TOKENS[self.device.type]
+        where = "gpu" if self.asynchronous else "cpu"
+        self.batch_tokens, self.launch_tokens = BATCH_TOKENS[where], LAUNCH_TOKENS[where]
         self._adapt()
 
     def _adapt(self) -> None:
@@ -224,6 +231,11 @@ class SentenceTransformerEngine:
         return self.device.type != "cpu"
 
     @property
+    def pins(self) -> bool:
+        """Whether copying is quicker from pinned memory, as it is where a GPU has its own."""
+        return self.device.type not in {"cpu", "mps"}
+
+    @property
     def exact_twin(self) -> Engine | None:
         """The engine itself where it computes in float32 on the CPU: nothing is more exact here."""
         return (
@@ -283,9 +295,9 @@ class SentenceTransformerEngine:
             vectors = self._embed(self.features(batch, rows))
             if self.device.type == "cpu":
                 return vectors.numpy
-            host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+            host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=self.pins)
             host.copy_(vectors, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call] # it has no annotations
+            copied = device_module(str(self.device)).Event()
             copied.record()
 
         def finish() -> NDArray[np.float32]:
@@ -328,7 +340,7 @@ class SentenceTransformerEngine:
         """Copy values to a GPU asynchronously, from pinned memory."""
         if self.device.type == "cpu":
             return values
-        return values.pin_memory().to(self.device, non_blocking=True)
+        return (values.pin_memory() if self.pins else values).to(self.device, non_blocking=True)
 
     def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
         """Run the model's modules in order, all after the transformer in float32."""
@@ -350,7 +362,7 @@ class SentenceTransformerEngine:
 def gpu_batch_tokens(arithmetic: Arithmetic) -> int:
     """Return the tokens of a device batch on a GPU, before memory is learned."""
     if not arithmetic.per_token:
-        return BATCH_TOKENS["cuda"]
+        return BATCH_TOKENS["gpu"]
     least, most = GPU_BATCH_TOKENS
     return max(least, min(most, int(BATCH_FLOPS / arithmetic.per_token)))
 
@@ -366,7 +378,7 @@ def load_files(
         dtype: Type that the transformer computes in.
         options: More options of transformers for loading.
     """
-    if device != "cpu":
+    if device.startswith("cuda"):
         # cuDNN's attention makes a plan for each shape that it has not seen: 75 ms and more on
         # an H100, and nearly each device batch has a shape of its own.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
@@ -384,14 +396,15 @@ def device_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
         raise OutOfMemory(str(error)) from error
     except MemoryError as error:
         raise OutOfMemory("the host's memory is full") from error
     except RuntimeError as error:
         if any(words in str(error) for words in NO_MEMORY):
             raise OutOfMemory(str(error)) from error
-        if "CUDA error" in str(error):
+        if any(words in str(error) for words in DEVICE_FAILED):
             raise DeviceFailed(str(error)) from error
         raise
 
