@@ -1,5 +1,6 @@
 """The farm as a decision sees it: the server's records, and rates learned from completions."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -53,6 +54,7 @@ class Observer:
     _models: dict[str, str] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
+    _loaded: dict[str, float] = field(default_factory=dict)  # when a worker last loaded a model
 
     def learn(self, completions: Sequence[Completion]) -> None:
         """Take in what workers have done; each has gone on to its next micro-batch, if any."""
@@ -160,6 +162,8 @@ class Observer:
         for name, beat in beats.items():
             if beat != self.beats.get(name):
                 self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
+            if _loads(beat, self.beats.get(name, beat)):
+                self._loaded[name] = now
             for each in ready(beat.models):
                 weights = weights_of(each.model)
                 if each.bytes:
@@ -168,6 +172,7 @@ class Observer:
                     self.load_seconds[weights] = each.load_seconds
         self.beats, self.lost = beats, lost_seconds.keys()
         self._began = {name: self._began[name] for name in beats}
+        self._loaded = {name: at for name, at in self._loaded.items() if name in beats}
         return tuple(
             WorkerState(
                 name,
@@ -176,9 +181,16 @@ class Observer:
                 resident=_resident(beat),
                 memory_bytes=int(beat.device_facts.get("memory_total_bytes", 0)),
                 refused=frozenset(beat.refused),
+                loaded_seconds=now - self._loaded.get(name, -math.inf),
             )
             for name, beat in beats.items()
         )
+
+
+def _loads(beat: Heartbeat, before: Heartbeat) -> bool:
+    """Tell whether a worker loads a model, or has loaded one since its heartbeat before."""
+    loading = any(each.state == "loading" for each in beat.models)
+    return loading or bool(_resident(beat) - _resident(before))
 
 
 def _resident(beat: Heartbeat) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """State of a farm and drafts of plans, as plain data: no clock, no server, no sleep."""
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ class WorkerState:
         resident: Models that it has loaded, or is loading, by `weights_of` their keys.
         memory_bytes: Memory of its device; 0 where that is no limit.
         refused: Jobs that it could not embed a moment ago.
+        loaded_seconds: Seconds since it last loaded a model: 0 while it does, infinity if it has
+            not been seen to.
     """
 
     name: str
@@ -42,6 +45,7 @@ class WorkerState:
     resident: frozenset[str] = frozenset()
     memory_bytes: int = 0
     refused: frozenset[str] = frozenset()
+    loaded_seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

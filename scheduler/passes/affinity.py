@@ -27,8 +27,9 @@ class Affinity:
     A swap costs seconds to minutes. So jobs of the models that a worker has loaded go first, among
     each other as they are, unless another one
 
-    - is more urgent (priority, then deadline), or has waited until its priority rose and no worker
-      has its model;
+    - is more urgent (priority, then deadline), or has waited until its priority rose, no worker
+      has its model, and this one has worked ten times as long as its loading takes since it loaded
+      a model;
     - has less than its part of the farm, also with this worker, and the swap brings both models
       nearer to their parts;
     - has less than its part, and the worker's own job is ahead of it by more than
@@ -166,19 +167,35 @@ class _Placement:
         before = self._tier[job.job] - self._tier[stay.job]
         if before > 0:
             return False
-        if before < 0 and self.have[job.weights] < TOLERANCE:
+        if before < 0 and self.have[job.weights] < TOLERANCE and self._may_load(worker, stay, job):
             return True  # it has waited long
         here, there = self._excess(stay), self._excess(job)
         speed, lost = self._speed(worker), self._parts_of(worker)[stay.weights]
         nearer = abs(here - lost) + abs(there + speed) < abs(here) + abs(there) - TOLERANCE
         if nearer and there + speed <= TOLERANCE:
             return True
-        return there < -TOLERANCE and _lead(stay, job) > self._patience(job.weights)
+        return there < -TOLERANCE and _lead(stay, job) > self._patience(stay, job)
 
-    def _patience(self, model: str) -> float:
+    def _may_load(self, worker: WorkerState, stay: JobState, job: JobState) -> bool:
+        """Tell whether a worker has worked so long with what it loaded last that another one pays.
+
+        All jobs whose models do not fit together have waited long after a few swaps; if that were
+        enough, a worker would do nothing but load.
+        """
+        return worker.loaded_seconds >= self._worth_seconds(stay, job)
+
+    def _patience(self, stay: JobState, job: JobState) -> float:
         """Return the seconds of the farm that a job may be ahead of one of another model."""
-        least = LOADS_WORTH * self._load_seconds(model) / max(1, len(self.draft.state.takers))
+        least = self._worth_seconds(stay, job) / max(1, len(self.draft.state.takers))
         return max(self.settings.affinity_seconds, least)
+
+    def _worth_seconds(self, stay: JobState, job: JobState) -> float:
+        """Return the seconds of work for which a job's model is worth loading.
+
+        A model that nobody has loaded yet is taken to need as long as the one that would go.
+        """
+        load = self._load_seconds(job.weights) or self._load_seconds(stay.weights)
+        return LOADS_WORTH * load
 
     # How many workers a model is worth.
 

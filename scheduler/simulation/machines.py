@@ -46,6 +46,7 @@ class ModelledWorker:
         began: Time when `current` was started.
         resident: Models that are loaded, those first that were not used for longest.
         loading: Model that is being loaded, "" for none.
+        loaded_at: Time when it last had loaded a model.
         looks_at: Time when it looks for work again, if it has none.
         beat_at: Time of its last heartbeat.
         tokens: Tokens that were committed first by this worker.
@@ -62,6 +63,7 @@ class ModelledWorker:
     began: float = 0.0
     resident: list[str] = field(default_factory=list)
     loading: str = ""
+    loaded_at: float = -math.inf
     looks_at: float = 0.0
     beat_at: float = 0.0
     tokens: float = 0.0

@@ -227,16 +227,16 @@ class Simulation:
         if seconds:
             self._at(now + seconds, partial(self._end_load, worker))
         else:
-            self._keep(worker)
+            self._keep(worker, now)
         return True
 
     def _end_load(self, worker: ModelledWorker, now: float) -> None:
-        self._keep(worker)
+        self._keep(worker, now)
         self._fetch(worker, now)
 
-    def _keep(self, worker: ModelledWorker) -> None:
+    def _keep(self, worker: ModelledWorker, now: float) -> None:
         worker.resident.append(worker.loading)
-        worker.loading = ""
+        worker.loading, worker.loaded_at = "", now
 
     def _start(self, worker: ModelledWorker, batch: HeldBlocks, now: float) -> None:
         worker.current, worker.ready, worker.began = batch, None, now
@@ -315,6 +315,7 @@ class Simulation:
                 max(0.0, now - worker.began) if worker.current else 0.0,
                 resident=frozenset(filter(None, [*worker.resident, worker.loading])),
                 memory_bytes=worker.machine.memory_bytes,
+                loaded_seconds=0.0 if worker.loading else now - worker.loaded_at,
             )
             for worker in self.workers
             if now - worker.beat_at < self._settings.heartbeat_ttl_seconds

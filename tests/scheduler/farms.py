@@ -1,5 +1,6 @@
 """Strategies for any farm, for property tests: all that a decision could meet."""
 
+import math
 from collections import Counter
 from typing import Final
 
@@ -85,6 +86,7 @@ def workers(draw: st.DrawFn, name: str) -> WorkerState:
         draining=draw(st.sampled_from([False, False, False, True])),
         resident=draw(st.frozensets(st.sampled_from(MODELS))),
         memory_bytes=draw(st.sampled_from([0, 0, 8 << 30, 16 << 30])),
+        loaded_seconds=draw(st.sampled_from([0.0, 20.0, math.inf])),
     )
 
 

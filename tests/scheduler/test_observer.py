@@ -1,5 +1,7 @@
 """Tests of what a scheduler sees of jobs that end while it looks."""
 
+import math
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -65,3 +67,20 @@ def test_memory_of_models(farm: FarmClient, client: redis.Redis) -> None:
         beat(farm, "worker", models=[loaded])
         observer.look()
         assert observer.model_bytes == known
+
+
+def test_when_a_worker_loaded_a_model(
+    farm: FarmClient, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time since a worker's last load is the scheduler's own, and none while it loads."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    first, second = (ModelState(model=name, state="ready", since=1e12) for name in ("m", "n"))
+    coming = ModelState(model="n", state="loading", since=1e12)
+    seen = []
+    looks = [[first], [first, coming], [first, second], [first, second], [second], [second, first]]
+    for second_of_run, models in enumerate(looks):
+        monkeypatch.setattr(time, "monotonic", lambda at=second_of_run: 1000.0 + at)
+        beat(farm, "worker", models=models)
+        (worker,) = observer.look().workers
+        seen.append(worker.loaded_seconds)
+    assert seen == [math.inf, 0.0, 1.0, 2.0, 3.0, 0.0]
