@@ -65,7 +65,9 @@ class FarmStatistics(FarmKeys):
         rows = self._newest(wire.EVENTS, seconds)
         batches = defaultdict[str, list[TimedMicroBatch]](list)
         for end, done in readable(Completion, b"done", rows, wire.EVENTS, self.on_unreadable):
-            bar = TimedMicroBatch(end, done.seconds, done.job, done.chunks, done.real_tokens)
+            bar = TimedMicroBatch(
+                end, done.seconds, done.job, done.chunks, done.real_tokens, done.first
+            )
             batches[done.worker].append(bar)
         return dict(batches)
 

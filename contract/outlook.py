@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -14,12 +14,14 @@ from embedfarm.contract.pace import (
     AVERAGE_SECONDS,
     NOW_SECONDS,
     Pace,
+    PacesNow,
     Range,
+    TimedMicroBatch,
     WorkDone,
     averages,
     forecast_seconds,
     paces_now,
-    total,
+    who_works,
 )
 from embedfarm.contract.records import Heartbeat, Sample
 from embedfarm.contract.status import JobStatus
@@ -62,18 +64,55 @@ def done_ratio(status: JobStatus) -> float | None:
     return (status.chunk_count - left) / status.chunk_count if status.chunk_count else 1.0
 
 
-def chunk_rates(samples: Sequence[tuple[float, Sample]], now: float) -> dict[str, list[float]]:
+def live_paces(
+    batches: Mapping[str, Sequence[TimedMicroBatch]],
+    workers: Sequence[Heartbeat],
+    now: float,
+    begun: Mapping[str, float],
+) -> PacesNow:
+    """Return the paces of live workers now; those that are gone do nothing more.
+
+    While a worker loads a model it has the pace that it had before, since it comes back to it.
+
+    Args:
+        batches: Micro-batches of the last `NOW_SECONDS`, by worker, oldest first.
+        workers: Live workers.
+        now: Unix seconds.
+        begun: Unix time at which each job was begun, or resumed.
+    """
+    alive = {beat.worker: beat.state for beat in workers}
+    busy = {name for name, state in alive.items() if state in {"busy", "loading"}}
+    there = {name: done for name, done in batches.items() if name in alive}
+    return paces_now(there, busy, now, begun)
+
+
+def chunk_rates(
+    samples: Sequence[tuple[float, Sample]],
+    now: float,
+    begun: Mapping[str, float],
+    workers: Sequence[Heartbeat],
+    at_work: WorkDone,
+) -> dict[str, list[float]]:
     """Return the chunks per second of each job, over each of `AVERAGE_SECONDS`.
 
     Args:
         samples: Samples of the farm with their Unix times, oldest first.
         now: Unix seconds.
+        begun: Unix time at which each job was begun, or resumed.
+        workers: Live workers.
+        at_work: Who works on what now, as `who_works` has it.
     """
     done = [
-        WorkDone(end, each.seconds, {job: chunks for job, (_, chunks) in each.jobs.items()})
+        WorkDone(
+            end,
+            each.seconds,
+            {job: chunks for job, (_, chunks) in each.jobs.items()},
+            each.job_workers,
+            each.started,
+        )
         for end, each in samples
     ]
-    return averages(done, now)
+    return averages([*done, at_work], now, begun, {beat.worker for beat in workers})
 
 
 @dataclass
@@ -107,11 +146,12 @@ class OutlookReader:
         statistics = self.farm.statistics
         seconds, microseconds = self.farm.client.time()
         now = seconds + microseconds / 1e6
-        busy = {beat.worker for beat in workers if beat.state == "busy"}
-        paces = paces_now(statistics.recent_batches(NOW_SECONDS), busy, now)
-        pace = total(each for (_, job), each in paces.items() if job == self.job)
-        rates = chunk_rates(self._follow(now), now)
-        return outlook(status, pace, rates.get(self.job, []))
+        begun = {self.job: status.begun_at}
+        batches = statistics.recent_batches(NOW_SECONDS)
+        paces = live_paces(batches, workers, now, begun)
+        at_work = who_works(batches, now)
+        rates = chunk_rates(self._follow(now), now, begun, workers, at_work)
+        return outlook(status, paces.by_job.get(self.job, Pace()), rates.get(self.job, []))
 
     def _follow(self, now: float) -> list[tuple[float, Sample]]:
         """Return the samples of the longest average, of which only the new ones are read."""

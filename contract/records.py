@@ -228,6 +228,7 @@ class Completion(Record):
         seconds: Time that the micro-batch took, with the overhead that the pipeline could not hide.
         overhead_seconds: The part of `seconds` that is not the device's work.
         pairs: Sum of the squared lengths of its chunks, in the model's tokens.
+        first: Whether it is the first one since the worker's process was started.
     """
 
     worker: str
@@ -240,6 +241,7 @@ class Completion(Record):
     seconds: Amount
     overhead_seconds: Amount
     pairs: Count = 0
+    first: bool = False
 
 
 class Heartbeat(Record):
@@ -410,6 +412,7 @@ class Sample(Record):
         backlog_tokens: Tokens that were sent and are not done, of all jobs.
         workers_alive: Number of live workers.
         job_workers: Real tokens done, by job and then by worker.
+        started: Workers of which a new process did its first micro-batch.
     """
 
     seconds: Amount
@@ -418,6 +421,7 @@ class Sample(Record):
     backlog_tokens: Count
     workers_alive: Count
     job_workers: dict[str, dict[str, Count]] = msgspec.field(default_factory=dict)
+    started: list[str] = msgspec.field(default_factory=list)
 
 
 class Rate(Record):

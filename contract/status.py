@@ -83,6 +83,7 @@ class JobStatus:
     refilled_upto: int = 0
     first_read_ms: int = 0
     last_commit_ms: int = 0
+    resumed_ms: int = 0
     ended_ms: int = 0
     priority: int = USUAL.priority
     tenant: str = USUAL.tenant
@@ -142,6 +143,11 @@ class JobStatus:
     def removable(self) -> bool:
         """Whether the job may be removed: it was cancelled, has ended, or is all on disk."""
         return self.over or 0 <= self.chunk_count <= self.drained_upto
+
+    @property
+    def begun_at(self) -> float:
+        """Unix time at which a worker began it, or at which it was last resumed; 0 before."""
+        return max(self.first_read_ms, self.resumed_ms) / 1000
 
     @property
     def block_tokens_mean(self) -> float:

@@ -27,6 +27,7 @@ class Sampler:
     _workers: dict[str, tuple[int, int]] = field(default_factory=dict)
     _jobs: dict[str, tuple[int, int]] = field(default_factory=dict)
     _job_workers: dict[str, Counter[str]] = field(default_factory=dict)
+    _started: set[str] = field(default_factory=set)
 
     def completed(self, completions: Iterable[Completion]) -> None:
         """Take micro-batches in."""
@@ -35,6 +36,8 @@ class Sampler:
                 tokens, chunks = figures.get(name, (0, 0))
                 figures[name] = (tokens + done.real_tokens, chunks + done.chunks)
             self._job_workers.setdefault(done.job, Counter())[done.worker] += done.real_tokens
+            if done.first:
+                self._started.add(done.worker)
 
     def take(self, state: FarmState, now: float) -> Sample | None:
         """Return a sample that ends now, if it is time for one; the next one begins there.
@@ -53,8 +56,10 @@ class Sampler:
             job_workers={job: dict(done) for job, done in self._job_workers.items()},
             backlog_tokens=sum(job.tokens_left for job in state.jobs),
             workers_alive=len(state.workers),
+            started=sorted(self._started),
         )
         self.began, self._workers, self._jobs, self._job_workers = now, {}, {}, {}
+        self._started = set()
         return sample
 
 

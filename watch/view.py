@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.outlook import chunk_rates, chunks_left, outlook
+from embedfarm.contract.outlook import chunk_rates, chunks_left, live_paces, outlook
 from embedfarm.contract.pace import (
     AVERAGE_SECONDS,
     NOW_SECONDS,
@@ -19,8 +19,8 @@ from embedfarm.contract.pace import (
     WorkDone,
     averages,
     forecast_seconds,
-    paces_now,
     total,
+    who_works,
 )
 from embedfarm.contract.records import Heartbeat, Sample
 from embedfarm.contract.settings import Settings
@@ -111,8 +111,8 @@ class WorkerView:
 class FarmView:
     """The farm at one moment.
 
-    Rates "now" are over the last 15 seconds, from the micro-batches that workers reported; of a
-    busy worker up to the end of its last one. Interactive requests do not count.
+    Rates "now" are over the last 15 seconds, from the micro-batches that live workers reported; of
+    a busy worker up to the end of its last one. Interactive requests do not count.
 
     Attributes:
         time: Unix seconds by the server's clock.
@@ -242,15 +242,15 @@ class RecentHistory:
             tuple(each for each in recent if each[0] > now - max(AVERAGE_SECONDS)),
         )
 
-    def chunk_rates(self, now: float) -> dict[str, list[float]]:
-        """Return the chunks per second of each job, over each of `AVERAGE_SECONDS`."""
-        return chunk_rates(self.recent, now)
-
-    def token_rates(self, now: float) -> list[float]:
-        """Return the real tokens per second of the farm, over each of `AVERAGE_SECONDS`."""
+    def token_rates(self, workers: Sequence[Heartbeat], at_work: WorkDone) -> list[float]:
+        """Return the real tokens per second of live workers, over each of `AVERAGE_SECONDS`."""
         tokens = [(end, each, sum(n for n, _ in each.jobs.values())) for end, each in self.recent]
-        done = [WorkDone(end, each.seconds, {"": n} if n else {}) for end, each, n in tokens]
-        return averages(done, now).get("", [])
+        done = [
+            WorkDone(end, each.seconds, {"": n} if n else {}, {"": each.workers}, each.started)
+            for end, each, n in tokens
+        ]
+        alive = {beat.worker for beat in workers}
+        return averages([*done, at_work], at_work.end, alive=alive).get("", [])
 
 
 @dataclass
@@ -338,11 +338,12 @@ def compose(
         batches: Micro-batches of the last `NOW_SECONDS`, by worker.
         history: History of the last hour.
     """
-    busy = {beat.worker for beat in situation.workers if beat.state == "busy"}
-    paces = paces_now(batches, busy, now)
-    by_worker, by_job = _sum(paces, 0), _sum(paces, 1)
-    pace = total(paces.values())
-    parts, rates = shares(history.recent, by_worker), history.chunk_rates(now)
+    begun = {job.job: job.begun_at for job in situation.jobs}
+    by_worker, by_job = live_paces(batches, situation.workers, now, begun)
+    pace = total(by_worker.values())
+    parts = shares(history.recent, by_worker)
+    at_work = who_works(batches, now)
+    rates = chunk_rates(history.recent, now, begun, situation.workers, at_work)
     moving = [job for job in situation.jobs if job.moving]
     unfinished = [job for job in situation.jobs if job.moving or job.state == "paused"]
     return FarmView(
@@ -354,7 +355,7 @@ def compose(
         backlog_tokens=sum(max(0, job.tokens_in - job.tokens_done) for job in unfinished),
         backlog_seconds=forecast_seconds(
             sum(map(real_tokens_left, moving)),
-            [pace.tokens_per_second, *history.token_rates(now)],
+            [pace.tokens_per_second, *history.token_rates(situation.workers, at_work)],
         )
         if moving or not unfinished
         else None,
@@ -381,11 +382,3 @@ def compose(
         memory_bytes_max=situation.memory_bytes_max,
         bottlenecks=tuple(find_bottlenecks(situation)),
     )
-
-
-def _sum(paces: Mapping[tuple[str, str], Pace], place: int) -> dict[str, Pace]:
-    """Return the paces added up by worker (`place` is 0) or by job (`place` is 1)."""
-    sums: defaultdict[str, list[Pace]] = defaultdict(list)
-    for names, pace in paces.items():
-        sums[names[place]].append(pace)
-    return {name: total(parts) for name, parts in sums.items()}

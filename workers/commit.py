@@ -131,7 +131,7 @@ class Committer:
         # What is done once a job, and what others asked for, is no part of its speed.
         aside = spent.get("check", 0.0) + spent.get("lane", 0.0)
         seconds = max(1e-6, ended - max(self._last_end, batch.fetch_began) - aside)
-        self._last_end = ended
+        first, self._last_end = not self._last_end, ended
         weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
         known = self.tokens_per_second or tokens / seconds
         self.tokens_per_second = known + weight * (tokens / seconds - known)
@@ -148,6 +148,7 @@ class Committer:
             seconds=seconds,
             overhead_seconds=max(0.0, seconds - batch.forward_seconds),
             pairs=int(part * (lengths @ lengths)),
+            first=first,
         )
         try:
             self.farm.statistics.report(completion, self.settings.events_max)

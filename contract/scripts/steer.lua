@@ -9,6 +9,10 @@ if state == 'cancelled' or state == 'finished' or state == 'failed' then return 
 if ARGV[1] == 'cancel' then
   state = 'cancelled'
 elseif ARGV[1] == 'resume' then
+  if state == 'paused' then
+    local now = redis.call('TIME')
+    redis.call('HSET', KEYS[1], 'resumed_ms', now[1] * 1000 + math.floor(now[2] / 1000))
+  end
   state = count and 'closed' or 'open'
 elseif count and tonumber(blocks_done or 0) >= tonumber(blocks_in or 0) then
   return 'finished'

@@ -5,7 +5,6 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +15,12 @@ from rich.console import Console
 
 from embedfarm.cli import progress
 from embedfarm.cli.progress import View, describe_progress, describe_workers
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.outlook import OutlookReader
+from embedfarm.contract.pace import NOW_SECONDS
 from embedfarm.contract.status import JobStatus
 from embedfarm.watch.view import FarmReader
 from tests.cli.test_top import screen
@@ -31,7 +32,7 @@ PACE = 6_000  # tokens per second of each of two workers
 CHUNKS = 6_500
 WORK_SECONDS = 4.5  # a line comes every 5 s, and the first one after the first work
 TOLERANCE = 0.3
-SLACK_SECONDS = 2.5
+ROUNDING_SECONDS = 1.0
 
 
 def test_a_command_shows_what_top_shows(
@@ -67,6 +68,7 @@ def test_samples_are_read_once(client: redis.Redis, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("embedfarm.contract.outlook.LOOK_SECONDS", 0.0)
     farm = FarmClient(client)
     embed_two(farm)
+    beat(farm, "one")
     reader = OutlookReader(farm, "little")
     for _ in range(2):
         farm.statistics.sample(msgspec.structs.replace(SAMPLE, seconds=20.0))
@@ -108,69 +110,65 @@ def test_a_trial_of_engines_is_named() -> None:
     assert "2 workers, trying which engine is faster" in describe_workers(beats)
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """A line of progress that says how long the rest takes, and how long it took."""
+class Forecast(NamedTuple):
+    """A line of progress: when it came, the seconds that it says are left, and what is right."""
 
-    seconds_worked: float
+    at: float
     low: float
     high: float
     truth: float
 
     @property
     def is_right(self) -> bool:
-        """Whether both ends of the range are near what came true."""
+        """Whether both ends of the range are near the truth."""
         least, most = self.truth * (1 - TOLERANCE), self.truth * (1 + TOLERANCE)
-        return least - SLACK_SECONDS <= self.low and self.high <= most + SLACK_SECONDS
+        return least - ROUNDING_SECONDS <= self.low and self.high <= most + ROUNDING_SECONDS
 
 
-class Line(NamedTuple):
-    """A line of progress: when it came, chunks done, and the seconds that it says are left."""
+def working_pace(out: Path) -> float:
+    """Return the chunks that both workers do in a second of work, by their last micro-batches.
 
-    at: float
-    done: int
-    low: float
-    high: float
+    So the machine may be slow: that is no part of it. While there are not both, it is 0.
+    """
+    try:
+        socket = (out / ".embedfarm" / "server" / "socket").read_text()
+        with closing_client(f"unix://{socket}") as client:
+            farm = FarmClient(client)
+            batches = farm.statistics.recent_batches(NOW_SECONDS)
+            both = len(farm.workers()) == len(batches) == 2
+    except (*UNAVAILABLE, FileNotFoundError):  # the run is about to end
+        return 0.0
+    done = batches.values() if both else ()
+    return sum(sum(b.chunks for b in bars) / sum(b.seconds for b in bars) for bars in done)
 
 
-def lines_of(words: Sequence[object], *, stopped: bool = False) -> tuple[list[Line], float]:
-    """Run `embed`, or stop it once a forecast counts; return its forecasts, and when it ended."""
-    seen: list[Line] = []
-    command = [*COMMAND, "embed", *map(str, words)]
+def forecasts(words: Sequence[object], out: Path, *, stopped: bool = False) -> list[Forecast]:
+    """Run `embed`, or stop it once a forecast counts; return those from 5 s of work on."""
+    seen: list[Forecast] = []
+    command = [*COMMAND, "embed", *map(str, words), "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            at = time.monotonic()
-            done = int(line.split()[0].replace(",", "")) if " chunks/s" in line else 0
-            if found := re.search(r"  (?:(\d+) to )?(\d+) s left", line):
-                high = float(found[2])
-                seen.append(Line(at, done, float(found[1] or high - 1), high))
+            at, pace = time.monotonic(), working_pace(out)
+            found = re.search(r"^([\d,]+) of .*  (?:(\d+) to )?(\d+) s left", line)
+            if found and pace:
+                left, high = CHUNKS - int(found[1].replace(",", "")), float(found[3])
+                seen.append(Forecast(at, float(found[2] or high), high, left / pace))
                 if stopped and at - seen[0].at >= WORK_SECONDS:
                     process.terminate()
-        ended = time.monotonic()
         assert process.wait(30) == (130 if stopped else 0)
-    return seen, ended
+    return [each for each in seen if each.at - seen[0].at >= WORK_SECONDS]
 
 
-def forecasts(seen: Sequence[Line], ended: float) -> list[Forecast]:
-    """Return what lines foretold of a run that ended, or would have ended, at a time."""
-    began = seen[0].at
-    return [Forecast(each.at - began, each.low, each.high, ended - each.at) for each in seen]
-
-
-@pytest.mark.alone
+@pytest.mark.paced
 def test_forecasts_come_true(tmp_path: Path) -> None:
     """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well.
 
-    The pace of the run that goes on says when the one that was stopped would have ended.
+    What is right is the time for what is left at the pace of the workers while they work.
     """
     corpus = write_corpus(tmp_path / "corpus.jsonl", list(texts_of(CHUNKS)))
-    words = [corpus, "--out", tmp_path / "out", "--workers", "2", "--model", f"null:8:{PACE}"]
-    first, _ = lines_of(words, stopped=True)
-    rest, ended = lines_of(words)
-    chunks_per_second = (CHUNKS - rest[0].done) / (ended - rest[0].at)
-    would_end = first[-1].at + (CHUNKS - first[-1].done) / chunks_per_second
-    for each in (forecasts(first, would_end), forecasts(rest, ended)):
-        worked = [one for one in each if one.seconds_worked >= WORK_SECONDS]
-        assert worked
-        assert all(one.is_right for one in worked), each
+    words = [corpus, "--workers", "2", "--model", f"null:8:{PACE}"]
+    for stopped in (True, False):
+        seen = forecasts(words, tmp_path / "out", stopped=stopped)
+        assert seen
+        assert all(each.is_right for each in seen), seen

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 SCRIPTS = sorted((Path(wire.__file__).parent / "scripts").glob("*.lua"))
 
 
+def clock(client: redis.Redis) -> float:
+    """Return the server's Unix time."""
+    seconds, microseconds = client.time()
+    return float(seconds + microseconds / 1e6)
+
+
 def deliveries(job: Job) -> dict[str, int]:
     """Return the deliveries of each pending block."""
     return {lease.id: lease.deliveries for lease in job.stream.pending(job.keys.blocks, None, 100)}
@@ -149,10 +155,28 @@ def test_pause_and_resume(client: redis.Redis, state: str) -> None:
     job = make_job(client, 1)
     job.pause()
     job.pause()
-    assert job.status().state == "paused"
+    assert (job.status().state, job.status().begun_at) == ("paused", 0)
     if state == "closed":
         job.close(2)
     assert (job.resume(), job.resume(), job.status().state) == (state, state, state)
+
+
+def test_a_job_is_begun_again_when_it_is_resumed(client: redis.Redis) -> None:
+    """A job is begun at its first lease, and again when it is resumed after a pause; not else."""
+    job = make_job(client, 1)
+    job.resume()
+    assert job.status().begun_at == 0
+    job.stream.begin()
+    first = job.status().begun_at
+    assert first == job.status().first_read_ms / 1000 > 0
+    wait_until(lambda: clock(client) > first + 0.001)
+    job.pause()
+    job.resume()
+    resumed = job.status().begun_at
+    assert first < resumed <= clock(client)
+    wait_until(lambda: clock(client) > resumed + 0.001)
+    job.resume()
+    assert job.status().begun_at == resumed
 
 
 def test_changes_of_state_are_news(client: redis.Redis) -> None:

@@ -12,6 +12,7 @@ from embedfarm.contract.pace import (
     averages,
     forecast_seconds,
     paces_now,
+    who_works,
 )
 
 NOW = 1000.0
@@ -25,11 +26,10 @@ def bar(end: float, seconds: float, chunks: int = 10, job: str = "job") -> Timed
 def chunks_now(*bars: TimedMicroBatch, busy: bool = False) -> float:
     """Return the chunks per second of one worker now."""
     paces = paces_now({"worker": bars}, {"worker"} if busy else set(), NOW)
-    assert all(
-        pace.tokens_per_second == pytest.approx(10 * pace.chunks_per_second)
-        for pace in paces.values()
-    )
-    return sum(pace.chunks_per_second for pace in paces.values())
+    pace = paces.by_worker["worker"]
+    assert pace.tokens_per_second == pytest.approx(10 * pace.chunks_per_second)
+    assert paces.by_job["job"] == pytest.approx(pace)
+    return pace.chunks_per_second
 
 
 @given(seconds=st.floats(0.05, 14), since=st.floats(0, 0.99))
@@ -44,7 +44,7 @@ def test_a_worker_that_stopped_slows_down() -> None:
     """The pace of a worker that stopped sinks with the time since its last micro-batch."""
     assert chunks_now(bar(NOW - 9, 1)) == pytest.approx(1)
     assert chunks_now(bar(NOW - 1, 1)) == pytest.approx(5)
-    assert paces_now({}, set(), NOW) == {}
+    assert paces_now({}, set(), NOW) == ({}, {})
 
 
 def test_time_between_micro_batches_counts() -> None:
@@ -54,11 +54,37 @@ def test_time_between_micro_batches_counts() -> None:
 
 
 def test_paces_are_told_apart_by_job() -> None:
-    """A worker that serves two jobs shares its time between them."""
-    bars = [bar(NOW - 1, 1, job="one"), bar(NOW, 1, 30, job="two")]
+    """A worker that serves two jobs in turns shares its time between them."""
+    bars = [bar(NOW - 3, 1, job="one"), bar(NOW - 2, 1, 30, job="two")]
+    bars += [bar(NOW - 1, 1, job="one"), bar(NOW, 1, 30, job="two")]
     paces = paces_now({"worker": bars}, {"worker"}, NOW)
-    assert paces["worker", "one"] == pytest.approx(Pace(50, 5))
-    assert paces["worker", "two"] == pytest.approx(Pace(150, 15))
+    assert paces.by_job["one"] == pytest.approx(Pace(50, 5))
+    assert paces.by_job["two"] == pytest.approx(Pace(150, 15))
+    assert paces.by_worker["worker"] == pytest.approx(Pace(200, 20))
+
+
+def test_a_job_has_no_time_of_what_others_had_before_it() -> None:
+    """The time of a job begins when a worker turns to it, and what comes then shares with it."""
+    bars = [bar(NOW - 8, 2, job="old"), bar(NOW - 3, 1, job="one")]
+    bars += [bar(NOW - 2, 1, 30, job="two"), bar(NOW - 1, 1, job="one"), bar(NOW, 1, 30, job="two")]
+    paces = paces_now({"worker": bars}, {"worker"}, NOW)
+    assert paces.by_job["one"] == pytest.approx(Pace(50, 5))
+    assert paces.by_job["two"] == pytest.approx(Pace(150, 15))
+    assert paces.by_worker["worker"] == pytest.approx(Pace(90, 9))
+
+
+def test_time_without_a_process_is_none() -> None:
+    """While the process of a worker was started again, its pace is that of before and after."""
+    bars = [bar(NOW - 8, 1), bar(NOW - 1, 1)._replace(first=True), bar(NOW, 1)]
+    assert chunks_now(*bars, busy=True) == pytest.approx(10)
+
+
+def test_a_pause_is_no_time_of_a_job() -> None:
+    """The pace of a job that was resumed is that since then; one in hand counts in part."""
+    bars = [bar(NOW - 8, 1), bar(NOW - 1, 2), bar(NOW, 1)]
+    paces = paces_now({"worker": bars}, {"worker"}, NOW, {"job": NOW - 2})
+    assert paces.by_job["job"] == pytest.approx(Pace(75, 7.5))
+    assert paces_now({"worker": bars[:1]}, set(), NOW, {"job": NOW - 2}).by_job["job"] == Pace()
 
 
 def test_a_micro_batch_without_a_duration_breaks_nothing() -> None:
@@ -86,6 +112,44 @@ def test_an_average_begins_again_after_a_break() -> None:
     done = [WorkDone(NOW - 40, 5, {"job": 1000}), WorkDone(NOW - 20, 20, {})]
     done += [WorkDone(NOW - 10, 10, {"job": 50}), WorkDone(NOW, 10, {"job": 150})]
     assert averages(done, NOW) == {"job": [10, 10]}
+
+
+def test_an_average_counts_only_what_began_with_the_job() -> None:
+    """Nobody knows how much it had of the time of a sample in which it began or was resumed."""
+    done = [WorkDone(NOW - 20, 10, {"job": 10}), WorkDone(NOW - 10, 10, {"job": 150})]
+    done += [WorkDone(NOW, 10, {"job": 50})]
+    assert averages(done, NOW, {"job": NOW - 20.5}) == {"job": [10, 10]}
+    assert averages(done, NOW, {"job": NOW - 20}) == {"job": [10, 10]}
+    assert averages(done, NOW, {"job": NOW - 15}) == {"job": []}
+    assert averages(done, NOW, {"job": NOW}) == {}
+
+
+def test_an_average_begins_again_when_workers_change() -> None:
+    """Nothing counts that was done before a worker joined, or by one that is gone."""
+    one, two = {"job": {"one"}}, {"job": {"one", "two"}}
+    done = [WorkDone(NOW - 20, 20, {"job": 200}, one), WorkDone(NOW, 20, {"job": 300}, one)]
+    assert averages(done, NOW, alive={"one", "two"}) == {"job": [12.5, 12.5]}
+    done[0] = done[0]._replace(workers=two)
+    assert averages(done, NOW) == averages(done, NOW, alive={"one", "two"})
+    assert averages(done, NOW, alive={"one"}) == {"job": [15, 15]}
+    again = [done[0]._replace(started=["two"]), done[1]]
+    assert averages(again, NOW, alive={"one", "two"}) == {"job": [15, 15]}
+    done[1] = done[1]._replace(workers={"job": {"three"}})
+    assert averages(done, NOW) == {"job": []}
+
+
+def test_who_works_now_makes_averages_old() -> None:
+    """An average is dropped as soon as another worker, or process, has done a micro-batch."""
+    done = [WorkDone(NOW - 1, 20, {"job": 200, "": 200}, {"job": {"one"}, "": {"one"}})]
+    for bars, average in (
+        ({"one": [bar(NOW, 1)]}, [10, 10]),
+        ({"one": [bar(NOW, 1)], "two": [bar(NOW, 1)]}, []),
+        ({"one": [bar(NOW, 1)._replace(first=True)]}, []),
+        ({}, [10, 10]),
+    ):
+        assert averages([*done, who_works(bars, NOW)], NOW) == {"job": average, "": average}
+    other = averages([*done, who_works({"two": [bar(NOW, 1, job="other")]}, NOW)], NOW)
+    assert other == {"job": [10, 10], "other": [], "": []}
 
 
 def test_what_is_foretold_lies_between_the_fastest_and_the_slowest() -> None:

@@ -19,16 +19,18 @@ def test_a_sample_has_what_was_done_since_the_last() -> None:
     sampler = Sampler(100.0, SAMPLE_SECONDS)
     sampler.completed([completion("one", 1000, 1.0), other])
     sampler.completed([completion("one", 200, 1.0)])
-    sampler.completed([completion("two", 100, 1.0)])
+    sampler.completed([msgspec.structs.replace(completion("two", 100, 1.0), first=True)])
     sample = sampler.take(state, 100.0 + SAMPLE_SECONDS)
     assert sample is not None
     assert sample.workers == {"one": (1200, 12), "two": (500, 6)}
     assert sample.jobs == {"job": (1300, 13), "other": (400, 5)}
     assert sample.job_workers == {"job": {"one": 1200, "two": 100}, "other": {"two": 400}}
     assert (sample.seconds, sample.backlog_tokens, sample.workers_alive) == (10, 300, 2)
+    assert sample.started == ["two"]
     nothing = sampler.take(state, 100.0 + 2.5 * SAMPLE_SECONDS)
     assert nothing is not None
     assert (nothing.seconds, nothing.workers, nothing.jobs, nothing.job_workers) == (15, {}, {}, {})
+    assert nothing.started == []
 
 
 def test_no_sample_before_its_time() -> None:

@@ -101,6 +101,20 @@ def test_samples_widen_what_is_foretold(client: redis.Redis) -> None:
     assert job.seconds_left == pytest.approx((6 / 4, 6 / 0.1))
 
 
+def test_only_live_workers_have_a_pace(client: redis.Redis) -> None:
+    """A worker that loads a model has the pace of before, and one that is gone has none."""
+    farm = FarmClient(client)
+    embed_two(farm)
+    report(farm)
+    for state in ("loading", "busy"):
+        beat(farm, "one", state=state)
+        view = FarmReader(farm).read()
+        assert view.jobs[0].chunks_per_second == view.chunks_per_second == pytest.approx(4)
+    farm.leave("one")
+    view = FarmReader(farm).read()
+    assert (view.jobs[0].seconds_left, view.chunks_per_second) == (None, 0)
+
+
 def test_no_end_is_foretold_of_a_job_that_stands(client: redis.Redis) -> None:
     """A paused job has no forecast end, and is not in the time for the backlog."""
     farm = FarmClient(client)
@@ -130,6 +144,7 @@ def test_no_end_is_foretold_of_a_job_that_is_being_read(client: redis.Redis) -> 
     """A job that is still being read has no forecast end, and is counted as such."""
     farm = FarmClient(client)
     make_job(client, BLOCKS)
+    beat(farm, "one")
     report(farm)
     view = FarmReader(farm).read()
     assert (view.jobs[0].chunks_left, view.jobs[0].seconds_left, view.reading) == (None, None, 1)
@@ -234,6 +249,7 @@ def test_idle_times_slow_the_farm_down(client: redis.Redis) -> None:
     """Samples without progress count in the time for the backlog, once something was done."""
     farm = FarmClient(client)
     embed_two(farm)
+    beat(farm, "one")
     idle = msgspec.structs.replace(SAMPLE, workers={}, jobs={})
     for sample in (idle, SAMPLE, idle):
         farm.statistics.sample(sample)

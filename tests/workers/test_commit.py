@@ -191,6 +191,7 @@ def test_rate_counts_the_whole_pipeline(farm: FarmClient) -> None:
     batch.fetch_began = 600.0
     committer._report(batch, 3, 600, 610.0)
     _, completions = farm.statistics.events("0", 0.01)
+    assert [c.first for c in completions] == [True, False, False, False]
     assert completions.pop().seconds == 6.0, "nor does the parity check"
     assert [c.seconds for c in completions] == [2.0, 10.0, 10.0]
     assert [c.tokens for c in completions] == [200, 2000, 0]
