@@ -119,7 +119,7 @@ def shot_at(
 
 def test_a_group_survives_each_of_its_ranks(tmp_path: Path) -> None:
     """A job on two ranks goes on after the first is killed and after the other is, and is whole."""
-    with shot_at(tmp_path, 8_000) as target:
+    with shot_at(tmp_path, 3_000) as target:
         with closing_client(server_of(target)) as client:
             (beat,) = FarmClient(client).workers()
         assert beat.device == "cpu-0-1"
