@@ -4,12 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import redis
+
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry, Pending, read_entries
 from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.records import Block, Result
+from embedfarm.contract.status import is_gone
 
 
 @dataclass
@@ -113,35 +116,8 @@ class BlockStream(JobHandle):
         self._script("release")(keys=[stream], args=[worker, *ids])
 
     def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
-        """Store results and acknowledge their entries, each atomically, in one pipeline.
-
-        Returns:
-            For each result "committed", "duplicate" (somebody was first, or the job was made anew
-            since; nothing changed) or "cancelled".
-        """
-        pipe = self.client.pipeline(transaction=False)
-        commit = self._script("commit")
-        keys = self.keys
-        for entry, result in results:
-            errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
-            commit(
-                keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.result_wakeup],
-                args=[
-                    entry.id,
-                    result.start,
-                    encode(result),
-                    result.count,
-                    entry.tokens,
-                    len(entry.data),
-                    result.token_count,
-                    len(result.vectors) // max(1, result.count),
-                    entry.generation,
-                    result.worker,
-                    *errors,
-                ],
-                client=pipe,
-            )
-        return [str(answer, "ascii") for answer in pipe.execute()]
+        """Store results of this job, as `commit` does."""
+        return commit(self.client, [(self.id, entry, result) for entry, result in results])
 
     def split(self, entry: Entry, pieces: Sequence[Block], attempts: int = 0) -> str:
         """Replace a block by smaller ones on the retry stream, atomically.
@@ -164,3 +140,50 @@ class BlockStream(JobHandle):
     def discard(self, entry: Entry) -> None:
         """Remove an entry that is no work of this job from its stream; nothing is counted."""
         self._script("discard")(keys=[entry.stream], args=[entry.id, entry.generation])
+
+
+def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result]]) -> list[str]:
+    """Store results, each given after its job, and acknowledge their entries, in one pipeline.
+
+    Each is stored atomically, and none depends on another, be it of the same job or not.
+
+    Returns:
+        For each result "committed", "duplicate" (somebody was first, or the job was made anew
+        since; nothing changed), "cancelled", or "gone" where the job was deleted.
+    """
+    pipe = client.pipeline(transaction=False)
+    script = client.register_script(wire.script("commit"))
+    for job, entry, result in results:
+        keys = wire.JobKeys(job)
+        errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
+        script(
+            keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.result_wakeup],
+            args=[
+                entry.id,
+                result.start,
+                encode(result),
+                result.count,
+                entry.tokens,
+                len(entry.data),
+                result.token_count,
+                len(result.vectors) // max(1, result.count),
+                entry.generation,
+                result.worker,
+                *errors,
+            ],
+            client=pipe,
+        )
+    return [_told(answer) for answer in pipe.execute(raise_on_error=False)]
+
+
+def _told(answer: bytes | Exception) -> str:
+    """Return the answer to a commit, "gone" for an error that says so.
+
+    Raises:
+        redis.RedisError: The answer is another error.
+    """
+    if not isinstance(answer, Exception):
+        return str(answer, "ascii")
+    if not is_gone(answer):
+        raise answer
+    return "gone"

@@ -12,7 +12,7 @@ from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms, if_allowed, if_room
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_keys import FarmKeys
-from embedfarm.contract.pace import TimedMicroBatch
+from embedfarm.contract.pace import TimedMicroBatch, bars_of
 from embedfarm.contract.records import Completion, Rate, Sample
 from embedfarm.contract.unreadable_records import (
     readable,
@@ -59,16 +59,15 @@ class FarmStatistics(FarmKeys):
     def recent_batches(self, seconds: float) -> dict[str, list[TimedMicroBatch]]:
         """Return the micro-batches reported in the last `seconds`, by worker, oldest first.
 
+        One of several jobs is as many bars, one after the other.
+
         The server keeps about `events_max` of all workers, so that on a large farm they may not
         reach back as far.
         """
         rows = self._newest(wire.EVENTS, seconds)
         batches = defaultdict[str, list[TimedMicroBatch]](list)
         for end, done in readable(Completion, b"done", rows, wire.EVENTS, self.on_unreadable):
-            bar = TimedMicroBatch(
-                end, done.seconds, done.job, done.chunks, done.real_tokens, done.first
-            )
-            batches[done.worker].append(bar)
+            batches[done.worker] += bars_of(done, end)
         return dict(batches)
 
     def sample(self, sample: Sample) -> None:

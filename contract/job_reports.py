@@ -93,9 +93,27 @@ class JobReports(FarmKeys):
         data = cast("bytes | None", self.client.hget(wire.JobKeys(job).meta, "recipe"))
         return decode(TokenisationSettings, data) if data else None
 
-    def account(self, job: str, worker: str, incarnation: str, account: Account) -> None:
-        """Note what a worker has done for a job so far, in place of what it noted before."""
-        Job(self.client, job).note(f"account:{worker}#{incarnation}", encode(account))
+    def account(
+        self, worker: str, incarnation: str, accounts: Mapping[tuple[str, str], Account]
+    ) -> None:
+        """Note what a worker has done for jobs so far, in place of what it noted before.
+
+        Nothing is noted about a job that is gone or was made anew.
+
+        Args:
+            worker: Name of the worker.
+            incarnation: Which start of it is meant.
+            accounts: By job and its generation, which may be "" for whichever has the id.
+        """
+        pipe = self.client.pipeline(transaction=False)
+        note, name = self._script("note"), f"account:{worker}#{incarnation}"
+        for (job, generation), account in accounts.items():
+            note(
+                keys=[wire.JobKeys(job).meta],
+                args=["HSET", generation, name, encode(account)],
+                client=pipe,
+            )
+        pipe.execute()
 
     def accounts(self, job: str, owner: str = "") -> dict[str, Account]:
         """Return a job's accounts by worker, those of a worker's restarts added up.

@@ -7,6 +7,8 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from embedfarm.contract.records import Completion
+
 NOW_SECONDS: Final = 15.0  # "now": longer than the longest usual micro-batch
 AVERAGE_SECONDS: Final = (60.0, 300.0)  # beside now, what times are forecast by
 _ALWAYS: Final[Mapping[str, float]] = MappingProxyType({})  # jobs were begun long ago
@@ -35,6 +37,19 @@ class TimedMicroBatch(NamedTuple):
     def start(self) -> float:
         """Unix seconds at which it was begun."""
         return self.end - self.seconds
+
+
+def bars_of(done: Completion, end: float) -> list[TimedMicroBatch]:
+    """Return what was done at a Unix time as a bar for each job, as long as its share of tokens."""
+    jobs = done.by_job()
+    whole = max(1, sum(tokens for tokens, _ in jobs.values()))
+    bars, begun = list[TimedMicroBatch](), end - done.seconds
+    for job, (tokens, chunks) in jobs.items():
+        seconds = done.seconds * tokens / whole if len(jobs) > 1 else done.seconds
+        begun += seconds
+        first = done.first and not bars
+        bars.append(TimedMicroBatch(begun, seconds, job, chunks, tokens, first))
+    return bars
 
 
 class Pace(NamedTuple):

@@ -220,7 +220,7 @@ class Completion(Record):
     Attributes:
         worker: Name of the worker.
         model: Key of the model, dtype and engine the rate belongs to.
-        job: The job the blocks came from.
+        job: The job the blocks came from, the first of them if there are several.
         chunks: Chunks in the micro-batch.
         tokens: Tokens as the producer counted them, the unit of plans.
         padded_tokens: Tokens the device went through, padding included.
@@ -229,6 +229,7 @@ class Completion(Record):
         overhead_seconds: The part of `seconds` that is not the device's work.
         pairs: Sum of the squared lengths of its chunks, in the model's tokens.
         first: Whether it is the first one since the worker's process was started.
+        jobs: Real tokens and chunks of each job, if there are several.
     """
 
     worker: str
@@ -242,6 +243,11 @@ class Completion(Record):
     overhead_seconds: Amount
     pairs: Count = 0
     first: bool = False
+    jobs: dict[str, tuple[Count, Count]] = msgspec.field(default_factory=dict)
+
+    def by_job(self) -> dict[str, tuple[int, int]]:
+        """Return real tokens and chunks of each job."""
+        return self.jobs or {self.job: (self.real_tokens, self.chunks)}
 
 
 class Heartbeat(Record):

@@ -4,6 +4,8 @@ They are statistics: what a worker that dies had not noted yet is lost. Exact co
 tokens come with the results.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -91,6 +93,25 @@ class Account(Record):
             setattr(self, name, getattr(other, name) or getattr(self, name))
         for activity, seconds in other.seconds.items():
             self.spend(activity, seconds)
+
+
+def split(whole: Account, weights: Sequence[int]) -> list[Account]:
+    """Divide an account by weights, not all of them 0, into parts that add up to it."""
+    ends = [0, *accumulate(weights)]
+    parts = []
+    for first, end in pairwise(ends):
+        part = Account(**{name: getattr(whole, name) for name in LATEST})
+        for name in SUMS:
+            value = getattr(whole, name)
+            if isinstance(value, int):  # rounded where it is cut, so that nothing is lost
+                share: float = value * end // ends[-1] - value * first // ends[-1]
+            else:
+                share = value * ((end - first) / ends[-1])
+            setattr(part, name, share)
+        for activity, seconds in whole.seconds.items():
+            part.spend(activity, seconds * ((end - first) / ends[-1]))
+        parts.append(part)
+    return parts
 
 
 SUMS = (

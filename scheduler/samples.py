@@ -32,10 +32,11 @@ class Sampler:
     def completed(self, completions: Iterable[Completion]) -> None:
         """Take micro-batches in."""
         for done in completions:
-            for figures, name in ((self._workers, done.worker), (self._jobs, done.job)):
-                tokens, chunks = figures.get(name, (0, 0))
-                figures[name] = (tokens + done.real_tokens, chunks + done.chunks)
-            self._job_workers.setdefault(done.job, Counter())[done.worker] += done.real_tokens
+            for job, amounts in done.by_job().items():
+                for figures, name in ((self._workers, done.worker), (self._jobs, job)):
+                    tokens, chunks = figures.get(name, (0, 0))
+                    figures[name] = (tokens + amounts[0], chunks + amounts[1])
+                self._job_workers.setdefault(job, Counter())[done.worker] += amounts[0]
             if done.first:
                 self._started.add(done.worker)
 

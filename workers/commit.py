@@ -3,27 +3,25 @@
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import redis
 from numpy.typing import NDArray
 
-from embedfarm.contract import tracing
+from embedfarm.contract import block_stream, tracing
 from embedfarm.contract.broker import UNAVAILABLE, persist
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Result
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import is_gone
 from embedfarm.contract.usage import Account
 from embedfarm.workers.cut_results import results_of
-from embedfarm.workers.leases import Holdings, Lease, MicroBatch
+from embedfarm.workers.leases import Holdings, JobPart, Lease, Making, MicroBatch
 
-ACCOUNTS_MAX: Final = 64  # jobs that this worker may come back to
+ACCOUNTS_MAX: Final = 1000  # jobs that this worker may come back to
 PIPELINE_BYTES: Final = 4 << 20  # results sent in one round trip
 
 T = TypeVar("T")
@@ -43,8 +41,7 @@ class Committer:
     device: str
     tokens_per_second: float = 0.0
     total: Account = field(default_factory=Account)
-    # By job and generation.
-    _accounts: OrderedDict[tuple[str, str], Account] = field(default_factory=OrderedDict)
+    _accounts: OrderedDict[Making, Account] = field(default_factory=OrderedDict)
     _last_end: float = 0.0
 
     def commit(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
@@ -55,77 +52,91 @@ class Committer:
                 leases will expire.
         """
         began = time.monotonic()
-        account = self._note(batch)
-        chunks = tokens = duplicates = committed = 0
+        accounts = self._note(batch)
+        done: Counter[str] = Counter()  # chunks by job
+        tokens = 0
         for group in _groups(results_of(batch, vectors, self.worker)):
-            answers = self._send(batch.job, group)
-            duplicates += answers.count("duplicate")
-            for answer, (_, result) in zip(answers, group, strict=True):
-                committed += result.count if answer == "committed" else 0
-            chunks += sum(result.count for _, result in group)
-            tokens += sum(lease.entry.tokens for lease, _ in group)
+            for answer, (lease, result) in zip(self._send(group), group, strict=True):
+                for each in (accounts[lease.making], self.total):
+                    each.duplicates += answer == "duplicate"
+                    each.chunks += result.count if answer == "committed" else 0
+                done[lease.job] += result.count
+                tokens += lease.entry.tokens
         self.holdings.remove(batch.leases)
         ended = time.monotonic()
-        for each in (account, self.total):
-            each.chunks += committed
-            each.duplicates += duplicates
-            each.spend("commit", ended - began)
-        if chunks:
-            self._report(batch, chunks, tokens, ended)
+        self.total.spend("commit", ended - began)
+        for part in batch.parts:
+            share = len(part.leases) / len(batch.leases)
+            accounts[part.making].spend("commit", share * (ended - began))
+        if done:
+            self._report(batch, done, tokens, ended)
         if tracing.enabled():
-            self._trace(batch, chunks, began, ended)
+            for part in batch.parts:
+                self._trace(batch, part, done[part.job], (began, ended))
 
-    def _trace(self, batch: MicroBatch, chunks: int, began: float, ended: float) -> None:
-        """Record traces of a micro-batch and of its three stages, below what submitted the job."""
-        parent = self._persist(lambda: self.farm.job(batch.job).noted(tracing.NOTE))
+    def _trace(
+        self, batch: MicroBatch, part: JobPart, chunks: int, committed: tuple[float, float]
+    ) -> None:
+        """Record traces of a job's part of a micro-batch and its stages, below what submitted it.
+
+        Args:
+            batch: The micro-batch.
+            part: The job's part.
+            chunks: Chunks of it for which there were results.
+            committed: Monotonic times at which committing began and ended.
+        """
+        began, ended = committed
+        parent = self._persist(lambda: self.farm.job(part.job).noted(tracing.NOTE))
         whole = tracing.record(
             "micro-batch", parent, batch.fetch_began, ended,
-            job=batch.job, worker=self.worker, chunks=chunks, blocks=len(batch.leases),
-            tokens=batch.account.real_tokens, padded_tokens=batch.account.padded_tokens,
-            **{f"{name}_seconds": spent for name, spent in batch.account.seconds.items()},
+            job=part.job, worker=self.worker, chunks=chunks, blocks=len(part.leases),
+            tokens=part.account.real_tokens, padded_tokens=part.account.padded_tokens,
+            **{f"{name}_seconds": spent for name, spent in part.account.seconds.items()},
         )  # fmt: skip
         forwarded = batch.forward_began + batch.forward_seconds
         tracing.record("fetch", whole, batch.fetch_began, batch.fetched)
         tracing.record("forward", whole, batch.forward_began, forwarded)
         tracing.record("commit", whole, began, ended)
 
-    def _note(self, batch: MicroBatch) -> Account:
-        """Note and return the job's account, before the results: with the last one it may end."""
-        key = batch.making
-        account = self._accounts.setdefault(key, Account(device=self.device))
-        self._accounts.move_to_end(key)
-        if len(self._accounts) > ACCOUNTS_MAX:
-            self._accounts.popitem(last=False)
-        batch.account.engine = f"{batch.engine.name} {batch.engine.fingerprint.get('dtype', '')}"
-        batch.account.peak_flops_per_second = batch.engine.peak_flops_per_second
-        account.add(batch.account)
+    def _note(self, batch: MicroBatch) -> dict[Making, Account]:
+        """Note and return the jobs' accounts, before results: with its last one a job may end."""
+        engine = batch.engine
+        batch.account.engine = f"{engine.name} {engine.fingerprint.get('dtype', '')}"
+        batch.account.peak_flops_per_second = engine.peak_flops_per_second
         self.total.add(batch.account)
-        self._persist(
-            lambda: self.farm.reports.account(batch.job, self.worker, self.incarnation, account)
-        )
-        return account
+        batch.share_account()
+        noted = {}
+        for part in batch.parts:
+            account = self._accounts.setdefault(part.making, Account(device=self.device))
+            self._accounts.move_to_end(part.making)
+            account.add(part.account)
+            noted[part.making] = account
+        while len(self._accounts) > ACCOUNTS_MAX:
+            self._accounts.popitem(last=False)
+        self._persist(lambda: self.farm.reports.account(self.worker, self.incarnation, noted))
+        return noted
 
-    def _send(self, job: str, group: Sequence[tuple[Lease, Result]]) -> list[str]:
+    def _send(self, group: Sequence[tuple[Lease, Result]]) -> list[str]:
         """Commit in one round trip, repeated while the server is away: a repeat is a duplicate.
 
         Returns:
-            What `BlockStream.commit` says of each result; "gone" where the job was deleted.
+            What `block_stream.commit` says of each result.
         """
-        handle = self.farm.job(job)
-        pairs = [(lease.entry, result) for lease, result in group]
-        try:
-            return self._persist(lambda: handle.stream.commit(pairs))
-        except redis.ResponseError as error:
-            if not is_gone(error):
-                raise
-            log.info("job %s was deleted; %d results dropped", job, len(group))
-            return ["gone"] * len(group)
+        results = [(lease.job, lease.entry, result) for lease, result in group]
+        answers = self._persist(lambda: block_stream.commit(self.farm.client, results))
+        pairs = zip(group, answers, strict=True)
+        gone = Counter(lease.job for (lease, _), answer in pairs if answer == "gone")
+        for job, count in gone.items():
+            log.info("job %s was deleted; %d results dropped", job, count)
+        return answers
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Make a call, again and again while the server is away."""
         return persist(call, self.stop, self.settings.reconnect_seconds_max)
 
-    def _report(self, batch: MicroBatch, chunks: int, tokens: int, ended: float) -> None:
+    def _report(
+        self, batch: MicroBatch, done: Mapping[str, int], tokens: int, ended: float
+    ) -> None:
         """Update the rate: tokens per second of the whole pipeline while it was busy."""
         spent = batch.account.seconds
         # What is done once a job, and what others asked for, is no part of its speed.
@@ -137,11 +148,16 @@ class Committer:
         self.tokens_per_second = known + weight * (tokens / seconds - known)
         lengths = batch.tokenised.text_lengths.astype(np.float64)
         part = tokens / max(1, sum(lease.entry.tokens for lease in batch.leases))
+        jobs = {
+            each.job: (each.account.real_tokens, done[each.job])
+            for each in batch.parts
+            if each.job in done
+        }
         completion = Completion(
             worker=self.worker,
             model=model_key(batch.spec),
             job=batch.job,
-            chunks=chunks,
+            chunks=sum(done.values()),
             tokens=tokens,
             padded_tokens=batch.account.padded_tokens,
             real_tokens=batch.account.real_tokens,
@@ -149,6 +165,7 @@ class Committer:
             overhead_seconds=max(0.0, seconds - batch.forward_seconds),
             pairs=int(part * (lengths @ lengths)),
             first=first,
+            jobs=jobs if len(jobs) > 1 else {},
         )
         try:
             self.farm.statistics.report(completion, self.settings.events_max)

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.usage import Parity
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory
 from embedfarm.workers.engines.windows import pool_windows
-from embedfarm.workers.leases import MicroBatch
+from embedfarm.workers.leases import JobPart, MicroBatch
 from embedfarm.workers.packing import batch_tokens, pack
 from embedfarm.workers.parity import Receipts, check_parity
 from embedfarm.workers.quantisation import quantise
@@ -137,7 +138,7 @@ class Embedder:
         batch.account.spend("forward", time.monotonic() - began - lane_seconds)
         if lane_seconds:
             batch.account.spend("lane", lane_seconds)
-        self._check(batch, run.rows, run.vectors)
+        self._check(run)
         return stored
 
     def serve(self) -> bool:
@@ -335,16 +336,19 @@ class Embedder:
         if engine is self._referred:
             self._reference = None
 
-    def _check(
-        self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
-    ) -> None:
-        """Compare a sample of a job's first vectors with better ones."""
-        rows = _without_reason(batch, rows)
-        if not len(rows) or not self._receipts.due(batch.making, len(rows)):
-            return
-        batch.account.parity = self._receipts.shared(batch.making, batch.engine)
-        if batch.account.parity is not None:
-            return
+    def _check(self, run: ModelRun) -> None:
+        """Compare a sample of each job's first vectors with better ones."""
+        for part in run.batch.parts:
+            own = (part.texts.start <= run.texts) & (run.texts < part.texts.stop)
+            sources = run.batch.tokenised.rows_of(np.unique(run.sources[own]))
+            rows = _without_reason(run.batch, sources)
+            if len(rows) and not part.lost and self._receipts.due(part.making, len(rows)):
+                shared = self._receipts.shared(part.making, run.batch.engine)
+                part.account.parity = shared or self._own_parity(run, part, rows)
+
+    def _own_parity(self, run: ModelRun, part: JobPart, rows: NDArray[np.intp]) -> Parity | None:
+        """Make the receipt of a job's own texts."""
+        batch = run.batch
         began = time.monotonic()
         with self._watch_reference(batch):
             parity = check_parity(
@@ -352,12 +356,12 @@ class Embedder:
                 lambda: self.open_reference(batch.engine, batch.spec),
                 batch.tokenised,
                 rows,
-                vectors,
+                run.vectors,
             )
-        self._receipts.keep(batch.making, batch.engine, parity)
-        batch.account.parity = parity
+        self._receipts.keep(part.making, batch.engine, parity)
         if parity is not None:
             batch.account.spend("check", time.monotonic() - began)
+        return parity
 
     def _watch(self, batch: MicroBatch, rows: NDArray[np.intp]) -> AbstractContextManager[None]:
         """Watch over a device batch."""

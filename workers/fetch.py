@@ -401,7 +401,7 @@ class Fetcher:
         with watchdog.watch("the tokenizer", lambda: watchdog.bound(0.0), leases):
             tokenised, reasons = tokenise(engine, chunks)
         spec = self.engines.spec(job)
-        batch = MicroBatch(job, spec, engine, leases, tokenised, reasons, began)
+        batch = MicroBatch(spec, engine, leases, tokenised, reasons, began)
         batch.fetched = time.monotonic()
         batch.account.spend("tokenise", batch.fetched - started)
         return batch

@@ -162,7 +162,7 @@ class LaneServer:
             tokenised, reasons = tokenise(engine, texts)
         plain = self._round[0][1].spec
         spec = msgspec.structs.replace(plain, vector_dtype="float32", ranges=b"")
-        return MicroBatch("", spec, engine, leases, tokenised, reasons, self._began)
+        return MicroBatch(spec, engine, leases, tokenised, reasons, self._began)
 
     def _lease(self, key: str, engine: Engine, refused: list[Reply]) -> list[Lease]:
         """Lease requests of one engine, but those that are to be `refused`.

@@ -5,13 +5,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
+from itertools import groupby
+from typing import TypeAlias
 
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block
-from embedfarm.contract.usage import Account
+from embedfarm.contract.usage import Account, split
 from embedfarm.workers.engines.engine import DeviceAway, Engine, Tokenised
+
+Making: TypeAlias = tuple[str, str]
+"""A job and its generation: a job made anew under the same name is another one."""
 
 
 @dataclass(eq=False)
@@ -40,16 +45,51 @@ class Lease:
     engine: str = ""
 
     @property
+    def making(self) -> Making:
+        """The job that the block was made for."""
+        return self.job, self.entry.generation
+
+    @property
     def attempts(self) -> int:
         """Tries of its chunks, with this one, and with those of the block it was split from."""
         return self.entry.attempts + self.deliveries
 
 
 @dataclass(eq=False)
+class JobPart:
+    """One job's part of a micro-batch.
+
+    Attributes:
+        making: The job.
+        leases: Its leases.
+        texts: Its texts among those of the micro-batch.
+        account: What is true of its texts alone, and once it is shared its part of the rest.
+    """
+
+    making: Making
+    leases: list[Lease]
+    texts: slice
+    account: Account = field(default_factory=Account)
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self.making[0]
+
+    @property
+    def lost(self) -> bool:
+        """Whether all its leases are lost, as after a cancel."""
+        return all(lease.lost for lease in self.leases)
+
+
+@dataclass(eq=False)
 class MicroBatch:
     """The run of blocks that a worker embeds at a time, tokenised.
 
+    They are of one job, or of several that are embedded alike: then one follows another.
+
     Attributes:
+        spec: Specification of the jobs, in all that decides how they are embedded and stored.
         leases: Leases in the order of their texts.
         tokenised: Tokens of all texts of all leases.
         reasons: Why single texts cannot be embedded, by row in `tokenised`.
@@ -59,7 +99,6 @@ class MicroBatch:
         account: Counts and times of what was done with it so far.
     """
 
-    job: str
     spec: JobSpec
     engine: Engine
     leases: list[Lease]
@@ -70,16 +109,43 @@ class MicroBatch:
     forward_began: float = 0.0
     account: Account = field(default_factory=Account)
 
-    def __post_init__(self) -> None:
-        if self.spec.long == "truncate":
-            self.account.texts_full = self.tokenised.full_count
-        texts = chain.from_iterable(lease.block.texts for lease in self.leases)
-        self.account.texts_empty = sum(not text or text.isspace() for text in texts)
+    @cached_property
+    def parts(self) -> list[JobPart]:
+        """The parts of the jobs, one after the other."""
+        parts, first = [], 0
+        for making, group in groupby(self.leases, lambda lease: lease.making):
+            leases = list(group)
+            end = first + sum(lease.block.count for lease in leases)
+            part = JobPart(making, leases, slice(first, end))
+            if self.spec.long == "truncate":  # which makes one row of each text
+                part.account.texts_full = int(self.tokenised.full[part.texts].sum())
+            texts = (text for lease in leases for text in lease.block.texts)
+            part.account.texts_empty = sum(not text or text.isspace() for text in texts)
+            parts.append(part)
+            first = end
+        return parts
+
+    def share_account(self) -> None:
+        """Add to the account of each part its share of what was done for all, by tokens.
+
+        A job that lost all leases had no part in it, unless all did.
+        """
+        lengths = self.tokenised.text_lengths
+        tokens = [max(1, int(lengths[part.texts].sum())) for part in self.parts]
+        ours = [0 if part.lost else n for part, n in zip(self.parts, tokens, strict=True)]
+        shares = split(self.account, ours if any(ours) else tokens)
+        for part, share in zip(self.parts, shares, strict=True):
+            part.account.add(share)
 
     @property
-    def making(self) -> tuple[str, str]:
-        """The job and its generation: a job made anew under the same name is another one."""
-        return self.job, self.leases[0].entry.generation
+    def job(self) -> str:
+        """The first of the jobs."""
+        return self.leases[0].job
+
+    @property
+    def jobs(self) -> set[str]:
+        """All of the jobs."""
+        return {lease.job for lease in self.leases}
 
     @contextmanager
     def trying(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.usage import Parity
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Tokenised
+from embedfarm.workers.leases import Making
 from embedfarm.workers.similarity import cosine
 
 SAMPLE_TEXTS: Final = 8
@@ -22,7 +23,6 @@ KEPT_MAX: Final = 64  # jobs, and engines, of which is known when they were chec
 SAMPLE_TOKENS_MAX: Final = 512  # so that it takes a processor a second, even for a larger model
 
 log = logging.getLogger(__name__)
-Making: TypeAlias = tuple[str, str]  # a job and its generation
 Kind: TypeAlias = tuple[object, ...]  # an engine's name and its fingerprint
 
 

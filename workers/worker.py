@@ -230,7 +230,7 @@ class Worker:
             pass
 
     def _forward(self, committing: threading.Thread) -> None:
-        job, ended, lane_before = "", 0.0, 0.0
+        jobs, ended, lane_before = set[str](), 0.0, 0.0
         while not self.stop.is_set():
             try:
                 batch = self.ready.get(timeout=QUEUE_SECONDS)
@@ -240,7 +240,7 @@ class Worker:
                 self._serve()
                 continue
             batch.forward_began = time.monotonic()
-            idle_since = ended if batch.job == job else batch.fetch_began
+            idle_since = batch.fetch_began if jobs.isdisjoint(batch.jobs) else ended
             waited = batch.forward_began - idle_since
             served = self.embedder.lane_seconds - lane_before
             batch.account.spend("queue", waited - min(waited, served))
@@ -252,7 +252,7 @@ class Worker:
                 vectors = self.embedder.embed(batch)
             self._next.want(0.0)
             self._current = None
-            job, ended = batch.job, time.monotonic()
+            jobs, ended = batch.jobs, time.monotonic()
             lane_before = self.embedder.lane_seconds
             self._offer(self.done, (batch, vectors), committing.is_alive)
             del batch, vectors  # while we wait, their memory and model may be wanted

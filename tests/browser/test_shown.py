@@ -180,7 +180,7 @@ def add_jobs(client: redis.Redis) -> None:
             real_tokens=500_000, padded_tokens=520_000, flops=3e15, peak_flops_per_second=6e14,
             seconds={"forward": 12.0, "queue": 0.4},
         )  # fmt: skip
-        farm.reports.account(name, "gpu:cuda-0", "1", account)
+        farm.reports.account("gpu:cuda-0", "1", {(name, ""): account})
     Job(client, "tickets").pause()
     for place in range(25):
         job = Job(client, f"old-{place}")

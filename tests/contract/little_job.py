@@ -190,7 +190,7 @@ def run_everything(client: redis.Redis) -> Job:
     farm.reports.agree(job.id, {"weights": "1"})
     farm.reports.agree_on_tokens(job.id, None)
     farm.reports.refuse(job.id, "two", "no memory")
-    farm.reports.account(job.id, "one", "1", Account())
+    farm.reports.account("one", "1", {(job.id, ""): Account()})
     job.stream.begin()
     entries = job.stream.read("one", 4)
     stream = job.keys.blocks

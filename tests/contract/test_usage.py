@@ -1,10 +1,11 @@
 """Tests of the accounts of what workers did."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.contract.encoding import decode, encode
-from embedfarm.contract.usage import LATEST, SUMS, Account, Parity, describe
+from embedfarm.contract.usage import LATEST, SUMS, Account, Parity, describe, split
 
 activities = st.dictionaries(st.sampled_from(["queue", "forward", "commit"]), st.floats(0, 100))
 accounts = st.builds(
@@ -32,6 +33,21 @@ def test_accounts_add_up(one: Account, other: Account) -> None:
         parts = [each.seconds.get(activity, 0.0) for each in (one, other)]
         assert total.seconds[activity] == sum(parts)
     assert {*SUMS, *LATEST, "seconds"} == set(Account.__struct_fields__)
+
+
+@given(accounts, st.lists(st.integers(0, 10**9), min_size=1, max_size=8).filter(any))
+def test_parts_of_an_account_add_up_to_it(whole: Account, weights: list[int]) -> None:
+    """Parts of an account lose no count; a weight of 0 gets none, and a single one gets all."""
+    parts = split(whole, weights)
+    for name in SUMS:
+        found = [getattr(part, name) for part in parts]
+        assert sum(found) == getattr(whole, name)
+        assert all(n == 0 for n, weight in zip(found, weights, strict=True) if weight == 0)
+    for activity, seconds in whole.seconds.items():
+        assert sum(part.seconds[activity] for part in parts) == pytest.approx(seconds)
+    for name in LATEST:
+        assert {str(getattr(part, name)) for part in parts} == {str(getattr(whole, name))}
+    assert split(whole, weights[:1] if weights[0] else [1]) == [whole]
 
 
 def test_ratios_are_those_of_the_figures() -> None:

@@ -198,7 +198,7 @@ class JobSteps(Steps):
         """Write and read what workers note about a job: accounts, refusals, fingerprint."""
         tokenisation = TokenisationSettings(tokenizer=worker, prompt="", tokens_max=8)
         with self.refused():
-            self.farm.reports.account(name, worker, "1", Account(chunks=1))
+            self.farm.reports.account(worker, "1", {(name, ""): Account(chunks=1)})
         with self.refused():
             self.farm.reports.refuse(name, worker, "no")
         with self.refused():

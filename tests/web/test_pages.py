@@ -227,7 +227,7 @@ def test_texts_that_say_little_are_counted(web: TestClient, client: redis.Redis)
     assert "without a text" not in text
     assert "at the model's limit" not in text
     for worker in ("one", "two"):
-        reports.account(job.id, worker, "1", Account(texts_empty=700, texts_full=3))
+        reports.account(worker, "1", {(job.id, ""): Account(texts_empty=700, texts_full=3)})
     text = unescape(web.get(f"/jobs/{job.id}").text)
     assert "Chunks without a text, or with white space alone: 1,400" in text
     assert "beyond which nothing of a text is in its vector: 6" in text

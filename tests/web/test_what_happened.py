@@ -69,7 +69,7 @@ def test_a_job_says_who_made_it_and_what_it_took(web: TestClient, client: redis.
     FarmClient(client, actor="key bob").job("little").create(SPEC, 0)
     for worker, seconds in (("one", 3600.0), ("two", 1800.0)):
         account = Account(chunks=1, seconds={"forward": seconds, "queue": 9.0})
-        FarmClient(client).reports.account(job.id, worker, "1", account)
+        FarmClient(client).reports.account(worker, "1", {(job.id, ""): account})
     assert web.get("/v1/jobs/little").json()["submitted_by"] == "key ann"
     page = unescape(web.get("/jobs/little").text)
     assert re.search(r"<dt>created</dt><dd>[^<]* by key ann</dd>", page)

@@ -27,26 +27,31 @@ def block_of(start: int, count: int, text: str = "chunk") -> Block:
     return Block(start=start, texts=texts, token_count=4 * count)
 
 
-def lease_of(block: Block, stream: str = "ef:{j}:in") -> Lease:
+def lease_of(block: Block, stream: str = "", job: str = "j", generation: str = "") -> Lease:
     """A lease on a block that was delivered once."""
     entry = Entry(
-        stream,
+        stream or f"ef:{{{job}}}:in",
         entry_id(block.start, len(block.texts)),
         encode(block),
         len(block.texts),
         block.token_count,
+        generation=generation,
     )
-    return Lease("j", entry, block)
+    return Lease(job, entry, block)
 
 
-def micro_batch(blocks: Sequence[Block], engine: Engine, spec: JobSpec | None = None) -> MicroBatch:
-    """A micro-batch of blocks, as the first stage hands it on."""
+def micro_batch(
+    blocks: Sequence[Block],
+    engine: Engine,
+    spec: JobSpec | None = None,
+    leases: Sequence[Lease] = (),
+) -> MicroBatch:
+    """A micro-batch of blocks, of one job unless leases are given, as the first stage makes it."""
     texts = [text for block in blocks for text in block.texts]
     return MicroBatch(
-        job="j",
         spec=spec or JobSpec(model=NULL),
         engine=engine,
-        leases=[lease_of(block) for block in blocks],
+        leases=list(leases) or [lease_of(block) for block in blocks],
         tokenised=engine.tokenise(texts),
         reasons={},
         fetch_began=0.0,

@@ -46,10 +46,9 @@ def committer_on(farm: FarmClient, settings: Settings | None = None) -> Committe
 def lease_all(job: Job, blocks: Sequence[Block], model: str = NULL) -> MicroBatch:
     """All blocks of a job, leased by worker w."""
     engine = NullEngine.open(JobSpec(model=model))
-    batch = micro_batch(blocks, engine, JobSpec(model=model))
     entries = job.stream.read("w", 1000)
-    batch.leases = [Lease(job.id, e, b) for e, b in zip(entries, blocks, strict=True)]
-    return batch
+    leases = [Lease(job.id, e, b) for e, b in zip(entries, blocks, strict=True)]
+    return micro_batch(blocks, engine, JobSpec(model=model), leases)
 
 
 def commit(committer: Committer, batch: MicroBatch) -> None:
@@ -85,10 +84,10 @@ def test_accounts_are_noted_with_the_job(farm: FarmClient) -> None:
         committer = committer_on(farm)
         committer.incarnation = incarnation
         entry = farm.job("j").stream.read("w", 1)[0]
-        batch = micro_batch([block], NullEngine.open(JobSpec(model=NULL)))
-        batch.leases = [Lease("j", entry, block)]
+        engine, leases = NullEngine.open(JobSpec(model=NULL)), [Lease("j", entry, block)]
+        batch = micro_batch([block], engine, leases=leases)
         vectors = Embedder().embed(batch)
-        batch.account.parity = Parity(texts=3)
+        batch.parts[0].account.parity = Parity(texts=3)
         committer.commit(batch, vectors)
         seen.append(batch.account.real_tokens)
         account = farm.reports.accounts("j")["w"]
@@ -96,6 +95,94 @@ def test_accounts_are_noted_with_the_job(farm: FarmClient) -> None:
         assert (account.engine, account.device) == ("null float32", "a kind")
         assert account.parity == Parity(texts=3)
         assert account.chunks == farm.job("j").status().chunks_done > 0
+
+
+def lease_both(farm: FarmClient) -> tuple[list[Job], MicroBatch]:
+    """Two jobs, and all blocks of both in one micro-batch: a of five chunks, b of ten."""
+    sizes = {"a": [3, 2], "b": [10]}
+    jobs, leases = [], []
+    for name, counts in sizes.items():
+        starts = np.cumsum([0, *counts]).tolist()
+        blocks = [block_of(at, n, name) for at, n in zip(starts, counts, strict=False)]
+        jobs.append(create_job(farm, blocks, name))
+        entries = jobs[-1].stream.read("w", 9)
+        leases += [Lease(name, e, b) for e, b in zip(entries, blocks, strict=True)]
+    engine = NullEngine.open(JobSpec(model=NULL))
+    return jobs, micro_batch([lease.block for lease in leases], engine, leases=leases)
+
+
+def test_jobs_of_one_micro_batch_get_each_their_own(farm: FarmClient) -> None:
+    """Results of several jobs are stored with the job of their texts, and so are their counters."""
+    jobs, batch = lease_both(farm)
+    committer = committer_on(farm)
+    commit(committer, batch)
+    for job, name, count in zip(jobs, "ab", (5, 10), strict=True):
+        texts = block_of(0, count, name).texts
+        assert np.array_equal(embedded(job), null_vectors(texts))
+        status = job.status()
+        assert (status.chunks_done, status.tokens_done) == (count, 4 * count)
+        assert job.stream.backlog() == (0, 0)
+    assert (committer.total.chunks, committer.holdings.tokens) == (15, 0)
+
+
+def test_accounts_of_jobs_add_up_to_what_was_done(farm: FarmClient) -> None:
+    """Each job's account has its share by tokens; together they are the micro-batch's."""
+    jobs, batch = lease_both(farm)
+    committer = committer_on(farm)
+    commit(committer, batch)
+    accounts = [farm.reports.accounts(job.id)["w"] for job in jobs]
+    whole = batch.account
+    for name in ("real_tokens", "padded_tokens", "batches", "batches_refused", "flops"):
+        assert sum(getattr(each, name) for each in accounts) == getattr(whole, name)
+    for name, seconds in whole.seconds.items():
+        assert sum(each.seconds[name] for each in accounts) == pytest.approx(seconds)
+    lengths = batch.tokenised.text_lengths
+    assert [each.real_tokens for each in accounts] == [lengths[:5].sum(), lengths[5:].sum()]
+    assert [each.chunks for each in accounts] == [5, 10]
+    committed = [each.seconds["commit"] for each in committer._accounts.values()]
+    assert sum(committed) == pytest.approx(committer.total.seconds["commit"])
+
+
+def test_micro_batch_of_several_jobs_is_reported_as_one(farm: FarmClient) -> None:
+    """The scheduler gets one report with the tokens and time of all, and what each job got."""
+    _, batch = lease_both(farm)
+    commit(committer_on(farm), batch)
+    _, [done] = farm.statistics.events("0", 0.01)
+    lengths = batch.tokenised.text_lengths
+    assert (done.chunks, done.tokens, done.real_tokens) == (15, 60, lengths.sum())
+    assert done.jobs == {"a": (lengths[:5].sum(), 5), "b": (lengths[5:].sum(), 10)}
+    bars = farm.statistics.recent_batches(60)["w"]
+    assert [(bar.job, bar.chunks) for bar in bars] == [("a", 5), ("b", 10)]
+    assert sum(bar.seconds for bar in bars) == pytest.approx(done.seconds)
+
+
+@pytest.mark.parametrize("fate", ["deleted", "cancelled", "lost", "made anew"])
+def test_a_job_that_ends_leaves_the_others_of_its_micro_batch_alone(
+    fate: str, farm: FarmClient
+) -> None:
+    """Results of one job are dropped, and those of the other one are stored and counted."""
+    (one, other), batch = lease_both(farm)
+    vectors = Embedder().embed(batch)
+    if fate == "cancelled":
+        one.set_state("cancelled")
+    elif fate == "lost":
+        for lease in batch.leases[:2]:
+            lease.lost = True
+    else:
+        one.delete()
+    if fate == "made anew":
+        create_job(farm, [block_of(0, 3, "anew"), block_of(3, 2, "anew")], "a")
+        one.stream.read("w", 9)  # so that entries of the same names are leased again
+    committer = committer_on(farm)
+    committer.holdings.add(batch.leases)
+    committer.commit(batch, vectors)
+    assert one.results.starts() == []
+    assert np.array_equal(embedded(other), null_vectors(block_of(0, 10, "b").texts))
+    assert (committer.total.chunks, committer.holdings.tokens) == (10, 0)
+    assert farm.reports.accounts("b")["w"].chunks == 10
+    if fate == "made anew":
+        assert one.status().chunks_done == 0
+        assert farm.reports.accounts("a") == {}, "nor is it told what was done for another one"
 
 
 def test_large_results_go_in_several_round_trips(farm: FarmClient) -> None:
@@ -179,17 +266,17 @@ def test_rate_counts_the_whole_pipeline(farm: FarmClient) -> None:
     batch = micro_batch([block_of(0, 3)], NullEngine.open(JobSpec(model=NULL)))
     batch.fetch_began = 100.0
     batch.account.spend("forward", 1.5)
-    committer._report(batch, 3, 200, 102.0)
+    committer._report(batch, {"j": 3}, 200, 102.0)
     assert committer.tokens_per_second == 100
     batch.fetch_began = 101.0  # while the one before was on the device
-    committer._report(batch, 3, 2000, 112.0)
+    committer._report(batch, {"j": 3}, 2000, 112.0)
     assert committer.tokens_per_second == pytest.approx(150), "ten seconds count half"
     batch.fetch_began = 500.0
-    committer._report(batch, 3, 0, 510.0)
+    committer._report(batch, {"j": 3}, 0, 510.0)
     assert committer.tokens_per_second == pytest.approx(75), "idle time does not count"
     batch.account.spend("check", 4.0)
     batch.fetch_began = 600.0
-    committer._report(batch, 3, 600, 610.0)
+    committer._report(batch, {"j": 3}, 600, 610.0)
     _, completions = farm.statistics.events("0", 0.01)
     assert [c.first for c in completions] == [True, False, False, False]
     assert completions.pop().seconds == 6.0, "nor does the parity check"

@@ -21,7 +21,7 @@ from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOf
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import Lease, MicroBatch
 from embedfarm.workers.parity import sample_rows
-from tests.workers.support import NULL, FakeEngine, block_of, micro_batch, null_vectors
+from tests.workers.support import NULL, FakeEngine, block_of, lease_of, micro_batch, null_vectors
 
 
 def run(batch: MicroBatch, embedder: Embedder | None = None) -> list[Result]:
@@ -293,7 +293,7 @@ def test_a_reference_that_fails_costs_only_the_bad_rows() -> None:
     batch = micro_batch([Block(start=0, texts=["fine", "nan", "zero"])], Narrow())
     (found,) = run(batch, Embedder(open_reference=open_reference))
     assert list(errors([found])) == [1, 2]
-    assert batch.account.parity is None
+    assert batch.parts[0].account.parity is None
 
 
 def test_a_job_is_checked_once() -> None:
@@ -317,14 +317,14 @@ def test_a_job_is_checked_once() -> None:
     first, second = (micro_batch([block_of(0, 30)], Rough()) for _ in range(2))
     run(first, embedder)
     run(second, embedder)
-    receipt = first.account.parity
+    receipt = first.parts[0].account.parity
     assert receipt is not None
     assert receipt.texts == 8
     assert receipt.reference_least == pytest.approx(np.sqrt(0.5))
     assert receipt.reference_mean == pytest.approx(np.sqrt(0.5))
     assert receipt.composition_least == pytest.approx(1)
     assert "check" in first.account.seconds
-    assert second.account.parity is None
+    assert second.parts[0].account.parity is None
 
 
 def test_small_jobs_share_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,11 +339,11 @@ def test_small_jobs_share_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
     def receipt(job: str, texts: int, prompt: str = "", made: str = "1") -> Parity | None:
         engine = FakeEngine()
         engine.fingerprint = {"prompt": prompt}
-        batch = micro_batch([block_of(0, texts)], engine, JobSpec(model=NULL, prompt=prompt))
-        batch.job = job
-        batch.leases[0].entry = batch.leases[0].entry._replace(generation=made)
+        block, spec = block_of(0, texts), JobSpec(model=NULL, prompt=prompt)
+        lease = lease_of(block, job=job, generation=made)
+        batch = micro_batch([block], engine, spec, [lease])
         run(batch, embedder)
-        return batch.account.parity
+        return batch.parts[0].account.parity
 
     embedder = Embedder(open_reference=open_reference)
     first = receipt("first", 20)
@@ -364,6 +364,33 @@ def test_small_jobs_share_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert late is not None
     assert not late.shared
     assert opened == ["", "", "other: ", ""]
+
+
+def test_jobs_of_one_micro_batch_have_each_a_receipt() -> None:
+    """The first job's sample stands for the others, those too whose texts are all in the first."""
+    opened = []
+
+    def open_reference(engine: Engine, _spec: JobSpec) -> Engine:
+        opened.append(engine)
+        return FakeEngine()
+
+    blocks = [block_of(0, 20), block_of(0, 20, "other"), block_of(0, 20)]
+    leases = [lease_of(block, job=job) for block, job in zip(blocks, "abc", strict=True)]
+    batch = micro_batch(blocks, FakeEngine(), leases=leases)
+    run(batch, Embedder(open_reference=open_reference))
+    receipts = [part.account.parity for part in batch.parts]
+    assert [each and each.shared for each in receipts] == [False, True, True]
+    assert len(opened) == 1
+
+
+def test_reasons_stay_with_the_job_of_their_text() -> None:
+    """A text that the engine cannot embed costs its own job a chunk, and the others none."""
+    blocks = [Block(start=0, texts=["fine", "bad"]), Block(start=0, texts=["good", "fine"])]
+    leases = [lease_of(block, job=job) for block, job in zip(blocks, "ab", strict=True)]
+    first, second = run(micro_batch(blocks, Picky(), leases=leases))
+    assert list(errors([first])) == [1]
+    assert errors([second]) == {}
+    assert second.matrix().any(axis=1).all()
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=60))
@@ -472,7 +499,7 @@ def test_work_ends_when_all_leases_are_lost(open_reference: OpenReference) -> No
     assert run(batch, Embedder(Budgets(batch_tokens_max=20), open_reference)) == []
     assert (len(engine.batches), batch.account.batches) == (3, 3)
     assert not batch.reasons
-    assert batch.account.parity is None
+    assert batch.parts[0].account.parity is None
 
 
 def test_work_goes_on_while_one_lease_is_ours() -> None:

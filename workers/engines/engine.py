@@ -73,9 +73,9 @@ class Tokenised:
     limit: int = sys.maxsize
 
     @property
-    def full_count(self) -> int:
-        """Rows that are as long as the limit: what their texts have beyond it was cut off."""
-        return int((self.lengths >= self.limit).sum())
+    def full(self) -> NDArray[np.bool_]:
+        """Whether each row is as long as the limit: what its text has beyond it was cut off."""
+        return np.asarray(self.lengths >= self.limit)
 
     @property
     def text_lengths(self) -> NDArray[np.int64]:
