@@ -318,6 +318,7 @@ class JobShare(Record):
         copies: IDs of stream entries that other workers hold, and of which this worker should embed
             speculative copies at the job's tail.
         open: Whether the producer adds more blocks, which are worth waiting for.
+        priority: Priority of the job; only jobs of the same one share a micro-batch.
     """
 
     job: str
@@ -325,6 +326,7 @@ class JobShare(Record):
     blocks: Some
     copies: list[EntryId] = msgspec.field(default_factory=list)
     open: bool = False
+    priority: Count = 0
 
 
 class Plan(Record):

@@ -22,6 +22,7 @@ from embedfarm.workers.cut_results import results_of
 from embedfarm.workers.leases import Holdings, JobPart, Lease, Making, MicroBatch
 
 ACCOUNTS_MAX: Final = 1000  # jobs that this worker may come back to
+RATES_MAX: Final = 64  # models, the last ones
 PIPELINE_BYTES: Final = 4 << 20  # results sent in one round trip
 
 T = TypeVar("T")
@@ -42,7 +43,12 @@ class Committer:
     tokens_per_second: float = 0.0
     total: Account = field(default_factory=Account)
     _accounts: OrderedDict[Making, Account] = field(default_factory=OrderedDict)
+    _rates: dict[str, float] = field(default_factory=dict)  # by `model_key`
     _last_end: float = 0.0
+
+    def rate(self, model: str) -> float:
+        """Return the tokens per second done lately for a model, 0 if unknown."""
+        return self._rates.get(model, 0.0)
 
     def commit(self, batch: MicroBatch, vectors: NDArray[Any]) -> None:
         """Store the results of all leases that are still held; a stored result does not change.
@@ -144,8 +150,11 @@ class Committer:
         seconds = max(1e-6, ended - max(self._last_end, batch.fetch_began) - aside)
         first, self._last_end = not self._last_end, ended
         weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
-        known = self.tokens_per_second or tokens / seconds
-        self.tokens_per_second = known + weight * (tokens / seconds - known)
+        model, rate = model_key(batch.spec), tokens / seconds
+        known = self._rates.pop(model, rate) or rate
+        self.tokens_per_second = self._rates[model] = known + weight * (rate - known)
+        if len(self._rates) > RATES_MAX:
+            del self._rates[next(iter(self._rates))]
         lengths = batch.tokenised.text_lengths.astype(np.float64)
         part = tokens / max(1, sum(lease.entry.tokens for lease in batch.leases))
         jobs = {
@@ -155,7 +164,7 @@ class Committer:
         }
         completion = Completion(
             worker=self.worker,
-            model=model_key(batch.spec),
+            model=model,
             job=batch.job,
             chunks=sum(done.values()),
             tokens=tokens,

@@ -3,34 +3,36 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
 import redis
 
-from embedfarm.contract import sizing, wire
-from embedfarm.contract.broker import BLOCK_SECONDS_MAX
+from embedfarm.contract.broker import BLOCK_SECONDS_MAX, UNAVAILABLE
 from embedfarm.contract.encoding import ForeignVersion, RecordError
 from embedfarm.contract.entries import Entry, Pending
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block, JobShare
+from embedfarm.contract.records import JobShare
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, is_gone
-from embedfarm.contract.window import FarmWindow
-from embedfarm.workers.cut_results import failure
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.job_engines import JOBS_MAX, JobEngines
-from embedfarm.workers.leased_blocks import pieces, place_of, read_block
+from embedfarm.workers.leased_blocks import read_block
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
+from embedfarm.workers.own_shares import has_expired, own_shares
 from embedfarm.workers.texts import tokenise
+from embedfarm.workers.tries import Tries
 
-PIECES: Final = 8  # a block that failed is split into this many
 IDLE_SECONDS: Final = 0.25  # an idle worker looks for expired leases this often
 YIELD_SECONDS: Final = 0.05  # until requests in hand have ended as well
+SHARED_SECONDS: Final = 0.25  # of work that jobs share at most
+JOINED_MAX: Final = 63  # jobs beside the first of a micro-batch
 PENDING_MAX: Final = 1024  # leases looked at in one go: more than a worker holds
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class Fetcher:
     """Leases work for one worker and makes it ready for the device.
 
     Attributes:
-        own_rate: Returns the tokens per second that the worker did lately.
+        own_rate: Returns the tokens per second that the worker did lately, by `model_key`.
         look_for_requests: Has models loaded that requests wait for; tells whether what is held has
             to end first.
     """
@@ -52,12 +54,16 @@ class Fetcher:
     engines: JobEngines
     settings: Settings
     stop: threading.Event
-    own_rate: Callable[[], float] = lambda: 0.0
+    own_rate: Callable[[str], float] = lambda _model: 0.0
     look_for_requests: Callable[[], bool] = lambda: False
+    tries: Tries = field(init=False)
     _alone: bool = False
     _yields: bool = False
     _rescue_at: dict[str, float] = field(default_factory=dict)
     _begun: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.tries = Tries(self.farm, self.worker, self.holdings, self.engines, self.settings)
 
     def look(self) -> None:
         """Look for models that people or requests want; lease nothing while work is in the way.
@@ -84,26 +90,33 @@ class Fetcher:
         shares = [share for share in self._shares() if not self.engines.refused(share.job)]
         shares.sort(key=lambda share: self.engines.ever_refused(share.job))
         stranded = [share for share in shares[1:] if self._is_stranded(share.job)]
-        for share in (*stranded, *(share for share in shares if share not in stranded)):
-            try:
-                batch = self._fetch(share)
-            except (JobGone, redis.ResponseError) as error:
-                if not is_gone(error):
-                    raise
-                self.engines.forget(share.job)
-                self._begun.discard(share.job)
-                continue
+        order = (*stranded, *(share for share in shares if share not in stranded))
+        for place, share in enumerate(order, start=1):
+            batch = None
+            with self._unless_gone(share.job):
+                batch = self._fetch(share, order[place:])
             if batch is not None or self._alone:
                 return batch
         self._wait(shares)
         return None
 
+    @contextmanager
+    def _unless_gone(self, job: str) -> Iterator[None]:
+        """Let the body end, and forget the job, where that was deleted or made anew."""
+        try:
+            yield
+        except (JobGone, redis.ResponseError) as error:
+            if not is_gone(error):
+                raise
+            self.engines.forget(job)
+            self._begun.discard(job)
+
     def recover(self) -> None:
         """Look for leases that a lost reply stranded, at the next fetch."""
         self._rescue_at.clear()
 
-    def _fetch(self, share: JobShare) -> MicroBatch | None:
-        """Fetch a micro-batch of one job; loading the first model may take minutes."""
+    def _fetch(self, share: JobShare, others: Sequence[JobShare]) -> MicroBatch | None:
+        """Fetch a micro-batch of a job, and perhaps others; to load a model may take minutes."""
         job = self.farm.job(share.job)
         if self.engines.needs_load(job.id) and not self._may_load(job):
             return None
@@ -114,14 +127,57 @@ class Fetcher:
         leases = self._choose(job, self._lease(job, share))
         if not leases:
             return None
+        self._begin(job)
+        leases += self._join(engine, leases, share.priority, others)
+        # Not sooner: what an error above leaves behind must look stranded, or nobody rescues it.
+        self.holdings.add(leases)
+        return self._tokenise(engine, leases, began)
+
+    def _begin(self, job: Job) -> None:
+        """Note that a job has begun."""
         if job.id not in self._begun:
             job.stream.begin()
             if len(self._begun) >= JOBS_MAX:
                 self._begun.clear()  # to begin once more changes nothing
             self._begun.add(job.id)
-        # Not sooner: what an error above leaves behind must look stranded, or nobody rescues it.
-        self.holdings.add(leases)
-        return self._tokenise(job.id, engine, leases, began)
+
+    def _join(
+        self, engine: Engine, first: Sequence[Lease], priority: int, others: Iterable[JobShare]
+    ) -> list[Lease]:
+        """Lease blocks of further jobs, to be embedded with those of the first one.
+
+        Jobs are joined as long as all of it is done in a moment, at the rate that this worker has
+        for them; those who have another model wait for their turn. Who is more urgent than others
+        does not wait for them, and blocks that were tried before are none of them.
+        """
+        room = SHARED_SECONDS * self._rate(first[0].job) - sum(each.entry.tokens for each in first)
+        joined: list[Lease] = []
+        if self._alone or any(each.deliveries > 1 or each.copied for each in first):
+            return joined
+        for share in islice(others, JOINED_MAX):
+            if share.tokens > room or share.priority != priority or self._alone:
+                break
+            try:
+                with self._unless_gone(share.job):
+                    taken = self._take_new(share, engine, first[0].job)
+                    joined += taken
+                    room -= sum(each.entry.tokens for each in taken)
+            except UNAVAILABLE as error:
+                log.warning("no more jobs joined, server away: %s", error)
+                self.recover()
+                break
+        return joined
+
+    def _take_new(self, share: JobShare, engine: Engine, first: str) -> list[Lease]:
+        """Lease new blocks of a job, if they are embedded and stored like those of the first."""
+        job = self.farm.job(share.job)
+        if not self.engines.alike(job.id, first) or self.engines.prepare(job.id) is not engine:
+            return []
+        leases = self._open(job.id, job.stream.read(self.worker, share.blocks))
+        leases = self._choose(job, leases, beside=True)
+        if leases:
+            self._begin(job)
+        return leases
 
     def _may_load(self, job: Job) -> bool:
         """Tell whether to load the model of a job at once: only as long as there is no other.
@@ -136,63 +192,46 @@ class Fetcher:
             self._alone = not self.holdings.wait_empty(0)
         return False
 
-    def _choose(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
+    def _choose(self, job: Job, leases: Sequence[Lease], *, beside: bool = False) -> list[Lease]:
         """Choose the healthy leases, else one possible poison message if nothing else is held.
+
+        With `beside`, something else is leased already.
 
         The rest is handed back, so that each delivery of such a block means that it was tried:
         beside one that kills the worker, the others would be counted out with it.
         """
-        poisonous = [lease for lease in leases if self._may_be_poison(lease)]
+        poisonous = [lease for lease in leases if self.tries.may_be_poison(lease)]
         if not poisonous:
             return list(leases)
         self._alone = True
         chosen = [lease for lease in leases if lease not in poisonous]
-        if not chosen and self.holdings.wait_empty(0):
+        if not chosen and not beside and self.holdings.wait_empty(0):
             chosen = poisonous[:1]
         for lease in leases:
             if lease not in chosen:
                 job.stream.release(lease.entry.stream, self.worker, [lease.entry.id])
         return chosen
 
-    def _may_be_poison(self, lease: Lease) -> bool:
-        """Tell whether a block may bring the worker down."""
-        retried = lease.entry.stream == wire.JobKeys(lease.job).retry
-        return retried or lease.deliveries >= self.settings.deliveries_max
-
     # What to work on.
 
     def _shares(self) -> Sequence[JobShare]:
         """Return the plan's shares; without a plan half of what is there, at our own last rate."""
         plan = self.farm.plans.plan(self.worker)
-        return plan.shares if plan is not None else list(self._own_shares())
+        if plan is not None:
+            return plan.shares
+        return list(own_shares(self.farm, self.settings, self._rate))
 
-    def _own_shares(self) -> Iterator[JobShare]:
-        room = FarmWindow(self.farm.client, self.settings).look()
-        for job in map(self.farm.job, self.farm.job_ids()):
-            try:
-                status = job.status()
-                # What a dead worker holds may be what the collector waits for.
-                may = sizing.has_room(status, self.settings, room) or self._has_expired(job)
-            except (JobGone, redis.ResponseError) as error:
-                if not is_gone(error):
-                    raise
-                continue
-            if status.state not in {"open", "closed"} or not may:
-                continue
-            waiting = max(0, status.tokens_in - status.tokens_done)
-            limit = self.own_rate() * self.settings.micro_batch_seconds_max
-            tokens = min(limit, waiting / 2)
-            yield JobShare(
-                job=job.id,
-                tokens=int(tokens),
-                blocks=sizing.blocks_for(tokens, status, self.settings),
-                open=status.state == "open",
-            )
+    def _rate(self, job: str) -> float:
+        """Return the tokens per second that the worker did lately for such a job, 0 if unknown."""
+        try:
+            return self.own_rate(model_key(self.engines.spec(job)))
+        except RecordError:
+            return 0.0  # `prepare` refuses it
 
     def _has_work(self, job: Job) -> bool:
         """Tell whether a job has blocks that nobody works on: worth loading its model."""
         waiting, held = job.stream.backlog()
-        return waiting > 0 or (held > 0 and self._has_expired(job))
+        return waiting > 0 or (held > 0 and has_expired(job, self.settings))
 
     def _is_stranded(self, name: str) -> bool:
         """Tell whether a job has leases that nobody renews.
@@ -205,11 +244,6 @@ class Fetcher:
             if not is_gone(error):
                 raise
             return False
-
-    def _has_expired(self, job: Job) -> bool:
-        """Tell whether a job has leases that nobody renews."""
-        streams = (job.keys.retry, job.keys.blocks)
-        return any(job.stream.expired(stream, self.settings.lease_seconds, 1) for stream in streams)
 
     def _wait(self, shares: Sequence[JobShare]) -> None:
         """Wait for the next block of a job that grows, else for news from the scheduler."""
@@ -296,9 +330,9 @@ class Fetcher:
                 self._release(job, entries)
                 return []
             except RecordError as error:
-                self._put_aside(job, entry, tries, str(error))
+                self.tries.put_aside(job, entry, tries, str(error))
                 continue
-            if self._may_try(lease):
+            if self.tries.may_try(lease):
                 leases.append(lease)
         return leases
 
@@ -329,78 +363,13 @@ class Fetcher:
         for entry in entries:
             self.farm.job(job).stream.release(entry.stream, self.worker, [entry.id])
 
-    def _put_aside(self, job: str, entry: Entry, tries: int, reason: str) -> None:
-        """Fail the chunks of an entry that cannot be read; discard an entry that is no block."""
-        chunks = place_of(job, entry)
-        handle = self.farm.job(job)
-        if chunks and chunks.stop <= handle.status().pushed_upto:
-            block = Block(start=chunks.start, texts=[""] * len(chunks))
-            self._give_up(Lease(job, entry, block, tries), reason)
-        else:
-            log.error("entry %s of %s is no block of the job: %s", entry.id, entry.stream, reason)
-            handle.stream.discard(entry)
-
-    def _may_try(self, lease: Lease) -> bool:
-        """Tell whether a block gets another try; if not, split it or fail it."""
-        if not self._can_read(lease):
-            self._give_up(lease, "its token ids were made for another model, or in another way")
-            return False
-        if lease.deliveries <= self._tries_max(lease):
-            return True
-        tried = replace(lease, deliveries=lease.deliveries - 1)  # this one is none
-        times = f"{tried.deliveries} times"
-        self._end_tries(tried, f"the worker died or hung {times} while embedding it")
-        return False
-
-    def _tries_max(self, lease: Lease) -> int:
-        """Return how often a block is tried at most."""
-        piece = lease.entry.stream == wire.JobKeys(lease.job).retry
-        return 1 if piece and lease.block.count > 1 else self.settings.deliveries_max
-
-    def conclude(self, leases: Sequence[Lease], reason: str) -> None:
-        """Count a try that has just failed; where it was the last one, split the block or fail it.
-
-        Otherwise the next worker would have to, and would not know why. Requests in the lane are
-        left to it.
-        """
-        for lease in leases:
-            lease.tried = True
-            ours = self.holdings.holds(lease.entry.stream, lease.entry.id) and not lease.copied
-            if ours and lease.deliveries >= self._tries_max(lease):
-                self._end_tries(lease, f"{reason}, {lease.deliveries} times")
-
-    def _end_tries(self, lease: Lease, reason: str) -> None:
-        """Split a block that was tried as often as may be; a single chunk has failed."""
-        if lease.block.count == 1:
-            self._give_up(lease, reason)
-        else:
-            log.warning("block %d of job %s failed; split", lease.block.start, lease.job)
-            parts = pieces(lease.block, PIECES)
-            self.farm.job(lease.job).stream.split(lease.entry, parts, lease.attempts)
-
-    def _can_read(self, lease: Lease) -> bool:
-        """Tell whether the block has texts, or token ids made as this job's are."""
-        tokens = lease.block.tokens
-        if tokens is None:
-            return True
-        engine = self.engines.prepare(lease.job)
-        return engine is None or engine.tokenisation == tokens.tokenisation
-
-    def _give_up(self, lease: Lease, reason: str) -> None:
-        """Commit a block as failed."""
-        engine = self.engines.prepare(lease.job)
-        if engine is not None:
-            spec = self.engines.spec(lease.job)
-            result = failure(lease, spec, engine.dimensions, self.worker, reason)
-            self.farm.job(lease.job).stream.commit([(lease.entry, result)])
-
-    def _tokenise(self, job: str, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
+    def _tokenise(self, engine: Engine, leases: list[Lease], began: float) -> MicroBatch:
         chunks = list(chain.from_iterable(lease.block.chunks() for lease in leases))
         started = time.monotonic()
         watchdog = self.engines.models.watchdog
         with watchdog.watch("the tokenizer", lambda: watchdog.bound(0.0), leases):
             tokenised, reasons = tokenise(engine, chunks)
-        spec = self.engines.spec(job)
+        spec = self.engines.spec(leases[0].job)
         batch = MicroBatch(spec, engine, leases, tokenised, reasons, began)
         batch.fetched = time.monotonic()
         batch.account.spend("tokenise", batch.fetched - started)

@@ -10,7 +10,7 @@ import redis
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
-from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.model_files import ModelError
 from embedfarm.workers.engines.engine import Engine, ModelUnavailable
 from embedfarm.workers.model_store import ModelStore
@@ -129,6 +129,19 @@ class JobEngines:
             embedfarm.contract.jobs.JobGone: There is no such job.
         """
         return self._identity(job).engine
+
+    def alike(self, job: str, other: str) -> bool:
+        """Tell whether one engine embeds two jobs, and their vectors are stored alike.
+
+        Raises:
+            embedfarm.contract.jobs.JobGone: There is no such job.
+        """
+        try:
+            specs = self.spec(job), self.spec(other)
+        except RecordError:
+            return False  # `prepare` refuses it
+        one, another = ({**decided_by(s, Decides.STORAGE), "engine": s.engine} for s in specs)
+        return one == another
 
     def needs_load(self, job: str) -> bool:
         """Tell whether a model has to be loaded for this job.

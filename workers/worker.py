@@ -132,7 +132,7 @@ class Worker:
             self.engines,
             settings,
             stop,
-            lambda: self.committer.tokens_per_second,
+            self.committer.rate,
             self.lane_loader.look,
         )
         # None wakes an idle device for a request.
@@ -313,7 +313,7 @@ class Worker:
         try:
             log.critical("%s; giving up %d blocks with this process", reason, len(hung.leases))
             self.stop.set()
-            self.fetcher.conclude(hung.leases, reason)
+            self.fetcher.tries.conclude(hung.leases, reason)
             hand_back(FarmClient(self.client), self.name, self.holdings)
             hung.hung(reason)
         except Exception:

@@ -85,7 +85,15 @@ def give(
             size = tokens(worker, job)
             blocks = blocks_for(size, job.status, settings)
             still = job.status.state == "open"
-            made.append(JobShare(job=job.job, tokens=int(size), blocks=blocks, open=still))
+            made.append(
+                JobShare(
+                    job=job.job,
+                    tokens=int(size),
+                    blocks=blocks,
+                    open=still,
+                    priority=job.status.priority,
+                )
+            )
         shares[worker.name] = tuple(made)
         if draft.explain:
             may = f"{worker.name} may lease"

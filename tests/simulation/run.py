@@ -45,6 +45,8 @@ DARK_SHARE: Final = 0.3  # of finished jobs behind which the power is lost
 SHAKY_SHARE: Final = 0.5  # of the times that a shaky text is embedded
 LIVELY_SHARE: Final = 0.2  # of the seeds, with users who do more than one thing after the other
 USERS_MAX: Final = 2
+CROWD_SHARE: Final = 0.3  # of the other seeds, with several users at once, whose jobs are alike
+USERS: Final = ("job", "more", "third", "fourth", "fifth", "sixth")
 SLOW_SHARE: Final = 0.15  # of the lively ones, in which reading is slower than all timeouts
 READ_SECONDS_MAX: Final = 12.0  # for all of a corpus, where reading is slower than all timeouts
 
@@ -129,7 +131,7 @@ class Simulation:
         self.scene = Scene(
             world, self.host, settings, self.directory, self.disk.root, self._say, speed, lively
         )
-        self.users = self._users(random.randint(1, USERS_MAX) if lively else 1)
+        self.users = self._users(random.randint(1, USERS_MAX) if lively else self._crowd())
         self.workers = [
             self._role(f"worker-{number}", partial(run_worker, f"cpu-{number}", settings))
             for number in range(random.choice([2, 2, 3] if lively else [1, 2, 3]))
@@ -187,11 +189,16 @@ class Simulation:
     def _role(self, name: str, program: Callable[[threading.Event], bool]) -> Role:
         return Role(self.world, name, program, self._report)
 
+    def _crowd(self) -> int:
+        """Choose how many users there are who run one command after the other: most often one."""
+        own = Random(f"{self.seed} crowd")
+        return own.randint(2, len(USERS)) if own.random() < CROWD_SHARE else 1
+
     def _users(self, count: int) -> list[User]:
         """Make the users, each with a program that embeds their corpora."""
         some, users = self.world.random, list[User]()
         for number in range(count):
-            name, own = ("job", "more")[number], Random(some.getrandbits(64))
+            name, own = USERS[number], Random(some.getrandbits(64))
             user = User(self.scene, name, own, users, self._is_quiet, self._harm, self._end)
             user.role = self._role("embed" + number * "-more", user.program)
             users.append(user)

@@ -15,6 +15,7 @@ from embedfarm.contract.records import Result
 from embedfarm.producer.submitter import Rewind
 from embedfarm.runs import completion
 from embedfarm.runs.own_job import JOB_ID_FILE
+from embedfarm.workers.leases import MicroBatch
 from tests.simulation.link import Host
 from tests.simulation.monitor import CLAIM, COMMIT, PUSH, SPLIT, script_sha
 from tests.simulation.states import State, after
@@ -48,6 +49,10 @@ CLOSING: Final = State(
     "server died while a job was closing", "its log has the close of a job, and no end of one after"
 )
 TRIED_AGAIN: Final = State("part written again", "the disk refuses a part, and then takes it")
+TOGETHER: Final = State("jobs in one micro-batch", "a micro-batch of several jobs is committed")
+LEFT: Final = State(
+    "job left its micro-batch", "one of several jobs has lost all its leases, and others have not"
+)
 NO_LAST_ROOM: Final = State("no room at the end", "`Output.finish` finds a disk full")
 
 ENDED: Final = wire.script("end").encode()
@@ -85,6 +90,7 @@ def watch() -> None:
     """Watch the programs of this process for states, from now on."""
     after(Rewind, "__init__", lambda _, *_arguments: REWOUND.reach())
     after(Result, "rest", lambda _, *_arguments: STRADDLED.reach())
+    after(MicroBatch, "share_account", _see_shared)
     after(Collector, "_cut_short", _see_cut)
     after(journal, "_measure", _see_journal)
     after(Output, "__init__", _see_output)
@@ -93,6 +99,11 @@ def watch() -> None:
     after(jsonl, "keep_parts", _see_parts)
     after(completion, "check_finished", _see_finished)
     after(Host, "crash", _see_crash)
+
+
+def _see_shared(_answer: object, batch: MicroBatch) -> None:
+    TOGETHER.reach(len(batch.parts) > 1)
+    LEFT.reach(not batch.lost and any(part.lost for part in batch.parts))
 
 
 def _see_cut(error: object, collector: Collector) -> None:

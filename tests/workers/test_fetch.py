@@ -10,10 +10,11 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.contract import wire
+from embedfarm.contract import block_stream, wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import encode
+from embedfarm.contract.entries import Entry
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
@@ -113,9 +114,10 @@ def test_without_plan_a_worker_goes_at_its_own_rate(farm: FarmClient) -> None:
     job = create_job(farm, [block_of(10 * i, 10) for i in range(20)])
     fetcher = fetcher_on(farm)
     assert starts(fetcher.fetch()) == [0]
-    fetcher.own_rate = lambda: 3 * 40 / LONG.micro_batch_seconds_max  # three blocks of 40 tokens
+    # Three blocks of 40 tokens.
+    fetcher.own_rate = lambda _model: 3 * 40 / LONG.micro_batch_seconds_max
     assert starts(fetcher.fetch()) == [10, 20, 30]
-    fetcher.own_rate = lambda: 1e9
+    fetcher.own_rate = lambda _model: 1e9
     assert len(starts(fetcher.fetch())) == 10
     assert job.status().first_read_ms > 0
 
@@ -351,12 +353,12 @@ def test_try_that_failed_knowingly_is_settled_at_once(farm: FarmClient) -> None:
     give_plan(farm, share(8))
     fetcher = fetcher_on(farm, settings=LONG.model_copy(update={"deliveries_max": 1}))
     (whole,) = fetch(fetcher).leases
-    fetcher.conclude([whole], "it did not end")
+    fetcher.tries.conclude([whole], "it did not end")
     assert whole.tried
     fetcher.holdings.remove([whole])
     (piece,) = fetch(fetcher).leases
     assert (piece.block.count, piece.deliveries, piece.attempts) == (1, 1, 2)
-    fetcher.conclude([piece], "it did not end")
+    fetcher.tries.conclude([piece], "it did not end")
     (error,) = results(job)[0].errors
     assert (error.index, error.reason, error.attempts) == (0, "it did not end, 1 times", 2)
 
@@ -453,7 +455,7 @@ def test_tokenizer_that_raises_costs_only_the_chunk(farm: FarmClient) -> None:
     fetcher = fetcher_on(farm)
     create_job(farm, [])
     lease = lease_of(Block(start=5, texts=["one", "a bad one", "three"]))
-    batch = fetcher._tokenise("j", Picky(), [lease], 0.0)
+    batch = fetcher._tokenise(Picky(), [lease], 0.0)
     assert batch.reasons == {1: "the tokenizer raised ValueError: cannot be"}
     assert batch.tokenised.lengths.tolist() == [3, 0, 5]
     (result,) = [result for _, result in results_of(batch, Embedder().embed(batch), "w")]
@@ -702,3 +704,186 @@ def test_same_model_serves_every_job(farm: FarmClient) -> None:
     other.push([(block_of(0, 3), encode(block_of(0, 3)))])
     fetcher = fetcher_on(farm)
     assert fetch(fetcher).engine is fetch(fetcher).engine
+
+
+# Small jobs that share a micro-batch.
+
+
+def small_jobs(farm: FarmClient, names: str, **spec: Any) -> list[Job]:  # noqa: ANN401 # any field
+    """Jobs of three chunks each, 12 tokens, whose texts name the job."""
+    jobs = []
+    for name in names:
+        jobs.append(farm.job(name))
+        jobs[-1].create(JobSpec(**{"model": "null:8", "name": name, **spec}), 0)
+        jobs[-1].push([(block_of(0, 3, name), encode(block_of(0, 3, name)))])
+        jobs[-1].close(3)
+    return jobs
+
+
+def knowing_its_rate(farm: FarmClient, tokens: float = 1e6, settings: Settings = LONG) -> Fetcher:
+    """A first stage that does so many tokens in the time for which jobs may share a micro-batch."""
+    fetcher = fetcher_on(farm, settings=settings)
+    fetcher.own_rate = lambda _model: tokens / first_stage.SHARED_SECONDS
+    return fetcher
+
+
+def names(batch: MicroBatch) -> list[str]:
+    """The jobs of a micro-batch, in their order."""
+    return [part.job for part in batch.parts]
+
+
+def commit_all(fetcher: Fetcher, batch: MicroBatch) -> None:
+    """Embed and store a micro-batch of several jobs."""
+    found = results_of(batch, Embedder().embed(batch), fetcher.worker)
+    done = [(lease.job, lease.entry, result) for lease, result in found]
+    assert block_stream.commit(fetcher.farm.client, done) == ["committed"] * len(done)
+    fetcher.holdings.remove(batch.leases)
+
+
+def test_small_jobs_share_a_micro_batch(farm: FarmClient) -> None:
+    """Jobs that are alike are leased together in the plan's order, and each gets its vectors."""
+    jobs = small_jobs(farm, "cab")
+    give_plan(farm, *(share(2, name) for name in "cab"))
+    fetcher = knowing_its_rate(farm)
+    batch = fetch(fetcher)
+    assert names(batch) == ["c", "a", "b"]
+    assert [part.texts for part in batch.parts] == [slice(0, 3), slice(3, 6), slice(6, 9)]
+    assert fetcher.holdings.jobs() == {"a", "b", "c"}
+    assert all(job.status().first_read_ms for job in jobs)
+    commit_all(fetcher, batch)
+    for job in jobs:
+        assert (embedded(job) == null_vectors(block_of(0, 3, job.id).texts)).all()
+
+
+@pytest.mark.parametrize(("tokens", "together"), [(0, "a"), (24, "ab"), (35, "ab"), (36, "abc")])
+def test_jobs_share_a_moment_of_work(tokens: float, together: str, farm: FarmClient) -> None:
+    """A worker joins as many jobs as it does in a moment; none while it does not know its rate."""
+    small_jobs(farm, "abc")
+    give_plan(farm, *(JobShare(job=name, tokens=12, blocks=1) for name in "abc"))
+    assert names(fetch(knowing_its_rate(farm, tokens))) == list(together)
+
+
+def test_a_large_job_is_no_company(farm: FarmClient) -> None:
+    """What is not done in a moment has a micro-batch of its own, and nobody overtakes it."""
+    small_jobs(farm, "abcd")
+    create_job(farm, [block_of(10 * i, 10) for i in range(20)], "large")
+    plan = [JobShare(job=name, tokens=12, blocks=1) for name in "abcd"]
+    plan.insert(2, JobShare(job="large", tokens=400, blocks=10))
+    give_plan(farm, *plan)
+    fetcher = knowing_its_rate(farm, 100)
+    found = [names(fetch(fetcher)) for _ in range(4)]
+    assert found == [["a", "b"], ["large"], ["large"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "null:4"},
+        {"normalize": True},
+        {"dimensions": 4},
+        {"vector_dtype": "float16"},
+        {"prompt": "query: "},
+        {"max_length": 7},
+        {"long": "error"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_jobs_that_are_not_alike_are_kept_apart(other: dict[str, Any], farm: FarmClient) -> None:
+    """A job that is embedded or stored in another way waits for its turn; one after it does not."""
+    small_jobs(farm, "ac")
+    small_jobs(farm, "b", **other)
+    give_plan(farm, *(share(1, name) for name in "abc"))
+    fetcher = knowing_its_rate(farm)
+    batch = fetch(fetcher)
+    assert names(batch) == ["a", "c"]
+    commit_all(fetcher, batch)
+    found = fetch(fetcher)
+    assert names(found) == ["b"]
+    assert getattr(found.spec, next(iter(other))) == next(iter(other.values()))
+
+
+def test_nobody_urgent_waits_for_others(farm: FarmClient) -> None:
+    """A job of a higher priority shares a micro-batch with its like only."""
+    small_jobs(farm, "abcd")
+    levels = {"a": 2, "b": 2, "c": 0, "d": 0}
+    give_plan(farm, *(JobShare(job=n, tokens=1, blocks=1, priority=p) for n, p in levels.items()))
+    fetcher = knowing_its_rate(farm)
+    assert [names(fetch(fetcher)) for _ in range(2)] == [["a", "b"], ["c", "d"]]
+
+
+def test_what_was_tried_before_has_no_company(farm: FarmClient) -> None:
+    """Blocks beside which a worker died are tried again job by job, so that one costs no other."""
+    small_jobs(farm, "abc")
+    give_plan(farm, *(share(1, name) for name in "abc"))
+    assert names(fetch(knowing_its_rate(farm))) == ["a", "b", "c"]
+    fetcher = knowing_its_rate(farm)  # the process died
+    found = [fetch(fetcher) for _ in range(3)]
+    assert sorted(map(names, found)) == [["a"], ["b"], ["c"]]
+    assert [deliveries(batch) for batch in found] == [[2]] * 3
+
+
+def test_poison_has_no_company(farm: FarmClient) -> None:
+    """A piece of a block that failed is neither joined to others nor has others joined to it."""
+    small_jobs(farm, "abc")
+    give_plan(farm, *(share(1, name) for name in "bac"))
+    strict = knowing_its_rate(farm, settings=LONG.model_copy(update={"deliveries_max": 1}))
+    whole = fetch(strict)
+    assert names(whole) == ["b"], "each block may be poison where one try is all"
+    strict.tries.conclude(whole.leases, "it hung")
+    give_plan(farm, *(share(1, name) for name in "abc"))
+    fetcher = knowing_its_rate(farm)
+    healthy = fetch(fetcher)
+    assert names(healthy) == ["a"]
+    assert fetcher.fetch() is None, "nothing is leased while it may be beside poison"
+    commit_all(fetcher, healthy)
+    for _ in range(3):
+        piece = fetch(fetcher)
+        assert (names(piece), piece.leases[0].block.count) == (["b"], 1)
+        commit_all(fetcher, piece)
+    assert names(fetch(fetcher)) == ["c"]
+
+
+def test_an_outage_strands_the_job_whose_reply_was_lost(
+    farm: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was leased before the server went away is embedded, and the rest is found again."""
+    small_jobs(farm, "abc")
+    give_plan(farm, *(share(1, name) for name in "abc"))
+    fetcher = knowing_its_rate(farm)
+    read = BlockStream.read
+
+    def lose_reply(stream: BlockStream, worker: str, count: int) -> list[Entry]:
+        entries = read(stream, worker, count)
+        if stream.id == "b":
+            raise redis.ConnectionError("the reply is lost")
+        return entries
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockStream, "read", lose_reply)
+        batch = fetch(fetcher)
+    assert names(batch) == ["a"]
+    commit_all(fetcher, batch)
+    found = [fetch(fetcher), fetch(fetcher)]
+    assert [(names(each), deliveries(each)) for each in found] == [(["b"], [2]), (["c"], [1])]
+
+
+@pytest.mark.parametrize("fate", ["deleted", "made anew", "unreadable"])
+def test_a_job_that_is_no_more_is_no_company(fate: str, farm: FarmClient) -> None:
+    """A job of the plan that is gone, or is another one now, costs the others nothing."""
+    jobs = small_jobs(farm, "abc")
+    give_plan(farm, *(share(1, name) for name in "abc"))
+    fetcher = knowing_its_rate(farm)
+    assert fetcher.engines.alike("a", "b"), "it is known as it was"
+    if fate == "unreadable":
+        fetcher.engines.forget("b")
+        farm.client.hset(jobs[1].keys.meta, "spec", b"\x01nothing")
+    else:
+        jobs[1].delete()
+    if fate == "made anew":
+        small_jobs(farm, "b", prompt="another: ")
+    batch = fetch(fetcher)
+    assert names(batch) == ["a", "c"]
+    commit_all(fetcher, batch)
+    if fate == "made anew":
+        found = fetch(fetcher)
+        assert (names(found), found.spec.prompt) == (["b"], "another: ")

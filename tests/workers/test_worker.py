@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat
 from embedfarm.workers import model_store
@@ -235,6 +235,43 @@ def test_micro_batch_of_an_ended_job_is_dropped(
         assert (job.stream.backlog(), job.results.starts()) == ((2, 0), [])
     else:
         assert not farm.client.exists(*job.keys.all())
+
+
+def test_small_jobs_go_through_the_model_together(server: LiveServer, farm: FarmClient) -> None:
+    """Workers embed jobs that are alike in common micro-batches, and each job gets its vectors."""
+    blocks = {f"j{number}": [block_of(0, 4, f"text of {number}")] for number in range(40)}
+    jobs = {name: create_job(farm, some, name) for name, some in blocks.items()}
+    found: list[MicroBatch] = []
+    with working(worker_on(server)) as one, working(worker_on(server, "cpu-1")) as another:
+        for worker in (one, another):
+            worker.embedder.progress = lambda batch, _left: found.append(batch)
+        wait_until(lambda: all(map(done, jobs.values())))
+    for name, job in jobs.items():
+        check(job, blocks[name])
+        accounts = farm.reports.accounts(name)
+        assert sum(each.chunks for each in accounts.values()) == 4
+    assert max(len(batch.parts) for batch in found) > 1
+
+
+@pytest.mark.parametrize("end", ["cancel", "delete"])
+def test_a_job_that_ends_leaves_its_micro_batch_to_the_others(
+    end: str, server: LiveServer, farm: FarmClient
+) -> None:
+    """A job that is cancelled or deleted while it is embedded with others costs them nothing."""
+    blocks = {name: [block_of(0, 4, name)] for name in "abc"}
+    jobs = {name: create_job(farm, some, name, SLOW) for name, some in blocks.items()}
+    worker = worker_on(server, batch_tokens_max=8)  # 0.2 s each
+    worker.committer._rates[model_key(JobSpec(model=SLOW))] = 1e6
+    with working(worker):
+        wait_until(lambda: worker._current)
+        assert worker._current is not None
+        assert worker._current.jobs == {*"abc"}
+        getattr(jobs["b"], end)()
+        wait_until(lambda: done(jobs["a"]) and done(jobs["c"]))
+    for name in "ac":
+        check(jobs[name], blocks[name])
+    assert jobs["b"].results.starts() == []
+    assert worker.committer.total.chunks == 8
 
 
 # Leases.
