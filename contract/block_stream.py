@@ -9,7 +9,7 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.broker import block_ms
 from embedfarm.contract.encoding import encode
-from embedfarm.contract.entries import Entry, Pending, read_entries
+from embedfarm.contract.entries import Entry, Pending, read_entries, read_pending
 from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.records import Block, Result
 from embedfarm.contract.status import is_gone
@@ -41,20 +41,8 @@ class BlockStream(JobHandle):
     ) -> list[Pending]:
         """Return up to `count` leases on `stream`, of one worker or all, that were idle so long."""
         idle = int(idle_seconds * 1000) or None
-        rows = cast(
-            "list[dict[str, Any]]",
-            self.client.xpending_range(stream, wire.GROUP, "-", "+", count, worker, idle),
-        )
-        return [
-            Pending(
-                stream,
-                row["message_id"].decode(),
-                row["consumer"].decode(),
-                row["time_since_delivered"],
-                row["times_delivered"],
-            )
-            for row in rows
-        ]
+        rows = self.client.xpending_range(stream, wire.GROUP, "-", "+", count, worker, idle)
+        return read_pending(stream, cast("list[dict[str, Any]]", rows))
 
     def backlog(self) -> tuple[int, int]:
         """Return how many blocks are not leased, and how many are."""
@@ -77,9 +65,8 @@ class BlockStream(JobHandle):
         )
 
     def begin(self) -> None:
-        """Note the time of the first block read, once per job."""
-        seconds, microseconds = self.client.time()
-        self._note("HSETNX", "first_read_ms", seconds * 1000 + microseconds // 1000)
+        """Note the time of the first block read, as `begin` does."""
+        begin(self.client, [self.id])
 
     def claim(
         self, stream: str, worker: str, ids: Sequence[str], idle_seconds: float
@@ -140,6 +127,51 @@ class BlockStream(JobHandle):
     def discard(self, entry: Entry) -> None:
         """Remove an entry that is no work of this job from its stream; nothing is counted."""
         self._script("discard")(keys=[entry.stream], args=[entry.id, entry.generation])
+
+
+def begin(client: redis.Redis, jobs: Sequence[str]) -> None:
+    """Note the time of the first block read of some jobs, once per job, in one pipeline."""
+    seconds, microseconds = client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    pipe = client.pipeline(transaction=False)
+    note = client.register_script(wire.script("note"))
+    for job in jobs:
+        note(
+            keys=[wire.JobKeys(job).meta],
+            args=["HSETNX", "", "first_read_ms", now_ms],
+            client=pipe,
+        )
+    pipe.execute()
+
+
+def left_leases(
+    client: redis.Redis, jobs: Sequence[str], worker: str, idle_seconds: float, count: int
+) -> dict[str, list[Pending]]:
+    """Return leases of a worker, and those that nobody renewed for so long, in one pipeline.
+
+    Returns:
+        Leases by job, those of pieces of failed blocks first, and at most `count` of each kind; one
+        may be there twice. Jobs that are gone are left out.
+    """
+    pipe = client.pipeline(transaction=False)
+    streams = [(job, stream) for job in jobs for stream in _streams(job)]
+    for _, stream in streams:
+        for whose, idle in ((worker, None), (None, int(idle_seconds * 1000) or None)):
+            pipe.xpending_range(stream, wire.GROUP, "-", "+", count, whose, idle)
+    answers = iter(pipe.execute(raise_on_error=False))
+    found: dict[str, list[Pending]] = {}
+    for (job, stream), own, expired in zip(streams, answers, answers, strict=True):
+        for rows in (own, expired):
+            if not isinstance(rows, Exception):
+                found.setdefault(job, []).extend(read_pending(stream, rows))
+            elif not is_gone(rows):
+                raise rows
+    return found
+
+
+def _streams(job: str) -> tuple[str, str]:
+    keys = wire.JobKeys(job)
+    return keys.retry, keys.blocks
 
 
 def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Entries of a job's streams, and leases on them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 DIGITS_MAX: Final = 15
@@ -52,6 +52,20 @@ def read_entries(stream: str, items: Iterable[Any]) -> list[Entry]:
         )
         for identifier, fields in items
         if fields
+    ]
+
+
+def read_pending(stream: str, rows: Iterable[Mapping[str, Any]]) -> list[Pending]:
+    """Return the leases in an answer of redis-py to XPENDING."""
+    return [
+        Pending(
+            stream,
+            row["message_id"].decode(),
+            row["consumer"].decode(),
+            row["time_since_delivered"],
+            row["times_delivered"],
+        )
+        for row in rows
     ]
 
 

@@ -55,6 +55,41 @@ class JobReports(FarmKeys):
         if differing:
             raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
 
+    def agree_together(
+        self,
+        jobs: Mapping[str, str],
+        worker: str,
+        fingerprint: Mapping[str, str],
+        tokenisation: TokenisationSettings | None,
+    ) -> set[str]:
+        """Agree on model files and tokens with the other workers of several jobs, in one pipeline.
+
+        Args:
+            jobs: Generations of the jobs, by id.
+            worker: Name of the worker.
+            fingerprint: As for `agree`.
+            tokenisation: As for `agree_on_tokens`.
+
+        Returns:
+            The jobs of which all is settled. Others are gone, or of other files, or the worker has
+            refused them before: they are to be looked at one by one.
+        """
+        ours = json.dumps(dict(fingerprint), sort_keys=True).encode()
+        tokens = encode(tokenisation) if tokenisation else b""
+        pipe = self.client.pipeline(transaction=False)
+        note = self._script("note")
+        for job, generation in jobs.items():
+            meta = wire.JobKeys(job).meta
+            for name, value in (("fingerprint", ours), ("recipe", tokens)):
+                note(keys=[meta], args=["HSETNX", generation, name, value], client=pipe)
+            pipe.hget(meta, f"refused:{worker}")
+        answers = iter(pipe.execute(raise_on_error=False))
+        return {
+            job
+            for job, known, noted, refused in zip(jobs, answers, answers, answers, strict=True)
+            if known == ours and noted in {b"", tokens} and not refused
+        }
+
     def fingerprint(self, job: str, owner: str = "") -> dict[str, str]:
         """Return the fingerprint that the job's workers agreed on, empty before the first one."""
         (data,) = Job(self.client, job, owner).notes("fingerprint").values() or [b"{}"]

@@ -6,6 +6,7 @@ gives the order, and only the collector, which sees that ranges tile [0, N), cal
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -16,7 +17,7 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import block_ms, if_room
-from embedfarm.contract.encoding import decode, encode
+from embedfarm.contract.encoding import RecordError, decode, encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_timeline import FarmEvent, Happening, Timeline, account
 from embedfarm.contract.job_handle import JobHandle
@@ -362,6 +363,22 @@ class Job(JobHandle):
     def wait(self, key: str, seconds: float) -> bool:
         """Wait for a wake-up on `key` or for `seconds`; tell whether there was one."""
         return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
+
+
+def identities(client: redis.Redis, jobs: Sequence[str]) -> dict[str, tuple[JobSpec, str]]:
+    """Return specification and generation of jobs, in one pipeline.
+
+    Jobs that are gone, or whose specification cannot be read, are left out.
+    """
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        pipe.hmget(wire.JobKeys(job).meta, "spec", "generation")
+    found = {}
+    for job, fields in zip(jobs, pipe.execute(raise_on_error=False), strict=True):
+        if not isinstance(fields, Exception) and fields[0] is not None:
+            with suppress(RecordError):
+                found[job] = decode(JobSpec, fields[0]), (fields[1] or b"").decode()
+    return found
 
 
 def _pairs(fields: Mapping[str, int | str]) -> list[int | str]:

@@ -165,7 +165,7 @@ class Committer:
         completion = Completion(
             worker=self.worker,
             model=model,
-            job=batch.job,
+            job=next(iter(done)),
             chunks=sum(done.values()),
             tokens=tokens,
             padded_tokens=batch.account.padded_tokens,

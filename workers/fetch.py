@@ -4,14 +4,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import accumulate, chain, islice, takewhile
 from types import MappingProxyType
 from typing import Final
 
 import redis
 
+from embedfarm.contract import block_stream
 from embedfarm.contract.broker import BLOCK_SECONDS_MAX, UNAVAILABLE
 from embedfarm.contract.encoding import ForeignVersion, RecordError
 from embedfarm.contract.entries import Entry, Pending
@@ -89,7 +91,9 @@ class Fetcher:
         self.engines.models.room.unload_idle()
         shares = [share for share in self._shares() if not self.engines.refused(share.job)]
         shares.sort(key=lambda share: self.engines.ever_refused(share.job))
-        stranded = [share for share in shares[1:] if self._is_stranded(share.job)]
+        # What nobody renews comes before what is new of other jobs, which may never end.
+        found = self._stranded([each.job for each in shares[1:] if self._may_rescue(each.job)])
+        stranded = [share for share in shares[1:] if share.job in found]
         order = (*stranded, *(share for share in shares if share not in stranded))
         for place, share in enumerate(order, start=1):
             batch = None
@@ -127,19 +131,20 @@ class Fetcher:
         leases = self._choose(job, self._lease(job, share))
         if not leases:
             return None
-        self._begin(job)
+        self._begin({job.id})
         leases += self._join(engine, leases, share.priority, others)
         # Not sooner: what an error above leaves behind must look stranded, or nobody rescues it.
         self.holdings.add(leases)
         return self._tokenise(engine, leases, began)
 
-    def _begin(self, job: Job) -> None:
-        """Note that a job has begun."""
-        if job.id not in self._begun:
-            job.stream.begin()
-            if len(self._begun) >= JOBS_MAX:
+    def _begin(self, jobs: AbstractSet[str]) -> None:
+        """Note that jobs have begun."""
+        new = jobs - self._begun
+        if new:
+            block_stream.begin(self.farm.client, sorted(new))
+            if len(self._begun) + len(new) > JOBS_MAX:
                 self._begun.clear()  # to begin once more changes nothing
-            self._begun.add(job.id)
+            self._begun |= new
 
     def _join(
         self, engine: Engine, first: Sequence[Lease], priority: int, others: Iterable[JobShare]
@@ -154,30 +159,43 @@ class Fetcher:
         joined: list[Lease] = []
         if self._alone or any(each.deliveries > 1 or each.copied for each in first):
             return joined
-        for share in islice(others, JOINED_MAX):
-            if share.tokens > room or share.priority != priority or self._alone:
-                break
-            try:
+        try:
+            for share in self._company(engine, first[0].job, room, priority, others):
+                if share.tokens > room or self._alone:
+                    break
                 with self._unless_gone(share.job):
-                    taken = self._take_new(share, engine, first[0].job)
+                    taken = self._take_new(share, engine)
                     joined += taken
                     room -= sum(each.entry.tokens for each in taken)
-            except UNAVAILABLE as error:
-                log.warning("no more jobs joined, server away: %s", error)
-                self.recover()
-                break
+            self._begin({each.job for each in joined})
+        except UNAVAILABLE as error:
+            log.warning("no more jobs joined, server away: %s", error)
+            self.recover()
         return joined
 
-    def _take_new(self, share: JobShare, engine: Engine, first: str) -> list[Lease]:
+    def _company(
+        self, engine: Engine, first: str, room: float, priority: int, others: Iterable[JobShare]
+    ) -> list[JobShare]:
+        """List jobs that are likely to be joined to the first one, in order."""
+        few = list(islice((each for each in others if each.job != first), JOINED_MAX))
+        sums = accumulate(each.tokens for each in few)
+        fitting = takewhile(
+            lambda pair: pair[0].priority == priority and pair[1] <= room,
+            zip(few, sums, strict=True),
+        )
+        likely = [each for each, _ in fitting]
+        known = self.engines.meet([each.job for each in likely])
+        alike = [s for s in likely if s.job in known and self.engines.alike(s.job, first)]
+        self.engines.agree_together([each.job for each in alike], engine)
+        return alike
+
+    def _take_new(self, share: JobShare, engine: Engine) -> list[Lease]:
         """Lease new blocks of a job, if they are embedded and stored like those of the first."""
-        job = self.farm.job(share.job)
-        if not self.engines.alike(job.id, first) or self.engines.prepare(job.id) is not engine:
+        if self.engines.prepare(share.job) is not engine:
             return []
+        job = self.farm.job(share.job)
         leases = self._open(job.id, job.stream.read(self.worker, share.blocks))
-        leases = self._choose(job, leases, beside=True)
-        if leases:
-            self._begin(job)
-        return leases
+        return self._choose(job, leases, beside=True)
 
     def _may_load(self, job: Job) -> bool:
         """Tell whether to load the model of a job at once: only as long as there is no other.
@@ -233,18 +251,6 @@ class Fetcher:
         waiting, held = job.stream.backlog()
         return waiting > 0 or (held > 0 and has_expired(job, self.settings))
 
-    def _is_stranded(self, name: str) -> bool:
-        """Tell whether a job has leases that nobody renews.
-
-        They come before what is new of other jobs, which may never end.
-        """
-        try:
-            return self._may_rescue(name) and bool(self._stranded(self.farm.job(name))[1])
-        except redis.ResponseError as error:
-            if not is_gone(error):
-                raise
-            return False
-
     def _wait(self, shares: Sequence[JobShare]) -> None:
         """Wait for the next block of a job that grows, else for news from the scheduler."""
         growing = next((share.job for share in shares if share.open), None)
@@ -269,30 +275,32 @@ class Fetcher:
 
     def _rescue(self, job: Job, count: int) -> list[Lease]:
         """Take over leases that nobody renews."""
-        stream, found = self._stranded(job)
+        stream, found = self._stranded([job.id]).get(job.id, ("", {}))
         return self._claim(job, stream, dict(islice(found.items(), count))) if found else []
 
     def _may_rescue(self, job: str) -> bool:
         """Tell whether it is time to look for leases of a job that nobody renews."""
         return time.monotonic() >= self._rescue_at.get(job, 0.0)
 
-    def _stranded(self, job: Job) -> tuple[str, Mapping[str, Pending]]:
+    def _stranded(self, jobs: Sequence[str]) -> dict[str, tuple[str, dict[str, Pending]]]:
         """Find leases that nobody renewed, and our own that a lost reply or a crash stranded.
 
         Returns:
-            The stream that they are of, and the leases by ID of the entry; if there are none, they
-            are not looked for again for a third of a lease.
+            By job the stream that they are of, and the leases by ID of the entry; jobs without any
+            are not looked at again for a third of a lease.
         """
-        for stream in (job.keys.retry, job.keys.blocks):
-            rows = job.stream.pending(stream, self.worker, PENDING_MAX)
-            rows += job.stream.expired(stream, self.settings.lease_seconds, PENDING_MAX)
-            found = {row.id: row for row in rows if not self.holdings.holds(stream, row.id)}
+        seconds, stranded = self.settings.lease_seconds, {}
+        left = block_stream.left_leases(self.farm.client, jobs, self.worker, seconds, PENDING_MAX)
+        for job, rows in left.items():
+            found = [row for row in rows if not self.holdings.holds(row.stream, row.id)]
             if found:
-                return stream, found
-        if len(self._rescue_at) >= JOBS_MAX:
-            self._rescue_at.clear()  # to look too early costs a round trip
-        self._rescue_at[job.id] = time.monotonic() + self.settings.lease_seconds / 3
-        return "", {}
+                stream = found[0].stream
+                stranded[job] = stream, {row.id: row for row in found if row.stream == stream}
+                continue
+            if len(self._rescue_at) >= JOBS_MAX:
+                self._rescue_at.clear()  # to look too early costs a round trip
+            self._rescue_at[job] = time.monotonic() + seconds / 3
+        return stranded
 
     def _claim(self, job: Job, stream: str, found: Mapping[str, Pending]) -> list[Lease]:
         """Lease pending entries by ID, each unless somebody else was quicker."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -11,6 +12,7 @@ from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
+from embedfarm.contract.jobs import identities
 from embedfarm.contract.model_files import ModelError
 from embedfarm.workers.engines.engine import Engine, ModelUnavailable
 from embedfarm.workers.model_store import ModelStore
@@ -142,6 +144,32 @@ class JobEngines:
             return False  # `prepare` refuses it
         one, another = ({**decided_by(s, Decides.STORAGE), "engine": s.engine} for s in specs)
         return one == another
+
+    def meet(self, jobs: Sequence[str]) -> set[str]:
+        """Learn what jobs are that are not known yet, all at once; return those known then."""
+        new = [job for job in jobs if job not in self._identities]
+        if new:
+            for job, (spec, generation) in identities(self.farm.client, new).items():
+                self._identities[job] = Identity(spec, generation, engine_key(spec))
+                self._remember(job)
+        return set(jobs) & self._identities.keys()
+
+    def agree_together(self, jobs: Sequence[str], engine: Engine) -> None:
+        """Agree with the other workers of jobs that are alike, all at once, where that is plain.
+
+        What is not is left to `prepare`.
+        """
+        new = {
+            job: self._identities[job].generation
+            for job in jobs
+            if self._agreed.get(job) != engine.fingerprint
+        }
+        if new:
+            agreed = self.farm.reports.agree_together(
+                new, self.worker, engine.fingerprint, engine.tokenisation
+            )
+            for job in agreed - self._refusals.keys():
+                self._agreed[job] = engine.fingerprint
 
     def needs_load(self, job: str) -> bool:
         """Tell whether a model has to be loaded for this job.

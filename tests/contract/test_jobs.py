@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from embedfarm.contract import broker, wire
+from embedfarm.contract import block_stream, broker, wire
 from embedfarm.contract.broker import SOCKET_SECONDS, closing_client, persist
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job
+from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job, identities
 from embedfarm.contract.records import Block, ChunkError
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
@@ -842,3 +842,23 @@ def test_cluster_takes_every_command(tmp_path: Path) -> None:
             run_everything(client).delete()
     finally:
         cluster.stop()
+
+
+def test_several_jobs_are_asked_in_one_round_trip(client: redis.Redis) -> None:
+    """What jobs are and which leases they have left is told of those that are there."""
+    jobs = {name: Job(client, name) for name in ("one", "two", "damaged")}
+    for job in jobs.values():
+        job.create(JobSpec(model="m"), 0)
+        push(job, 0)
+        job.stream.read("w", 1)
+    client.hset(jobs["damaged"].keys.meta, "spec", b"\x01nothing")
+    asked = [*jobs, "gone"]
+    known = identities(client, asked)
+    assert known == {name: jobs[name].identity() for name in ("one", "two")}
+    left = block_stream.left_leases(client, asked, "w", 60, 9)
+    assert left.keys() == jobs.keys()
+    assert [row.stream for row in left["two"]] == [jobs["two"].keys.blocks]
+    assert block_stream.left_leases(client, ["one"], "other", 60, 9) == {"one": []}
+    block_stream.begin(client, asked)
+    assert all(job.status().first_read_ms for name, job in jobs.items())
+    assert not client.exists(Job(client, "gone").keys.meta)

@@ -51,7 +51,9 @@ CLOSING: Final = State(
 TRIED_AGAIN: Final = State("part written again", "the disk refuses a part, and then takes it")
 TOGETHER: Final = State("jobs in one micro-batch", "a micro-batch of several jobs is committed")
 LEFT: Final = State(
-    "job left its micro-batch", "one of several jobs has lost all its leases, and others have not"
+    "job left its micro-batch",
+    "one of several jobs has lost all its leases, and others have not",
+    RARE,
 )
 NO_LAST_ROOM: Final = State("no room at the end", "`Output.finish` finds a disk full")
 

@@ -179,6 +179,8 @@ def test_a_job_that_ends_leaves_the_others_of_its_micro_batch_alone(
     assert one.results.starts() == []
     assert np.array_equal(embedded(other), null_vectors(block_of(0, 10, "b").texts))
     assert (committer.total.chunks, committer.holdings.tokens) == (10, 0)
+    _, [completion] = farm.statistics.events("0", 0.01)
+    assert completion.by_job().keys() <= ({"b"} if fate == "lost" else {"a", "b"})
     assert farm.reports.accounts("b")["w"].chunks == 10
     if fate == "made anew":
         assert one.status().chunks_done == 0

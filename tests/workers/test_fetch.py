@@ -262,30 +262,27 @@ def test_lost_reply_strands_nothing(farm: FarmClient) -> None:
     assert (starts(found), deliveries(found)) == ([3], [2])
 
 
-def test_outage_after_leasing_forgets_no_lease(server: LiveServer, farm: FarmClient) -> None:
+def test_outage_after_leasing_forgets_no_lease(
+    server: LiveServer, farm: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A block is found again when the server goes away between lease and hand-over.
 
     A lease that was held but not handed on would be renewed for ever, and never embedded.
     """
+    begin = block_stream.begin
 
-    class Outage(BlockStream):
-        def begin(self) -> None:
-            force_log(self.client)
-            server.kill()
-            super().begin()
-
-    class FarmWithOutage(FarmClient):
-        def job(self, job: str, owner: str = "") -> Job:
-            found = super().job(job, owner)
-            found.stream = Outage(self.client, job, owner)
-            return found
+    def go_away(client: redis.Redis, jobs: Sequence[str]) -> None:
+        force_log(client)
+        server.kill()
+        begin(client, jobs)
 
     create_job(farm, [block_of(0, 3)])
-    fetcher = fetcher_on(FarmWithOutage(farm.client))
-    with pytest.raises(UNAVAILABLE):
-        fetcher.fetch()
+    fetcher = fetcher_on(farm)
+    with monkeypatch.context() as patched:
+        patched.setattr(block_stream, "begin", go_away)
+        with pytest.raises(UNAVAILABLE):
+            fetcher.fetch()
     server.start()
-    fetcher.farm = farm
     fetcher.recover()
     assert starts(fetch(fetcher)) == [0]
 
@@ -887,3 +884,26 @@ def test_a_job_that_is_no_more_is_no_company(fate: str, farm: FarmClient) -> Non
     if fate == "made anew":
         found = fetch(fetcher)
         assert (names(found), found.spec.prompt) == (["b"], "another: ")
+
+
+def test_who_embeds_a_job_with_other_files_joins_it_to_none(farm: FarmClient) -> None:
+    """Model files are compared with those of each job's other workers before it is joined."""
+    small_jobs(farm, "abc")
+    farm.reports.agree("b", {"weights": "others"})
+    give_plan(farm, *(share(1, name) for name in "abc"))
+    fetcher = knowing_its_rate(farm)
+    assert names(fetch(fetcher)) == ["a", "c"]
+    assert "weights differ" in farm.reports.refusals("b")["w"]
+    assert farm.reports.refusals("a") == farm.reports.refusals("c") == {}
+    known = fetcher.engines.prepare("a")
+    assert known is not None
+    assert farm.reports.fingerprint("c") == known.fingerprint
+
+
+def test_a_job_that_was_refused_before_is_joined(farm: FarmClient) -> None:
+    """What a worker's last process refused is taken back when it leases beside other jobs."""
+    small_jobs(farm, "abc")
+    farm.reports.refuse("b", "w", "no such model then")
+    give_plan(farm, *(share(1, name) for name in "abc"))
+    assert names(fetch(knowing_its_rate(farm))) == ["a", "b", "c"]
+    assert farm.reports.refusals("b") == {}
