@@ -1,5 +1,6 @@
 """Tests of paces, and of the times that they forecast."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +11,12 @@ from embedfarm.contract.pace import (
     TimedMicroBatch,
     WorkDone,
     averages,
+    bars_of,
     forecast_seconds,
     paces_now,
     who_works,
 )
+from embedfarm.contract.records import Completion
 
 NOW = 1000.0
 
@@ -30,6 +33,20 @@ def chunks_now(*bars: TimedMicroBatch, busy: bool = False) -> float:
     assert pace.tokens_per_second == pytest.approx(10 * pace.chunks_per_second)
     assert paces.by_job["job"] == pytest.approx(pace)
     return pace.chunks_per_second
+
+
+def test_jobs_of_one_micro_batch_are_bars_one_after_the_other() -> None:
+    """Each bar is as long as its job's share of tokens; only the first may follow a restart."""
+    done = Completion(
+        worker="w", model="m", job="a", chunks=6, tokens=60, padded_tokens=60, real_tokens=60,
+        seconds=6.0, overhead_seconds=0.0, first=True, jobs={"a": (40, 4), "b": (20, 2)},
+    )  # fmt: skip
+    assert bars_of(done, NOW) == [
+        TimedMicroBatch(NOW - 2, 4.0, "a", 4, 40, first=True),
+        TimedMicroBatch(NOW, 2.0, "b", 2, 20),
+    ]
+    alone = msgspec.structs.replace(done, jobs={})
+    assert bars_of(alone, NOW) == [TimedMicroBatch(NOW, 6.0, "a", 6, 60, first=True)]
 
 
 @given(seconds=st.floats(0.05, 14), since=st.floats(0, 0.99))

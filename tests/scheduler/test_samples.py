@@ -33,6 +33,17 @@ def test_a_sample_has_what_was_done_since_the_last() -> None:
     assert nothing.started == []
 
 
+def test_jobs_of_one_micro_batch_are_counted_each() -> None:
+    """What several jobs got of one micro-batch is theirs, and the worker's once."""
+    sampler = Sampler(100.0, SAMPLE_SECONDS)
+    jobs = {"job": (700, 7), "other": (300, 3)}
+    sampler.completed([msgspec.structs.replace(completion("one", 1000, 1.0), jobs=jobs)])
+    sample = sampler.take(farm_state([], {}), 100.0 + SAMPLE_SECONDS)
+    assert sample is not None
+    assert (sample.workers, sample.jobs) == ({"one": (1000, 10)}, jobs)
+    assert sample.job_workers == {"job": {"one": 700}, "other": {"one": 300}}
+
+
 def test_no_sample_before_its_time() -> None:
     """A sample is taken every ten seconds at most, and nothing is lost meanwhile."""
     state, sampler = farm_state([], {}), Sampler(0.0, SAMPLE_SECONDS)
