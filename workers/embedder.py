@@ -339,9 +339,7 @@ class Embedder:
     def _check(self, run: ModelRun) -> None:
         """Compare a sample of each job's first vectors with better ones."""
         for part in run.batch.parts:
-            own = (part.texts.start <= run.texts) & (run.texts < part.texts.stop)
-            sources = run.batch.tokenised.rows_of(np.unique(run.sources[own]))
-            rows = _without_reason(run.batch, sources)
+            rows = _without_reason(run.batch, _rows_of(run, part))
             if len(rows) and not part.lost and self._receipts.due(part.making, len(rows)):
                 shared = self._receipts.shared(part.making, run.batch.engine)
                 part.account.parity = shared or self._own_parity(run, part, rows)
@@ -396,6 +394,14 @@ class Embedder:
         batch.account.real_tokens += int(lengths.sum())
         batch.account.padded_tokens += batch_tokens(lengths, padded=batch.engine.padded)
         batch.account.flops += batch.engine.flops(lengths)
+
+
+def _rows_of(run: ModelRun, part: JobPart) -> NDArray[np.intp]:
+    """Return the rows that were run for a job, be it for texts of another one that are equal."""
+    if len(run.batch.parts) == 1:
+        return run.rows
+    own = (part.texts.start <= run.texts) & (run.texts < part.texts.stop)
+    return run.batch.tokenised.rows_of(np.unique(run.sources[own]))
 
 
 def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:

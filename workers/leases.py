@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from typing import TypeAlias
 
@@ -97,6 +96,7 @@ class MicroBatch:
         fetched: Monotonic time at which it was ready for the device.
         forward_began: Monotonic time at which the device began, 0 before.
         account: Counts and times of what was done with it so far.
+        parts: The parts of the jobs, one after the other.
     """
 
     spec: JobSpec
@@ -108,11 +108,10 @@ class MicroBatch:
     fetched: float = 0.0
     forward_began: float = 0.0
     account: Account = field(default_factory=Account)
+    parts: list[JobPart] = field(init=False, default_factory=list)
 
-    @cached_property
-    def parts(self) -> list[JobPart]:
-        """The parts of the jobs, one after the other."""
-        parts, first = [], 0
+    def __post_init__(self) -> None:
+        first = 0
         for making, group in groupby(self.leases, lambda lease: lease.making):
             leases = list(group)
             end = first + sum(lease.block.count for lease in leases)
@@ -121,9 +120,8 @@ class MicroBatch:
                 part.account.texts_full = int(self.tokenised.full[part.texts].sum())
             texts = (text for lease in leases for text in lease.block.texts)
             part.account.texts_empty = sum(not text or text.isspace() for text in texts)
-            parts.append(part)
+            self.parts.append(part)
             first = end
-        return parts
 
     def share_account(self) -> None:
         """Add to the account of each part its share of what was done for all, by tokens.
