@@ -22,6 +22,7 @@ from embedfarm.contract.broker import closing_client
 from embedfarm.contract.encoding import as_dict
 from embedfarm.contract.farm_client import FarmClient, model_rows
 from embedfarm.contract.formatting import format_bytes, format_moment, format_seconds, one_line
+from embedfarm.contract.model_counts import ModelCounts
 from embedfarm.contract.model_orders import NO_ORDER, ModelOrder
 
 if TYPE_CHECKING:
@@ -58,17 +59,20 @@ def list_models(redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa:
 
 @models_app.command("show")
 def show_model(model: ModelName, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
-    """Show what people want of a model, and what it is on each worker."""
+    """Show what people want of a model, what it is on each worker, and what was done with it."""
     settings = farm_settings(redis)
     with plain_errors(), closing_client(settings.redis_url) as client:
         farm = FarmClient(client)
         order = farm.models.all().get(model, NO_ORDER)
         rows = _rows_of(farm, model)
+        counts = farm.model_counts.all().get(model, ModelCounts())
     if as_json:
         workers = [{"worker": worker} | as_dict(each) for worker, each in rows]
-        print_json({"model": model, "order": as_dict(order), "workers": workers})
+        whole = {"model": model, "order": as_dict(order), "workers": workers}
+        print_json(whole | {"counts": counts._asdict()})
         return
     typer.echo(_wanted(order))
+    typer.echo(_done(counts))
     if rows:
         Console(highlight=False).print(_model_table(rows))
     else:
@@ -85,6 +89,18 @@ def _wanted(order: ModelOrder) -> str:
     if order.unload_at > order.load_at:
         words.append(f"unloaded by hand at {format_moment(order.unload_at)}")
     return ", ".join(words) or "nobody has asked for it but jobs and requests"
+
+
+def _done(counts: ModelCounts) -> str:
+    """Return what all workers together have done with a model, in words."""
+    if not counts.loads:
+        return "no worker has loaded it yet"
+    mean = format_seconds(counts.load_seconds / counts.loads)
+    return (
+        f"loaded {counts.loads:,} times, in {mean} on average; unloaded {counts.unloads_room:,} "
+        f"times for another model, {counts.unloads_idle:,} as idle, {counts.unloads_order:,} by "
+        f"order; {counts.requests:,} requests, {counts.texts_full:,} texts that filled it"
+    )
 
 
 @models_app.command("load")

@@ -20,6 +20,7 @@ from embedfarm.contract.job_reports import JobReports
 from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.load_attempts import LoadLedger
+from embedfarm.contract.model_counts import ModelCounters
 from embedfarm.contract.model_orders import ModelOrders
 from embedfarm.contract.model_states import ModelState, ready
 from embedfarm.contract.plans import Plans
@@ -80,10 +81,11 @@ def length_class(tokens_mean: float) -> int:
 class FarmClient(FarmKeys):
     """A farm's jobs and workers; `embedfarm.contract.tenants` has what one tenant sees of it.
 
-    Its other keys are in seven parts: `reports` has what workers say about jobs, `plans` what the
+    Its other keys are in eight parts: `reports` has what workers say about jobs, `plans` what the
     scheduler tells them, `statistics` what the farm remembers about its speed, `loads` the models
     whose loading ended a worker, `models` those that people want loaded, kept or unloaded,
-    `timeline` what has happened, and `logs` what its processes have logged.
+    `model_counts` what was done with each, `timeline` what has happened, and `logs` what its
+    processes have logged.
 
     Attributes:
         actor: Who acts through this farm, for the timeline; "" for the program's own account.
@@ -115,6 +117,11 @@ class FarmClient(FarmKeys):
     def models(self) -> ModelOrders:
         """Orders of models, which workers follow."""
         return ModelOrders(self.client, self.on_unreadable, tenant=self.tenant)
+
+    @cached_property
+    def model_counts(self) -> ModelCounters:
+        """Counters of models: loads, unloads, requests."""
+        return ModelCounters(self.client, self.on_unreadable, tenant=self.tenant)
 
     @cached_property
     def timeline(self) -> Timeline:

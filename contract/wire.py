@@ -34,6 +34,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:budget:<d>|<m> string  tokens of a device batch         worker    -> worker     7 d
     ef:{farm}:load:<w>|<m>   string  LoadAttempts without an end      worker    -> worker     24 h
     ef:{farm}:models         hash    model -> ModelOrder              people    -> worker
+    ef:{farm}:model-counts   hash    "counter model" -> how often      worker    -> people
     ef:{farm}:scheduler      hash    token, fence: the lock           scheduler -> scheduler  5 s
     ef:{farm}:fence          string  counter of lock holders          scheduler -> scheduler
     ef:{farm}:window         hash    what all jobs hold, as counted   all       -> all        5 s
@@ -80,6 +81,7 @@ ENDED: Final = "ef:{farm}:ended"
 ENDINGS: Final = "ef:{farm}:endings"
 WORKERS: Final = "ef:{farm}:workers"
 MODELS: Final = "ef:{farm}:models"
+MODEL_COUNTS: Final = "ef:{farm}:model-counts"
 EVENTS: Final = "ef:{farm}:events"
 LOGS: Final = "ef:{farm}:logs"
 TIMELINE: Final = "ef:{farm}:timeline"

@@ -229,6 +229,11 @@ class LaneServer:
                 fingerprint=batch.engine.fingerprint,
             )
             replies.append(Reply(taken, answer, vectors[rows]))
+        self.models.tally.count(
+            batch.spec.model,
+            requests=sum(piece.place == 0 for _, piece in self._round),
+            texts_full=batch.account.texts_full,
+        )
         self._put(Round(batch.leases[0].job, batch.leases, replies))
 
     def batch_seconds(self) -> float:

@@ -33,6 +33,7 @@ class ModelRoom:
     `unload_idle`.
 
     Attributes:
+        gone: Told of each model that goes, by name, and why: "room", "idle" or "order".
         in_use: Returns the keys of the engines that work in hand needs.
         orders: What people want of models, by name.
         placing: Held while it is decided which models go, and while requests are taken for one.
@@ -41,6 +42,7 @@ class ModelRoom:
     resident: ResidentModels
     torch_device: str
     settings: Settings
+    gone: Callable[[str, str], None] = lambda _model, _reason: None
     in_use: Callable[[], Collection[str]] = frozenset
     orders: Mapping[str, ModelOrder] = field(default_factory=dict)
     placing: threading.Lock = field(default_factory=threading.Lock)
@@ -64,7 +66,7 @@ class ModelRoom:
                 return False
             victims = list(_first(idle, short, surplus))
             self.resident.remove(victims)
-        self._let_go(victims, f"for {spec.model}")
+        self._let_go(victims, "room", f"for {spec.model}")
         return True
 
     def _short(self, spec: JobSpec, needed: int, movable: int) -> int:
@@ -121,7 +123,7 @@ class ModelRoom:
                 and not model.serves(in_use)
             ]
             self.resident.remove(unwanted)
-        self._let_go(unwanted, "as somebody wants it")
+        self._let_go(unwanted, "order", "as somebody wants it")
 
     def unload_idle(self) -> None:
         """Let the models go that were not used for a while, so that others can have the memory."""
@@ -131,11 +133,13 @@ class ModelRoom:
         with self.placing:
             old = [model for model in self._idle() if model.used_at < before]
             self.resident.remove(old)
-        self._let_go(old, f"not used for {format_seconds(self.settings.model_idle_seconds)}")
+        seconds = format_seconds(self.settings.model_idle_seconds)
+        self._let_go(old, "idle", f"not used for {seconds}")
 
-    def _let_go(self, models: Sequence[ResidentModel], why: str) -> None:
+    def _let_go(self, models: Sequence[ResidentModel], reason: str, why: str) -> None:
         """Free the memory of models that are resident no longer."""
         for model in models:
+            self.gone(model.spec.model, reason)
             log.info("unloaded %s, %s", model.spec.model, why)
         if models:
             free_memory(self.torch_device)

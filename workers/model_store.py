@@ -13,6 +13,7 @@ import msgspec
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_spec import JobSpec, model_key, weights_key
+from embedfarm.contract.model_counts import UNLOADS
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import Settings
@@ -21,6 +22,7 @@ from embedfarm.workers.engines.group import current_group
 from embedfarm.workers.engines.memory import allocated_bytes, limit_batches, predict_bytes
 from embedfarm.workers.engines.opening import engine_name, look_at, open_engine, open_reference
 from embedfarm.workers.model_room import ModelRoom
+from embedfarm.workers.model_tally import ModelTally
 from embedfarm.workers.resident_models import ResidentModel, ResidentModels
 from embedfarm.workers.watchdog import Watchdog
 
@@ -48,6 +50,7 @@ class ModelStore:
         start: Function that starts a thread; what is raised in it is the worker's failure.
         resident: Models that are loaded.
         room: Memory for them.
+        tally: Counts what is done with them.
         loading: Key of the model that is being loaded now, "" when none is.
     """
 
@@ -60,6 +63,7 @@ class ModelStore:
     start: Callable[[str, Callable[[], None]], threading.Thread] = start_thread
     resident: ResidentModels = field(default_factory=ResidentModels)
     room: ModelRoom = field(init=False)
+    tally: ModelTally = field(init=False)
     loading: str = ""
     _loading_since: float = 0.0
     _begun: str = ""  # the load that is counted, by `weights_key`
@@ -70,7 +74,11 @@ class ModelStore:
     _ordered: dict[str, float] = field(default_factory=dict)  # times of orders that were followed
 
     def __post_init__(self) -> None:
-        self.room = ModelRoom(self.resident, self.torch_device, self.settings)
+        self.tally = ModelTally(self.farm.model_counts)
+        self.room = ModelRoom(self.resident, self.torch_device, self.settings, self._gone)
+
+    def _gone(self, model: str, reason: str) -> None:
+        self.tally.count(model, **{UNLOADS[reason]: 1})
 
     @property
     def trying_engines(self) -> bool:
@@ -146,6 +154,8 @@ class ModelStore:
     def follow_orders(self) -> None:
         """Load and unload what people want, and note what they want kept; called often.
 
+        The farm's counters of models are brought up to date, too.
+
         A model that is wanted is loaded once for each order, beside what work in hand needs, and
         may go again like any other one. One that cannot be loaded is noted among the failures.
 
@@ -155,6 +165,7 @@ class ModelStore:
         if time.monotonic() < self._orders_at:
             return
         self._orders_at = time.monotonic() + ORDERS_SECONDS
+        self.tally.hand_over()
         orders = self.farm.models.all()
         self.room.follow(orders)
         for name, order in orders.items():
@@ -245,6 +256,7 @@ class ModelStore:
             self._end_load()
         if limit:
             limit_batches(self.torch_device, limit)
+        self.tally.count(spec.model, loads=1, load_ms=round(1000 * model.load_seconds))
         log.info("loaded %s in %.1f s", spec.model, model.load_seconds)
         return model.engine
 
@@ -297,5 +309,6 @@ class ModelStore:
         Raises:
             redis.ConnectionError: The server is away.
         """
+        self.tally.hand_over()
         if self._begun:
             self.farm.loads.end(self.worker, self._begun)

@@ -276,6 +276,8 @@ class Worker:
         while (item := self.done.get()) is not None:
             try:
                 self.committer.commit(*item)
+                model, account = item[0].spec.model, item[0].account
+                self.models.tally.count(model, texts_full=account.texts_full)
             except UNAVAILABLE as error:
                 if not self.stop.is_set():
                     raise

@@ -153,6 +153,14 @@ def log_everything(client: redis.Redis) -> None:
     client.zadd(wire.LOGS, {"one": 1_790_000_000})
 
 
+def load_everything(farm: FarmClient) -> None:
+    """Write the keys about a model that is loaded."""
+    farm.loads.begin("one", "null:2")
+    farm.models.pin("null:2", pinned=True)
+    farm.model_counts.add("null:2", {"loads": 1})
+    farm.loads.quarantine("one", "null:2", "it did not finish")
+
+
 def run_everything(client: redis.Redis) -> Job:
     """Make a job and a farm that have every kind of key, and return the job."""
     farm = FarmClient(client)
@@ -167,9 +175,7 @@ def run_everything(client: redis.Redis) -> Job:
     farm.statistics.sample(SAMPLE)
     farm.statistics.long_sample(SAMPLE)
     farm.statistics.learn_budget("cpu", "null:2", 16_384)
-    farm.loads.begin("one", "null:2")
-    farm.models.pin("null:2", pinned=True)
-    farm.loads.quarantine("one", "null:2", "it did not finish")
+    load_everything(farm)
     farm.admit("little", 1)
     ask_everything(client)
     enqueue_everything(client)

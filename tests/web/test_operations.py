@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +15,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.lane import Lane
+from embedfarm.contract.model_counts import UNLOADS, ModelCounts
 from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.records import Decision, Heartbeat
 from embedfarm.contract.settings import Settings
@@ -22,6 +27,8 @@ from embedfarm.scheduler.policies import POLICIES, pass_names
 from embedfarm.watch.bottlenecks import RULES
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import make_key
+from embedfarm.workers.engines.engine import Chunk, Tokenised
+from embedfarm.workers.engines.null import NullEngine
 from tests.contract.little_job import (
     COMPLETION,
     DECISION,
@@ -31,9 +38,11 @@ from tests.contract.little_job import (
     run_everything,
 )
 from tests.farm.harness import run
-from tests.support import LiveServer
+from tests.support import LiveServer, wait_until
 from tests.watch.test_view import beat, embed_two, report
 from tests.web.conftest import client_of
+from tests.workers.running import worker_on, working
+from tests.workers.support import block_of, create_job, let_models_take
 
 ALERTS: Final = Path(__file__).parents[2] / "deploy" / "alerts.yaml"
 ALERTS_TEST: Final = ALERTS.with_name("alerts.test.yaml")
@@ -215,7 +224,9 @@ def test_alerts_are_about_metrics_that_there_are(
 ) -> None:
     """Each metric that an alert looks at is one of the farm's, with the labels that it has."""
     make_job(client, 1, "fails")
-    make_ready(client, server).end("fails", "failed", "", Settings())
+    farm = make_ready(client, server)
+    farm.end("fails", "failed", "", Settings())
+    farm.model_counts.add("null:2", {"loads": 1})
     families = text_string_to_metric_families(web.get("/metrics").text)
     there = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     asked = re.findall(r"(embedfarm_[a-z_]+)(?:\{([^}]*)\})?", path.read_text(encoding="utf-8"))
@@ -231,6 +242,44 @@ def test_every_cause_of_an_alert_is_one() -> None:
     causes = {each for found in re.findall(r'cause=~?"([^"]*)"', text) for each in found.split("|")}
     assert len(causes) > 5
     assert causes <= {rule.__name__ for rule in RULES}
+
+
+def test_doors_count_the_same_of_models(
+    web: TestClient, client: redis.Redis, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics, the page and the command line have what workers did, one after the other."""
+    let_models_take(monkeypatch, 10)
+    whole = NullEngine.tokenise
+
+    def of_three_tokens(engine: NullEngine, chunks: Sequence[Chunk]) -> Tokenised:
+        return replace(whole(engine, chunks), limit=3)
+
+    monkeypatch.setattr(NullEngine, "tokenise", of_three_tokens)
+    farm = FarmClient(client)
+    for number in range(2):
+        job = create_job(farm, [block_of(0, 5)], f"job-{number}", model="null:4")
+        with working(worker_on(server, f"cpu-{number}", models_bytes_max=10)):
+            wait_until(lambda: job.status().chunks_done == 5)  # noqa: B023 # used up in this turn
+            for texts in (["long, three tokens"], ["b", "c"]):
+                Lane(client).embed(JobSpec(model="null:8"), texts, 9)
+    counts = farm.model_counts.all()
+    full = 2 * sum(len(text) >= 12 for text in block_of(0, 5).texts)
+    assert counts["null:4"]._replace(load_ms=0) == ModelCounts(2, unloads_room=2, texts_full=full)
+    assert counts["null:8"]._replace(load_ms=0) == ModelCounts(2, requests=4, texts_full=2)
+    found, page = figures(web), web.get("/workers").text
+    for model, each in counts.items():
+        assert found["embedfarm_model_loads_total", (model,)] == each.loads
+        assert found["embedfarm_model_loading_seconds_total", (model,)] == each.load_seconds
+        assert found["embedfarm_model_requests_total", (model,)] == each.requests
+        assert found["embedfarm_model_texts_full_total", (model,)] == each.texts_full
+        for reason, name in UNLOADS.items():
+            gone = found["embedfarm_model_unloads_total", (model, reason)]
+            assert gone == getattr(each, name)
+        shown = run("models", "show", model, "--json", "--redis", server.url)
+        assert json.loads(shown.stdout)["counts"] == each._asdict()
+        _, _, row = page.partition(f'<span class="name">{model}</span>')
+        cells = re.findall(r'data-label="[^"]*">([^<]*)</td>', row.partition("</tr>")[0])
+        assert [*cells[:1], *cells[2:]] == [str(each.loads), *map(str, each[2:])], row
 
 
 def test_metrics_count_what_has_ended(web: TestClient, client: redis.Redis) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from embedfarm.contract.job_reports import NOT_NOW
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
+from embedfarm.contract.model_counts import ModelCounts
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.workers import host_memory, model_room, model_store
@@ -486,6 +488,45 @@ def test_a_worker_yields_to_a_model_that_does_not_fit(
     with working(worker_on(server, models_bytes_max=SIZE)) as worker:
         wait_until(lambda: all(job.status().chunks_done == 50 for job in jobs), 20)
         assert len(list(worker.models.resident)) == 1
+
+
+# What is counted.
+
+
+def test_loads_and_unloads_are_counted(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load is counted with its time, and each unload with its reason, beyond a restart."""
+    let_models_take(monkeypatch, SIZE)
+    monkeypatch.setattr(model_store, "ORDERS_SECONDS", 0.0)
+    farm = FarmClient(client)
+    for _ in range(2):  # processes
+        store = store_of(client, models_bytes_max=SIZE, model_idle_seconds=1e-9)
+        load(store, 1, 2, 1)
+        store.room.unload_idle()
+        load(store, 2)
+        farm.models.unload("null:2")
+        store.follow_orders()
+        assert not loaded(store)
+        store.leave()
+    counts = farm.model_counts.all()
+    assert counts["null:1"]._replace(load_ms=0) == ModelCounts(4, 0, unloads_room=2, unloads_idle=2)
+    assert counts["null:2"]._replace(load_ms=0) == ModelCounts(
+        4, 0, unloads_room=2, unloads_order=2
+    )
+
+
+def test_counts_outlast_an_outage(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was counted while the server was away is handed over when it is back."""
+    store = store_of(client)
+    load(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.farm.model_counts, "add", Mock(side_effect=redis.ConnectionError))
+        with pytest.raises(redis.ConnectionError):
+            store.tally.hand_over()
+    store.tally.hand_over()
+    store.tally.hand_over()
+    assert store.farm.model_counts.all()["null:1"].loads == 1
 
 
 # What people want.

@@ -6,20 +6,20 @@ No label has more values than there are workers, routes and states; jobs are non
 import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedfarm.contract.broker import UNAVAILABLE
-from embedfarm.contract.farm_client import FarmClient, model_rows
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import JobFacts, read_jobs
@@ -27,9 +27,10 @@ from embedfarm.watch.view import FarmReader, FarmView
 from embedfarm.web.auth.keys import Scope as KeyScope
 from embedfarm.web.farm_readers import Reader
 from embedfarm.web.http.problems import problems
+from embedfarm.web.operations.metric_families import PREFIX, counter, gauge
+from embedfarm.web.operations.model_metrics import count_metrics, resident_metrics
 from embedfarm.web.services import Caller, Service, need
 
-PREFIX: Final = "embedfarm_"
 METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TOKENS: Final = (100, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000)
@@ -132,7 +133,7 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the farm's metrics now; without its server only that it is away."""
-        yield _gauge(
+        yield gauge(
             "build_info",
             "The version of this program; always 1.",
             {(version("embedfarm"),): 1.0},
@@ -143,19 +144,20 @@ class Figures(Collector):
         except UNAVAILABLE:
             found = []
         up = {(): float(bool(found))}
-        yield _gauge("server_up", "Whether Redis answers: 1, or 0.", up)
+        yield gauge("server_up", "Whether Redis answers: 1, or 0.", up)
         yield from found
 
     def _look(self) -> Iterator[Metric]:
         active = self.farm.plans.has_scheduler()
-        yield _gauge("scheduler_active", "Whether a scheduler plans: 1, or 0.", {(): float(active)})
+        yield gauge("scheduler_active", "Whether a scheduler plans: 1, or 0.", {(): float(active)})
         workers = self.farm.workers()
         ended = {of: float(count) for of, count in self.farm.endings().items()}
         words = "Jobs that have ended, by how, and what that was about: the count only grows."
-        yield _counter("jobs_ended", words, ended, "state", "cause")
+        yield counter("jobs_ended", words, ended, "state", "cause")
         jobs = read_jobs(self.farm, self.farm.job_ids())
         yield from job_metrics(jobs, self._reader.read(), time.time())
         yield from worker_metrics(workers)
+        yield from count_metrics(self.farm.model_counts.all())
         yield from scheduler_metrics(self.farm.plans.scheduler_stats())
 
 
@@ -166,7 +168,7 @@ def job_metrics(jobs: Sequence[JobFacts], view: FarmView, now: float) -> Iterato
     """
     states = Tally(job.state for job in jobs)
     counts = {(name,): float(n) for name, n in states.items()}
-    yield _gauge("jobs", "Jobs that have not ended.", counts, "state")
+    yield gauge("jobs", "Jobs that have not ended.", counts, "state")
     wanted = [job for job in jobs if not job.over]
     waiting = [job for job in wanted if job.blocks_in > job.blocks_done]
     tokens = sum(job.tokens_in - job.tokens_done for job in waiting)
@@ -174,20 +176,20 @@ def job_metrics(jobs: Sequence[JobFacts], view: FarmView, now: float) -> Iterato
     age = max((now - job.created_ms / 1000 for job in waiting), default=0)
     stored = sum(job.result_bytes for job in jobs)
     failed = sum(job.chunks_failed for job in wanted)
-    yield _gauge("backlog_chunks", "Chunks that are not embedded yet.", {(): float(chunks)})
-    yield _gauge("backlog_tokens", "Tokens that are not embedded yet.", {(): float(tokens)})
-    yield _gauge("backlog_age_seconds", "Age of the oldest job with such chunks.", {(): float(age)})
-    yield _gauge("results_bytes", "Bytes of results that wait in Redis.", {(): float(stored)})
+    yield gauge("backlog_chunks", "Chunks that are not embedded yet.", {(): float(chunks)})
+    yield gauge("backlog_tokens", "Tokens that are not embedded yet.", {(): float(tokens)})
+    yield gauge("backlog_age_seconds", "Age of the oldest job with such chunks.", {(): float(age)})
+    yield gauge("results_bytes", "Bytes of results that wait in Redis.", {(): float(stored)})
     words = "Chunks that failed, of jobs in work."
-    yield _gauge("failed_chunks", words, {(): float(failed)})
+    yield gauge("failed_chunks", words, {(): float(failed)})
     if view.backlog_seconds is not None:
         words = "Seconds that the backlog takes, by the fastest and the slowest rate of late."
         values = {("least",): view.backlog_seconds.low, ("most",): view.backlog_seconds.high}
-        yield _gauge("backlog_seconds", words, values, "estimate")
+        yield gauge("backlog_seconds", words, values, "estimate")
     causes = Tally((each.cause, each.severity) for each in view.bottlenecks)
     found = {of: float(count) for of, count in causes.items()}
     words = "What holds the farm back, as its pages say it: sentences by cause and severity."
-    yield _gauge("bottlenecks", words, found, "cause", "severity")
+    yield gauge("bottlenecks", words, found, "cause", "severity")
 
 
 def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
@@ -201,43 +203,26 @@ def worker_metrics(workers: Iterable[Heartbeat]) -> Iterator[Metric]:
         ("lease_age_seconds", "held_seconds", "Age of the oldest block that a worker has leased."),
     ):
         values = {(beat.worker,): float(getattr(beat, attribute)) for beat in beats}
-        yield _gauge(name, words, values, "worker")
+        yield gauge(name, words, values, "worker")
     for name, attribute in (("chunks", "chunks_done"), ("tokens", "tokens_done")):
         values = {(beat.worker,): float(getattr(beat, attribute)) for beat in beats}
         words = f"{name.capitalize()} that a worker has embedded and committed since its start."
-        yield _counter(name, words, values, "worker")
+        yield counter(name, words, values, "worker")
     spent = {(b.worker, activity): s for b in beats for activity, s in b.where.items()}
     words = "Seconds of a worker since its start, by what it did in them."
-    yield _counter("worker_seconds", words, spent, "worker", "activity")
+    yield counter("worker_seconds", words, spent, "worker", "activity")
     for name in sorted({name for beat in beats for name in beat.lane}):
         values = {(beat.worker,): beat.lane[name] for beat in beats if name in beat.lane}
         words = f"{name.capitalize()} of interactive requests since the start of a worker."
-        yield _counter(f"lane_{name}", words, values, "worker")
-    yield from _model_metrics(beats)
+        yield counter(f"lane_{name}", words, values, "worker")
+    yield from resident_metrics(beats)
     yield from _device_metrics(beats)
-
-
-def _model_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
-    rows = [(worker, each.model.partition("|")[0], each) for worker, each in model_rows(beats)]
-    states = Tally((worker, model, each.state) for worker, model, each in rows)
-    words = "Models that a worker has loaded, is loading, or failed to load, by state."
-    counts = {of: float(count) for of, count in states.items()}
-    yield _gauge("worker_models", words, counts, "worker", "model", "state")
-    taken: dict[tuple[str, str], float] = {}
-    took: dict[tuple[str, str], float] = {}
-    for worker, model, each in rows:
-        if each.state == "ready":
-            taken[worker, model] = taken.get((worker, model), 0.0) + each.bytes
-            took[worker, model] = max(took.get((worker, model), 0.0), each.load_seconds)
-    words = "Memory that the weights of a loaded model take on a worker."
-    yield _gauge("model_bytes", words, taken, "worker", "model")
-    yield _gauge("model_load_seconds", "Time that its loading took.", took, "worker", "model")
 
 
 def _count_workers(beats: Iterable[Heartbeat]) -> Metric:
     states = Tally(beat.state for beat in beats)
     values = {(name,): float(count) for name, count in states.items()}
-    return _gauge("workers", "Live workers.", values, "state")
+    return gauge("workers", "Live workers.", values, "state")
 
 
 def _device_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
@@ -248,7 +233,7 @@ def _device_metrics(beats: Iterable[Heartbeat]) -> Iterator[Metric]:
             facts.setdefault(f"{kind}_{name}", {})[beat.worker, beat.device] = value
     for name, values in sorted(facts.items()):
         words = f"{name.replace('_', ' ').capitalize()} of a worker's device, now."
-        yield _gauge(name, words, values, "worker", "device")
+        yield gauge(name, words, values, "worker", "device")
 
 
 def scheduler_metrics(stats: SchedulerStats | None) -> Iterator[Metric]:
@@ -271,25 +256,9 @@ def scheduler_metrics(stats: SchedulerStats | None) -> Iterator[Metric]:
         ("decision_p99_seconds", stats.decision_seconds_p99, "P99 of the time of a decision"),
         ("batch_p99_seconds", stats.micro_batch_seconds_p99, "P99 of the time of a micro-batch"),
     ):
-        yield _gauge(f"scheduler_{name}", f"{words}, over the last minute.", {(): value})
+        yield gauge(f"scheduler_{name}", f"{words}, over the last minute.", {(): value})
     words = "Decisions of the scheduler since its start."
-    yield _counter("scheduler_decisions", words, {(): float(stats.decisions)})
-
-
-def _gauge(name: str, words: str, values: Mapping[Any, float], *labels: str) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(PREFIX + name, words, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
-    return family
-
-
-def _counter(
-    name: str, words: str, values: Mapping[Any, float], *labels: str
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(PREFIX + name, words, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
-    return family
+    yield counter("scheduler_decisions", words, {(): float(stats.decisions)})
 
 
 class Meter:

@@ -70,6 +70,7 @@ def _read(services: Services, reader: FarmReader) -> dict[str, Any]:
         "view": view,
         "workers": [(each, beats[each.worker]) for each in view.workers if each.worker in beats],
         "models": model_rows(beats.values()),
+        "counts": farm.model_counts.all(),
         "times": {name: where_time_goes(beat) for name, beat in beats.items()},
         "names": {job.job: job.name or job.job for job in view.jobs},
         "learned": read_learned(farm),
