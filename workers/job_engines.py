@@ -234,7 +234,7 @@ class JobEngines:
 
     def _refuse_for(self, job: str, error: Exception) -> None:
         """Refuse a job for an error, and say whether that passes."""
-        self.refuse(job, f"{NOT_NOW}{error}" if isinstance(error, ModelUnavailable) else str(error))
+        self.refuse(job, reason_of(error))
 
     def refuse(self, job: str, reason: str) -> None:
         """Leave a job to others for a while, and say why; then it may have been made anew."""
@@ -252,6 +252,11 @@ class JobEngines:
         self._known[job] = None
         while len(self._known) > JOBS_MAX:
             self.forget(next(iter(self._known)))
+
+
+def reason_of(error: Exception) -> str:
+    """Return what is said of a refusal for an error: whether it passes, and why."""
+    return f"{NOT_NOW}{error}" if isinstance(error, ModelUnavailable) else str(error)
 
 
 def _check_dimensions(spec: JobSpec, engine: Engine) -> None:

@@ -11,12 +11,13 @@ from typing import Final, NamedTuple
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_reports import NOT_NOW
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.lane import Lane, Taken
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.job_engines import REFUSAL_SECONDS
+from embedfarm.workers.job_engines import REFUSAL_SECONDS, reason_of
 from embedfarm.workers.model_store import ModelStore
 
 # How long a request is left to a worker that has its model, or that has nothing else to do.
@@ -177,7 +178,7 @@ class LaneLoader:
         now = time.monotonic()
         self._refused_until = {k: until for k, until in self._refused_until.items() if until > now}
         self._refused_until[key] = now + REFUSAL_SECONDS
-        self.lane.refuse(key, self.worker, str(error))
+        self.lane.refuse(key, self.worker, reason_of(error))
         self._refuse_together(key)
 
     def _put_off(self, key: str) -> None:
@@ -188,10 +189,11 @@ class LaneLoader:
 
     def _refuse_together(self, key: str) -> None:
         """Refuse what waits for an engine that no worker of the farm could load, or not in time."""
-        reasons = self.lane.unloaded(key)
-        if {beat.worker for beat in self.farm.workers()} <= reasons.keys():
+        reasons, alive = self.lane.unloaded(key), {beat.worker for beat in self.farm.workers()}
+        # Where a server was away for a while, nobody is known to be alive, and that is no reason.
+        if self.worker in alive and alive <= reasons.keys():
             said = dict.fromkeys(reasons.values())  # most say the same
-            late = any(each.startswith(BUSY) for each in said)
+            late = any(each.startswith((BUSY, NOT_NOW)) for each in said)
             what = "no worker loads the model in time" if late else "no worker can load the model"
             reason = f"{what}: {'; '.join(said)}"
             refuse_waiting(self.lane, key, self.worker, reason, late=late)

@@ -28,11 +28,12 @@ from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, T
 from embedfarm.contract.load_forecast import seconds_until_loaded
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.records import Block
-from embedfarm.workers import lane_loader, model_store
+from embedfarm.workers import lane_loader, model_room, model_store
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, Tokenised
 from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.host_memory import AvailableMemory
 from embedfarm.workers.leases import MicroBatch
 from embedfarm.workers.similarity import cosine
 from embedfarm.workers.timings import Timings
@@ -465,6 +466,26 @@ def test_a_model_that_nobody_has(server: LiveServer, lane: Lane) -> None:
             with pytest.raises(LaneRefused, match="no worker can load the model: 'null:nonsense'"):
                 lane.embed(JobSpec(model="null:nonsense"), ["a"], SECONDS)
         assert np.array_equal(lane.embed(SPEC, ["a"], SECONDS), null_vectors(["a"]))
+
+
+def test_no_memory_now_is_said_to_pass(
+    server: LiveServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for a model that nobody has memory for now is late: it may be asked again."""
+    let_models_take(monkeypatch, 2)
+    monkeypatch.setattr(model_room, "device_memory", lambda _: AvailableMemory(4, 1))
+    with working(worker_on(server)), pytest.raises(LaneLate, match=r"not now: .* memory are free"):
+        lane.embed(SPEC, ["a"], SECONDS)
+
+
+def test_where_nobody_is_known_to_live_nothing_is_refused(
+    server: LiveServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a server comes back all heartbeats have lapsed, which says nothing of the others."""
+    with working(worker_on(server)):
+        monkeypatch.setattr(FarmClient, "workers", lambda _: [])
+        with pytest.raises(LaneLate, match="no answer within"):
+            lane.embed(JobSpec(model="null:nonsense"), ["a"], 1.5)
 
 
 def test_a_prompt_that_the_model_does_not_have(
