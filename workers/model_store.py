@@ -123,8 +123,9 @@ class ModelStore:
         Raises:
             ModelError: The model is not to be had, or does not load.
         """
+        loads = self.is_loading  # looked at first: what comes to its end meanwhile is found below
         variant = self.variant(spec)
-        if variant is not None or self.is_loading:
+        if variant is not None or loads:
             return variant
         with self._noting(spec):
             return self._load(spec) if self._make_room(spec) else None
@@ -144,6 +145,9 @@ class ModelStore:
         if failure is not None:
             raise failure
         if self.is_loading:
+            return True
+        if self.variant(spec) is not None:  # since the caller looked, a load has come to its end
+            then()
             return True
         with self._noting(spec):
             if not self._make_room(spec):

@@ -427,6 +427,14 @@ def test_the_device_works_while_a_model_is_loaded(
     assert loads.opened == ["null:8", "null:4"]
 
 
+def test_what_was_loaded_meanwhile_is_not_loaded_again(store: ModelStore) -> None:
+    """Whoever finds a model missing, and asks for it once it is there, has it at once."""
+    load(store, 1)
+    told: list[str] = []
+    assert store.load_beside(spec_of(1), lambda: told.append("loaded"))
+    assert (loaded(store), told, store.is_loading) == (["null:1"], ["loaded"], False)
+
+
 def test_a_load_beside_work_may_fail(
     server: LiveServer, client: redis.Redis, loads: SlowLoads
 ) -> None:
