@@ -11,7 +11,7 @@ from typing import Final
 from embedfarm.contract.formatting import format_bytes, format_seconds
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
-from embedfarm.contract.model_orders import ModelOrder
+from embedfarm.contract.model_orders import NO_ORDER, ModelOrder
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import NoRoom
 from embedfarm.workers.engines.memory import device_memory, free_memory, predict_bytes
@@ -111,16 +111,19 @@ class ModelRoom:
         return [model for model in self._movable() if not model.serves(in_use)]
 
     def follow(self, orders: Mapping[str, ModelOrder]) -> None:
-        """Take new orders; models that are to be unloaded go as soon as no work needs them."""
-        self.orders = orders
+        """Take new orders; models that are to be unloaded go as soon as no work needs them.
+
+        Such an order is about what is loaded when it is first seen: clocks of hosts differ.
+        """
+        before, self.orders = self.orders, orders
         with self.placing:
             in_use = self.in_use()
+            for model in self.resident:
+                name = model.spec.model
+                order, known = orders.get(name, NO_ORDER), before.get(name, NO_ORDER)
+                model.unwanted |= order.unload_at not in {0.0, known.unload_at}
             unwanted = [
-                model
-                for model in self.resident
-                if (order := orders.get(model.spec.model)) is not None
-                and model.loaded_at < order.unload_at
-                and not model.serves(in_use)
+                model for model in self.resident if model.unwanted and not model.serves(in_use)
             ]
             self.resident.remove(unwanted)
         self._let_go(unwanted, "order", "as somebody wants it")

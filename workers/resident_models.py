@@ -31,6 +31,7 @@ class ResidentModel:
         load_seconds: Time that its loading took.
         loaded_at: Unix time at which it was loaded.
         used_at: Monotonic time at which work was last taken for it.
+        unwanted: Whether people want it to go.
     """
 
     spec: JobSpec
@@ -40,6 +41,7 @@ class ResidentModel:
     load_seconds: float
     loaded_at: float = field(default_factory=time.time)
     used_at: float = field(default_factory=time.monotonic)
+    unwanted: bool = False
     _variants: dict[str, Engine] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.model_counts import ModelCounts
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.model_orders import ModelOrder
 from embedfarm.contract.settings import Settings
 from embedfarm.workers import host_memory, model_room, model_store
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, NoRoom
@@ -585,6 +586,17 @@ def test_a_model_in_use_goes_when_it_is_not(store: ModelStore) -> None:
     load(store, 1)
     store.room.follow(store.farm.models.all())
     assert loaded(store) == ["null:1"], "it was loaded since"
+
+
+def test_an_order_is_followed_once_whatever_clocks_say(store: ModelStore) -> None:
+    """An unload order by a clock that is ahead concerns what is loaded, and not what comes later."""
+    load(store, 1)
+    orders = {"null:1": ModelOrder(unload_at=time.time() + 3600)}
+    store.room.follow(orders)
+    assert not loaded(store)
+    load(store, 1)
+    store.room.follow(orders)
+    assert loaded(store) == ["null:1"]
 
 
 def test_a_pin_keeps_a_model_from_going(store: ModelStore) -> None:
