@@ -55,6 +55,7 @@ class Observer:
     _means: dict[str, float] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
     _loaded: dict[str, float] = field(default_factory=dict)  # when a worker last loaded a model
+    _moved: dict[str, float] = field(default_factory=dict)  # when jobs last had blocks
 
     def learn(self, completions: Sequence[Completion]) -> None:
         """Take in what workers have done; each has gone on to its next micro-batch, if any."""
@@ -106,6 +107,13 @@ class Observer:
         )
         tail = not any(each.waiting_blocks for each in backlogs if each.status.state != "paused")
         copies, lost = self.copies.look(self._models.keys(), self.beats.keys(), restarted)
+        now = time.monotonic()
+        self._moved = {
+            each.job: now
+            if each.waiting_blocks or each.held_blocks
+            else self._moved.get(each.job, -math.inf)
+            for each in backlogs
+        }
         jobs = tuple(
             JobState(
                 each.job,
@@ -118,6 +126,7 @@ class Observer:
                 services[each.job],
                 copies[each.job],
                 lost[each.job],
+                now - self._moved[each.job],
             )
             for each in backlogs
         )

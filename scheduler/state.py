@@ -66,6 +66,7 @@ class JobState:
         copies: Worker that repeats a leased block, by ID of the entry.
         copies_lost: How many workers have ended while they were to repeat a leased block, by ID of
             the entry.
+        idle_seconds: Seconds since it had blocks that were waiting or leased, 0 while it has some.
     """
 
     job: str
@@ -78,6 +79,7 @@ class JobState:
     service: Service = NO_SERVICE
     copies: Mapping[str, str] = field(default_factory=dict)
     copies_lost: Mapping[str, int] = field(default_factory=dict)
+    idle_seconds: float = math.inf
 
     @property
     def weights(self) -> str:

@@ -35,6 +35,9 @@ class Affinity:
     - has less than its part, and the worker's own job is ahead of it by more than
       `affinity_seconds` of service, and by more than ten times what its loading takes.
 
+    A job that grows, and whose last block was taken a moment ago, counts as one that waits: a
+    worker is as long without work for it as the loading of its model would take.
+
     In any case no more workers load a model than its waiting work keeps busy for as long as the
     loading takes. Parts are shares of the workers' speed, by the weights of tenants and jobs.
     """
@@ -89,12 +92,16 @@ class _Placement:
 
     @cached_property
     def waiting(self) -> Mapping[str, list[JobState]]:
-        """Jobs with blocks to lease by model, in the order of the tiers."""
+        """Jobs with blocks to lease, or more to come, by model in the order of the tiers."""
         found: defaultdict[str, list[JobState]] = defaultdict(list)
         for job in self.draft.jobs:
-            if job.waiting_blocks:
+            if job.waiting_blocks or self._grows(job):
                 found[job.weights].append(job)
         return found
+
+    def _grows(self, job: JobState) -> bool:
+        """Tell whether a job without blocks is likely to get some before its model were back."""
+        return job.status.state == "open" and job.idle_seconds < self._load_seconds(job.weights)
 
     def _parts_of(self, worker: WorkerState) -> Mapping[str, float]:
         """Return the speed that a worker has for each of its models that work waits for."""
@@ -117,6 +124,8 @@ class _Placement:
         chosen = first if leaves else stay
         if chosen is None:
             return (), "waits: others have the models that work waits for" if queue else ""
+        if not chosen.waiting_blocks:
+            return (), f"stays with {chosen.model}: more is to come of {chosen.job}"
         if chosen.weights not in worker.resident:
             self._move(worker, chosen.weights)
             words = f"loads {chosen.model} for {chosen.job}"
@@ -154,6 +163,7 @@ class _Placement:
     def _jobs(self, worker: WorkerState) -> Sequence[JobState]:
         """Return the waiting jobs of a worker's models, in the order of the tiers."""
         found = [job for model in worker.resident for job in self.waiting.get(model, ())]
+        found = [job for job in found if job.waiting_blocks] or found
         return sorted(found, key=lambda job: self._tier[job.job])
 
     def _least(self, jobs: Sequence[JobState]) -> JobState | None:

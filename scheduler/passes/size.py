@@ -1,6 +1,7 @@
 """The pass that decides how much a worker leases at a time."""
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final
@@ -69,9 +70,10 @@ def give(
     """Give every worker that asks shares of the given size, of the jobs in its queue.
 
     Jobs with nothing to lease are in some plans too: of some the leases are held by the dead, of
-    some a worker may repeat what is late, and some get more blocks.
+    some a worker may repeat what is late, and some get more blocks. No worker that has models loads
+    another one for them, unless only that rescues what is leased.
     """
-    leased = _leased(draft)
+    leased, had = _leased(draft), _had(draft.state)
     shares, words = {}, []
     for place, worker in enumerate(draft.state.asking):
         turn = place * RESCUES_MAX
@@ -80,7 +82,7 @@ def give(
         made = []
         for job in (
             *draft.queue(worker.name),
-            *filter(draft.state.exclusions(worker).allow, rescues),
+            *(job for job in rescues if _looks(draft.state, worker, job, had)),
         ):
             size = tokens(worker, job)
             blocks = blocks_for(size, job.status, settings)
@@ -111,3 +113,16 @@ def _leased(draft: Draft) -> list[JobState]:
     if draft.state.orphaned:
         held.sort(key=lambda job: job.job not in draft.state.orphaned)
     return held + [job for job in jobs if not job.held_blocks and job.status.state == "open"]
+
+
+def _had(state: FarmState) -> AbstractSet[str]:
+    """Return the models that workers have which take work."""
+    return frozenset().union(*(worker.resident for worker in state.takers))
+
+
+def _looks(state: FarmState, worker: WorkerState, job: JobState, had: AbstractSet[str]) -> bool:
+    """Tell whether a worker looks at a job that has nothing to lease now."""
+    if not state.exclusions(worker).allow(job):
+        return False
+    ready = not worker.resident or job.weights in worker.resident
+    return ready or (bool(job.held_blocks) and job.weights not in had)

@@ -137,6 +137,26 @@ def test_a_job_that_is_being_served_is_no_reason_to_load() -> None:
     assert firsts(place(placed(jobs, ["a", "b"]))) == {"here": 1, "there": 1}
 
 
+def grows(model: str, name: str, idle_seconds: float) -> JobState:
+    """Return a job that grows and has nothing to lease, for so many seconds."""
+    return replace(job(name, state="open"), model=model, idle_seconds=idle_seconds)
+
+
+@pytest.mark.parametrize(("idle", "first"), [(0.0, ""), (4.9, ""), (5.0, "there")])
+def test_a_worker_waits_for_a_job_that_grows(idle: float, first: str) -> None:
+    """Where little is sent at a time, a worker stays for as long as its model takes to load."""
+    jobs = [grows("a", "here", idle), of("b", "there")]
+    assert firsts(place(placed(jobs, ["a"], a=5.0, b=5.0))) == {first: 1}
+
+
+def test_workers_do_not_swap_for_the_same_block() -> None:
+    """Of two workers whose job grows one loads the model of another job, and the other waits."""
+    jobs = [grows("a", "here", 0.0), of("b", "there")]
+    made = place(placed(jobs, ["a", "a"], a=5.0, b=5.0))
+    assert firsts(made) == {"": 1, "there": 1}
+    assert any("stays with a: more is to come of here" in note.words for note in made.notes)
+
+
 def test_a_worker_with_several_models_takes_what_is_fair() -> None:
     """A worker that has the models of several jobs does the one that had least, at no cost."""
     jobs = [of("a", "here", 20.0), of("b", "there")]

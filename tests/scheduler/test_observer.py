@@ -3,6 +3,8 @@
 import math
 import time
 from collections.abc import Sequence
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -16,7 +18,7 @@ from embedfarm.scheduler import observer as module
 from embedfarm.scheduler.history import History
 from embedfarm.scheduler.ledger import Ledger
 from embedfarm.scheduler.observer import Observer
-from tests.scheduler.live import beat, fill
+from tests.scheduler.live import SPEC, beat, fill
 
 
 def test_a_job_that_ends_during_a_look(
@@ -57,6 +59,26 @@ def test_leases_that_cannot_be_read(
     monkeypatch.setattr(module, "read_backlogs", read_late)
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         observer.look()
+
+
+def test_a_job_without_blocks_is_idle(
+    farm: FarmClient, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is so since it last had blocks that waited or were leased; one that had none, for ever."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    clock = Mock(wraps=time, monotonic=Mock(return_value=100.0))
+    monkeypatch.setattr(module, "time", clock)
+    farm.job("empty").create(SPEC, 0)
+    grown = fill(farm, 1)
+
+    def idle() -> dict[str, float]:
+        return {each.job: each.idle_seconds for each in observer.look().jobs}
+
+    assert idle() == {"empty": math.inf, grown.id: 0.0}
+    rows = cast("list[Any]", client.xrange(grown.keys.blocks))
+    client.xdel(grown.keys.blocks, rows[0][0])
+    clock.monotonic.return_value = 103.5
+    assert idle() == {"empty": math.inf, grown.id: 3.5}
 
 
 def test_memory_of_models(farm: FarmClient, client: redis.Redis) -> None:

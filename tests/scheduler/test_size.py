@@ -17,7 +17,7 @@ from embedfarm.scheduler.passes.size import (
     RESCUES_MAX,
     Size,
 )
-from embedfarm.scheduler.state import SHARES_MAX, SHARES_MIN
+from embedfarm.scheduler.state import SHARES_MAX, SHARES_MIN, FarmState
 from tests.scheduler.support import SETTINGS, draft, farm, job, passes, shares
 
 CAP = SETTINGS.micro_batch_seconds_max
@@ -26,6 +26,20 @@ CAP = SETTINGS.micro_batch_seconds_max
 def tokens(made: Mapping[str, JobShare]) -> dict[str, int]:
     """Return the tokens of each worker's share."""
     return {worker: share.tokens for worker, share in made.items()}
+
+
+def having(state: FarmState, **models: str) -> FarmState:
+    """Return a farm whose workers have one model each, or none."""
+    workers = (
+        replace(each, resident=frozenset({models[each.name]} if each.name in models else ()))
+        for each in state.workers
+    )
+    return replace(state, workers=tuple(workers))
+
+
+def looking(state: FarmState) -> set[str]:
+    """Return the workers that have a job in their plans."""
+    return {worker for worker, made in decide(state, passes()).shares.items() if made}
 
 
 def test_shares_follow_speed() -> None:
@@ -54,6 +68,22 @@ def test_a_worker_takes_part_from_when_its_hands_are_empty() -> None:
     held = job(waiting=30, leases=[("busy", 10), ("full", 90)])
     made = shares(farm([held], {"full": 1000, "busy": 1000, "idle": 1000}))
     assert tokens(made) == {"full": 0, "busy": FACTOR * 1000, "idle": FACTOR * 2000}
+
+
+def test_nobody_loads_a_model_for_what_may_come() -> None:
+    """A job that grows is looked at by those who have its model, or have none at all."""
+    grows = job("grows", state="open")
+    state = farm([grows], dict.fromkeys(("has", "other", "none"), 1000))
+    assert looking(having(state, has="model", other="another")) == {"has", "none"}
+
+
+@pytest.mark.parametrize("model", ["model", "third"])
+def test_what_the_dead_hold_is_rescued(model: str) -> None:
+    """It is looked at by those who have its model; where nobody has, by everybody."""
+    held = job(leases=[("dead", 1)])
+    state = farm([held], dict.fromkeys(("has", "other"), 1000))
+    found = looking(having(state, has=model, other="another"))
+    assert found == ({"has"} if model == "model" else {"has", "other"})
 
 
 @given(
