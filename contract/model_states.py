@@ -17,7 +17,7 @@ class ModelState(Record):
         state: Whether it is loaded.
         since: Unix time since which that is so.
         bytes: Memory that its weights take, 0 if it is not known.
-        load_seconds: Time that its loading took, 0 before it has ended.
+        load_seconds: Time that its loading took, also to fail; 0 before it has ended.
         reason: Why it failed.
         pinned: Whether it stays however long nobody uses it.
     """

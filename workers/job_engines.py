@@ -20,6 +20,7 @@ from embedfarm.workers.quantisation import check_ranges
 
 JOBS_MAX: Final = 1000  # that something is known about
 REFUSAL_SECONDS = 30.0  # a refused job is looked at again after this, for a model that arrives late
+FAILURES_WORTH: Final = 10.0  # times as long as it took to find that its model does not load
 
 log = logging.getLogger(__name__)
 
@@ -233,17 +234,24 @@ class JobEngines:
         self._agreed[job] = engine.fingerprint
 
     def _refuse_for(self, job: str, error: Exception) -> None:
-        """Refuse a job for an error, and say whether that passes."""
-        self.refuse(job, reason_of(error))
+        """Refuse a job for an error, and say whether that passes.
 
-    def refuse(self, job: str, reason: str) -> None:
+        A load that takes long to fail is not repeated before the other workers have tried, of whom
+        a small job is given to one after the other.
+        """
+        known, passes = self._identities.get(job), isinstance(error, ModelUnavailable)
+        took = 0.0 if known is None or passes else self.models.failed_seconds(known.spec)
+        self.refuse(job, reason_of(error), FAILURES_WORTH * took)
+
+    def refuse(self, job: str, reason: str, seconds: float = 0.0) -> None:
         """Leave a job to others for a while, and say why; then it may have been made anew."""
         before = self._refusals.get(job)
         if before is None or before.reason != reason:
             log.warning("job %s refused: %s", job, reason)
         known = self._identities.pop(job, None)
         generation = self._generation(job) if known is None else known.generation
-        self._refusals[job] = Refusal(time.monotonic() + REFUSAL_SECONDS, generation, reason)
+        until = time.monotonic() + max(REFUSAL_SECONDS, seconds)
+        self._refusals[job] = Refusal(until, generation, reason)
         self._remember(job)
         self.farm.reports.refuse(job, self.worker, reason, generation)
 

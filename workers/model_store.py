@@ -215,17 +215,23 @@ class ModelStore:
     @contextmanager
     def _noting(self, spec: JobSpec) -> Iterator[None]:
         """Note why a model is not loaded if the body fails, for people who look at the worker."""
+        began = time.monotonic()
         try:
             yield
         except ModelError as error:
-            key = model_key(spec)
+            key, took = model_key(spec), time.monotonic() - began
             self._failed.pop(key, None)
             self._failed[key] = ModelState(
-                model=key, state="failed", since=time.time(), reason=str(error)
+                model=key, state="failed", since=time.time(), reason=str(error), load_seconds=took
             )
             while len(self._failed) > FAILED_MAX:
                 del self._failed[next(iter(self._failed))]
             raise
+
+    def failed_seconds(self, spec: JobSpec) -> float:
+        """Return the time that it took to find that a model does not load; 0 if it was not so."""
+        failed = self._failed.get(model_key(spec))
+        return 0.0 if failed is None else failed.load_seconds
 
     def states(self) -> list[ModelState]:
         """Return the states of all models that are loaded, being loaded, or failed to load."""

@@ -3,8 +3,10 @@
 import json
 import shutil
 import struct
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -21,9 +23,9 @@ from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_jobs
 from embedfarm.workers import job_engines, model_store
 from embedfarm.workers.engines import sentence_transformer
-from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.engine import Engine, ModelUnavailable
 from embedfarm.workers.engines.opening import open_engine
-from embedfarm.workers.job_engines import JobEngines
+from embedfarm.workers.job_engines import REFUSAL_SECONDS, JobEngines
 from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.watchdog import Watchdog
 from tests.workers.tiny_models import mean_pooled
@@ -221,6 +223,34 @@ def test_a_job_that_is_refused_again_is_logged_once(
     with caplog.at_level("WARNING", logger=job_engines.__name__):
         assert [engines.prepare("j") for _ in range(5)] == [None] * 5
     assert len([each for each in caplog.messages if "job j refused" in each]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"), [(ModelError, 400.0), (ModelUnavailable, REFUSAL_SECONDS)]
+)
+def test_a_load_that_takes_long_to_fail_is_not_repeated_soon(
+    client: redis.Redis,
+    engines: JobEngines,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[ModelError],
+    seconds: float,
+) -> None:
+    """Workers that try a model one after the other refuse it together in the end, if for good."""
+    clock = Mock(wraps=time, monotonic=Mock(return_value=100.0))
+
+    def fail(*_: object) -> Engine:
+        clock.monotonic.return_value += 40.0
+        raise kind("its weights are of another make")
+
+    for module in (model_store, job_engines):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(model_store, "open_engine", fail)
+    give(client, "j", JobSpec(model="null:4"))
+    assert engines.prepare("j") is None
+    clock.monotonic.return_value += seconds - 0.1
+    assert engines.refused("j")
+    clock.monotonic.return_value += 0.2
+    assert not engines.refused("j")
 
 
 def embed(engine: Engine | None) -> NDArray[np.float32]:
