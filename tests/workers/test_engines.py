@@ -515,6 +515,20 @@ def test_null_model_checks_its_name(name: str) -> None:
         open_engine(JobSpec(model=name), "cpu", Settings())
 
 
+def test_null_models_differ_by_their_weights() -> None:
+    """Another name of weights is another model: other vectors, and none of its engines serves."""
+    plain, one, same, other = (
+        open_engine(JobSpec(model=f"null:8{name}"), "cpu", Settings())
+        for name in ("", ":0:one", ":0:one", ":0:other")
+    )
+    made = [run(each, SENTENCES) for each in (plain, one, same, other)]
+    assert np.array_equal(made[1], made[2])
+    assert not any(np.array_equal(made[1], each) for each in (made[0], made[3]))
+    assert one.for_job(JobSpec(model="null:8:0:one", prompt="a")) is not None
+    assert one.for_job(JobSpec(model="null:8:0:other")) is None
+    assert one.for_job(JobSpec(model="null:8")) is None
+
+
 # Failures of the device.
 
 

@@ -1,7 +1,8 @@
 """A deterministic hash instead of a model: measures and tests everything but the model.
 
 `null:<dimensions>` is as fast as the processor allows; `null:<dimensions>:<tokens per second>`
-takes as long as a device of that speed would.
+takes as long as a device of that speed would, and `null:<dimensions>:<tokens per second>:<weights>`
+gives other vectors for each name of weights.
 """
 
 import threading
@@ -24,7 +25,7 @@ CHECKSUM_BYTES = 4
 
 @dataclass(frozen=True)
 class NullEngine:
-    """An engine whose vectors depend on the text alone: equal texts give equal bytes.
+    """An engine whose vectors depend on text and weights alone: equal ones give equal bytes.
 
     A vector is four runs of components, each looked up by one byte of the text's CRC-32, so that
     making one costs little more than copying it. Its length is 1 if `dimensions` divides by four.
@@ -33,6 +34,7 @@ class NullEngine:
     dimensions: int
     tokens_per_second: float
     fingerprint: dict[str, str]
+    weights: str = ""
     name: str = "null"
     peak_flops_per_second: float = 0.0
     normalised: bool = False
@@ -48,8 +50,8 @@ class NullEngine:
         """Make the engine that `spec.model` describes.
 
         Raises:
-            ModelError: The name is not "null:<dimensions>[:<tokens per second>]", or the job names
-                a prompt.
+            ModelError: The name is not "null:<dimensions>[:<tokens per second>[:<weights>]]", or
+                the job names a prompt.
         """
         if spec.prompt_name:
             raise model_files.ModelError(
@@ -64,10 +66,9 @@ class NullEngine:
             raise model_files.ModelError(
                 f"{spec.model!r} is not null:<dimensions>[:<tokens per second>]"
             )
-        kept = min(spec.dimensions or dimensions, dimensions)
-        return cls(
-            kept, speed, model_files.fingerprint(f"null:{dimensions}", None, spec, "float32")
-        )
+        kept, weights = min(spec.dimensions or dimensions, dimensions), ":".join(words[2:])
+        made = f"null:{dimensions}:{weights}" if weights else f"null:{dimensions}"
+        return cls(kept, speed, model_files.fingerprint(made, None, spec, "float32"), weights)
 
     def for_job(self, spec: JobSpec) -> "NullEngine | None":
         """Return an engine for another job on the same null model; None for another model."""
@@ -81,7 +82,8 @@ class NullEngine:
     def runs(self) -> NDArray[np.float32]:
         """The runs of components that vectors are made of, shape (4 * 256, dimensions / 4)."""
         size = -(-self.dimensions // CHECKSUM_BYTES)
-        runs = np.random.default_rng(0).standard_normal((CHECKSUM_BYTES * 256, size))
+        seed = zlib.crc32(self.weights.encode())
+        runs = np.random.default_rng(seed).standard_normal((CHECKSUM_BYTES * 256, size))
         norms = np.linalg.norm(runs, axis=1, keepdims=True) * np.sqrt(CHECKSUM_BYTES)
         return np.asarray(runs / norms, dtype=np.float32)
 
