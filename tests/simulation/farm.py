@@ -32,6 +32,7 @@ from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.worker import Worker
 from tests.simulation import library, link
 from tests.simulation.link import Host, SimulatedConnection, SimulatedPool
+from tests.simulation.shelf import shelves
 from tests.simulation.world import Killed, Process, World, current
 
 URL: Final = "redis://simulated"
@@ -193,10 +194,11 @@ def harmful_texts(harms: Mapping[str, Callable[[], None]]) -> None:
     def forward(
         engine: NullEngine, batch: Tokenised, rows: NDArray[np.intp]
     ) -> NDArray[np.float32]:
-        for feature in batch.features[rows].tolist():
-            if feature in harmful:
-                harmful[feature]()
-        return _forward(engine, batch, rows)
+        with shelves[-1].running(engine.weights) if shelves else nullcontext():
+            for feature in batch.features[rows].tolist():
+                if feature in harmful:
+                    harmful[feature]()
+            return _forward(engine, batch, rows)
 
     setattr(NullEngine, "forward", forward)  # noqa: B010 # in this process alone
 

@@ -69,16 +69,20 @@ def _attempts(out: Path) -> dict[int, int]:
     return {row["index"]: row["attempts"] for row in map(json.loads, lines)}
 
 
-def expected_vectors(texts: Sequence[str]) -> NDArray[np.float32]:
-    """Return the vectors that the model makes of texts, shape (n, dimensions)."""
+def expected_vectors(texts: Sequence[str], weights: str = "") -> NDArray[np.float32]:
+    """Return the vectors that a null model of these weights makes of texts, (n, dimensions)."""
     if not texts:
         return np.zeros((0, DIMENSIONS), np.float32)
-    engine = NullEngine(DIMENSIONS, 0.0, {})
+    engine = NullEngine(DIMENSIONS, 0.0, {}, weights)
     return _forward(engine, engine.tokenise(texts), np.arange(len(texts)))
 
 
 def judge(
-    stored: Stored, versions: Sequence[Version], deadly: Collection[str], tries_min: int
+    stored: Stored,
+    versions: Sequence[Version],
+    deadly: Collection[str],
+    tries_min: int,
+    weights: str = "",
 ) -> None:
     """Assert that an output is one of the versions that its source has held.
 
@@ -87,13 +91,14 @@ def judge(
         versions: Versions of the source during the run, the newest first.
         deadly: Texts that nobody can embed.
         tries_min: How often a chunk is tried before it is given up on.
+        weights: Name of the weights of the job's null model.
 
     Raises:
         Failure: The output is none of the versions, or failed chunks are wrong.
     """
     wrongs = []
     for version in versions:
-        wrong = difference(stored, version.texts)
+        wrong = difference(stored, version.texts, weights)
         if not wrong:
             _check_failed(stored, version.texts, deadly, tries_min)
             return
@@ -102,7 +107,7 @@ def judge(
     raise Failure(wrongs[0] + held)
 
 
-def difference(stored: Stored, texts: Sequence[str]) -> str:
+def difference(stored: Stored, texts: Sequence[str], weights: str = "") -> str:
     """Say how an output differs from the vectors of some texts; return "" if it does not."""
     if stored.count != len(texts):
         return f"{stored.count} chunks in the output, {len(texts)} in the corpus"
@@ -110,7 +115,7 @@ def difference(stored: Stored, texts: Sequence[str]) -> str:
     found = stored.vectors.keys() - stored.attempts.keys()
     if found != set(kept):
         return f"chunks {sorted(found)} in the output, {kept} expected"
-    expected = expected_vectors(texts)
+    expected = expected_vectors(texts, weights)
     wrong = [i for i in kept if not np.array_equal(stored.vectors[i], expected[i])]
     return f"wrong vectors of chunks {wrong}" if wrong else ""
 

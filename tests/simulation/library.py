@@ -10,6 +10,7 @@ import importlib.util
 import math
 import signal
 import sys
+import time
 import types
 import uuid
 from collections import deque
@@ -28,9 +29,12 @@ SIMULATED: Final = (
     "tests.simulation.run",
     "tests.simulation.monitor",
     "tests.simulation.judge",
+    "tests.simulation.model_steps",
+    "tests.simulation.model_watch",
     "tests.simulation.user_steps",
     "tests.simulation.pages",
     "tests.simulation.scene",
+    "tests.simulation.shelf",
     "tests.simulation.shrink",
     "tests.simulation.sightings",
     "tests.simulation.users",
@@ -316,6 +320,8 @@ def _simulated() -> dict[str, types.ModuleType]:
             time=wall_time,
             time_ns=lambda: int(wall_time() * NANOSECONDS),
             sleep=sleep,
+            gmtime=time.gmtime,
+            strftime=time.strftime,
         ),
         "threading": _module(
             "threading", Lock=Lock, RLock=RLock, Condition=Condition, Event=Event, Thread=Thread

@@ -135,8 +135,9 @@ class Monitor:
 
     def see_answer(self, words: list[bytes], reply: object, now_ms: int) -> None:
         """Mark the state of a late commit as reached, if an answer shows one."""
-        if reply == b"duplicate" and self._server and self._is_late(self._server, words, now_ms):
-            LATE.reach()
+        if reply != b"duplicate" or self._server is None or words[1] not in GENERATIONS:
+            return
+        LATE.reach(self._is_late(self._server, words, now_ms))
 
     @staticmethod
     def _is_late(server: ModelServer, words: list[bytes], now_ms: int) -> bool:

@@ -29,10 +29,13 @@ from tests.simulation.farm import (
 from tests.simulation.faults import Faults
 from tests.simulation.judge import DIMENSIONS, Failure
 from tests.simulation.link import Host
+from tests.simulation.model_steps import ModelSteps
+from tests.simulation.model_watch import put_up
 from tests.simulation.monitor import Monitor
 from tests.simulation.mount import mounted
 from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
+from tests.simulation.shelf import Shelf
 from tests.simulation.user_steps import Lives
 from tests.simulation.users import SIZES, User
 from tests.simulation.views import Broken
@@ -47,6 +50,8 @@ LIVELY_SHARE: Final = 0.2  # of the seeds, with users who do more than one thing
 USERS_MAX: Final = 2
 CROWD_SHARE: Final = 0.3  # of the other seeds, with several users at once, whose jobs are alike
 USERS: Final = ("job", "more", "third", "fourth", "fifth", "sixth")
+SEVERAL_SHARE: Final = 0.2  # of the seeds, with several models
+SEVERAL_USERS: Final = (2, 3)
 SLOW_SHARE: Final = 0.15  # of the lively ones, in which reading is slower than all timeouts
 READ_SECONDS_MAX: Final = 12.0  # for all of a corpus, where reading is slower than all timeouts
 
@@ -115,6 +120,7 @@ class Simulation:
     def _run(self) -> Outcome:
         world, random = self.world, self.world.random
         lively = random.random() < LIVELY_SHARE
+        several = Random(f"models {self.seed}")  # of its own: other seeds stay what they were
         self.host = Host(world)
         connect_to(self.host)
         guess_vectors(DIMENSIONS)
@@ -128,17 +134,24 @@ class Simulation:
         self.host.on_answer = self._answered
         sightings.watch()
         speed = random.choice([60, 200, 1000])
+        shelf = self._shelf(several, speed) if several.random() < SEVERAL_SHARE else None
+        put_up(shelf)
+        if shelf is not None:  # a window for one block is no window for three users
+            room = max(SEVERAL_USERS) * settings.farm_window_bytes_max
+            settings = settings.model_copy(update={"farm_window_bytes_max": room})
         self.scene = Scene(
-            world, self.host, settings, self.directory, self.disk.root, self._say, speed, lively
-        )
-        self.users = self._users(random.randint(1, USERS_MAX) if lively else self._crowd())
+            world, self.host, settings, self.directory, self.disk.root, self._say, speed, lively,
+            shelf,
+        )  # fmt: skip
+        users = random.randint(1, USERS_MAX) if lively else self._crowd()
+        self.users = self._users(users if shelf is None else several.randint(*SEVERAL_USERS))
         self.workers = [
-            self._role(f"worker-{number}", partial(run_worker, f"cpu-{number}", settings))
+            self._worker(number, settings)
             for number in range(random.choice([2, 2, 3] if lively else [1, 2, 3]))
         ]
         schedulers = [
             self._role(f"scheduler-{number}", partial(run_scheduler, settings))
-            for number in range(random.choice([0, 1, 1, 2]))
+            for number in range(max(random.choice([0, 1, 1, 2]), shelf is not None))
         ]
         commands = [user.role for user in self.users if user.role is not None]
         roles = [*commands, *self.workers, *schedulers]
@@ -147,6 +160,9 @@ class Simulation:
         )
         horizon = random.choice([1.0, 2.0, 4.0, 8.0])
         self.faults.plan(horizon)
+        if shelf is not None:
+            shelf.stock([role.name for role in self.workers], horizon)
+            ModelSteps(self.scene, self.faults, shelf).plan(horizon)
         if lively:
             lives = Lives(self.scene, self.faults, self.users, self.workers, self.monitor)
             lives.plan(horizon)
@@ -194,13 +210,32 @@ class Simulation:
         own = Random(f"{self.seed} crowd")
         return own.randint(2, len(USERS)) if own.random() < CROWD_SHARE else 1
 
+    def _shelf(self, own: Random, speed: int) -> Shelf:
+        """Make the models of a run that has several."""
+        lossy = partial(len, self.host.forgotten)
+        return Shelf(self.world, own, speed, self._kill_current, self._say, lossy, self._broken)
+
+    def _broken(self, error: Broken) -> None:
+        self.scene.fail(error)
+
+    def _worker(self, number: int, settings: Settings) -> Role:
+        """Make the role of a worker, whose settings may depend on the models that there are."""
+        name = f"worker-{number}"
+
+        def work(stop: threading.Event) -> bool:
+            shelf = self.scene.shelf
+            own = settings if shelf is None else shelf.settings(name, settings)
+            return run_worker(f"cpu-{number}", own, stop)
+
+        return self._role(name, work)
+
     def _users(self, count: int) -> list[User]:
         """Make the users, each with a program that embeds their corpora."""
         some, users = self.world.random, list[User]()
         for number in range(count):
             name, own = USERS[number], Random(some.getrandbits(64))
             user = User(self.scene, name, own, users, self._is_quiet, self._harm, self._end)
-            user.role = self._role("embed" + number * "-more", user.program)
+            user.role = self._role("embed" + (number > 0) * f"-{name}", user.program)
             users.append(user)
         self._pace()
         note_discards(self._note_discard)

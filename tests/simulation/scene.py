@@ -6,6 +6,7 @@ from pathlib import Path
 
 from embedfarm.contract.settings import Settings
 from tests.simulation.link import Host
+from tests.simulation.shelf import Shelf
 from tests.simulation.world import World
 
 
@@ -19,6 +20,7 @@ class Scene:
         say: Called with each line of the log.
         speed: Tokens per second of a device.
         lively: Whether users do more than run one command after the other.
+        shelf: The models that jobs are for, None where there is only one.
         ids: Ids of all jobs that there ever were.
         steered: Jobs that somebody has cancelled or deleted.
         reacted_at: Virtual seconds at which a user did last what the end of a command asked for.
@@ -36,6 +38,7 @@ class Scene:
     say: Callable[[str], None]
     speed: int
     lively: bool
+    shelf: Shelf | None = None
     ids: list[str] = field(default_factory=list)
     steered: set[str] = field(default_factory=set)
     reacted_at: float = 0.0

@@ -32,6 +32,7 @@ from tests.simulation.monitor import END
 from tests.simulation.pages import Pages
 from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
+from tests.simulation.shelf import Shelf
 from tests.simulation.states import State
 
 CREATE: Final = wire.script("create").encode()
@@ -47,6 +48,8 @@ TENANTS: Final = ("", "one", "two")
 
 AGAIN: Final = State("id of a job used again", "a job is asked for under an id that was used")
 REFUSED: Final = State("two outputs with one job refused", "`JobTaken` ends a run")
+HOPELESS: Final = State("model that no worker can have", "`ModelRefused` ends a run, for good")
+LATER: Final = State("model that no worker had yet", "`ModelRefused` ends a run, for a while")
 CHANGED: Final = State("run over a changed row", "`SourceChanged` ends a run")
 
 
@@ -160,6 +163,8 @@ class User:
         if scene.lively:
             terms = Terms(some.randrange(3), some.choice(TENANTS), some.randint(1, 3))
             model = REFUSED_MODEL if some.random() < REFUSED_SHARE else model
+        if scene.shelf is not None and model != REFUSED_MODEL:
+            model = some.choice(list(scene.shelf.titles))
         request = Request(
             tuple(map(str, files)),
             CorpusOptions(),
@@ -188,7 +193,8 @@ class User:
             Failure: There was no reason for the error.
         """
         self.scene.say(f"{work.place.out.name}, job {work.place.job_id}: {error!r}")
-        reaction = self._reaction(work, error) if self.scene.lively else None
+        reacts = self.scene.lively or self.scene.shelf is not None
+        reaction = self._reaction(work, error) if reacts else None
         if reaction is None:
             raise Failure(f"ended without a reason: {error!r}") from error
         self.scene.say(f"{self.name} does: {reaction.__name__.strip('_')}")
@@ -224,9 +230,22 @@ class User:
                 )
             case ModelRefused() if work.request.spec.model == REFUSED_MODEL:
                 return self._correct_model
+            case ModelRefused() if self.scene.shelf is not None:
+                return self._refused_by(self.scene.shelf, work, error)
             case JobEnded() | JobRefused() | JobGone() if work.place.job_id in self.scene.steered:
                 return self._remove_job
         return None
+
+    def _refused_by(self, shelf: Shelf, work: Work, error: ModelRefused) -> Callable[[Work], None]:
+        """Return what to do about a model that no worker had: wait for it, or choose another."""
+        model = work.request.spec.model
+        if not shelf.hopeless(model):
+            LATER.reach()
+            return self._wait
+        HOPELESS.reach()
+        if not any(shelf.why_never(model, role) in str(error) for role in shelf.rooms):
+            raise Failure(f"refused for another reason: {error}")
+        return self._correct_model
 
     def _check_before_change(self, work: Work) -> None:
         """Judge an output that was finished when its source had not changed yet."""
@@ -296,7 +315,8 @@ class User:
 
     def _correct_model(self, work: Work) -> None:
         """Ask for a model that exists."""
-        spec = JobSpec(model=f"null:{DIMENSIONS}:{self.scene.speed}")
+        model, shelf = f"null:{DIMENSIONS}:{self.scene.speed}", self.scene.shelf
+        spec = JobSpec(model=model if shelf is None else self.random.choice(shelf.usable()))
         work.request = replace(work.request, spec=spec)
         work.corpus.reorder()
 
@@ -325,7 +345,8 @@ class User:
     def _judge(self, work: Work, manifest: Manifest, since: float) -> None:
         stored = read_output(work.place.out, manifest)
         versions = work.corpus.since(since)
-        judge(stored, versions, work.deadly, self.scene.settings.deliveries_max)
+        weights = ":".join(work.request.spec.model.split(":")[3:])
+        judge(stored, versions, work.deadly, self.scene.settings.deliveries_max, weights)
         if len(stored.attempts) != manifest.failed:
             raise Failure(f"{len(stored.attempts)} errors are named, {manifest.failed} counted")
         bad = {each.rows.count(None) for each in versions}

@@ -589,7 +589,7 @@ def test_a_model_in_use_goes_when_it_is_not(store: ModelStore) -> None:
 
 
 def test_an_order_is_followed_once_whatever_clocks_say(store: ModelStore) -> None:
-    """An unload order by a clock that is ahead concerns what is loaded, and not what comes later."""
+    """An unload order by a clock that is ahead is about what is loaded, not what comes later."""
     load(store, 1)
     orders = {"null:1": ModelOrder(unload_at=time.time() + 3600)}
     store.room.follow(orders)
