@@ -78,11 +78,7 @@ class Observer:
         self._means = {each.job: each.status.chunk_tokens_mean for each in backlogs}
         before = self.beats
         workers = self._workers()
-        restarted = {
-            name
-            for name, beat in self.beats.items()
-            if name in before and before[name].incarnation != beat.incarnation
-        }
+        restarted = self._restarted(before)
         lengths = {each.job: length_class(each.status.chunk_tokens_mean) for each in backlogs}
         kinds = {(self._models[each.job], lengths[each.job]) for each in backlogs}
         rates = {kind: self.history.rates(*kind) for kind in kinds}
@@ -107,13 +103,7 @@ class Observer:
         )
         tail = not any(each.waiting_blocks for each in backlogs if each.status.state != "paused")
         copies, lost = self.copies.look(self._models.keys(), self.beats.keys(), restarted)
-        now = time.monotonic()
-        self._moved = {
-            each.job: now
-            if each.waiting_blocks or each.held_blocks
-            else self._moved.get(each.job, -math.inf)
-            for each in backlogs
-        }
+        idle_seconds = self._idle_seconds(backlogs)
         jobs = tuple(
             JobState(
                 each.job,
@@ -126,7 +116,7 @@ class Observer:
                 services[each.job],
                 copies[each.job],
                 lost[each.job],
-                now - self._moved[each.job],
+                idle_seconds[each.job],
             )
             for each in backlogs
         )
@@ -139,6 +129,25 @@ class Observer:
             load_seconds=self.load_seconds,
             room=self.window.look(),
         )
+
+    def _restarted(self, before: Mapping[str, Heartbeat]) -> set[str]:
+        """Return the workers that were started again since an earlier look."""
+        return {
+            name
+            for name, beat in self.beats.items()
+            if name in before and before[name].incarnation != beat.incarnation
+        }
+
+    def _idle_seconds(self, backlogs: Sequence[Backlog]) -> Mapping[str, float]:
+        """Return by job the time since it was last seen with blocks that wait or are leased."""
+        now, before = time.monotonic(), self._moved
+        self._moved = {
+            each.job: now
+            if each.waiting_blocks or each.held_blocks
+            else before.get(each.job, -math.inf)
+            for each in backlogs
+        }
+        return {job: now - at for job, at in self._moved.items()}
 
     def _known(self, backlog: Backlog) -> bool:
         """Tell whether the job's model is known; its spec is read once."""

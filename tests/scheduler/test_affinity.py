@@ -150,7 +150,7 @@ def test_a_worker_waits_for_a_job_that_grows(idle: float, first: str) -> None:
 
 
 def test_workers_do_not_swap_for_the_same_block() -> None:
-    """Of two workers whose job grows one loads the model of another job, and the other waits."""
+    """One of two workers whose job grows loads the model of another job, and the other waits."""
     jobs = [grows("a", "here", 0.0), of("b", "there")]
     made = place(placed(jobs, ["a", "a"], a=5.0, b=5.0))
     assert firsts(made) == {"": 1, "there": 1}

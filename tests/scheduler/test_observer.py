@@ -64,7 +64,7 @@ def test_leases_that_cannot_be_read(
 def test_a_job_without_blocks_is_idle(
     farm: FarmClient, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is so since it last had blocks that waited or were leased; one that had none, for ever."""
+    """A job is idle since its blocks last waited or were leased, and for ever if it had none."""
     observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
     clock = Mock(wraps=time, monotonic=Mock(return_value=100.0))
     monkeypatch.setattr(module, "time", clock)

@@ -79,7 +79,7 @@ def test_nobody_loads_a_model_for_what_may_come() -> None:
 
 @pytest.mark.parametrize("model", ["model", "third"])
 def test_what_the_dead_hold_is_rescued(model: str) -> None:
-    """It is looked at by those who have its model; where nobody has, by everybody."""
+    """Workers with its model look at such a job; where nobody has it, everybody does."""
     held = job(leases=[("dead", 1)])
     state = farm([held], dict.fromkeys(("has", "other"), 1000))
     found = looking(having(state, has=model, other="another"))

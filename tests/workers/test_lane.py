@@ -481,7 +481,7 @@ def test_no_memory_now_is_said_to_pass(
 def test_where_nobody_is_known_to_live_nothing_is_refused(
     server: LiveServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a server comes back all heartbeats have lapsed, which says nothing of the others."""
+    """Heartbeats that have all lapsed, as after an outage, say nothing of other workers."""
     with working(worker_on(server)):
         monkeypatch.setattr(FarmClient, "workers", lambda _: [])
         with pytest.raises(LaneLate, match="no answer within"):
