@@ -516,7 +516,7 @@ def test_null_model_checks_its_name(name: str) -> None:
 
 
 def test_null_models_differ_by_their_weights() -> None:
-    """Another name of weights is another model: other vectors, and none of its engines serves."""
+    """Weights of another name are another model: other vectors, and no engine serves both."""
     plain, one, same, other = (
         open_engine(JobSpec(model=f"null:8{name}"), "cpu", Settings())
         for name in ("", ":0:one", ":0:one", ":0:other")
