@@ -127,7 +127,7 @@ def test_refusals_are_true(stocked: Stocked) -> None:
 
 
 def test_nothing_is_given_up_that_somebody_may_take(stocked: Stocked) -> None:
-    """Who gives something up needs a refusal for good of every live worker."""
+    """Giving something up takes a refusal for good of every live worker."""
     shelf = stocked.shelf
     shelf.ill(A, "worker-0").never = True
     beats = [
