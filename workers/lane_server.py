@@ -232,7 +232,7 @@ class LaneServer:
         self.models.tally.count(
             batch.spec.model,
             requests=sum(piece.place == 0 for _, piece in self._round),
-            texts_full=batch.account.texts_full,
+            texts_full=batch.texts_full,
         )
         self._put(Round(batch.leases[0].job, batch.leases, replies))
 

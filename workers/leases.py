@@ -136,6 +136,11 @@ class MicroBatch:
             part.account.add(share)
 
     @property
+    def texts_full(self) -> int:
+        """Texts that fill what the model takes."""
+        return sum(part.account.texts_full for part in self.parts)
+
+    @property
     def job(self) -> str:
         """The first of the jobs."""
         return self.leases[0].job

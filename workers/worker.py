@@ -276,8 +276,7 @@ class Worker:
         while (item := self.done.get()) is not None:
             try:
                 self.committer.commit(*item)
-                model, account = item[0].spec.model, item[0].account
-                self.models.tally.count(model, texts_full=account.texts_full)
+                self.models.tally.count(item[0].spec.model, texts_full=item[0].texts_full)
             except UNAVAILABLE as error:
                 if not self.stop.is_set():
                     raise
