@@ -194,10 +194,12 @@ class Holdings:
             self._leases.update({(lease.entry.stream, lease.entry.id): lease for lease in leases})
 
     def remove(self, leases: Iterable[Lease]) -> None:
-        """Give leases up."""
+        """Give leases up; a later lease of an entry that a crash of the server made new is kept."""
         with self._lock:
             for lease in leases:
-                self._leases.pop((lease.entry.stream, lease.entry.id), None)
+                place = lease.entry.stream, lease.entry.id
+                if self._leases.get(place) is lease:
+                    del self._leases[place]
             self._lock.notify_all()
 
     def holds(self, stream: str, entry_id: str) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.workers.support import (
     block_of,
     create_job,
     embedded,
+    lease_of,
     micro_batch,
     null_vectors,
     results,
@@ -312,3 +314,15 @@ def test_stop_ends_the_waiting(server: LiveServer, farm: FarmClient) -> None:
     with pytest.raises(UNAVAILABLE):
         commit(committer, batch)
     assert committer.holdings.tokens
+
+
+def test_a_lease_that_comes_again_is_held_until_its_own_end() -> None:
+    """The end of an earlier lease of a block leaves the later one, by which its model stays."""
+    holdings = Holdings()
+    first, again = (replace(lease_of(block_of(0, 3)), engine="e") for _ in range(2))
+    holdings.add([first])
+    holdings.add([again])
+    holdings.remove([first])
+    assert holdings.engines() == {"e"}
+    holdings.remove([again])
+    assert holdings.wait_empty(0)
