@@ -64,7 +64,7 @@ class NullEngine:
             dimensions, speed = 0, 0.0
         if dimensions < 1 or speed < 0:
             raise model_files.ModelError(
-                f"{spec.model!r} is not null:<dimensions>[:<tokens per second>]"
+                f"{spec.model!r} is not null:<dimensions>[:<tokens per second>[:<weights>]]"
             )
         kept, weights = min(spec.dimensions or dimensions, dimensions), ":".join(words[2:])
         made = f"null:{dimensions}:{weights}" if weights else f"null:{dimensions}"
