@@ -5,7 +5,7 @@
 
 Each model has a file of its own, BUILD/gpu/NAME-parts.json: tokens per second by size of the device
 batch, with and without padding; the share of the time in which the device works and copies; what
-the host needs for a device batch and for tokens; what `torch.compile` would give.
+the host needs for a device batch and for tokens; what compiled layers give.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sentence_transformers.base.modules import Transformer
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.compare import BATCH_SIZES, BUILD
@@ -31,11 +30,11 @@ from benchmarks.gpu import CHUNKS, find_model
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.workers.cores import available_cores
-from embedfarm.workers.embedder import STARTED_MAX
+from embedfarm.workers.engines.compiled import compile_layers
 from embedfarm.workers.engines.engine import Finish, OutOfMemory, Tokenised
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.unpadded import unpad
-from embedfarm.workers.packing import pack
+from embedfarm.workers.packing import STARTED_MAX, pack
 
 SIZES: Final = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)
 SHARE: Final = 10  # of a model's corpus in `benchmarks.gpu`, so many times fewer chunks are enough
@@ -67,8 +66,8 @@ class Parts(msgspec.Struct, kw_only=True):
         features_seconds: Time of it in which tokens are laid out and copied to the device.
         pageable_seconds: Time that `features_seconds` would be from memory that is not pinned.
         tokenise: Tokens per second of the host's tokenizer, with all cores.
-        compile_seconds: Time of the first pass after `torch.compile`, 0 where it was not tried.
-        compiled: Tokens per second after `torch.compile`.
+        compile_seconds: Time of the first pass with compiled layers, 0 where that was not tried.
+        compiled: Tokens per second with compiled layers.
         why_not_compiled: Reason why it did not work.
     """
 
@@ -190,18 +189,15 @@ def measure_host(engine: SentenceTransformerEngine, batch: Tokenised, parts: Par
 
 
 def measure_compiled(engine: SentenceTransformerEngine, batch: Tokenised, parts: Parts) -> None:
-    """Find what `torch.compile` would give."""
-    first = engine.model[0]
-    if not isinstance(first, Transformer):
-        return
+    """Find what compiled layers give."""
     batches = cut(engine, batch, engine.batch_tokens)
     total = int(batch.lengths.sum())
     began = time.perf_counter()
     try:
-        first.auto_model.compile(dynamic=True)
-        run(engine, batch, batches)
+        compiled = compile_layers(engine)
+        run(compiled, batch, batches)
         parts.compile_seconds = time.perf_counter() - began
-        parts.compiled = total / statistics.median(run(engine, batch, batches) for _ in range(3))
+        parts.compiled = total / statistics.median(run(compiled, batch, batches) for _ in range(3))
     except Exception as error:  # noqa: BLE001 # a compiler may raise anything
         parts.why_not_compiled = " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
@@ -213,7 +209,7 @@ def wait(engine: SentenceTransformerEngine) -> None:
 
 
 def measure(name: str, directory: Path, device: str, rounds: int) -> tuple[Any, ...]:
-    """Open a model and measure all but what compiling would give."""
+    """Open a model and measure all but what compiling gives."""
     texts = mixed(directory, CHUNKS[name] // SHARE)
     began = time.perf_counter()
     spec = JobSpec(model=str(find_model(name, directory)), engine="torch")

@@ -20,14 +20,13 @@ from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory
 from embedfarm.workers.engines.windows import pool_windows
 from embedfarm.workers.leases import JobPart, MicroBatch
-from embedfarm.workers.packing import batch_tokens, pack
+from embedfarm.workers.packing import STARTED_MAX, batch_tokens, pack
 from embedfarm.workers.parity import Receipts, check_parity
 from embedfarm.workers.quantisation import quantise
 from embedfarm.workers.texts import copy_repeated, first_texts, live_texts
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import Watchdog
 
-STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
 ROUNDING: Final = 0.1  # a device batch this much too long is better than two
 
 OpenReference = Callable[[Engine, JobSpec], Engine | None]

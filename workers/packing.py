@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 ROWS_MAX: Final = 1 << 16
 EXACT_CHUNKS_MAX: Final = 256  # beyond, batches begin where lengths change: it takes 8 us a chunk
+STARTED_MAX: Final = 2  # device batches at a time: one that runs, and the next in its queue
 
 
 def pack(

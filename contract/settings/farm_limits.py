@@ -199,6 +199,10 @@ class WorkerSettings(BaseModel):
         NonNegativeFloat,
         Field(description="A model not used for this long is unloaded, unless pinned; 0: never."),
     ] = 900.0
+    compile_models: Annotated[
+        bool,
+        Field(description="Whether GPUs compile models that have long been used, where it helps."),
+    ] = False
     batch_tokens_max: Annotated[
         NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
     ] = 0

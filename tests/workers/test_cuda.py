@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch._dynamo.utils import counters
 
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.devices import describe_devices
 from embedfarm.workers.embedder import Embedder
+from embedfarm.workers.engines.compiled import compile_layers
 from embedfarm.workers.engines.engine import OutOfMemory
 from embedfarm.workers.engines.memory import limit_batches, predict_bytes
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
@@ -94,6 +96,21 @@ def test_vectors_are_those_of_encode(
     if kind not in WORDLESS:
         assert engine.flops(np.asarray([10])) > 0
         assert engine.peak_flops_per_second > 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler about torch
+@pytest.mark.parametrize("kind", ["mean_pooled", "windowed", "last_token_pooled"])
+def test_compiled_layers(kind: str, tmp_path: Path) -> None:
+    """Layers that are compiled for the GPU give the vectors of those that are not."""
+    engine = open_on_gpu(build(kind, tmp_path))
+    unpad(engine)
+    compiled = compile_layers(engine)
+    assert cosine(embed(compiled), embed(engine)).min() >= 0.999
+    forms = dict(counters["stats"])
+    batch = engine.tokenise(SENTENCES)
+    for rows in ([0], [0, 1], [2, 1, 0]):
+        compiled.forward(batch, np.asarray(rows))
+    assert counters["stats"]["unique_graphs"] <= 2 * forms["unique_graphs"], "one for a text alone"
 
 
 def test_full_memory_costs_no_chunk(tmp_path: Path) -> None:

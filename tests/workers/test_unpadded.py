@@ -20,7 +20,7 @@ from transformers import AttentionInterface, DataCollatorWithFlattening, MPNetCo
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.workers.embedder import Embedder
-from embedfarm.workers.engines import unpadded
+from embedfarm.workers.engines import calibration
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.tokens import Tokens, lay_end_to_end
 from embedfarm.workers.engines.unpadded import NAME, attend, unpad, unpad_if_faster
@@ -51,7 +51,7 @@ def embed(engine: SentenceTransformerEngine) -> np.ndarray[Any, Any]:
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attentions be tried on few texts."""
-    monkeypatch.setattr(unpadded, "calibration_texts", lambda: list(SENTENCES))
+    monkeypatch.setattr(calibration, "calibration_texts", lambda: list(SENTENCES))
 
 
 @pytest.fixture

@@ -85,6 +85,10 @@ def _open_here(name: str, spec: JobSpec, device: str, settings: Settings) -> Eng
         from embedfarm.workers.engines.unpadded import unpad_if_faster  # noqa: PLC0415
 
         unpad_if_faster(engine)
+    if settings.compile_models and engine.device.type == "cuda" and not engine.padded:
+        from embedfarm.workers.engines.compiled import LateCompiling  # noqa: PLC0415
+
+        engine.note_use = LateCompiling(engine).note_use
     return engine
 
 

@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedfarm.contract.processes import RAISED
 from embedfarm.contract.redaction import start_logging
+from embedfarm.workers.engines.device_errors import device_errors
 from embedfarm.workers.engines.engine import OutOfMemory
 from embedfarm.workers.engines.group import Subgroups, join_ranks
 from embedfarm.workers.engines.rank_orders import (
@@ -34,7 +35,6 @@ from embedfarm.workers.engines.rank_orders import (
     write_message,
 )
 from embedfarm.workers.engines.sentence_transformer import (
-    device_errors,
     follow_routes,
     load_files,
 )

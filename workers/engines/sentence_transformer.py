@@ -7,8 +7,8 @@ batched with what is ours.
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,6 +27,7 @@ from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import TokenisationSettings
 from embedfarm.workers.engines.arithmetic import Arithmetic
+from embedfarm.workers.engines.device_errors import device_errors
 from embedfarm.workers.engines.device_module import device_module
 from embedfarm.workers.engines.engine import (
     Chunk,
@@ -55,16 +56,6 @@ BATCH_FLOPS: Final = 1e13
 GPU_BATCH_TOKENS: Final = (16_384, 131_072)  # see docs/gpu.md
 LAUNCH_TOKENS: Final = {"cpu": 64, "gpu": 2048}
 COUNTED: Final = ("word " * 60, "word " * 120)  # two lengths, to tell tokens from pairs of tokens
-# What torch says when memory is full: on Linux, elsewhere, in oneDNN, in cuBLAS, and in Metal.
-NO_MEMORY: Final = (
-    "can't allocate memory",
-    "not enough memory",
-    "could not create a ",
-    "ALLOC_FAILED",
-    "MPS backend out of memory",
-)
-# What it says of a GPU that no program gets an answer from until it starts anew.
-DEVICE_FAILED: Final = ("CUDA error", "HIP error", "DEVICE_LOST")
 WARM_UP: Final = ("warm up", "a text that is a little longer than the other one " * 4)
 
 
@@ -96,6 +87,7 @@ class SentenceTransformerEngine:
         preprocessing: The model's own preprocessing.
         turn: Held by the engine of these modules whose texts the model's own tokenizer cuts now.
         tokenizer: What makes tokens: `preprocessing`, or tokenizer.json where that does the same.
+        note_use: Told of each device batch of a GPU: its tokens, when it began and when it ended.
     """
 
     model: SentenceTransformer
@@ -115,6 +107,7 @@ class SentenceTransformerEngine:
     batch_tokens: int = field(init=False)
     launch_tokens: int = field(init=False)
     arithmetic: Arithmetic = field(init=False, default=Arithmetic())
+    note_use: Callable[[int, float, float], None] | None = field(init=False, default=None)
 
     name: str = field(init=False, default="torch")
 
@@ -291,6 +284,7 @@ class SentenceTransformerEngine:
             OutOfMemory: The rows do not fit on the device together.
             DeviceFailed: CUDA is in a state that only a new process gets out of.
         """
+        began = time.perf_counter()
         with device_errors(), torch.inference_mode():
             vectors = self._embed(self.features(batch, rows))
             if self.device.type == "cpu":
@@ -303,6 +297,8 @@ class SentenceTransformerEngine:
         def finish() -> NDArray[np.float32]:
             with device_errors():
                 copied.synchronize()
+            if self.note_use is not None:
+                self.note_use(int(batch.lengths[rows].sum()), began, time.perf_counter())
             return host.numpy()
 
         return finish
@@ -388,25 +384,6 @@ def load_files(
         local_files_only=True,
         model_kwargs={"dtype": dtype} | options,
     )
-
-
-@contextmanager
-def device_errors() -> Iterator[None]:
-    """Raise `OutOfMemory` or `DeviceFailed` in place of the errors of torch that mean it."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
-        raise OutOfMemory(str(error)) from error
-    except MemoryError as error:
-        raise OutOfMemory("the host's memory is full") from error
-    except RuntimeError as error:
-        if any(words in str(error) for words in NO_MEMORY):
-            raise OutOfMemory(str(error)) from error
-        if any(words in str(error) for words in DEVICE_FAILED):
-            raise DeviceFailed(str(error)) from error
-        raise
 
 
 def follow_routes(model: SentenceTransformer, task: str) -> SentenceTransformer:

@@ -23,11 +23,11 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError, resolve
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.arithmetic import Arithmetic
+from embedfarm.workers.engines.device_errors import device_errors
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, OutOfMemory, Tokenised
 from embedfarm.workers.engines.group import Group, current_group
 from embedfarm.workers.engines.sentence_transformer import (
     SentenceTransformerEngine,
-    device_errors,
     follow_routes,
     load_files,
 )

@@ -6,7 +6,6 @@ that lie end to end, so that no architecture needs code of its own.
 
 import logging
 import statistics
-import time
 from collections.abc import Callable
 from inspect import signature
 from itertools import pairwise
@@ -21,10 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from embedfarm.contract.model_files import ModelError
-from embedfarm.workers.engines.calibration import calibration_texts
+from embedfarm.workers.engines.calibration import calibration_pass
 from embedfarm.workers.engines.engine import DeviceFailed
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
-from embedfarm.workers.packing import pack
 from embedfarm.workers.similarity import cosine
 
 NAME: Final = "embedfarm-unpadded"
@@ -37,7 +35,6 @@ FEWER_HEADS: Final[dict[str, Any]] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 )
 COSINE_MIN: Final = 0.999  # of any text, with and without padding, in the model's own precision
-COPIES: Final = 4  # of the calibration texts, so that they fill a device batch
 ROUNDS: Final = 3
 
 log = logging.getLogger(__name__)
@@ -184,13 +181,6 @@ def unpad_if_faster(engine: SentenceTransformerEngine) -> None:
 
 def _measure(engine: SentenceTransformerEngine) -> tuple[NDArray[np.float32], float]:
     """Embed some texts; return the vectors, and the median of the seconds that they take."""
-    batch = engine.tokenise(calibration_texts() * COPIES)
-    batches = pack(batch.lengths, engine.batch_tokens, engine.launch_tokens, padded=engine.padded)
-    vectors = np.empty((len(batch.lengths), engine.dimensions), np.float32)
-    seconds = []
-    for _ in range(1 + ROUNDS):  # the first one warms up
-        began = time.perf_counter()
-        for rows in batches:
-            vectors[rows] = engine.forward(batch, rows)
-        seconds.append(time.perf_counter() - began)
-    return vectors, statistics.median(seconds[1:])
+    calibration_pass(engine)  # it warms up
+    passes = [calibration_pass(engine) for _ in range(ROUNDS)]
+    return passes[0][0], statistics.median(seconds for _, seconds in passes)
