@@ -1,4 +1,7 @@
-"""Forecast of when a worker will have a model that a request waits for in vain."""
+"""Forecast of when a worker will have a model that a request waits for in vain.
+
+It ends what it holds before it loads a model in the place of others.
+"""
 
 import statistics
 from collections.abc import Collection, Iterator
@@ -33,7 +36,8 @@ def _seconds(beat: Heartbeat, weights: str, usual: float, now: float) -> Iterato
     states = {weights_of(each.model): each for each in beat.models}
     state = states.get(weights)
     if state is None:
-        yield beat.yields_in_seconds + usual
+        rate = beat.tokens_per_second
+        yield beat.yields_in_seconds + (beat.held_tokens / rate if rate else 0.0) + usual
     elif state.state == "ready":
         yield SOON_SECONDS
     elif state.state == "loading":

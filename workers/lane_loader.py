@@ -25,6 +25,8 @@ IDLE_SECONDS: Final = 0.5
 BUSY_SECONDS: Final = 1.0
 LOADS_WORTH: Final = 10.0  # times its loading that a model is kept at most for requests, and others
 TURN_SECONDS_MIN: Final = 1.0
+RETURN_SECONDS: Final = 3.0  # in which a caller comes back that was told when
+WITHDRAWN_SECONDS: Final = 0.5  # between a caller's time being up and the look that finds it gone
 BUSY: Final = "its device works for jobs"  # begins the reason of a worker that may load it later
 ALL_BYTES: Final = 1 << 40
 
@@ -37,7 +39,8 @@ class Turn(NamedTuple):
     Attributes:
         engine: Key of the engine that they wait for.
         began: Monotonic time at which it was loaded.
-        seconds: Time that the loading took, at least `TURN_SECONDS_MIN`.
+        seconds: Time that the loading took, or in which a caller comes back, at least
+            `TURN_SECONDS_MIN`.
         yielded: Whether work in hand had to end for it.
     """
 
@@ -47,6 +50,22 @@ class Turn(NamedTuple):
     yielded: bool
 
 
+class Wish(NamedTuple):
+    """A model that somebody asked for, and that fits only in the place of others.
+
+    Attributes:
+        engine: Key of the engine that was asked for.
+        spec: What it is to do.
+        due: Monotonic time from which the worker ends what it holds for it.
+        until: Monotonic time at which the caller's own time is up.
+    """
+
+    engine: str
+    spec: JobSpec
+    due: float
+    until: float
+
+
 @dataclass
 class LaneLoader:
     """Loads engines that requests wait for, and refuses requests that no worker can serve.
@@ -54,7 +73,8 @@ class LaneLoader:
     What fits beside the models that are in use is loaded beside them. For what does not, requests
     wait up to `lane_swap_seconds`; then the worker ends what it holds, and the model has a turn: as
     long as its loading took, and up to ten times that while requests come. Then jobs have theirs,
-    for ten times as long as the loading took.
+    for ten times as long as the loading took. A caller that cannot wait for so long is told when to
+    come again, and finds the model then.
 
     Attributes:
         is_idle: Tells whether the worker holds no work of jobs.
@@ -70,7 +90,8 @@ class LaneLoader:
     is_idle: Callable[[], bool]
     hear: Callable[[str], None]
     _turn: Turn | None = None
-    _yields_to: str = ""  # key of the engine for which the worker ends what it holds
+    _wish: Wish | None = None
+    _yields: bool = False  # whether the worker ends what it holds for it
     _yields_at: float = 0.0  # monotonic time from which it may
     _refused_until: dict[str, float] = field(default_factory=dict)
 
@@ -81,15 +102,13 @@ class LaneLoader:
             redis.ConnectionError: The server is away.
         """
         self._end_turn()
-        if self._yields_to and self.lane.oldest(self._yields_to) is None:
-            self.lane.end_loading(self._yields_to)
-            self._yields_to = ""
-        if not self.models.is_loading:
+        self._forget_wish()
+        if not self.models.is_loading and not self._grant_wish():
             for key in self.lane.asked():
                 oldest = None if self.models.resident.find(key) else self.lane.oldest(key)
                 if oldest is not None and self._consider(key, oldest):
                     break
-        return bool(self._yields_to)
+        return self._yields
 
     def engines(self) -> set[str]:
         """Return the key of the engine whose turn it is."""
@@ -98,8 +117,9 @@ class LaneLoader:
     @property
     def yields_in_seconds(self) -> float:
         """Time after which requests that come now get a model that is in the way of their own."""
-        left = max(0.0, self._yields_at - time.monotonic())
-        return max(left, self.settings.lane_swap_seconds)
+        now = time.monotonic()
+        due = now + self.settings.lane_swap_seconds if self._wish is None else self._wish.due
+        return max(0.0, due - now, self._yields_at - now)
 
     def _end_turn(self) -> None:
         """End the turn of a model that was loaded for requests, so that another one may come."""
@@ -112,6 +132,32 @@ class LaneLoader:
             self._turn = None
             if turn.yielded:
                 self._yields_at = time.monotonic() + LOADS_WORTH * turn.seconds
+
+    def _forget_wish(self) -> None:
+        """Forget a wish that others have granted, or whose caller left before its time was up."""
+        wish = self._wish
+        if wish is None:
+            return
+        early = time.monotonic() < wish.until - WITHDRAWN_SECONDS
+        over = early and self.lane.oldest(wish.engine) is None
+        if over or self.models.resident.find(wish.engine):
+            if self._yields:
+                self.lane.end_loading(wish.engine)
+            self._wish, self._yields = None, False
+
+    def _grant_wish(self) -> bool:
+        """Load the model that is wished for, or end what is held for it, if its time has come."""
+        wish = self._wish
+        if wish is None or self.stop.is_set() or time.monotonic() < max(wish.due, self._yields_at):
+            return False
+        if not self._yields and not self.lane.claim_loading(wish.engine, self.worker):
+            self._wish = None  # another worker has begun
+            return False
+        begun = self._load(wish.engine, wish.spec, yields=True)
+        if begun is not False:
+            self._wish = None
+        self._yields = begun is False
+        return True
 
     def _consider(self, key: str, oldest: Taken) -> bool:
         """Load an engine for a request, or refuse it; return False if there is nothing to do."""
@@ -126,13 +172,22 @@ class LaneLoader:
         patient = self._patience() <= oldest.waited_seconds <= request.timeout_seconds
         if not patient or self.stop.is_set():
             return False
-        if key != self._yields_to and not self.lane.claim_loading(key, self.worker):
+        if not self.lane.claim_loading(key, self.worker):
             return False
-        if self._load(key, request.spec, oldest.waited_seconds):
-            return True
-        if self._seconds_until_turn() > request.timeout_seconds:
-            self._put_off(key)
-        return False
+        begun = self._load(key, request.spec)
+        if begun is False:
+            self._wish_for(key, request, oldest.waited_seconds)
+        return bool(begun)
+
+    def _wish_for(self, key: str, request: LanePiece, waited_seconds: float) -> None:
+        """Note that a model has to come in the place of others, and when."""
+        came = time.monotonic() - waited_seconds
+        due, until = came + self.settings.lane_swap_seconds, came + request.timeout_seconds
+        if self._wish is None:
+            self._wish = Wish(key, request.spec, due, until)
+        late = self._seconds_until_turn() > request.timeout_seconds
+        if late and self._put_off(key) and self._wish.engine == key:
+            self._wish = self._wish._replace(until=0.0)
 
     def _seconds_until_turn(self) -> float:
         """Return the time after which this worker can have loaded a model in place of another."""
@@ -145,20 +200,25 @@ class LaneLoader:
             return 0.0
         return IDLE_SECONDS if self.is_idle() else BUSY_SECONDS
 
-    def _load(self, key: str, spec: JobSpec, waited_seconds: float) -> bool:
-        """Begin to load an engine whose loading this worker has claimed, or to yield to it."""
-        then = partial(self._loaded, key, yielded=key == self._yields_to)
-        begun = yields = False
+    def _load(self, key: str, spec: JobSpec, *, yields: bool = False) -> bool | None:
+        """Begin to load an engine whose loading this worker has claimed.
+
+        Args:
+            key: Key of the engine.
+            spec: What it is loaded for.
+            yields: Whether what is in its way goes for it.
+
+        Returns:
+            Whether the load was begun; None if the engine does not load.
+        """
+        begun: bool | None = None
         try:
-            begun = self.models.load_beside(spec, then)
-            late = waited_seconds >= self.settings.lane_swap_seconds
-            yields = not begun and late and time.monotonic() >= self._yields_at
+            begun = self.models.load_beside(spec, partial(self._loaded, key, yielded=yields))
         except ModelError as error:
             self._refuse(key, error)
-        self._yields_to = key if yields else ""
-        if not (begun or yields):
+        if begun is None or not (begun or yields):
             self.lane.end_loading(key)
-        return begun or yields
+        return begun
 
     def _loaded(self, key: str, *, yielded: bool) -> None:
         """Give a model that is loaded now its turn; if it failed, the next look learns why."""
@@ -168,6 +228,8 @@ class LaneLoader:
             self._turn = Turn(key, time.monotonic(), seconds, yielded)
             self.hear(key)
         try:
+            if self._turn is not None and not self.lane.waiting(key):  # whoever asked has left
+                self._turn = self._turn._replace(seconds=max(RETURN_SECONDS, self._turn.seconds))
             self.lane.end_loading(key)
         except UNAVAILABLE as error:
             log.warning("others are kept from loading for a while, server away: %s", error)
@@ -181,22 +243,32 @@ class LaneLoader:
         self.lane.refuse(key, self.worker, reason_of(error))
         self._refuse_together(key)
 
-    def _put_off(self, key: str) -> None:
-        """Leave requests that cannot be answered in time to others; say so if there are none."""
+    def _put_off(self, key: str) -> bool:
+        """Leave requests that cannot be answered in time to others; say so if there are none.
+
+        Returns:
+            Whether it was said.
+        """
         again = f"loads it in {self._seconds_until_turn():.0f} s at the earliest"
         self.lane.refuse(key, self.worker, f"{BUSY}, and {again}")
-        self._refuse_together(key)
+        return self._refuse_together(key)
 
-    def _refuse_together(self, key: str) -> None:
-        """Refuse what waits for an engine that no worker of the farm could load, or not in time."""
+    def _refuse_together(self, key: str) -> bool:
+        """Refuse what waits for an engine that no worker of the farm could load, or not in time.
+
+        Returns:
+            Whether it was refused.
+        """
         reasons, alive = self.lane.unloaded(key), {beat.worker for beat in self.farm.workers()}
         # Where a server was away for a while, nobody is known to be alive, and that is no reason.
-        if self.worker in alive and alive <= reasons.keys():
+        together = self.worker in alive and alive <= reasons.keys()
+        if together:
             said = dict.fromkeys(reasons.values())  # most say the same
             late = any(each.startswith((BUSY, NOT_NOW)) for each in said)
             what = "no worker loads the model in time" if late else "no worker can load the model"
             reason = f"{what}: {'; '.join(said)}"
             refuse_waiting(self.lane, key, self.worker, reason, late=late)
+        return together
 
 
 def refuse_waiting(lane: Lane, key: str, worker: str, reason: str, *, late: bool = False) -> None:

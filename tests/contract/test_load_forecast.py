@@ -19,10 +19,17 @@ def state(model: str, state: StateOfModel, since: float = 0.0, seconds: float = 
     return ModelState(model=key, state=state, since=since, load_seconds=seconds)
 
 
-def worker(*states: ModelState, yields: float = 10.0, says: str = "busy") -> Heartbeat:
+def worker(
+    *states: ModelState, yields: float = 10.0, says: str = "busy", held_seconds: float = 0.0
+) -> Heartbeat:
     """Return the heartbeat of a worker."""
     return msgspec.structs.replace(
-        heartbeat("w"), models=list(states), yields_in_seconds=yields, state=says
+        heartbeat("w"),
+        models=list(states),
+        yields_in_seconds=yields,
+        state=says,
+        held_tokens=int(held_seconds * 100),
+        tokens_per_second=100.0,
     )
 
 
@@ -33,6 +40,7 @@ def worker(*states: ModelState, yields: float = 10.0, says: str = "busy") -> Hea
         ([worker(state("wanted", "ready", seconds=4.0))], 1.0),
         ([worker(state("other", "ready", seconds=4.0))], 14.0),
         ([worker(state("other", "ready", seconds=4.0), yields=25.0)], 29.0),
+        ([worker(state("other", "ready", seconds=4.0), held_seconds=2.0)], 16.0),
         ([worker(state("other", "ready", seconds=4.0)), worker(yields=3.0)], 7.0),
         (
             [
