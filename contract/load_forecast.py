@@ -35,9 +35,9 @@ def _seconds(beat: Heartbeat, weights: str, usual: float, now: float) -> Iterato
         return
     states = {weights_of(each.model): each for each in beat.models}
     state = states.get(weights)
-    if state is None:
-        rate = beat.tokens_per_second
-        yield beat.yields_in_seconds + (beat.held_tokens / rate if rate else 0.0) + usual
+    if state is None or state.state == "parked":
+        rate, load = beat.tokens_per_second, usual if state is None else SOON_SECONDS
+        yield beat.yields_in_seconds + (beat.held_tokens / rate if rate else 0.0) + load
     elif state.state == "ready":
         yield SOON_SECONDS
     elif state.state == "loading":

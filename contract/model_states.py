@@ -5,8 +5,9 @@ from typing import Literal
 
 from embedfarm.contract.encoding import Amount, Count, Record
 
-StateOfModel = Literal["ready", "loading", "failed"]
-"""State of a model on a worker: loaded, being loaded, or not loaded when it was tried last."""
+StateOfModel = Literal["ready", "loading", "parked", "failed"]
+"""State of a model on a worker: loaded, being loaded, with its weights in the host's memory from
+where it is loaded in a moment, or not loaded when it was tried last."""
 
 
 class ModelState(Record):

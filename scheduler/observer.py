@@ -213,6 +213,6 @@ def _loads(beat: Heartbeat, before: Heartbeat) -> bool:
 
 def _resident(beat: Heartbeat) -> frozenset[str]:
     """Return the models that a worker has loaded, or is loading."""
-    named = [each.model for each in beat.models if each.state != "failed"]
+    named = [each.model for each in beat.models if each.state in {"ready", "loading"}]
     # A worker of a version that had one model at a time says no more than that.
     return frozenset(weights_of(key) for key in named or [beat.loading or beat.model] if key)

@@ -224,7 +224,7 @@ class LaneLoader:
         """Give a model that is loaded now its turn; if it failed, the next look learns why."""
         model = self.models.resident.owner(key)
         if model is not None:
-            seconds = max(TURN_SECONDS_MIN, model.load_seconds)
+            seconds = max(TURN_SECONDS_MIN, model.came_seconds)
             self._turn = Turn(key, time.monotonic(), seconds, yielded)
             self.hear(key)
         try:

@@ -16,6 +16,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import NoRoom
 from embedfarm.workers.engines.memory import device_memory, free_memory, predict_bytes
 from embedfarm.workers.host_memory import AvailableMemory
+from embedfarm.workers.parked_models import ParkedModels
 from embedfarm.workers.resident_models import ResidentModel, ResidentModels
 
 MODELS_MAX: Final = 64  # loaded at a time, however small they are
@@ -37,6 +38,7 @@ class ModelRoom:
         in_use: Returns the keys of the engines that work in hand needs.
         orders: What people want of models, by name.
         placing: Held while it is decided which models go, and while requests are taken for one.
+        parked: Models that went for others, and wait in the host's memory.
     """
 
     resident: ResidentModels
@@ -46,6 +48,10 @@ class ModelRoom:
     in_use: Callable[[], Collection[str]] = frozenset
     orders: Mapping[str, ModelOrder] = field(default_factory=dict)
     placing: threading.Lock = field(default_factory=threading.Lock)
+    parked: ParkedModels = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parked = ParkedModels(self.settings)
 
     def make(self, spec: JobSpec) -> bool:
         """Have models go until there is memory for another one; tell whether there is now.
@@ -116,12 +122,16 @@ class ModelRoom:
         Such an order is about what is loaded when it is first seen: clocks of hosts differ.
         """
         before, self.orders = self.orders, orders
+        unload = {
+            name
+            for name, order in orders.items()
+            if order.unload_at not in {0.0, before.get(name, NO_ORDER).unload_at}
+        }
+        self.parked.forget(unload)
         with self.placing:
             in_use = self.in_use()
             for model in self.resident:
-                name = model.spec.model
-                order, known = orders.get(name, NO_ORDER), before.get(name, NO_ORDER)
-                model.unwanted |= order.unload_at not in {0.0, known.unload_at}
+                model.unwanted |= model.spec.model in unload
             unwanted = [
                 model for model in self.resident if model.unwanted and not model.serves(in_use)
             ]
@@ -136,6 +146,7 @@ class ModelRoom:
         with self.placing:
             old = [model for model in self._idle() if model.used_at < before]
             self.resident.remove(old)
+        self.parked.forget(used_before=before)
         seconds = format_seconds(self.settings.model_idle_seconds)
         self._let_go(old, "idle", f"not used for {seconds}")
 
@@ -143,7 +154,8 @@ class ModelRoom:
         """Free the memory of models that are resident no longer."""
         for model in models:
             self.gone(model.spec.model, reason)
-            log.info("unloaded %s, %s", model.spec.model, why)
+            parked = reason == "room" and self.parked.park(model)
+            log.info("%s %s, %s", "parked" if parked else "unloaded", model.spec.model, why)
         if models:
             free_memory(self.torch_device)
 

@@ -234,7 +234,7 @@ class ModelStore:
         return 0.0 if failed is None else failed.load_seconds
 
     def states(self) -> list[ModelState]:
-        """Return the states of all models that are loaded, being loaded, or failed to load."""
+        """Return the states of models that are here, are being loaded, or failed to load."""
         states = [
             ModelState(
                 model=each.key,
@@ -245,6 +245,10 @@ class ModelStore:
                 pinned=self.room.pinned(each.spec.model),
             )
             for each in self.resident
+        ]
+        states += [
+            ModelState(model=each.key, state="parked", since=each.parked_since, bytes=each.bytes)
+            for each in self.room.parked
         ]
         coming = self.loading
         if coming:
@@ -266,9 +270,9 @@ class ModelStore:
             self._end_load()
         if limit:
             limit_batches(self.torch_device, limit)
-        self.tally.count(spec.model, loads=1, load_ms=round(1000 * model.load_seconds))
-        log.info("loaded %s in %.1f s", spec.model, model.load_seconds)
-        return model.engine
+        self.tally.count(spec.model, loads=1, load_ms=round(1000 * model.came_seconds))
+        log.info("loaded %s in %.1f s", spec.model, model.came_seconds)
+        return model.find(engine_key(spec)) or model.engine
 
     def _open(self, spec: JobSpec) -> ResidentModel:
         """Open a model and run it once; a load that takes too long is the last of this process."""
@@ -278,6 +282,9 @@ class ModelStore:
         with watchdog.watch(
             what, watchdog.load_limit, hung=self._quarantine, stops_others=in_group
         ):
+            parked = self.room.parked.take(spec, self._runs_on(spec))
+            if parked is not None:
+                return parked
             engine = open_engine(spec, device, self.settings)
             self.warm_up(spec, engine)
         seconds, taken = time.monotonic() - began, allocated_bytes(device) - allocated

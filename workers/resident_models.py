@@ -29,9 +29,11 @@ class ResidentModel:
         engine: Engine that it was loaded as.
         bytes: Memory that its weights take on the device.
         load_seconds: Time that its loading took.
+        came_seconds: Time after which it was on the device last, less than that if it was parked.
         loaded_at: Unix time at which it was loaded.
         used_at: Monotonic time at which work was last taken for it.
         unwanted: Whether people want it to go.
+        parked_since: Unix time since which its weights are in the host's memory, if they are.
     """
 
     spec: JobSpec
@@ -42,9 +44,12 @@ class ResidentModel:
     loaded_at: float = field(default_factory=time.time)
     used_at: float = field(default_factory=time.monotonic)
     unwanted: bool = False
+    came_seconds: float = field(init=False)
+    parked_since: float = field(init=False, default=0.0)
     _variants: dict[str, Engine] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.came_seconds = self.load_seconds
         self._variants = {engine_key(self.spec): self.engine}
 
     @property

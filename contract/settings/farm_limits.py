@@ -191,6 +191,10 @@ class WorkerSettings(BaseModel):
         NonNegativeInt,
         Field(description="Memory left free when a model is loaded beside others."),
     ] = GIBIBYTE
+    models_parked_bytes_max: Annotated[
+        NonNegativeInt,
+        Field(description="Host memory for models that went from a GPU for others; 0: none."),
+    ] = 16 * GIBIBYTE
     models_pinned: Annotated[
         tuple[str, ...],
         Field(description='Models that stay once they are loaded, such as ["org/name"].'),

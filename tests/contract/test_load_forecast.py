@@ -52,6 +52,7 @@ def worker(
         ([worker(state("wanted", "loading", since=NOW - 2.0))], UNKNOWN_SECONDS - 2.0),
         ([worker(state("wanted", "loading", since=NOW - 500.0))], 1.0),
         ([worker(state("wanted", "failed"))], UNKNOWN_SECONDS),
+        ([worker(state("wanted", "parked"), held_seconds=2.0)], 13.0),
         ([worker(state("wanted", "ready", seconds=4.0), says="draining")], UNKNOWN_SECONDS),
     ],
 )

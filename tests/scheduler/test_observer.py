@@ -11,7 +11,7 @@ import redis
 
 from embedfarm.contract.backlog import Backlog, read_backlogs
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.model_states import ModelState
+from embedfarm.contract.model_states import ModelState, StateOfModel
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.window import FarmWindow
 from embedfarm.scheduler import observer as module
@@ -106,3 +106,13 @@ def test_when_a_worker_loaded_a_model(
         (worker,) = observer.look().workers
         seen.append(worker.loaded_seconds)
     assert seen == [math.inf, 0.0, 1.0, 2.0, 3.0, 0.0]
+
+
+def test_a_parked_model_is_not_resident(farm: FarmClient, client: redis.Redis) -> None:
+    """A worker has the models that are loaded or are being loaded, and none that is parked."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    states: dict[str, StateOfModel] = {"a": "ready", "b": "loading", "c": "parked", "d": "failed"}
+    models = [ModelState(model=name, state=state, since=1e12) for name, state in states.items()]
+    beat(farm, "worker", models=models)
+    (worker,) = observer.look().workers
+    assert worker.resident == {"a", "b"}

@@ -144,7 +144,7 @@ def test_many_models_in_little_memory(client: redis.Redis, tmp_path: Path, swaps
     specs = [JobSpec(model=str(name), engine="torch") for name in names]
     size = predict_bytes(specs[0], GPU, Settings())
     assert size
-    settings = Settings(models_bytes_max=3 * size + size // 2)
+    settings = Settings(models_bytes_max=3 * size + size // 2, models_parked_bytes_max=0)
     store = ModelStore(FarmClient(client), "w", GPU, settings, Watchdog(settings))
     process, before, reserved = psutil.Process(), 0, 0
     for swap in range(swaps):
@@ -156,6 +156,31 @@ def test_many_models_in_little_memory(client: redis.Redis, tmp_path: Path, swaps
             before, reserved = process.memory_info().rss, torch.cuda.memory_reserved(GPU)
     assert process.memory_info().rss < 1.05 * before
     assert torch.cuda.memory_reserved(GPU) <= reserved + size
+
+
+def test_a_parked_model_leaves_the_gpu(client: redis.Redis, tmp_path: Path) -> None:
+    """A model that makes room for another one leaves the GPU's memory, and returns as it was."""
+    modules = [bert(tmp_path / "transformer", inner=WIDE), Pooling(DIMENSIONS, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "a"))
+    (tmp_path / "b").symlink_to(tmp_path / "a", target_is_directory=True)
+    first, second = (JobSpec(model=str(tmp_path / name), engine="torch") for name in "ab")
+    size = predict_bytes(first, GPU, Settings())
+    assert size
+    settings = Settings(models_bytes_max=size + size // 2)
+    store = ModelStore(FarmClient(client), "w", GPU, settings, Watchdog(settings))
+    engine = store.load(first)
+    assert isinstance(engine, SentenceTransformerEngine)
+    before, allocated = embed(engine), torch.cuda.memory_allocated(GPU)
+    assert store.load(second)
+    assert [each.spec for each in store.room.parked] == [first]
+    assert {each.device.type for each in engine.model.parameters()} == {"cpu"}
+    assert torch.cuda.memory_allocated(GPU) < allocated + size // 2
+    again = store.load(first)
+    assert again is engine
+    assert np.array_equal(embed(engine), before)
+    model = store.resident.last
+    assert model is not None
+    assert model.came_seconds < model.load_seconds
 
 
 def test_a_broken_device_is_named(tmp_path: Path) -> None:

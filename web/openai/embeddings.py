@@ -25,7 +25,7 @@ from embedfarm.web.services import Service, Services, need
 from embedfarm.web.tei.tokenizers import check_count, decode_ids, tokenizer_of
 
 OWNER: Final = "embedfarm"
-BEST_FIRST: Final[tuple[StateOfModel, ...]] = ("ready", "loading", "failed")
+BEST_FIRST: Final[tuple[StateOfModel, ...]] = ("ready", "loading", "parked", "failed")
 TOKENS_MAX: Final = 1 << 15  # of one text: no model reads more at once
 
 router: Final = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BoundedRoute)

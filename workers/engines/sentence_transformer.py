@@ -224,9 +224,29 @@ class SentenceTransformerEngine:
         return self.device.type != "cpu"
 
     @property
-    def pins(self) -> bool:
-        """Whether copying is quicker from pinned memory, as it is where a GPU has its own."""
+    def apart(self) -> bool:
+        """Whether the device has a memory of its own, to which one copies from pinned memory."""
         return self.device.type not in {"cpu", "mps"}
+
+    def park(self) -> None:
+        """Move the weights to the host's memory; the engine embeds nothing until `unpark`.
+
+        Raises:
+            OutOfMemory: They do not fit there.
+            DeviceFailed: CUDA is in a state that only a new process gets out of.
+        """
+        with device_errors():
+            self.model.to("cpu")
+
+    def unpark(self) -> None:
+        """Move the weights back to the device.
+
+        Raises:
+            OutOfMemory: They do not fit now; the engine is of no use any more.
+            DeviceFailed: CUDA is in a state that only a new process gets out of.
+        """
+        with device_errors():
+            self.model.to(self.device)
 
     @property
     def exact_twin(self) -> Engine | None:
@@ -289,7 +309,7 @@ class SentenceTransformerEngine:
             vectors = self._embed(self.features(batch, rows))
             if self.device.type == "cpu":
                 return vectors.numpy
-            host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=self.pins)
+            host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=self.apart)
             host.copy_(vectors, non_blocking=True)
             copied = device_module(str(self.device)).Event()
             copied.record()
@@ -336,7 +356,7 @@ class SentenceTransformerEngine:
         """Copy values to a GPU asynchronously, from pinned memory."""
         if self.device.type == "cpu":
             return values
-        return (values.pin_memory() if self.pins else values).to(self.device, non_blocking=True)
+        return (values.pin_memory() if self.apart else values).to(self.device, non_blocking=True)
 
     def sentence_embeddings(self, features: dict[str, Any]) -> torch.Tensor:
         """Run the model's modules in order, all after the transformer in float32."""
