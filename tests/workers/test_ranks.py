@@ -19,7 +19,7 @@ from tests.workers.groups import TEXTS, alone, embed, formed, open_model
 SECONDS_MAX = 40.0  # that the ranks may take for anything, where a test waits for longer
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_vectors_are_those_of_one_process(size: int, models: Callable[[str], Path]) -> None:
     """Several ranks give each text the vector that one process gives it, and count its work."""
     single = alone(models("shared"))
