@@ -228,8 +228,9 @@ class LaneLoader:
             self._turn = Turn(key, time.monotonic(), seconds, yielded)
             self.hear(key)
         try:
-            if self._turn is not None and not self.lane.waiting(key):  # whoever asked has left
-                self._turn = self._turn._replace(seconds=max(RETURN_SECONDS, self._turn.seconds))
+            if model is not None and not self.lane.waiting(key):  # whoever asked has left
+                seconds = max(RETURN_SECONDS, model.came_seconds)
+                self._turn = Turn(key, time.monotonic(), seconds, yielded)
             self.lane.end_loading(key)
         except UNAVAILABLE as error:
             log.warning("others are kept from loading for a while, server away: %s", error)
