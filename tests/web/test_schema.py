@@ -26,7 +26,7 @@ from tests.web.test_gate import served
 from tests.workers.running import worker_on, working
 
 # Cases of all operations, and sequences of operations, each with what the one before answered.
-SIZES: Final = ((40, 3), pytest.param(5_000, 30, marks=pytest.mark.slow))
+SIZES: Final = ((60, 3), pytest.param(5_000, 30, marks=pytest.mark.slow))
 JOBS: Final = 150
 REQUEST_SECONDS: Final = 60  # workers load a model for some of the jobs that are made
 NULL: Final = "null:16"
