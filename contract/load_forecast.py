@@ -1,7 +1,4 @@
-"""Forecast of when a worker will have a model that a request waits for in vain.
-
-It ends what it holds before it loads a model in the place of others.
-"""
+"""Forecast of when a worker will have a model that a request waits for in vain."""
 
 import statistics
 from collections.abc import Collection, Iterator
@@ -36,8 +33,7 @@ def _seconds(beat: Heartbeat, weights: str, usual: float, now: float) -> Iterato
     states = {weights_of(each.model): each for each in beat.models}
     state = states.get(weights)
     if state is None or state.state == "parked":
-        rate, load = beat.tokens_per_second, usual if state is None else SOON_SECONDS
-        yield beat.yields_in_seconds + (beat.held_tokens / rate if rate else 0.0) + load
+        yield beat.yields_in_seconds + (usual if state is None else SOON_SECONDS)
     elif state.state == "ready":
         yield SOON_SECONDS
     elif state.state == "loading":

@@ -92,6 +92,8 @@ class LaneLoader:
     _turn: Turn | None = None
     _wish: Wish | None = None
     _yields: bool = False  # whether the worker ends what it holds for it
+    _yields_since: float = 0.0
+    _took_to_yield: float | None = None  # seconds, when it was seen last
     _yields_at: float = 0.0  # monotonic time from which it may
     _refused_until: dict[str, float] = field(default_factory=dict)
 
@@ -114,12 +116,19 @@ class LaneLoader:
         """Return the key of the engine whose turn it is."""
         return set() if self._turn is None else {self._turn.engine}
 
-    @property
-    def yields_in_seconds(self) -> float:
-        """Time after which requests that come now get a model that is in the way of their own."""
+    def yields_in_seconds(self, held_tokens: int = 0, tokens_per_second: float = 0.0) -> float:
+        """Return the time after which this worker can load a model in the place of others.
+
+        How long it takes to end what it holds is what it took last; if that was never seen, it is
+        what the tokens in hand take at its rate.
+        """
+        held = held_tokens / tokens_per_second if tokens_per_second else 0.0
         now = time.monotonic()
         due = now + self.settings.lane_swap_seconds if self._wish is None else self._wish.due
-        return max(0.0, due - now, self._yields_at - now)
+        if self._yields:
+            due = self._yields_since  # the work that is held is all that is left to wait for
+        took = held if self._took_to_yield is None else self._took_to_yield
+        return max(0.0, max(due, self._yields_at) + took - now)
 
     def _end_turn(self) -> None:
         """End the turn of a model that was loaded for requests, so that another one may come."""
@@ -153,10 +162,12 @@ class LaneLoader:
         if not self._yields and not self.lane.claim_loading(wish.engine, self.worker):
             self._wish = None  # another worker has begun
             return False
+        now = time.monotonic()
+        self._yields_since = self._yields_since if self._yields else now
         begun = self._load(wish.engine, wish.spec, yields=True)
-        if begun is not False:
-            self._wish = None
         self._yields = begun is False
+        if not self._yields:
+            self._wish, self._took_to_yield = None, now - self._yields_since
         return True
 
     def _consider(self, key: str, oldest: Taken) -> bool:

@@ -326,7 +326,7 @@ class Worker:
         current, total = self._current, self.committer.total
         # Chunks before what is held: what counts as done is held no more.
         lane_seconds, chunks_done = self.embedder.lane_seconds, total.chunks
-        model = self.models.resident.last
+        model, rate = self.models.resident.last, self.committer.tokens_per_second
         return Heartbeat(
             worker=self.name,
             incarnation=self.incarnation,
@@ -338,7 +338,7 @@ class Worker:
             job="" if current is None else current.job,
             held_tokens=self.holdings.tokens,
             held_seconds=0.0 if current is None else time.monotonic() - current.forward_began,
-            tokens_per_second=self.committer.tokens_per_second,
+            tokens_per_second=rate,
             tokens_done=total.real_tokens,
             chunks_done=chunks_done,
             load_seconds=0.0 if model is None else model.load_seconds,
@@ -351,7 +351,7 @@ class Worker:
             restarts=restarts(),
             loading=self.models.loading,
             models=self.models.states(),
-            yields_in_seconds=self.lane_loader.yields_in_seconds,
+            yields_in_seconds=self.lane_loader.yields_in_seconds(self.holdings.tokens, rate),
         )
 
     def _facts(self) -> dict[str, float]:

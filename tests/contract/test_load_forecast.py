@@ -19,17 +19,10 @@ def state(model: str, state: StateOfModel, since: float = 0.0, seconds: float = 
     return ModelState(model=key, state=state, since=since, load_seconds=seconds)
 
 
-def worker(
-    *states: ModelState, yields: float = 10.0, says: str = "busy", held_seconds: float = 0.0
-) -> Heartbeat:
+def worker(*states: ModelState, yields: float = 10.0, says: str = "busy") -> Heartbeat:
     """Return the heartbeat of a worker."""
     return msgspec.structs.replace(
-        heartbeat("w"),
-        models=list(states),
-        yields_in_seconds=yields,
-        state=says,
-        held_tokens=int(held_seconds * 100),
-        tokens_per_second=100.0,
+        heartbeat("w"), models=list(states), yields_in_seconds=yields, state=says
     )
 
 
@@ -40,7 +33,6 @@ def worker(
         ([worker(state("wanted", "ready", seconds=4.0))], 1.0),
         ([worker(state("other", "ready", seconds=4.0))], 14.0),
         ([worker(state("other", "ready", seconds=4.0), yields=25.0)], 29.0),
-        ([worker(state("other", "ready", seconds=4.0), held_seconds=2.0)], 16.0),
         ([worker(state("other", "ready", seconds=4.0)), worker(yields=3.0)], 7.0),
         (
             [
@@ -52,7 +44,7 @@ def worker(
         ([worker(state("wanted", "loading", since=NOW - 2.0))], UNKNOWN_SECONDS - 2.0),
         ([worker(state("wanted", "loading", since=NOW - 500.0))], 1.0),
         ([worker(state("wanted", "failed"))], UNKNOWN_SECONDS),
-        ([worker(state("wanted", "parked"), held_seconds=2.0)], 13.0),
+        ([worker(state("wanted", "parked"))], 11.0),
         ([worker(state("wanted", "ready", seconds=4.0), says="draining")], UNKNOWN_SECONDS),
     ],
 )
