@@ -298,8 +298,7 @@ def test_who_cannot_be_answered_in_time_is_told_at_once(
 ) -> None:
     """Requests that would wait in vain while jobs have their turn are told so at once."""
     let_models_take(monkeypatch, 2)
-    blocks = [block_of(start, 100) for start in range(0, 60_000, 100)]
-    job = create_job(farm, blocks, model=SLOW)  # 60 s: longer than all that follows
+    job = long_job(farm)
     other = JobSpec(model="null:4")
     with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=0.2)) as worker:
         plan_blocks(farm, worker.name, 1)  # a twentieth of a second
@@ -323,8 +322,7 @@ def test_who_comes_again_when_told_finds_the_model(
     """A caller that waits for less than a model takes gets an answer when it was told to return."""
     let_models_take(monkeypatch, 2)
     monkeypatch.setattr(lane_loader, "LOADS_WORTH", 1.0)
-    blocks = [block_of(start, 100) for start in range(0, 60_000, 100)]
-    job = create_job(farm, blocks, model=SLOW)  # 60 s: longer than all that follows
+    job = long_job(farm)
     with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=4.0)) as worker:
         plan_blocks(farm, worker.name, 1)  # a twentieth of a second
         for _ in range(2):
@@ -342,8 +340,7 @@ def test_only_one_worker_gives_way(
     """One of several workers at work loads the model of a caller that has left, no other does."""
     let_models_take(monkeypatch, 2)
     opened = count_opened(monkeypatch)
-    blocks = [block_of(start, 100) for start in range(0, 60_000, 100)]
-    job = create_job(farm, blocks, model=SLOW)  # 60 s: longer than all that follows
+    job = long_job(farm)
     settings: dict[str, Any] = {"models_bytes_max": 3, "lane_swap_seconds": 4.0}
     with (
         working(worker_on(server, **settings)) as first,
@@ -364,8 +361,7 @@ def test_nobody_gives_way_for_a_request_that_is_over(
     """A job keeps its model where a request was answered or withdrawn before its time was up."""
     let_models_take(monkeypatch, 2)
     opened = count_opened(monkeypatch)
-    blocks = [block_of(start, 100) for start in range(0, 60_000, 100)]
-    create_job(farm, blocks, model=SLOW)  # 60 s: longer than all that follows
+    long_job(farm)
     with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=4.0)) as worker:
         plan_blocks(farm, worker.name, 1)  # a twentieth of a second
         wait_until(lambda: worker._current)
@@ -376,6 +372,11 @@ def test_nobody_gives_way_for_a_request_that_is_over(
         wait_until(lambda: worker.lane_loader.yields_in_seconds() >= 4.0)
         wait(4.0)
         assert opened == [SLOW]
+
+
+def long_job(farm: FarmClient) -> Job:
+    """Make a job of 60 s for one worker, longer than all that follows."""
+    return create_job(farm, [block_of(start, 100) for start in range(0, 60_000, 100)], model=SLOW)
 
 
 def wait(seconds: float) -> None:
