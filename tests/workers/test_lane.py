@@ -301,7 +301,7 @@ def test_who_cannot_be_answered_in_time_is_told_at_once(
     job = long_job(farm)
     other = JobSpec(model="null:4")
     with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=0.2)) as worker:
-        plan_blocks(farm, worker.name, 1)  # a twentieth of a second
+        plan_blocks(farm, worker.name, 5)  # a quarter of a second, and no gap between two leases
         wait_until(lambda: worker._current)
         lane.embed(SPEC, ["a"], SECONDS)
         wait_until(lambda: not worker.lane_loader.engines())
@@ -324,7 +324,7 @@ def test_who_comes_again_when_told_finds_the_model(
     monkeypatch.setattr(lane_loader, "LOADS_WORTH", 1.0)
     job = long_job(farm)
     with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=4.0)) as worker:
-        plan_blocks(farm, worker.name, 1)  # a twentieth of a second
+        plan_blocks(farm, worker.name, 5)  # a quarter of a second, and no gap between two leases
         for _ in range(2):
             wait_until(lambda: not worker.lane_loader.engines() and worker._current)
             with pytest.raises(LaneLate):
@@ -363,7 +363,7 @@ def test_nobody_gives_way_for_a_request_that_is_over(
     opened = count_opened(monkeypatch)
     long_job(farm)
     with working(worker_on(server, models_bytes_max=3, lane_swap_seconds=4.0)) as worker:
-        plan_blocks(farm, worker.name, 1)  # a twentieth of a second
+        plan_blocks(farm, worker.name, 5)  # a quarter of a second, and no gap between two leases
         wait_until(lambda: worker._current)
         pieces = cut(SPEC, ["a"], SECONDS)
         entries = lane.send(pieces)
