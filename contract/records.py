@@ -319,6 +319,8 @@ class JobShare(Record):
             speculative copies at the job's tail.
         open: Whether the producer adds more blocks, which are worth waiting for.
         priority: Priority of the job; only jobs of the same one share a micro-batch.
+        ahead: Whether nothing is to be leased for this share: the worker only loads the job's model
+            before its turn, where there is room for it beside the models of the other shares.
     """
 
     job: str
@@ -327,6 +329,7 @@ class JobShare(Record):
     copies: list[EntryId] = msgspec.field(default_factory=list)
     open: bool = False
     priority: Count = 0
+    ahead: bool = False
 
 
 class Plan(Record):

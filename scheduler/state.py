@@ -255,6 +255,7 @@ class Draft:
             that orders jobs splits tiers, and so leaves the order of the passes before it alone.
         queues: Per worker the jobs with blocks to lease that it tries, in this order, where that is
             not the order of the tiers.
+        ahead: Per worker the job whose model it loads before its own work has come to its end.
         shares: Per worker, how much of which job it may lease.
         explain: Whether notes are wanted.
         notes: What each pass did.
@@ -263,6 +264,7 @@ class Draft:
     state: FarmState
     tiers: tuple[tuple[JobState, ...], ...]
     queues: Mapping[str, tuple[JobState, ...]] = field(default_factory=dict)
+    ahead: Mapping[str, JobState] = field(default_factory=dict)
     shares: Mapping[str, tuple[JobShare, ...]] = field(default_factory=dict)
     explain: bool = False
     notes: tuple[Note, ...] = ()

@@ -89,7 +89,9 @@ class Fetcher:
             return None
         self._alone = False
         self.engines.models.room.unload_idle()
-        shares = [share for share in self._shares() if not self.engines.refused(share.job)]
+        plan = [share for share in self._shares() if not self.engines.refused(share.job)]
+        shares = [share for share in plan if not share.ahead]
+        self._load_ahead([share.job for share in plan if share.ahead], shares)
         shares.sort(key=lambda share: self.engines.ever_refused(share.job))
         # What nobody renews comes before what is new of other jobs, which may never end.
         found = self._stranded([each.job for each in shares[1:] if self._may_rescue(each.job)])
@@ -209,6 +211,14 @@ class Fetcher:
         if self._has_work(job) and not self.engines.load_beside(job.id):
             self._alone = not self.holdings.wait_empty(0)
         return False
+
+    def _load_ahead(self, jobs: Sequence[str], shares: Sequence[JobShare]) -> None:
+        """Have models loaded before their turn, where there is room beside those of the shares."""
+        for job in jobs:
+            with self._unless_gone(job):
+                if self.engines.models.has_any and self.engines.needs_load(job):
+                    needed = {self.engines.key(share.job) for share in shares}
+                    self.engines.load_beside(job, needed)
 
     def _choose(self, job: Job, leases: Sequence[Lease], *, beside: bool = False) -> list[Lease]:
         """Choose the healthy leases, else one possible poison message if nothing else is held.

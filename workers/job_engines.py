@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -183,17 +183,21 @@ class JobEngines:
         except (ModelError, RecordError):
             return False  # `prepare` refuses it
 
-    def load_beside(self, job: str) -> bool:
+    def load_beside(self, job: str, needed: Collection[str] = ()) -> bool:
         """Have the model of a job loaded while others are at work; refuse a job if it cannot be.
 
+        Args:
+            job: The job.
+            needed: Keys of engines whose models do not go for it, beside those of work in hand.
+
         Returns:
-            Whether that is settled; if not, models that work in hand needs are in the way.
+            Whether that is settled; if not, models that are needed are in the way.
 
         Raises:
             embedfarm.contract.jobs.JobGone: There is no such job.
         """
         try:
-            return self.models.load_beside(self.spec(job))
+            return self.models.load_beside(self.spec(job), needed=needed)
         except (ModelError, RecordError) as error:
             self._refuse_for(job, error)
             return True

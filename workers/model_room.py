@@ -53,19 +53,21 @@ class ModelRoom:
     def __post_init__(self) -> None:
         self.parked = ParkedModels(self.settings)
 
-    def make(self, spec: JobSpec) -> bool:
+    def make(self, spec: JobSpec, needed: Collection[str] = ()) -> bool:
         """Have models go until there is memory for another one; tell whether there is now.
 
-        There is none yet where work in hand needs the models that would have to go.
+        There is none yet where work in hand needs the models that would have to go, or where they
+        serve engines that are `needed`, by their keys.
 
         Raises:
             NoRoom: There is not enough memory now, whatever goes.
             ModelError: It takes more than it may, or than there is.
         """
-        needed = predict_bytes(spec, self.torch_device, self.settings)
+        takes = predict_bytes(spec, self.torch_device, self.settings)
         with self.placing:
-            movable, idle = self._movable(), self._idle()
-            short = sys.maxsize if needed is None else self._short(spec, needed, _bytes(movable))
+            movable = self._movable()
+            idle = [model for model in self._idle() if not model.serves(needed)]
+            short = sys.maxsize if takes is None else self._short(spec, takes, _bytes(movable))
             surplus = len(list(self.resident)) + 1 - MODELS_MAX
             enough = short <= _bytes(idle) and surplus <= len(idle)
             if not enough and len(idle) < len(movable):

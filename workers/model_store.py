@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -130,12 +130,18 @@ class ModelStore:
         with self._noting(spec):
             return self._load(spec) if self._make_room(spec) else None
 
-    def load_beside(self, spec: JobSpec, then: Callable[[], None] = lambda: None) -> bool:
+    def load_beside(
+        self,
+        spec: JobSpec,
+        then: Callable[[], None] = lambda: None,
+        needed: Collection[str] = (),
+    ) -> bool:
         """Have a model loaded while the device works; tell whether that goes on, or has to wait.
 
         Args:
             spec: What it is loaded for.
             then: Called in the loading thread once it has ended, if it is begun by this call.
+            needed: Keys of engines whose models do not go for it, beside those of work in hand.
 
         Raises:
             ModelError: The model is not to be had, or the load that was begun has failed.
@@ -150,7 +156,7 @@ class ModelStore:
             then()
             return True
         with self._noting(spec):
-            if not self._make_room(spec):
+            if not self._make_room(spec, needed):
                 return False
         self._beside = self.start("load", lambda: self._load_beside(key, spec, then))
         return True
@@ -188,7 +194,7 @@ class ModelStore:
         if settled:
             self._ordered[name] = at
 
-    def _make_room(self, spec: JobSpec) -> bool:
+    def _make_room(self, spec: JobSpec, needed: Collection[str] = ()) -> bool:
         """Tell whether there is room for a model; one that is not to be had costs no other one.
 
         Raises:
@@ -198,7 +204,7 @@ class ModelStore:
         before = self.farm.loads.forbidding(self.worker, weights_key(spec))
         if before is not None:
             raise ModelError(before.sentence())
-        return self.room.make(spec)
+        return self.room.make(spec, needed)
 
     def _load_beside(self, key: str, spec: JobSpec, then: Callable[[], None]) -> None:
         try:

@@ -38,6 +38,9 @@ class Affinity:
     A job that grows, and whose last block was taken a moment ago, counts as one that waits: a
     worker is as long without work for it as the loading of its model would take.
 
+    A worker whose own work will have come to its end by the time that another model is loaded loads
+    that one meanwhile, if it has room for it beside its own.
+
     In any case no more workers load a model than its waiting work keeps busy for as long as the
     loading takes. Parts are shares of the workers' speed, by the weights of tenants and jobs.
     """
@@ -62,7 +65,14 @@ class Affinity:
                 queues[worker.name] = queue
             if said:
                 words.append((f"{worker.name} {said}", worker.name))
-        return replace(draft, queues=queues).note(self.name, words)
+        ahead = {}
+        for worker in draft.state.asking:
+            job = placement.load_ahead(worker, queues.get(worker.name, draft.queue(worker.name)))
+            if job is not None:
+                ahead[worker.name] = job
+                said = f"{worker.name} loads {job.model} ahead for {job.job}, if there is room"
+                words.append((said, worker.name))
+        return replace(draft, queues=queues, ahead=ahead).note(self.name, words)
 
 
 @dataclass
@@ -118,8 +128,11 @@ class _Placement:
     ) -> tuple[tuple[JobState, ...], str]:
         """Return what a worker tries, in order, and what is to be said of it."""
         worth = [job for job in queue if job.weights in worker.resident or self._is_worth(job)]
-        stay = self._own(worker)
-        first = next(iter(worth), None) if stay is not None else self._most_wanting(worth)
+        others = [job for job in worth if job.weights not in worker.resident]
+        ending = self._ending(worker, others)
+        stay = ending or self._own(worker)
+        wanting = worth if ending is None else others
+        first = next(iter(wanting), None) if stay is not None else self._most_wanting(worth)
         leaves = first is not None and (stay is None or self._moves(worker, stay, first))
         chosen = first if leaves else stay
         if chosen is None:
@@ -131,8 +144,9 @@ class _Placement:
             words = f"loads {chosen.model} for {chosen.job}"
         else:
             words = "" if chosen is first else f"stays with {chosen.model} and {chosen.job}"
-        others = (job for job in worth if job is not chosen)
-        return (chosen, *others)[: self.draft.width], words
+        own = (job for job in worth if job.weights in worker.resident and job is not chosen)
+        foreign = (job for job in others if job is not chosen)
+        return (chosen, *own, *foreign)[: self.draft.width], words
 
     def _most_wanting(self, jobs: Sequence[JobState]) -> JobState | None:
         """Return the job of the first tier whose model lacks most of its part of the farm."""
@@ -200,12 +214,85 @@ class _Placement:
         return max(self.settings.affinity_seconds, least)
 
     def _worth_seconds(self, stay: JobState, job: JobState) -> float:
-        """Return the seconds of work for which a job's model is worth loading.
+        """Return the seconds of work for which a job's model is worth loading."""
+        return LOADS_WORTH * self._next_load(stay, job)
 
-        A model that nobody has loaded yet is taken to need as long as the one that would go.
+    def _next_load(self, own: JobState, job: JobState) -> float:
+        """Return the time that a job's model takes to load.
+
+        One that nobody has loaded yet is taken to need as long as that of the worker's own job.
         """
-        load = self._load_seconds(job.weights) or self._load_seconds(stay.weights)
-        return LOADS_WORTH * load
+        return self._load_seconds(job.weights) or self._load_seconds(own.weights)
+
+    # What is loaded before its turn.
+
+    def load_ahead(self, worker: WorkerState, queue: Sequence[JobState]) -> JobState | None:
+        """Return the job whose model a worker is to load while it ends its own work, if any.
+
+        It is the one that the worker would load then. Whether there is room beside the models that
+        it works with is for the worker to see.
+        """
+        own = next(iter(queue), None)
+        if own is None or own.weights not in worker.resident:
+            return None
+        others = (job for job in queue if job.weights not in worker.resident)
+        following = self._most_wanting([job for job in others if self._is_worth(job)])
+        if following is None or self._left_seconds(worker) > self._next_load(own, following):
+            return None
+        self.have[following.weights] += self._speed(worker)
+        self.free[following.weights] += 1
+        return following
+
+    def _ending(self, worker: WorkerState, others: Sequence[JobState]) -> JobState | None:
+        """Return the job that a worker ends first, so that its model makes room for another one.
+
+        It is one that ends within the time that the first of the others, whose models the worker
+        does not have, takes to load; unless it is far ahead of the worker's other jobs.
+        """
+        parts, own, following = self._parts_of(worker), self._own(worker), next(iter(others), None)
+        if own is None or following is None or parts.keys() == {own.weights}:
+            return None
+        speed = self._speed(worker)
+        left = {
+            model: self._seconds(model) / (self.have[model] - part + speed)
+            for model, part in parts.items()
+        }
+        soonest = min(left, key=left.__getitem__)
+        jobs = [job for job in self.waiting[soonest] if self._tier[job.job] == self._tier[own.job]]
+        ending = self._least(jobs)
+        if ending is None or left[soonest] > self._next_load(own, following):
+            return None
+        return ending if _lead(ending, own) <= self._patience(ending, own) else None
+
+    def _left_seconds(self, worker: WorkerState) -> float:
+        """Return the time for which there is work left for the models that a worker has."""
+        models = worker.resident & self.waiting.keys()
+        have = sum(self.have[model] for model in models)
+        return sum(map(self._seconds, models)) / max(TOLERANCE, have)
+
+    def _seconds(self, model: str) -> float:
+        """Return the time that a mean worker takes for what waits for a model.
+
+        It is infinite where nobody knows how much is to come, or how fast it goes.
+        """
+        if model not in self._known_seconds:
+            jobs = self.waiting[model]
+            paces = [self.draft.state.pace(job) for job in jobs]
+            known = all(pace.tokens_per_second for pace in paces)
+            grows = any(job.status.state == "open" for job in jobs)
+            self._known_seconds[model] = (
+                math.inf
+                if grows or not known
+                else sum(
+                    job.waiting_tokens * len(pace.rates) / pace.tokens_per_second
+                    for job, pace in zip(jobs, paces, strict=True)
+                )
+            )
+        return self._known_seconds[model]
+
+    @cached_property
+    def _known_seconds(self) -> dict[str, float]:
+        return {}
 
     # How many workers a model is worth.
 
@@ -229,25 +316,19 @@ class _Placement:
     def _workers_worth(self, model: str) -> float:
         """Return how many workers the waiting work of a model keeps busy while it is loaded."""
         if model not in self._worth:
-            self._worth[model] = self._count_worth(self.waiting[model], self._load_seconds(model))
+            self._worth[model] = self._count_worth(model)
         return self._worth[model]
 
     @cached_property
     def _worth(self) -> dict[str, float]:
         return {}
 
-    def _count_worth(self, jobs: Sequence[JobState], load: float) -> float:
+    def _count_worth(self, model: str) -> float:
+        jobs, load = self.waiting[model], self._load_seconds(model)
         if any(job.status.state == "open" for job in jobs):
             return math.inf  # nobody knows how much is to come
-        blocks = sum(job.waiting_blocks for job in jobs)
-        paces = [self.draft.state.pace(job) for job in jobs]
-        if not load or not all(pace.tokens_per_second for pace in paces):
-            return blocks
-        seconds = sum(
-            job.waiting_tokens * len(pace.rates) / pace.tokens_per_second
-            for job, pace in zip(jobs, paces, strict=True)
-        )
-        return min(blocks, max(1, int(seconds / load)))
+        blocks, seconds = sum(job.waiting_blocks for job in jobs), self._seconds(model)
+        return min(blocks, max(1, int(seconds / load))) if load and seconds < math.inf else blocks
 
     def _load_seconds(self, model: str) -> float:
         return self.draft.state.load_seconds.get(model, 0.0)

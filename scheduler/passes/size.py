@@ -96,12 +96,16 @@ def give(
                     priority=job.status.priority,
                 )
             )
+        ahead = draft.ahead.get(worker.name)
+        if ahead is not None:
+            made.append(JobShare(job=ahead.job, tokens=0, blocks=1, ahead=True))
         shares[worker.name] = tuple(made)
         if draft.explain:
             may = f"{worker.name} may lease"
             words += [
                 (f"{may} {each.tokens} tokens ({each.blocks} blocks) of {each.job}", worker.name)
                 for each in made
+                if not each.ahead
             ]
     return replace(draft, shares=shares).note(name, words)
 

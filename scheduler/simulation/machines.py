@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,15 +93,17 @@ class ModelledWorker:
         held = (self.current, self.ready)
         return {batch.job.work.model for batch in held if batch is not None}
 
-    def victims(self, model: str, sizes: Mapping[str, int]) -> list[str] | None:
-        """Return the models that go for another one; None while those in hand are in the way.
+    def victims(
+        self, model: str, sizes: Mapping[str, int], needed: Collection[str]
+    ) -> list[str] | None:
+        """Return the models that go for another one; None while those `needed` are in the way.
 
         Where the device's memory, or what a model takes of it, is not known, one model is loaded
         at a time.
         """
         kept, gone = list(self.resident), list[str]()
         while kept and not self._fit([*kept, model], sizes):
-            idle = next((each for each in kept if each not in self.in_hand), None)
+            idle = next((each for each in kept if each not in needed), None)
             if idle is None:
                 return None
             kept.remove(idle)

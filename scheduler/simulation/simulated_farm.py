@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -196,11 +196,16 @@ class Simulation:
         A model is loaded before anything is leased for it: beside the others if it fits, else once
         nothing is held for those that have to go.
         """
-        for share in self._shares.get(worker.name, ()):
+        shares = self._shares.get(worker.name, ())
+        own = {self._by_name[share.job].work.model for share in shares if not share.ahead}
+        for share in shares:
+            if share.ahead:
+                self._load(worker, self._by_name[share.job], worker.in_hand | own, now)
+        for share in (each for each in shares if not each.ahead):
             job = self._by_name[share.job]
             model = job.work.model
             if model not in worker.resident:
-                if job.waiting and not worker.loading and not self._load(worker, model, now):
+                if not self._load(worker, job, worker.in_hand, now):
                     return None
                 if model not in worker.resident:
                     continue
@@ -215,9 +220,14 @@ class Simulation:
                 return HeldBlocks(job, copies, copied=True)
         return None
 
-    def _load(self, worker: ModelledWorker, model: str, now: float) -> bool:
-        """Have a worker load a model; return False where those in hand are in the way."""
-        gone = worker.victims(model, self._scenario.model_bytes)
+    def _load(
+        self, worker: ModelledWorker, job: JobRun, needed: Collection[str], now: float
+    ) -> bool:
+        """Have a worker load the model of a job; return False where those needed are in the way."""
+        model = job.work.model
+        if not job.waiting or worker.loading or model in worker.resident:
+            return True
+        gone = worker.victims(model, self._scenario.model_bytes, needed)
         if gone is None:
             return False
         worker.resident = [each for each in worker.resident if each not in gone]

@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from embedfarm.scheduler.ledger import Service
 from embedfarm.scheduler.passes import decide
 from embedfarm.scheduler.passes.affinity import LOADS_WORTH, Affinity
 from embedfarm.scheduler.passes.share import Fair
@@ -281,6 +282,45 @@ def test_a_job_that_has_waited_long_is_not_loaded_for_again_and_again(
     assert (made.queue(worker.name)[0] is there) is leaves
 
 
+@pytest.mark.parametrize(("load", "early"), [(2.5, False), (3.5, True)])
+@pytest.mark.parametrize("known", ["a", "ab"])
+def test_the_next_model_is_loaded_ahead(load: float, known: str, *, early: bool) -> None:
+    """A worker whose own work ends before the next model is loaded loads that one meanwhile.
+
+    A model that nobody has loaded yet is taken to need as long as the worker's own.
+    """
+    jobs = [replace(job("here", waiting=30), model="a"), of("b", "there")]
+    assert jobs[0].waiting_tokens == 3000  # three seconds
+    state = placed(jobs, ["a"], **dict.fromkeys(known, load))
+    made = decide(state, passes(), explain=True)
+    assert [each.job for each in made.shares["worker-0"] if not each.ahead] == ["here", "there"]
+    assert [each.job for each in made.shares["worker-0"] if each.ahead] == ["there"] * early
+    told = "worker-0 loads b ahead for there, if there is room"
+    assert (("affinity", told, "worker-0") in made.notes) is early
+
+
+def test_no_more_load_ahead_than_the_work_is_worth() -> None:
+    """Eight workers whose work ends load no more copies of the next model than it keeps busy."""
+    little = replace(job("little", waiting=2), model="b")
+    jobs = [replace(job("here", waiting=30), model="a"), little]
+    made = decide(placed(jobs, ["a"] * 8, a=60.0, b=60.0), passes())
+    assert sum(each.ahead for shares in made.shares.values() for each in shares) <= 1
+    growing = replace(jobs[0], status=replace(jobs[0].status, state="open"))
+    made = decide(placed([growing, of("b", "there")], ["a"], a=60.0, b=60.0), passes())
+    assert not any(each.ahead for each in made.shares["worker-0"]), "nobody knows when it ends"
+
+
+@pytest.mark.parametrize(("ahead", "first"), [(0, "ending"), (35, "ending"), (36, "long")])
+def test_the_job_that_ends_soon_is_ended_first(ahead: float, first: str) -> None:
+    """A worker ends a job within a loading, to have room, unless that has had much more."""
+    ending = job("ending", waiting=30, service=Service(50.0 + ahead, 0.0, 0.0))
+    jobs = [replace(ending, model="a"), of("b", "long", 50.0), of("c", "next", 50.0)]
+    state = placed(jobs, ["a+b"], a=3.5, b=3.5, c=3.5)
+    assert place(state).queue("worker-0")[0].job == first
+    alone = place(replace(state, jobs=state.jobs[:2]))
+    assert alone.queue("worker-0")[0].job == ("ending" if ahead == 0 else "long")
+
+
 def test_loading_is_told() -> None:
     """The notes say who loads what for which job, and who waits for others."""
     little = replace(job("little", waiting=1), model="b")
@@ -348,7 +388,7 @@ def test_schedules_beside_the_oracle() -> None:
         loads = sorted(len(made.loads) for made in outcomes)
         line = f"{name}: {found[0]:.1%} to {found[-1]:.1%}; {loads[0]} to {loads[-1]} loads\n"
         sys.stdout.write(line)
-        assert found[0] > 0.7
+        assert found[0] >= 0.9
 
 
 def test_an_urgent_job_of_ten_chunks_costs_one_swap() -> None:

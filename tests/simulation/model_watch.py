@@ -35,6 +35,9 @@ NO_MEMORY: Final = State("no memory for a model now", "a job is refused for what
 YIELDED: Final = State(
     "jobs yielded to requests", "a model loads for which work in hand had to end"
 )
+AHEAD: Final = State(
+    "model loaded before its turn", "a load begins beside work that needs the others"
+)
 
 TIMES: Final = [
     (load_attempts, "WAIT_SECONDS_MIN", QUARANTINE_SECONDS[0]),
@@ -73,6 +76,7 @@ def _install() -> None:
     after(LoadLedger, "forbidding", _see_forbidden)
     after(FarmClient, "call_roll", _see_roll)
     after(LaneLoader, "_loaded", _see_loaded)
+    after(JobEngines, "load_beside", _see_beside)
     after(run, "_check_refusals", _see_given_up)
 
 
@@ -195,6 +199,12 @@ def _refuse_waiting(
 
 def _see_loaded(_answer: object, loader: LaneLoader, key: str, *, yielded: bool) -> None:
     YIELDED.reach(yielded and loader.models.resident.owner(key) is not None)
+
+
+def _see_beside(
+    begun: object, engines: JobEngines, _job: str, needed: Collection[str] = ()
+) -> None:
+    AHEAD.reach(bool(begun and needed) and engines.models.is_loading)
 
 
 def _see_given_up(

@@ -39,6 +39,7 @@ from tests.workers.support import (
     create_job,
     embedded,
     lease_of,
+    let_models_take,
     null_vectors,
     results,
 )
@@ -691,6 +692,36 @@ def test_model_is_swapped_only_for_work_and_when_the_device_is_idle(farm: FarmCl
     assert fetcher.fetch() is None
     commit(fetcher, batch)
     assert fetch(fetcher).engine.dimensions == 4
+
+
+def test_a_model_is_loaded_ahead_where_there_is_room(
+    farm: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker loads a model before its turn, keeps those of its plan, and goes on with them."""
+    let_models_take(monkeypatch, 2)
+    for name, model in (("a", "null:8"), ("b", "null:4"), ("c", "null:2")):
+        create_job(farm, [block_of(3 * n, 3) for n in range(3)], name, model)
+    ahead = [JobShare(job=job, tokens=0, blocks=1, ahead=True) for job in "bc"]
+    fetcher = fetcher_on(farm, settings=Settings(lease_seconds=3600, models_bytes_max=4))
+    models = fetcher.engines.models
+
+    def loaded() -> list[str]:
+        wait_until(lambda: not models.is_loading)
+        return sorted(each.spec.model for each in models.resident)
+
+    give_plan(farm, share(1, "a"))
+    commit(fetcher, fetch(fetcher))
+    give_plan(farm, share(1, "a"), ahead[0])
+    commit(fetcher, fetch(fetcher))
+    assert loaded() == ["null:4", "null:8"]
+    give_plan(farm, share(1, "a"), share(1, "b"), ahead[1])
+    batch = fetch(fetcher)
+    assert batch.job == "a"
+    assert loaded() == ["null:4", "null:8"], "both are in the plan"
+    commit(fetcher, batch)
+    give_plan(farm, ahead[1], share(1, "b"))
+    assert fetch(fetcher).job == "b", "nothing is leased for what is only loaded"
+    assert loaded() == ["null:2", "null:4"]
 
 
 def test_same_model_serves_every_job(farm: FarmClient) -> None:

@@ -114,6 +114,17 @@ def test_what_is_in_use_stays(store: ModelStore) -> None:
     assert loaded(store) == ["null:1", "null:3", "null:4"]
 
 
+def test_what_is_needed_soon_stays_where_a_model_comes_before_its_turn(store: ModelStore) -> None:
+    """A model that is loaded ahead takes the place of those that nobody needs, or waits."""
+    load(store, 1, 2, 3)
+    needed = {engine_key(spec_of(number)) for number in (1, 2, 3)}
+    assert not store.load_beside(spec_of(4), needed=needed)
+    assert loaded(store) == ["null:1", "null:2", "null:3"]
+    assert store.load_beside(spec_of(4), needed=needed - {engine_key(spec_of(2))})
+    wait_until(lambda: not store.is_loading)
+    assert loaded(store) == ["null:1", "null:3", "null:4"]
+
+
 def test_an_engine_in_use_keeps_its_model(store: ModelStore) -> None:
     """Work for another option of the same weights keeps them as well."""
     load(store, 1, 2, 3)
