@@ -20,6 +20,7 @@ from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.records import JobShare, Plan
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import Account
@@ -104,6 +105,21 @@ def test_pages_of_a_farm_at_work(web: TestClient, client: redis.Redis) -> None:
         for name in ("speed", "lanes"):
             answer = web.get(f"/charts/jobs/{job.id}/{name}.svg", params=look._asdict())
             ET.fromstring(answer.content)  # noqa: S314 -- our own
+
+
+def test_plans_are_told(web: TestClient, client: redis.Redis) -> None:
+    """The page of the scheduler says what each worker may lease, and which model it loads ahead."""
+    run_everything(client)
+    client.delete(wire.SCHEDULER)
+    farm = FarmClient(client)
+    fence = farm.plans.elect("test", 600)
+    shares = [JobShare(job="little", tokens=1234, blocks=2)]
+    shares += [JobShare(job="other", tokens=0, blocks=1, ahead=True)]
+    assert farm.plans.publish([Plan(worker="one", fence=fence, shares=shares)], fence, 600)
+    page = web.get("/scheduler", headers=BROWSER).text
+    words = " ".join(re.sub("<[^>]+>", " ", page).split())
+    told = "tokens in 2 blocks loads the model of other ahead, if there is room"
+    assert f"1,234 {told}" in words
 
 
 def test_notes_that_are_not_kept_are_counted(web: TestClient, client: redis.Redis) -> None:
