@@ -228,7 +228,12 @@ class Collector:
 
     def _keep(self, result: Result) -> None:
         """Add a result to the output; if it closes a part, delete durable results on the server."""
-        self._close(partial(self.output.add, result), self.output.write)
+
+        def add() -> Part | None:
+            digests = b"" if self.source is None else self.source.digests(result)
+            return self.output.add(result, digests)
+
+        self._close(add, self.output.write)
 
     def _close(self, write: Callable[[], Part | None], again: Callable[[], Part | None]) -> None:
         """Call `write` by `_store`; if it closes a part, delete durable results on the server."""

@@ -20,6 +20,7 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output import State, list_output_files, locked, read_state
 from embedfarm.collector.sinks import open_sink
 from embedfarm.collector.sinks.part_rows import spread
+from embedfarm.collector.text_digests import DIGESTS_FILE
 
 ORIGIN_FILE = "export.json"
 
@@ -78,11 +79,9 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
         written = msgspec.structs.asdict(destination.write(batch))
         parts.append(msgspec.structs.replace(part, **written))
     destination.finish(manifest.count, manifest.layout)
-    if manifest.failed:
-        with (
-            find_listing(directory, ERRORS_FILE).open("rb") as errors,
-            replacing(target / ERRORS_FILE) as copy,
-        ):
-            shutil.copyfileobj(errors, copy)
+    listings = [ERRORS_FILE] * bool(manifest.failed)
+    for name in listings + [DIGESTS_FILE] * bool(manifest.digests_sha256):
+        with find_listing(directory, name).open("rb") as file, replacing(target / name) as copy:
+            shutil.copyfileobj(file, copy)
     settings = manifest.settings | {"format": sink}
     return msgspec.structs.replace(manifest, format=sink, settings=settings, parts=parts)

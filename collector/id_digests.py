@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.durable_files import sync
+from embedfarm.collector.row_file import RowFile
 
 DIGEST: Final = np.dtype("<u8")
 COMPARED_MAX: Final = 1 << 21  # digests in memory at a time; with what sorting takes 64 bytes each
@@ -29,7 +29,7 @@ class RepeatedIds(msgspec.Struct, frozen=True):
     earlier: int
 
 
-class IdDigests:
+class IdDigests(RowFile):
     """Digests of the ids of an output's chunks, eight bytes each, in order of the chunks.
 
     Two different ids have the same digest with a probability of 2^-64, so that among a billion
@@ -40,23 +40,11 @@ class IdDigests:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path, DIGEST.itemsize)
 
-    def resume(self, count: int) -> None:
-        """Drop what goes beyond the first `count` chunks."""
-        if self._path.exists():
-            with self._path.open("r+b") as file:
-                file.truncate(min(self._path.stat().st_size, count * DIGEST.itemsize))
-
-    def append(self, ids: Iterable[str]) -> None:
-        """Add the ids of the next chunks, which are on the disk then.
-
-        Raises:
-            OSError: The disk refused; `resume`, and append again.
-        """
-        with self._path.open("ab") as file:
-            file.write(b"".join(map(_digest, ids)))
-            sync(file)
+    def add(self, start: int, ids: Iterable[str]) -> None:
+        """Add the ids of the chunks from `start` on, as `append` does."""
+        self.append(start, b"".join(map(_digest, ids)))
 
     def find_repeated(self, count: int) -> RepeatedIds | None:
         """Find the ids that occur more than once among `count` chunks; None where none does.
@@ -64,7 +52,7 @@ class IdDigests:
         Nothing is found where a digest is missing, as in an output that was begun by a version
         that kept none.
         """
-        if not self._path.exists() or self._path.stat().st_size != count * DIGEST.itemsize:
+        if not count or not self.holds(count):
             return None
         shares = -(-count // COMPARED_MAX)
         pairs = np.concatenate([self._repeated(share, shares) for share in range(shares)])
@@ -72,10 +60,6 @@ class IdDigests:
             return None
         first, earlier = pairs[pairs[:, 0].argmin()].tolist()
         return RepeatedIds(len(pairs), first, earlier)
-
-    def remove(self) -> None:
-        """Remove the file."""
-        self._path.unlink(missing_ok=True)
 
     def _repeated(self, share: int, shares: int) -> NDArray[np.int64]:
         """Return rows of a chunk and the last one before it with its id, for a share of all ids."""
@@ -93,7 +77,7 @@ class IdDigests:
     def _read(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """Yield digests in pieces, each with the index of its first chunk."""
         start = 0
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             while data := file.read(COMPARED_MAX * DIGEST.itemsize):
                 yield start, np.frombuffer(data, dtype=DIGEST)
                 start += len(data) // DIGEST.itemsize

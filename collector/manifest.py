@@ -165,6 +165,7 @@ class About(msgspec.Struct, kw_only=True):
         accounts: What each worker's device did in the run that finished the output, by name:
             engine, padding, where time went, share of the peak, and a sample of its vectors beside
             float32 (`embedfarm.contract.usage`).
+        reused: Number of chunks whose vectors were taken from other outputs, by directory.
     """
 
     job: str
@@ -179,6 +180,7 @@ class About(msgspec.Struct, kw_only=True):
     created: float = msgspec.field(default_factory=time.time)
     versions: dict[str, str] = msgspec.field(default_factory=library_versions)
     accounts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    reused: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Manifest(About, kw_only=True):
@@ -192,8 +194,10 @@ class Manifest(About, kw_only=True):
         ids: Whether the identifiers of the chunks are stored.
         count: Number of chunks: 0 to `count - 1` are each in a part or in _errors.jsonl.
         failed: Number of chunks in _errors.jsonl.
-        tokens: Tokens of the texts, as the model counts.
+        tokens: Tokens of the texts that were embedded for it, as the model counts.
         errors_sha256: SHA-256 of _errors.jsonl, "" when no chunk failed.
+        digests_sha256: SHA-256 of _digests.bin, which has 16 bytes for each chunk in order
+            (`embedfarm.collector.text_digests`); "" where the digest of a text is not known.
         parts: Parts in order; they tile the chunks.
         workers: What each worker did, by name.
         repeated_ids: Chunks whose id an earlier chunk has; None where there are none, or that is
@@ -212,6 +216,7 @@ class Manifest(About, kw_only=True):
     parts: list[Part]
     workers: dict[str, WorkerFigures]
     repeated_ids: RepeatedIds | None = None
+    digests_sha256: str = ""
 
     @property
     def layout(self) -> Layout:

@@ -7,7 +7,7 @@ its results be deleted elsewhere. So a crash anywhere repeats at most one part, 
 import fcntl
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from functools import cache
@@ -45,8 +45,10 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.request_comparison import compare_requests
 from embedfarm.collector.result_span import describe, gather, layout_of
+from embedfarm.collector.row_file import RowFile
 from embedfarm.collector.sinks import UnknownSink, open_sink, sink_kind, sink_names
 from embedfarm.collector.source_check import Mark
+from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE
 from embedfarm.contract.records import Result
 
 REQUEST_FILE: Final = "job.json"
@@ -101,7 +103,7 @@ def list_output_files(directory: Path) -> list[str]:
 @cache
 def _file_names() -> re.Pattern[str]:
     """Return a pattern of the names of an output's files, whichever sink has written them."""
-    names = [r"_?errors\.jsonl"]
+    names = [r"_?errors\.jsonl", re.escape(DIGESTS_FILE)]
     for name in sink_names():
         with suppress(UnknownSink):  # one that does not load has written nothing here
             names.append(sink_kind(name).files)
@@ -160,6 +162,7 @@ class Output:
             _claim(directory, {**request, "format": sink})
             self._journal = Journal(private / JOURNAL_FILE)
             self._id_digests = IdDigests(private / IDS_FILE)
+            self._text_digests = RowFile(directory / DIGESTS_FILE, DIGEST_BYTES)
             self._read_journal()
             self._closing = stack.pop_all()
 
@@ -170,6 +173,7 @@ class Output:
         self._workers: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
         self._layout = _NO_ROWS
         self._results: list[Result] = []
+        self._digests = bytearray()
         self._bytes = 0
         self._expected = 0
         for entry in self._journal:
@@ -223,11 +227,16 @@ class Output:
         self._journal.recover()
         self._sink.resume(self._parts)
         self._id_digests.resume(self.next_index)
+        self._text_digests.resume(self.next_index)
 
-    def add(self, result: Result) -> Part | None:
+    def add(self, result: Result, digests: bytes = b"") -> Part | None:
         """Take the next result, and return the part that it closed, which is durable.
 
         A result from before `buffered.stop` is a duplicate and changes nothing.
+
+        Args:
+            result: The result.
+            digests: The `text_digests` of its texts, if they are known.
 
         Raises:
             OutputError: The result leaves a gap, contradicts itself, or has other dimensions,
@@ -243,6 +252,7 @@ class Output:
             raise OutputError(f"result {result.start} is {layout}, the others {self._layout}")
         self._layout = layout
         self._results.append(result)
+        self._digests += digests
         self._expected += result.count
         self._bytes += _size(result)
         return self.write()
@@ -256,9 +266,15 @@ class Output:
         full = self._bytes >= self._part_bytes_max
         return self._write_part() if full or (early and self._results) else None
 
+    def credit(self, workers: Mapping[str, WorkerFigures]) -> None:
+        """Count what workers did for results that came without their names."""
+        for name, figures in workers.items():
+            self._workers[name] += figures
+
     def forget(self) -> None:
         """Drop the results in memory; the server still has them."""
         self._results, self._bytes, self._expected = [], 0, self.next_index
+        self._digests.clear()
 
     def flush(self) -> None:
         """Write the results in memory to the disk, as a part that may be small.
@@ -281,7 +297,7 @@ class Output:
         self.flush()
         tile(self._parts, count)
         self._sink.finish(count, self._layout)
-        manifest = self._manifest(count, about, self._write_errors())
+        manifest = self._manifest(count, about)
         write_manifest(self.directory, manifest)
         for name in (JOURNAL_FILE, REQUEST_FILE):
             (self.directory / STATE_DIRECTORY / name).unlink()
@@ -293,10 +309,14 @@ class Output:
         entry = describe(self._results, self._sink.write(gather(self._results)))
         entry.mark = self._mark_before(entry.part.end)
         if self._layout.ids:
-            self._id_digests.append(name for result in self._results for name in result.ids or ())
+            names = (name for result in self._results for name in result.ids or ())
+            self._id_digests.add(entry.part.start, names)
+        if len(self._digests) == entry.part.count * DIGEST_BYTES:
+            self._text_digests.append(entry.part.start, bytes(self._digests))
         self._journal.append(entry)
         self._count(entry)
         self._results, self._bytes = [], 0
+        self._digests.clear()
         return entry.part
 
     def _count(self, entry: JournalLine) -> None:
@@ -321,7 +341,14 @@ class Output:
                 file.writelines(msgspec.json.encode(line) + b"\n" for line in entry.failures)
         return sha256_of([whole(path)])
 
-    def _manifest(self, count: int, about: About, errors_sha256: str) -> Manifest:
+    def _digest_of_digests(self, count: int) -> str:
+        """Return the SHA-256 of the file of all texts' digests; "" where some are not known."""
+        if not count or not self._text_digests.holds(count):
+            self._text_digests.remove()
+            return ""
+        return sha256_of([whole(self._text_digests.path)])
+
+    def _manifest(self, count: int, about: About) -> Manifest:
         """Return the manifest: the caller's facts, and the sums over all parts."""
         return Manifest(
             **msgspec.structs.asdict(about),
@@ -331,8 +358,9 @@ class Output:
             ids=self._layout.ids,
             count=count,
             failed=sum(part.errors for part in self._parts),
-            tokens=sum(part.tokens for part in self._parts),
-            errors_sha256=errors_sha256,
+            tokens=sum(figures.tokens for figures in self._workers.values()),
+            errors_sha256=self._write_errors(),
+            digests_sha256=self._digest_of_digests(count),
             parts=self._parts,
             workers=dict(self._workers),
             repeated_ids=self._id_digests.find_repeated(count) if self._layout.ids else None,

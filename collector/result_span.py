@@ -103,8 +103,8 @@ def failures_of(result: Result) -> Iterator[Failure]:
 
 
 def _workers(results: Sequence[Result]) -> dict[str, WorkerFigures]:
-    """Return what each worker did for these results, by its name."""
+    """Return what each worker did for these results, by its name; some have none."""
     figures: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
-    for result in results:
+    for result in (each for each in results if each.worker):
         figures[result.worker] += WorkerFigures(result.count, result.token_count, result.seconds)
     return dict(figures)

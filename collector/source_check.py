@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from embedfarm.collector.manifest import CHECKSUM_BYTES, OutputError, Part
+from embedfarm.collector.text_digests import DIGEST_BYTES, text_digests
 from embedfarm.contract.records import Result, Rows, text_checksums
 
 WAIT_SECONDS: Final = 1.0
@@ -112,8 +113,8 @@ class PrefixCheck:
 class SourceCheck:
     """Compares results with the source, while one thread reads that and another one collects.
 
-    It holds the checksums of the rows that were read and not yet collected: as many as the job's
-    window has, and those of one batch.
+    It holds the checksums, digests and ids of the rows that were read and not yet collected: as
+    many as the job's window has, and those of one batch.
 
     Attributes:
         count: Number of rows in the source, once all of it was read; else None.
@@ -132,6 +133,7 @@ class SourceCheck:
         self._prefix = PrefixCheck([])
         self._first = 0  # index of the first row whose checksum is kept
         self._checksums = bytearray()
+        self._digests = bytearray()
         self._ids: list[str] = []
         self._with_ids = False
         self._marks: deque[Mark] = deque()
@@ -150,7 +152,8 @@ class SourceCheck:
             self.reading += 1
             self._prefix = PrefixCheck([part for part in parts if part.start >= first], first)
             self._first = parts[-1].end if parts else first
-            self._checksums, self._ids, self.count = bytearray(), [], None
+            self._checksums, self._digests = bytearray(), bytearray()
+            self._ids, self.count = [], None
             self._marks.clear()
 
     def feed(self, rows: Rows, mark: Mark | None = None) -> None:
@@ -165,6 +168,7 @@ class SourceCheck:
             self._prefix.feed(checksums, rows.ids)
             known = max(0, self._first - begin)
             self._checksums += checksums[known * CHECKSUM_BYTES :]
+            self._digests += text_digests(rows.texts[known:])
             self._with_ids = rows.ids is not None
             self._ids += () if rows.ids is None else rows.ids[known:]
             if mark is not None:
@@ -222,13 +226,22 @@ class SourceCheck:
             )
         return _agree(result, checksums, ids)
 
+    def digests(self, result: Result) -> bytes:
+        """Return the digests (`text_digests`) of the texts of a result that was accepted."""
+        first = result.start - self._first
+        with self._changed:
+            return bytes(
+                self._digests[first * DIGEST_BYTES : (first + result.count) * DIGEST_BYTES]
+            )
+
     def forget(self, upto: int) -> None:
-        """Drop the checksums of rows below `upto`, which are on disk."""
+        """Drop what is known of rows below `upto`, which are on disk."""
         with self._changed:
             gone = min(upto - self._first, len(self._checksums) // CHECKSUM_BYTES)
             if gone > 0:
                 self._first += gone
                 del self._checksums[: gone * CHECKSUM_BYTES]
+                del self._digests[: gone * DIGEST_BYTES]
                 del self._ids[:gone]
 
     def mark_before(self, row: int) -> Mark | None:

@@ -33,11 +33,11 @@ def test_every_repeated_id_is_found(compared_max: int, names: list[str], cut: in
         patch.setattr(id_digests, "COMPARED_MAX", compared_max)
         kept = min(cut, len(names))
         before = IdDigests(Path(home) / "ids")
-        before.append(names[:kept])
-        before.append(["half", "of", "the", "next", "part"])
+        before.add(0, names[:kept])
+        before.add(kept, ["half", "of", "the", "next", "part"])
         after = IdDigests(Path(home) / "ids")
         after.resume(kept)
-        after.append(names[kept:])
+        after.add(kept, names[kept:])
         if names:
             assert after.find_repeated(len(names)) == find_by_hand(names)
         after.remove()
@@ -62,7 +62,9 @@ def test_nothing_is_claimed_where_digests_are_missing(tmp_path: Path) -> None:
     """An output whose first chunks have no digests, or fewer than are needed, is not judged."""
     digests = IdDigests(tmp_path / "ids")
     assert digests.find_repeated(2) is None
-    digests.append(["a", "a"])
+    digests.add(1, ["a"])  # one was not kept: what follows would stand in its place
+    assert digests.holds(0)
+    digests.add(0, ["a", "a"])
     assert digests.find_repeated(3) is None
     assert digests.find_repeated(2) == RepeatedIds(1, 1, 0)
     with (tmp_path / "ids").open("ab") as file:
