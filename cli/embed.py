@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -87,6 +87,13 @@ RetryFailed = Annotated[
 JobName = Annotated[
     str, typer.Option("--job-id", callback=_check_job_id, help="Id of the job on a shared farm.")
 ]
+Reused = Annotated[
+    list[Path],
+    typer.Option(
+        "--reuse",
+        help="Finished output whose vectors are taken for the texts that it has; may be repeated.",
+    ),
+]
 EmbedChanged = Annotated[
     bool,
     typer.Option(
@@ -120,6 +127,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     job_id: JobName = "",
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
+    reuse: Reused = [],  # noqa: B006 -- typer's
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
     **fields: Any,  # noqa: ANN401 # those of a job, which the table types
 ) -> None:
@@ -143,7 +151,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         settings = pin(settings, [spec.model])  # on a private farm it is the one that is wanted
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
-        run_to_end(request, place, terms, retry=retry_failed, as_json=as_json)
+        run_to_end(request, place, terms, retry=retry_failed, reuse=reuse, as_json=as_json)
 
 
 def _ranges(vector_dtype: str, path: Path | None) -> bytes:
@@ -155,8 +163,14 @@ def _ranges(vector_dtype: str, path: Path | None) -> bytes:
     return b"" if path is None else read_ranges(path).astype("<f4").tobytes()
 
 
-def run_to_end(
-    request: "Request", place: "Place", terms: Terms, *, retry: bool, as_json: bool
+def run_to_end(  # noqa: PLR0913 # three are said by name
+    request: "Request",
+    place: "Place",
+    terms: Terms,
+    *,
+    retry: bool,
+    reuse: Sequence[Path] = (),
+    as_json: bool,
 ) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
     from embedfarm.cli.progress import View
@@ -167,7 +181,7 @@ def run_to_end(
     watch_parent_pipe(stop.set)
     view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
     try:
-        manifest, before = complete(request, place, stop, view, terms, retry=retry)
+        manifest, before = complete(request, place, stop, view, terms, retry=retry, reuse=reuse)
     except Interrupted:
         fail("interrupted; the same command goes on from here", INTERRUPTED)
     report(manifest, place.out, before=before, as_json=as_json)
@@ -190,7 +204,8 @@ def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
 def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
     """Print where the vectors are and how fast the run was; `before` is an earlier manifest."""
     repaired = before.failed - manifest.failed if before else 0
-    rate = manifest.count / manifest.embed_seconds if manifest.embed_seconds else 0.0
+    embedded = sum(figures.chunks for figures in manifest.workers.values())
+    rate = embedded / manifest.embed_seconds if manifest.embed_seconds else 0.0
     tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0
     if as_json:
         print_json(
@@ -201,6 +216,7 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
                 "count": manifest.count,
                 "failed": manifest.failed,
                 "skipped": manifest.skipped,
+                "reused": manifest.reused,
                 "dimensions": manifest.dimensions,
                 "tokens": manifest.tokens,
                 "load_seconds": manifest.load_seconds,
@@ -226,8 +242,12 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
         f"{manifest.embed_seconds:,.1f} s, {rate:,.0f} chunks/s, {tokens:,.0f} tokens/s; "
         f"model loaded in {manifest.load_seconds:,.1f} s"
     )
+    for directory, count in manifest.reused.items():
+        console.print(
+            f"  {counted(count, 'chunk')} ({count / manifest.count:.0%}) from {directory}"
+        )
     for name, figures in sorted(manifest.workers.items()):
-        share = figures.chunks / max(1, manifest.count)
+        share = figures.chunks / max(1, embedded)
         account = describe_account(manifest.accounts.get(name, {}))
         console.print(f"  {name}: {counted(figures.chunks, 'chunk')} ({share:.0%}){account}")
     for remark in _remarks(manifest, out):

@@ -124,11 +124,16 @@ class OutputReader:
         Raises:
             OutputError, OSError: The part is damaged, or was replaced meanwhile.
         """
-        if start >= self.available:
-            return None
-        part, layout, failures = self._record.part_of(start)
-        batch = self._sink.read_all(part, layout, failures)
-        return Chunks(batch, layout, failures).within(start, limit)
+        return None if start >= self.available else self.read_part(start).within(start, limit)
+
+    def read_part(self, index: int) -> Chunks:
+        """Return all chunks of the part that has chunk `index`, which is available.
+
+        Raises:
+            OutputError, OSError: The part is damaged, or was replaced meanwhile.
+        """
+        part, layout, failures = self._record.part_of(index)
+        return Chunks(self._sink.read_all(part, layout, failures), layout, failures)
 
     def failures(self, start: int, limit: int) -> list[Failure]:
         """List up to `limit` failed chunks from `start` on; what was before them is not read."""

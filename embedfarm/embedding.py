@@ -86,6 +86,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
     job_id: str = "",
     embed_changed: bool = False,
     retry_failed: bool = False,
+    reuse: Sequence[str | Path] = (),
     progress: bool | Progress = True,
     **fields: Unpack[JobFields],
 ) -> Embeddings:
@@ -108,6 +109,8 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         embed_changed: Whether to drop what is on disk from the first part on of which the corpus
             has other rows now.
         retry_failed: Whether the failed chunks of a finished output are tried again.
+        reuse: Finished outputs whose vectors are taken for the texts that they have: those first
+            that are preferred.
         progress: Whether to draw a progress bar (in a notebook, too), or a function that is called
             about twice a second with the job's status and the workers' heartbeats.
         fields: Other fields of the job.
@@ -140,7 +143,10 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         place = Place(path, settings, devices, workers, job_id, "", embed_changed)
 
         def run(stop: threading.Event) -> None:
-            complete(request, place, stop, _shown(progress), retry=retry_failed)
+            complete(
+                request, place, stop, _shown(progress), retry=retry_failed,
+                reuse=[Path(each) for each in reuse],
+            )  # fmt: skip
 
         interruptible(run)
         _remove_corpus(path)

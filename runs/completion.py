@@ -1,8 +1,9 @@
 """A request brought to its end: embedded unless it is already, or its failed chunks tried again."""
 
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from embedfarm.collector.manifest import Manifest
@@ -10,6 +11,7 @@ from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.runs.ending import tidy
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
+from embedfarm.runs.reuse import Reuse
 from embedfarm.runs.run import Place, Run, Show
 
 
@@ -28,6 +30,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
     terms: Terms = USUAL,
     *,
     retry: bool = False,
+    reuse: Sequence[Path] = (),
 ) -> CompletedOutput:
     """Embed what a request asks for, unless its output is finished.
 
@@ -38,6 +41,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         view: Entered while there is work; gives the function that is told how it goes.
         terms: Terms of the job, if it is made here.
         retry: Whether the failed chunks of a finished output are embedded again.
+        reuse: Finished outputs whose vectors are taken for the texts that they have.
 
     Raises:
         Interrupted: `stop` was set; the same call goes on from there.
@@ -50,8 +54,11 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
             return CompletedOutput(before, before)
     with view as show:
 
-        def embed(request: Request, place: Place) -> Manifest:
+        def embed(request: Request, place: Place, stop: threading.Event = stop) -> Manifest:
             return Run(request, place, show, stop, terms).embed()
 
-        do = embed if before is None else partial(retry_failed, embed=embed)
-        return CompletedOutput(do(request, place), before)
+        if before is not None:
+            return CompletedOutput(retry_failed(request, place, embed), before)
+        if reuse:
+            return CompletedOutput(Reuse(request, place, reuse, stop, embed).run(), before)
+        return CompletedOutput(embed(request, place), before)

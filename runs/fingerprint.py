@@ -29,7 +29,8 @@ class Fingerprint:
     known: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def _path(self) -> Path:
+    def path(self) -> Path:
+        """The file that keeps it, while the output is not finished."""
         return self.out / STATE_DIRECTORY / FINGERPRINT_FILE
 
     def recall(self, farm: FarmClient, job: OwnJob, make_again: Callable[[], object]) -> None:
@@ -43,9 +44,9 @@ class Fingerprint:
         Raises:
             ModelRefused: The workers use another model.
         """
-        if not self._path.exists():
+        if not self.path.exists():
             return
-        self.known = json.loads(self._path.read_text(encoding="utf-8"))
+        self.known = json.loads(self.path.read_text(encoding="utf-8"))
         while True:
             try:
                 farm.reports.agree(job.name, self.known, job.owner)
@@ -68,6 +69,13 @@ class Fingerprint:
 
     def keep(self) -> None:
         """Write the fingerprint to the disk, once, for runs that find another server."""
-        if self.known and not self._path.exists():
-            with replacing(self._path) as file:
-                file.write(json.dumps(dict(self.known)).encode())
+        if self.known and not self.path.exists():
+            hold_to(self.out, self.known)
+
+
+def hold_to(out: Path, fingerprint: Mapping[str, str]) -> None:
+    """Hold the workers of a new output to the model that others were made with."""
+    path = Fingerprint(out).path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(dict(fingerprint)).encode())

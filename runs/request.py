@@ -67,6 +67,11 @@ class Request:
             "format": self.sink,
         }
 
+    def of_texts(self, corpus: Path) -> "Request":
+        """Return a request that does the same with the texts of a file of JSON Lines."""
+        options = CorpusOptions(format="jsonl")
+        return Request((str(corpus),), options, skip_bad_rows=False, spec=self.spec, sink="parquet")
+
     def _reading(self) -> dict[str, Any]:
         """Return the options that decide what is read; the tokenizer follows from the model.
 

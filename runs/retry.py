@@ -1,6 +1,5 @@
 """A retry of the failed chunks of a finished output: they are embedded again, and it is patched."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +23,8 @@ from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import text_checksums
-from embedfarm.producer.readers import CorpusOptions, read_corpus
+from embedfarm.producer.readers import read_corpus
+from embedfarm.runs.fingerprint import hold_to
 from embedfarm.runs.request import Request
 from embedfarm.runs.run import Place
 
@@ -55,24 +55,16 @@ def retry_failed(request: Request, place: Place, embed: Embed) -> Manifest:
         # A retry that was done when a crash came belongs to the error list of its time alone.
         inner = state / f"retry-{manifest.errors_sha256[:16]}"
         if read_state(inner) is not State.FINISHED:
-            (inner / STATE_DIRECTORY).mkdir(parents=True, exist_ok=True)
-            fingerprint = inner / STATE_DIRECTORY / "fingerprint.json"
-            fingerprint.write_text(json.dumps(manifest.fingerprint), encoding="utf-8")
+            hold_to(inner, manifest.fingerprint)
             corpus = state / f"{inner.name}.jsonl"
             _write_corpus(corpus, request, manifest, read_failures(place.out))
-            embed(_request_for(corpus, request), replace(place, out=inner, job_id=""))
+            embed(request.of_texts(corpus), replace(place, out=inner, job_id=""))
         manifest = patch(place.out, inner)
         shutil.rmtree(state)
     if place.settings.redis_url:
         with closing_client(place.settings.redis_url) as client:
             FarmClient(client).job(manifest.job).retried(manifest.failed)
     return manifest
-
-
-def _request_for(corpus: Path, request: Request) -> Request:
-    """Return a request for another corpus, with the spec of the first one."""
-    options = CorpusOptions(format="jsonl")
-    return Request((str(corpus),), options, skip_bad_rows=False, spec=request.spec, sink="parquet")
 
 
 def _write_corpus(

@@ -239,6 +239,9 @@ class CollectorSettings(BaseModel):
     part_bytes_max: Annotated[
         PositiveInt, Field(description="Vectors in one part file of the output.")
     ] = 24 * MEBIBYTE
+    reuse_bytes_max: Annotated[
+        PositiveInt, Field(description="Vectors of other outputs in memory that are reused.")
+    ] = 512 * MEBIBYTE
     reconcile_seconds: Annotated[
         PositiveFloat,
         Field(description="Waiting for one result, after which lost chunks are looked for."),

@@ -1,0 +1,343 @@
+"""Tests of `embed --reuse`: what another output has is taken from it, and the rest is embedded."""
+
+import contextlib
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+import embedfarm
+from embedfarm.collector import known_vectors
+from embedfarm.collector.export import export
+from embedfarm.collector.known_vectors import Known, KnownRows, KnownVectors
+from embedfarm.collector.manifest import (
+    Manifest,
+    OutputError,
+    read_failures,
+    read_manifest,
+    write_manifest,
+)
+from embedfarm.collector.output_reader import read_parts
+from embedfarm.collector.text_digests import DIGESTS_FILE, text_digests
+from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.runs.run import Interrupted
+from tests.farm.harness import (
+    Embedding,
+    check_output,
+    manifest,
+    null_vectors,
+    run,
+    texts_of,
+    write_corpus,
+)
+from tests.runs.test_retry import fail_chunks
+from tests.support import wait_until
+from tests.workers.tiny_models import DIMENSIONS as TINY_DIMENSIONS
+from tests.workers.tiny_models import bert
+
+DIMENSIONS = 16
+MODEL = ("--model", f"null:{DIMENSIONS}", "--devices", "cpu", "--workers", "1")
+SMALL_PARTS = {
+    "EMBEDFARM_PART_BYTES_MAX": str(100 * 4 * DIMENSIONS),
+    "EMBEDFARM_BLOCK_CHUNKS_MAX": "100",
+}
+TEXTS = list(texts_of(1000))
+
+
+def changed(texts: Sequence[str]) -> list[str]:
+    """Return texts of which some are others, some are gone, some are there twice, in new order."""
+    generator = random.Random(0)
+    made = [f"new {text}" if n % 20 == 0 else text for n, text in enumerate(texts) if n % 50 != 1]
+    generator.shuffle(made)
+    return [*made, *made[:100], "all new", "all new"]
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished output of a thousand texts, in parts of a hundred."""
+    home = tmp_path_factory.mktemp("old")
+    corpus = write_corpus(home / "corpus.jsonl", TEXTS)
+    done = run("embed", corpus, "--out", home / "old", *MODEL, environment=SMALL_PARTS)
+    assert done.returncode == 0, done.stderr
+    return home / "old"
+
+
+def embedded(out: Path) -> int:
+    """Return the number of chunks that workers embedded for an output."""
+    return sum(each["chunks"] for each in manifest(out)["workers"].values())
+
+
+@pytest.mark.parametrize(
+    ("before", "sink"), [("parquet", "npy"), ("npy", "parquet"), ("", "jsonl")]
+)
+def test_what_is_known_is_not_embedded(old: Path, tmp_path: Path, before: str, sink: str) -> None:
+    """The output is that of a full run, bit for bit, and each new text was embedded once."""
+    texts = changed(TEXTS)
+    new = set(texts) - set(TEXTS)
+    ids = [f"id {n}" for n in range(len(texts))]
+    if before:
+        export(old, tmp_path / "old", before)
+        old = tmp_path / "old"
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts, ids)
+    out = tmp_path / "out"
+    words = ("embed", corpus, "--id-field", "id", "--format", sink, *MODEL, "--out", out)
+    done = run(*words, "--reuse", old, "--json", environment=SMALL_PARTS)
+    assert done.returncode == 0, done.stderr
+    assert embedded(out) == len(new) == 51
+    taken = sum(text not in new for text in texts)
+    assert manifest(out)["reused"] == json.loads(done.stdout)["reused"] == {str(old): taken}
+    made = embedfarm.open(out)
+    assert np.array_equal(made.matrix, null_vectors(texts, DIMENSIONS))
+    assert list(made.ids or ()) == ids
+    assert run("verify", out, "--against", corpus).returncode == 0
+    assert (out / DIGESTS_FILE).read_bytes() == text_digests(texts)
+    assert not (out / ".embedfarm").exists()
+    again = run(*words, "--reuse", old)
+    assert (again.returncode, "finished already" in again.stdout) == (0, True)
+
+
+def test_a_corpus_that_is_known_needs_no_worker(old: Path, tmp_path: Path) -> None:
+    """Where no text is new, nothing is embedded, and no farm is started."""
+    texts = TEXTS[::-1]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    told = []
+    made = embedfarm.embed(
+        corpus, out=tmp_path / "out", model=f"null:{DIMENSIONS}", reuse=[old],
+        progress=lambda status, _workers: told.append(status),
+    )  # fmt: skip
+    assert np.array_equal(made.matrix, null_vectors(texts, DIMENSIONS))
+    assert not told
+    assert embedded(tmp_path / "out") == 0
+    assert manifest(tmp_path / "out")["tokens"] == 0
+
+
+def test_the_first_output_that_has_a_text_is_preferred(old: Path, tmp_path: Path) -> None:
+    """A text that several outputs have is taken from the one that is named first."""
+    some, corpus = TEXTS[:300], tmp_path / "corpus.jsonl"
+    assert (
+        run("embed", write_corpus(corpus, some), "--out", tmp_path / "some", *MODEL).returncode == 0
+    )
+    write_corpus(corpus, TEXTS[100:500])
+    out = tmp_path / "out"
+    words = ("--reuse", tmp_path / "some", "--reuse", old)
+    assert run("embed", corpus, "--out", out, *MODEL, *words).returncode == 0
+    assert manifest(out)["reused"] == {str(tmp_path / "some"): 200, str(old): 200}
+    check_output(out, TEXTS[100:500], DIMENSIONS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--prompt", "p: "), "prompt: none before, p:  now"),
+        (("--model", "null:8"), "model: null:16 before, null:8 now"),
+        (("--vector-dtype", "float16"), "vector dtype: float32 before, float16 now"),
+    ],
+)
+def test_what_was_made_in_another_way_is_not_mixed(
+    old: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    """An output of other settings is refused by name, and nothing is left of the attempt."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS[:10])
+    out = tmp_path / "out"
+    done = run("embed", corpus, "--out", out, *MODEL, *words, "--reuse", old)
+    assert done.returncode == 2
+    assert f"{old} cannot be reused: {said}" in done.stderr.replace("\n", " ")
+    assert not list(out.iterdir())
+
+
+def remade(old: Path, new: Path, **facts: Any) -> Path:  # noqa: ANN401 # any of a manifest
+    """Copy an output, whose manifest then says something else."""
+    shutil.copytree(old, new)
+    write_manifest(new, msgspec.structs.replace(read_manifest(new), **facts))
+    return new
+
+
+def embed(corpus: Path, out: Path, *reuse: Path) -> Manifest:
+    """Embed a corpus in this process, with what others have, and return the manifest."""
+    embedfarm.embed(corpus, out=out, model=f"null:{DIMENSIONS}", reuse=reuse, progress=False)
+    return read_manifest(out)
+
+
+def test_another_model_behind_the_name_is_refused(old: Path, tmp_path: Path) -> None:
+    """Workers are held to the model that the other output was made with, and outputs to one."""
+    fingerprint = read_manifest(old).fingerprint | {"weights": "others"}
+    other = remade(old, tmp_path / "other", fingerprint=fingerprint)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["all new", *TEXTS])
+    with pytest.raises(ModelRefused, match="weights"):
+        embed(corpus, tmp_path / "out", other)
+    with pytest.raises(OutputError, match="are of two models: weights: "):
+        embed(corpus, tmp_path / "another", old, other)
+
+
+def test_damage_is_not_taken_over(old: Path, tmp_path: Path) -> None:
+    """A part, or a list of digests, with other bytes than were written ends the run by name."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS[::-1])
+    for name in (DIGESTS_FILE, read_manifest(old).parts[5].file):
+        broken = tmp_path / f"broken {name}"
+        shutil.copytree(old, broken)
+        data = bytearray((broken / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (broken / name).write_bytes(data)
+        with pytest.raises(OutputError, match=f"{name} has other bytes than were written"):
+            embed(corpus, tmp_path / f"out {name}", broken)
+        problems = run("verify", broken)
+        assert (problems.returncode, name in problems.stdout + problems.stderr) == (1, True)
+
+
+def test_outputs_without_digests_are_told_apart(old: Path, tmp_path: Path) -> None:
+    """An output of an earlier version, or none that is finished, is refused with the reason."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS)
+    earlier = remade(old, tmp_path / "earlier", digests_sha256="")
+    (earlier / DIGESTS_FILE).unlink()
+    assert run("verify", earlier).returncode == 0
+    with pytest.raises(OutputError, match="an earlier version made it"):
+        embed(corpus, tmp_path / "out", earlier)
+    with pytest.raises(OutputError, match="no finished output is here"):
+        embed(corpus, tmp_path / "out", tmp_path)
+    with pytest.raises(OutputError, match="standard input cannot be read twice"):
+        embedfarm.embed("-", out=tmp_path / "out", model="null:16", reuse=[old], progress=False)
+
+
+def test_failed_chunks_are_embedded_again(old: Path, tmp_path: Path) -> None:
+    """A chunk that had failed in another output is no vector to take."""
+    bad = tmp_path / "bad"
+    shutil.copytree(old, bad)
+    fail_chunks(bad, TEXTS, {7, 500})
+    digests = text_digests(TEXTS)
+    (bad / DIGESTS_FILE).write_bytes(digests)
+    sha256 = read_manifest(old).digests_sha256
+    write_manifest(bad, msgspec.structs.replace(read_manifest(bad), digests_sha256=sha256))
+    texts = [*TEXTS, "far too long " * 20, "short", "far too long " * 20]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out = tmp_path / "out"
+    made = run("embed", corpus, "--out", out, *MODEL, "--reuse", bad)
+    assert made.returncode == 0, made.stderr
+    assert embedded(out) == 4
+    check_output(out, texts, DIMENSIONS)
+
+
+def test_a_text_that_fails_fails_wherever_it_stands(tmp_path: Path) -> None:
+    """Repeated texts that are over the limit fail one and all, with the reason."""
+    corpus, model = tmp_path / "corpus.jsonl", tmp_path / "model"
+    modules = [bert(tmp_path / "transformer"), Pooling(TINY_DIMENSIONS, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(model))
+    words = (
+        "--model", model, "--engine", "torch", "--dtype", "float32",
+        "--long", "error", "--devices", "cpu", "--workers", 1,
+    )  # fmt: skip
+    write_corpus(corpus, ["a river", "a bank"])
+    assert run("embed", corpus, "--out", tmp_path / "old", *words).returncode == 0
+    texts = ["the river bank " * 1000, "a bank", "a river", "the river bank " * 1000, "river"]
+    write_corpus(corpus, texts)
+    out = tmp_path / "out"
+    done = run("embed", corpus, "--out", out, *words, "--reuse", tmp_path / "old")
+    assert done.returncode == 3, done.stderr
+    failures = list(read_failures(out))
+    assert [each.index for each in failures] == [0, 3]
+    assert len({each.reason for each in failures}) == 1
+    assert pq.read_table(out)["index"].to_pylist() == [1, 2, 4]
+    assert embedded(out) == 2
+
+
+def test_a_run_goes_on_after_each_kill(old: Path, tmp_path: Path) -> None:
+    """A command that is killed again and again ends with the output of one that was not."""
+    texts = changed(TEXTS)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out, generator = tmp_path / "out", random.Random(1)
+    words = (corpus, *MODEL, "--reuse", old)
+    for seconds in (generator.uniform(0.2, 1.6) for _ in range(8)):
+        embedding = Embedding(words, out, SMALL_PARTS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert embedding.wait(seconds) == 0, embedding.log()
+        embedding.kill()
+    embedding = Embedding(words, out, SMALL_PARTS)
+    assert embedding.wait() == 0, embedding.log()
+    check_output(out, texts, DIMENSIONS)
+    assert run("verify", out, "--against", corpus).returncode == 0
+    assert embedded(out) == 51
+    assert not (out / ".embedfarm").exists()
+
+
+def test_a_corpus_may_change_before_a_run_goes_on(old: Path, tmp_path: Path) -> None:
+    """Rows that changed after a kill are found, and what was embedded for others is kept."""
+    texts = changed(TEXTS)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out = tmp_path / "out"
+    state = out / ".embedfarm" / "reuse"
+    embedding = Embedding((corpus, *MODEL, "--reuse", old), out, SMALL_PARTS)
+    wait_until(
+        lambda: (
+            (state / "new-0" / "_manifest.json").exists() or embedding.process.poll() is not None
+        )
+    )
+    embedding.kill()
+    texts[3], texts[500] = "changed after the kill", texts[0]
+    write_corpus(corpus, texts)
+    embedding = Embedding((corpus, *MODEL, "--reuse", old), out, SMALL_PARTS)
+    assert embedding.wait() == 0, embedding.log()
+    check_output(out, texts, DIMENSIONS)
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
+def test_parts_that_were_written_of_other_rows_are_dropped(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a stopped run has put down is compared with the corpus as it is when it goes on."""
+    texts = TEXTS * 8
+    corpus, out = write_corpus(tmp_path / "corpus.jsonl", texts), tmp_path / "out"
+    monkeypatch.setenv("EMBEDFARM_PART_BYTES_MAX", "1000")
+    with monkeypatch.context() as patch:
+        taken: list[NDArray[np.int64]] = []
+        take = KnownVectors.take
+
+        def take_twice(known: KnownVectors, places: NDArray[np.int64]) -> KnownRows:
+            if len(taken) == 2:
+                raise Interrupted
+            taken.append(places)
+            return take(known, places)
+
+        patch.setattr(KnownVectors, "take", take_twice)
+        with pytest.raises(Interrupted):
+            embed(corpus, out, old)
+    first, second = read_parts(out)
+    texts[second.start + 5] = "new"
+    write_corpus(corpus, texts)
+    made = embed(corpus, out, old)
+    assert made.parts[0] == first
+    assert made.parts[1] != second
+    check_output(out, texts, DIMENSIONS)
+
+
+def test_each_part_is_decoded_twice_at_most(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part is read twice at most, in whatever order texts come, with room for one in memory."""
+    decoded: list[int] = []
+    decode = known_vectors._decode
+
+    def counting(known: Known, at: int) -> Any:  # noqa: ANN401 # a matrix
+        decoded.append(at)
+        return decode(known, at)
+
+    monkeypatch.setattr(known_vectors, "_decode", counting)
+    known = KnownVectors(tmp_path / "known", bytes_max=1)
+    known.add(old)
+    generator = random.Random(0)
+    for _ in range(30):
+        texts = generator.sample(TEXTS, 40)
+        taken = known.take(known.find(text_digests(texts)))
+        assert np.array_equal(taken.matrix, null_vectors(texts, DIMENSIONS))
+    parts = len(read_manifest(old).parts)
+    assert parts <= len(decoded) <= 2 * parts
+    assert parts >= 8
