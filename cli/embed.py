@@ -94,6 +94,10 @@ Reused = Annotated[
         help="Finished output whose vectors are taken for the texts that it has; may be repeated.",
     ),
 ]
+Deduplicate = Annotated[
+    bool,
+    typer.Option("--deduplicate", help="Read the corpus twice, and embed each distinct text once."),
+]
 EmbedChanged = Annotated[
     bool,
     typer.Option(
@@ -128,6 +132,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
     reuse: Reused = [],  # noqa: B006 -- typer's
+    deduplicate: Deduplicate = False,  # noqa: FBT002 -- a flag
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
     **fields: Any,  # noqa: ANN401 # those of a job, which the table types
 ) -> None:
@@ -151,7 +156,15 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         settings = pin(settings, [spec.model])  # on a private farm it is the one that is wanted
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
-        run_to_end(request, place, terms, retry=retry_failed, reuse=reuse, as_json=as_json)
+        run_to_end(
+            request,
+            place,
+            terms,
+            retry=retry_failed,
+            reuse=reuse,
+            deduplicate=deduplicate,
+            as_json=as_json,
+        )
 
 
 def _ranges(vector_dtype: str, path: Path | None) -> bytes:
@@ -170,6 +183,7 @@ def run_to_end(  # noqa: PLR0913 # three are said by name
     *,
     retry: bool,
     reuse: Sequence[Path] = (),
+    deduplicate: bool = False,
     as_json: bool,
 ) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
@@ -181,7 +195,9 @@ def run_to_end(  # noqa: PLR0913 # three are said by name
     watch_parent_pipe(stop.set)
     view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
     try:
-        manifest, before = complete(request, place, stop, view, terms, retry=retry, reuse=reuse)
+        manifest, before = complete(
+            request, place, stop, view, terms, retry=retry, reuse=reuse, deduplicate=deduplicate
+        )
     except Interrupted:
         fail("interrupted; the same command goes on from here", INTERRUPTED)
     report(manifest, place.out, before=before, as_json=as_json)

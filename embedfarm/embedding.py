@@ -87,6 +87,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
     embed_changed: bool = False,
     retry_failed: bool = False,
     reuse: Sequence[str | Path] = (),
+    deduplicate: bool = False,
     progress: bool | Progress = True,
     **fields: Unpack[JobFields],
 ) -> Embeddings:
@@ -110,7 +111,8 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
             has other rows now.
         retry_failed: Whether the failed chunks of a finished output are tried again.
         reuse: Finished outputs whose vectors are taken for the texts that they have: those first
-            that are preferred.
+            that are preferred. Each other text is embedded once.
+        deduplicate: Whether each text is embedded once without such outputs, too.
         progress: Whether to draw a progress bar (in a notebook, too), or a function that is called
             about twice a second with the job's status and the workers' heartbeats.
         fields: Other fields of the job.
@@ -145,7 +147,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         def run(stop: threading.Event) -> None:
             complete(
                 request, place, stop, _shown(progress), retry=retry_failed,
-                reuse=[Path(each) for each in reuse],
+                reuse=[Path(each) for each in reuse], deduplicate=deduplicate,
             )  # fmt: skip
 
         interruptible(run)

@@ -31,6 +31,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
     *,
     retry: bool = False,
     reuse: Sequence[Path] = (),
+    deduplicate: bool = False,
 ) -> CompletedOutput:
     """Embed what a request asks for, unless its output is finished.
 
@@ -42,6 +43,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         terms: Terms of the job, if it is made here.
         retry: Whether the failed chunks of a finished output are embedded again.
         reuse: Finished outputs whose vectors are taken for the texts that they have.
+        deduplicate: Whether each distinct text is embedded once, wherever it stands in the corpus.
 
     Raises:
         Interrupted: `stop` was set; the same call goes on from there.
@@ -59,6 +61,6 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
 
         if before is not None:
             return CompletedOutput(retry_failed(request, place, embed), before)
-        if reuse:
+        if reuse or deduplicate:
             return CompletedOutput(Reuse(request, place, reuse, stop, embed).run(), before)
         return CompletedOutput(embed(request, place), before)

@@ -50,7 +50,8 @@ class Reuse:
     Attributes:
         request: What is to be embedded, and how.
         place: Where and by whom the rest is embedded.
-        others: Finished outputs, those first whose vectors are preferred.
+        others: Finished outputs, those first whose vectors are preferred; where there are none,
+            each text of the corpus is embedded once all the same.
         stop: Event that ends the run, which can be resumed; it is set when the run has ended.
         embed: Function that embeds a request at a place, to its end or until an event is set.
     """
@@ -74,7 +75,9 @@ class Reuse:
             ModelRefused: No worker can embed what is new with the model of the other outputs.
         """
         if "-" in self.request.sources:
-            raise OutputError("standard input cannot be read twice, as a corpus is for --reuse")
+            raise OutputError(
+                "standard input cannot be read twice, as a corpus is for --reuse or --deduplicate"
+            )
         is_new = read_state(self.place.out) is State.NEW
         try:
             with self._with_room(self._open) as output:
@@ -141,7 +144,8 @@ class Reuse:
         """Embed a list of texts that were not known, or go on with that; then they are."""
         inner = self._state / f"new-{number}"
         if read_state(inner) is not State.FINISHED:
-            hold_to(inner, self._known.outputs[0].manifest.fingerprint)
+            if self._known.outputs:
+                hold_to(inner, self._known.outputs[0].manifest.fingerprint)
             place = replace(self.place, out=inner, job_id="", embed_changed=False)
             stop = threading.Event()  # of a run that sets it at its own end
             threading.Thread(target=_follow, args=(self.stop, stop), daemon=True).start()

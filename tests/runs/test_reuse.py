@@ -122,6 +122,21 @@ def test_a_corpus_that_is_known_needs_no_worker(old: Path, tmp_path: Path) -> No
     assert manifest(tmp_path / "out")["tokens"] == 0
 
 
+def test_each_text_is_embedded_once(tmp_path: Path) -> None:
+    """--deduplicate embeds texts once that stand anywhere in the corpus; without it all are."""
+    texts = [*TEXTS, *TEXTS[::-1], *TEXTS[:500]]
+    random.Random(0).shuffle(texts)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    for words, count in (((), len(texts)), (("--deduplicate",), len(TEXTS))):
+        out = tmp_path / f"out {count}"
+        done = run("embed", corpus, "--out", out, *MODEL, *words)
+        assert done.returncode == 0, done.stderr
+        assert embedded(out) == count
+        check_output(out, texts, DIMENSIONS)
+    assert manifest(out)["reused"] == {}
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
 def test_the_first_output_that_has_a_text_is_preferred(old: Path, tmp_path: Path) -> None:
     """A text that several outputs have is taken from the one that is named first."""
     some, corpus = TEXTS[:300], tmp_path / "corpus.jsonl"
