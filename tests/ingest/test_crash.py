@@ -26,6 +26,7 @@ from tests.ingest.rq_farm import (
 from tests.support import wait_until
 
 COUNT = 6_000
+SLOWER = "null:16:10000"  # half a minute: on a busy machine the end of SLOW came before the signal
 PART_BYTES = 16_000  # 250 chunks of 16 floats
 SETTINGS = {"part_bytes_max": PART_BYTES, "deliveries_max": 10}  # more deaths than a test causes
 
@@ -149,7 +150,7 @@ def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
     If the job is cancelled there, it never runs; the farm's job is cancelled as well, and can then
     be removed without --force. If it is asked for again, it is resumed.
     """
-    with running(door) as (process, request):
+    with running(door, SLOWER) as (process, request):
         tree = process.children(recursive=True)
         process.terminate()
         assert door.role is not None
