@@ -146,7 +146,8 @@ class Reuse:
         if read_state(inner) is not State.FINISHED:
             if self._known.outputs:
                 hold_to(inner, self._known.outputs[0].manifest.fingerprint)
-            place = replace(self.place, out=inner, job_id="", embed_changed=False)
+            job_id = "" if number else self.place.job_id
+            place = replace(self.place, out=inner, job_id=job_id, embed_changed=False)
             stop = threading.Event()  # of a run that sets it at its own end
             threading.Thread(target=_follow, args=(self.stop, stop), daemon=True).start()
             self.embed(self.request.of_texts(self._texts(number)), place, stop)

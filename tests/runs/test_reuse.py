@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import redis
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -30,6 +31,7 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output_reader import read_parts
 from embedfarm.collector.text_digests import DIGESTS_FILE, text_digests
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.runs.run import Interrupted
 from tests.farm.harness import (
@@ -37,12 +39,13 @@ from tests.farm.harness import (
     check_output,
     manifest,
     null_vectors,
+    role,
     run,
     texts_of,
     write_corpus,
 )
 from tests.runs.test_retry import fail_chunks
-from tests.support import wait_until
+from tests.support import LiveServer, wait_until
 from tests.workers.tiny_models import DIMENSIONS as TINY_DIMENSIONS
 from tests.workers.tiny_models import bert
 
@@ -263,6 +266,22 @@ def test_a_text_that_fails_fails_wherever_it_stands(tmp_path: Path) -> None:
     assert len({each.reason for each in failures}) == 1
     assert pq.read_table(out)["index"].to_pylist() == [1, 2, 4]
     assert embedded(out) == 2
+
+
+def test_what_is_new_is_a_job_of_a_shared_farm(
+    server: LiveServer, client: redis.Redis, old: Path, tmp_path: Path
+) -> None:
+    """The job of a shared farm is that of the new texts, under the id that was given."""
+    texts = changed(TEXTS)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    words = ("--redis", server.url, "--model", MODEL[1], "--job-id", "nightly", "--reuse", old)
+    with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):
+        done = run("embed", corpus, "--out", tmp_path / "out", *words)
+    assert done.returncode == 0, done.stderr
+    status = FarmClient(client).job("nightly").status()
+    assert (status.state, status.chunks_in) == ("finished", 51)
+    assert manifest(tmp_path / "out")["job"] == "nightly"
+    check_output(tmp_path / "out", texts, DIMENSIONS)
 
 
 def test_a_run_goes_on_after_each_kill(old: Path, tmp_path: Path) -> None:
