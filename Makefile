@@ -17,7 +17,7 @@ MINUTES ?= 30
 SEEDS ?= 100000
 SEED0 ?= 0
 SEED ?= 0
-PARALLEL := -n 6 --no-loadscope-reorder
+PARALLEL := -n 4 --no-loadscope-reorder
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
 SOURCES := embedfarm contract producer scheduler workers collector runs watch ingest cli web tests benchmarks docs/conf.py
 
