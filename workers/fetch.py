@@ -217,8 +217,8 @@ class Fetcher:
         for job in jobs:
             with self._unless_gone(job):
                 if self.engines.models.has_any and self.engines.needs_load(job):
-                    needed = {self.engines.key(share.job) for share in shares}
-                    self.engines.load_beside(job, needed)
+                    known = self.engines.meet([share.job for share in shares])
+                    self.engines.load_beside(job, set(map(self.engines.key, known)))
 
     def _choose(self, job: Job, leases: Sequence[Lease], *, beside: bool = False) -> list[Lease]:
         """Choose the healthy leases, else one possible poison message if nothing else is held.

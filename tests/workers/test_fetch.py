@@ -724,6 +724,21 @@ def test_a_model_is_loaded_ahead_where_there_is_room(
     assert loaded() == ["null:2", "null:4"]
 
 
+def test_a_spec_that_cannot_be_read_is_refused_beside_a_model_ahead(farm: FarmClient) -> None:
+    """A job of the plan that nobody can read is refused as ever while another model is loaded."""
+    for name, model in (("a", "null:8"), ("b", "null:4"), ("odd", "null:8")):
+        create_job(farm, [block_of(0, 3), block_of(3, 3)], name, model)
+    fetcher = fetcher_on(farm)
+    give_plan(farm, share(1, "a"))
+    commit(fetcher, fetch(fetcher))
+    farm.client.hset(farm.job("odd").keys.meta, "spec", b"\x07what")
+    give_plan(
+        farm, share(1, "odd"), share(1, "a"), JobShare(job="b", tokens=0, blocks=1, ahead=True)
+    )
+    assert fetch(fetcher).job == "a"
+    assert "w" in farm.reports.refusals("odd")
+
+
 def test_same_model_serves_every_job(farm: FarmClient) -> None:
     """Jobs whose specs differ in nothing that the engine does share one engine."""
     create_job(farm, [block_of(0, 3)], "a")
