@@ -163,12 +163,14 @@ class SourceCheck:
             SourceChanged: A part that is on disk was made from other rows.
         """
         checksums = text_checksums(rows.texts)
+        known = max(
+            0, self._first - self._prefix.count
+        )  # rows that are on disk; none else changes it
+        digests = text_digests(rows.texts[known:])
         with self._changed:
-            begin = self._prefix.count
             self._prefix.feed(checksums, rows.ids)
-            known = max(0, self._first - begin)
             self._checksums += checksums[known * CHECKSUM_BYTES :]
-            self._digests += text_digests(rows.texts[known:])
+            self._digests += digests
             self._with_ids = rows.ids is not None
             self._ids += () if rows.ids is None else rows.ids[known:]
             if mark is not None:

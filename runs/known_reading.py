@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,13 +26,12 @@ from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.request import Request, file_facts
 from embedfarm.runs.run import Interrupted
 from embedfarm.runs.size_limits import check_output, corpus_limits
-from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile
+from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile, describe_no_rows
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 T = TypeVar("T")
-EMPTY: Final = "the corpus is empty: there is nothing to embed"
 
 
 @dataclass
@@ -53,6 +52,7 @@ class KnownReading:
         taken: Number of rows by the output that has their vectors, as far as those are known.
         count: Number of rows.
         files: Size and time of change of the local files, as they were when the reading began.
+        skipped: The rows that became no chunk.
     """
 
     request: Request
@@ -65,6 +65,7 @@ class KnownReading:
     count: int = 0
     taken: Counter[int] = field(default_factory=Counter)
     files: Mapping[str, list[int]] = field(default_factory=dict)
+    skipped: SkippedFile = field(init=False)
     _listed_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class KnownReading:
             if look_at(request.sources, request.options).digest != facts.digest:
                 raise SourceChanged("the source was changed while it was read; run this again")
         if not self.count:
-            raise CorpusError(EMPTY)
+            raise CorpusError(describe_no_rows(self.skipped.count, self.output.directory))
 
     def _list(
         self, file: "BinaryIO", rows: Rows, digests: bytes, unknown: NDArray[np.int64]

@@ -23,7 +23,7 @@ from embedfarm.producer.readers import (
 from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
 from embedfarm.runs.request import Request, file_facts
-from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile
+from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile, describe_no_rows
 
 log = logging.getLogger(__name__)
 
@@ -146,16 +146,7 @@ class Sending:
             self.source.check_end()
             raise Stale(f"the source has {index} rows now; an earlier run had sent {start}")
         if not index:
-            raise CorpusError(self._no_rows())
-
-    def _no_rows(self) -> str:
-        """Return why there is nothing to embed."""
-        if not self.skipped:
-            return "the corpus is empty: there is nothing to embed"
-        return (
-            f"no row of the corpus can be embedded: {self.skipped:,} were left out, and "
-            f"{self.out / SKIPPED_FILE} says why"
-        )
+            raise CorpusError(describe_no_rows(self.skipped, self.out))
 
     def _rows(self, record: SkippedFile, mark: Mark | None, facts: CorpusDigest) -> Iterator[Rows]:
         """Yield the rows of the corpus from a mark on, all of which go through the comparison."""

@@ -65,3 +65,13 @@ class SkippedFile:
         with self._file:
             sync(self._file)
         self._partial.replace(self._path)
+
+
+def describe_no_rows(skipped: int, out: Path) -> str:
+    """Return why there is nothing to embed for an output, after so many rows were skipped."""
+    if not skipped:
+        return "the corpus is empty: there is nothing to embed"
+    return (
+        f"no row of the corpus can be embedded: {skipped:,} were left out, and "
+        f"{out / SKIPPED_FILE} says why"
+    )

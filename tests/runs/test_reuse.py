@@ -227,6 +227,16 @@ def test_outputs_without_digests_are_told_apart(old: Path, tmp_path: Path) -> No
         embedfarm.embed("-", out=tmp_path / "out", model="null:16", reuse=[old], progress=False)
 
 
+def test_a_corpus_without_a_good_row_is_told_apart(old: Path, tmp_path: Path) -> None:
+    """Where all rows are bad the error says so, and not that there are none."""
+    corpus = tmp_path / "corpus.jsonl"
+    for lines, said in (("", "the corpus is empty"), ("nonsense\n", "1 were left out")):
+        corpus.write_text(lines)
+        words = (*MODEL, "--on-bad-row", "skip", "--reuse", old)
+        done = run("embed", corpus, "--out", tmp_path / "out", *words)
+        assert (done.returncode, said in done.stderr.replace("\n", " ")) == (2, True), done.stderr
+
+
 def test_failed_chunks_are_embedded_again(old: Path, tmp_path: Path) -> None:
     """A chunk that had failed in another output is no vector to take."""
     bad = tmp_path / "bad"
