@@ -12,6 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from transformers.cache_utils import DynamicLayer
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError, resolve
@@ -48,6 +50,7 @@ TEXTS: Final = (
 # Of these models a text without words has no vector of length 1 to compare, as of `encode` itself.
 WORDLESS: Final = {"static", "bag_of_words"}
 TRANSFORMERS: Final = ["minilm", *(kind for kind in KINDS if kind not in WORDLESS)]
+PUBLISHED: Final = {"use_cache": True}  # what files of decoders say
 CONVERTED: Final = [f"openvino {kind}" for kind in TRANSFORMERS]
 UNPADDED: Final = [f"unpadded {kind}" for kind in TRANSFORMERS]
 
@@ -453,6 +456,22 @@ def test_truncation(
         finally:
             reference.max_seq_length = before
         assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
+
+
+def test_a_decoder_keeps_nothing_for_a_next_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of all tokens would fill a GPU, whatever sentence-transformers does."""
+    since_6_2 = "_configure_use_cache"
+    nothing = staticmethod(lambda *_: None)
+    monkeypatch.setattr(Transformer, since_6_2, nothing, raising=False)
+    config = build("last_token_pooled", tmp_path) / "config.json"
+    config.write_bytes(msgspec.json.encode(msgspec.json.decode(config.read_bytes()) | PUBLISHED))
+    engine = open_engine(JobSpec(model=str(config.parent), engine="torch"), "cpu", Settings())
+    kept: list[object] = []
+    monkeypatch.setattr(DynamicLayer, "update", lambda *_: kept.append(1))
+    assert run(engine, TEXTS[:2]).any()
+    assert not kept
 
 
 @pytest.mark.parametrize("model", ["minilm", "mean_pooled", "last_token_pooled", "prompted"])

@@ -403,6 +403,9 @@ def load_files(
         device=None if "device_map" in options else device,
         local_files_only=True,
         model_kwargs={"dtype": dtype} | options,
+        # A decoder keeps the keys and values of all tokens for a next one, which never comes.
+        # sentence-transformers before 6.2 lets it.
+        config_kwargs={"use_cache": False},
     )
 
 
