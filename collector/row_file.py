@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from embedfarm.collector.durable_files import sync
+from embedfarm.collector.durable_files import sync, sync_directory
 
 
 class RowFile:
@@ -36,6 +36,8 @@ class RowFile:
             with self.path.open("ab") as file:
                 file.write(data)
                 sync(file)
+            if not start:
+                sync_directory(self.path.parent)
 
     def holds(self, count: int) -> bool:
         """Tell whether it has the bytes of the first `count` chunks, and no others."""
