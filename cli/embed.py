@@ -30,7 +30,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.term_options import Deadline, Labels, Priority, Tenant, Weight, read_terms
 from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
-from embedfarm.contract.formatting import counted
+from embedfarm.contract.formatting import counted, describe_reuse
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_parent_pipe
 from embedfarm.contract.scheduling_terms import USUAL, Terms
@@ -96,7 +96,7 @@ Reused = Annotated[
 ]
 Deduplicate = Annotated[
     bool,
-    typer.Option("--deduplicate", help="Read the corpus twice, and embed each distinct text once."),
+    typer.Option("--deduplicate", help="Embed each distinct text once, wherever it stands."),
 ]
 EmbedChanged = Annotated[
     bool,
@@ -244,6 +244,8 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
             }
         )
         return
+    from embedfarm.collector.manifest import OWN
+
     console = Console(highlight=False, soft_wrap=True)
     if repaired:
         console.print(f"{repaired:,} chunks that had failed have their vectors now.")
@@ -259,9 +261,11 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
         f"model loaded in {manifest.load_seconds:,.1f} s"
     )
     for directory, count in manifest.reused.items():
-        console.print(
-            f"  {counted(count, 'chunk')} ({count / manifest.count:.0%}) from {directory}"
-        )
+        whence = "the same text before" if directory == OWN else directory
+        console.print(f"  {counted(count, 'chunk')} ({count / manifest.count:.0%}) from {whence}")
+    if manifest.reused:
+        reused = sum(manifest.reused.values())
+        console.print(f"  {describe_reuse(reused, embedded, manifest.embed_seconds)}")
     for name, figures in sorted(manifest.workers.items()):
         share = figures.chunks / max(1, embedded)
         account = describe_account(manifest.accounts.get(name, {}))

@@ -92,11 +92,12 @@ def _panel(status: JobStatus, workers: Sequence[Heartbeat], outlook: Outlook) ->
 
 def describe_progress(status: JobStatus) -> str:
     """Describe how many chunks are embedded, and of how many."""
+    reuse = f" ({status.reuse})" if status.chunks_reused else ""
     if status.chunk_count >= 0:
-        return f"{status.done:,} of {status.known:,} chunks"
+        return f"{status.done:,} of {status.known:,} chunks{reuse}"
     if not status.known:
         return "nothing read yet"
-    return f"{status.done:,} chunks of {status.known:,} read so far"
+    return f"{status.done:,} chunks of {status.known:,} read so far{reuse}"
 
 
 def describe_workers(workers: Sequence[Heartbeat]) -> str:

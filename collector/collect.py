@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import redis
 
+from embedfarm.collector.known_vectors import FilledResult, KnownVectors
 from embedfarm.collector.manifest import About, Manifest, OutputError, Part
 from embedfarm.collector.output import Output
 from embedfarm.collector.result_span import check_place
@@ -66,6 +67,7 @@ class Collector:
         stop: Event that ends all waiting.
         on_part: Function that is called after each durable part.
         source: Check of which results were made of the source; None trusts the server.
+        known: Vectors that workers need not make; None where they make all.
     """
 
     job: Job
@@ -74,6 +76,7 @@ class Collector:
     stop: threading.Event
     on_part: Callable[[], object] = lambda: None
     source: SourceCheck | None = None
+    known: KnownVectors | None = None
     _window: FarmWindow = field(init=False)
     _gone: tuple[str, int] = ("", 0)  # the server that has no such job, and looks at it
     _damaged: tuple[int, str] | None = None  # where a result begins that cannot be read, and why
@@ -229,9 +232,15 @@ class Collector:
     def _keep(self, result: Result) -> None:
         """Add a result to the output; if it closes a part, delete durable results on the server."""
 
+        def fill() -> FilledResult:
+            if self.source is None or self.known is None or not result.known:
+                return FilledResult(result, {})
+            return self.known.fill(result, self.source.places(result), self.output)
+
         def add() -> Part | None:
+            filled = self._store(fill, fill)
             digests = b"" if self.source is None else self.source.digests(result)
-            return self.output.add(result, digests)
+            return self.output.add(filled.result, digests, filled.reused)
 
         self._close(add, self.output.write)
 

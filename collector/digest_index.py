@@ -58,6 +58,9 @@ class DigestIndex:
         Args:
             digests: Their digests, 16 bytes each.
             places: Where each of them is, a number that is not negative: int64, shape (texts,).
+
+        Raises:
+            OSError: The disk refused; the same texts may be added again.
         """
         keys, lows = _halves(digests)
         rest = np.empty(len(keys), REST)

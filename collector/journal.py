@@ -20,6 +20,7 @@ class JournalLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         mark: A place in the source, behind which no row of the part begins.
+        reused: How many vectors of the part were there before, by the output that had them.
     """
 
     part: Part
@@ -27,6 +28,7 @@ class JournalLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     failures: list[Failure]
     workers: dict[str, WorkerFigures]
     mark: Mark | None = None
+    reused: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 END: Final = b"\n"

@@ -1,29 +1,37 @@
-"""Vectors of finished outputs, found by the texts that they were made of."""
+"""Vectors that are there already, found by the texts that they were made of.
+
+They are those of finished outputs, and those of the rows of a corpus that come before in it.
+"""
 
 import hashlib
 import shutil
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.digest_index import DigestIndex
-from embedfarm.collector.durable_files import read_pieces, replacing, sha256_of, whole
+from embedfarm.collector.digest_index import NOWHERE, DigestIndex
+from embedfarm.collector.durable_files import read_pieces, sha256_of, whole
 from embedfarm.collector.manifest import (
-    Failure,
+    OWN,
     Manifest,
     OutputError,
     Part,
     read_failures,
-    read_manifest,
 )
+from embedfarm.collector.output import Output
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE
+from embedfarm.contract.records import ChunkError, Result
 
 OUTPUT: Final = 1 << 40  # places of one output; the next output has the next so many
+
 Matrix = NDArray[Any]
+Span = TypeVar("Span", Part, Result)
 
 
 class Known(NamedTuple):
@@ -32,143 +40,194 @@ class Known(NamedTuple):
     Attributes:
         directory: Its directory.
         manifest: Its manifest.
-        reader: Reads its chunks.
     """
 
     directory: Path
     manifest: Manifest
-    reader: OutputReader
 
 
-class KnownRows(NamedTuple):
-    """What is known of some texts.
+class FilledResult(NamedTuple):
+    """A result with the vectors of all its chunks.
 
     Attributes:
-        matrix: Vectors, shape (texts, dimensions); the rows of failed chunks mean nothing.
-        failures: Why some have no vector, by row of `matrix`.
+        result: The result.
+        reused: How many of its vectors were known, by the output that had them.
     """
 
-    matrix: Matrix
-    failures: dict[int, Failure]
+    result: Result
+    reused: Mapping[str, int]
 
 
 class KnownVectors:
-    """Vectors of finished outputs, which stay as they are, by the texts that they were made of.
+    """Vectors by the texts that they were made of, in other outputs and in the own one so far.
 
     Memory holds some parts of the outputs; one that is wanted again later is put on the disk as it
     is in memory, so that each part is decoded twice at most, in whatever order texts come.
 
+    One thread may ask what is known while another one fills results.
+
     Args:
         directory: A directory for the index and for such parts; whatever is in it goes.
         bytes_max: Bytes of vectors in memory at a time; one part more than fit.
+        own: Directory of the output that is written.
+        outputs: Other outputs; of a text that several have the first one's vector is taken, and
+            chunks that failed are not known.
+
+    Raises:
+        OutputError: An output has other digests than were written.
     """
 
-    def __init__(self, directory: Path, bytes_max: int) -> None:
+    def __init__(
+        self, directory: Path, bytes_max: int, own: Path, outputs: Sequence[Known]
+    ) -> None:
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        self.outputs: list[Known] = []
+        self.outputs = outputs
         self._directory, self._bytes_max = directory, bytes_max
-        self._index = DigestIndex(directory)
+        self._own_digests = own / DIGESTS_FILE
+        self._index = _make_index(directory / "others")
+        self._own = _make_index(directory / "own")
         self._decoded: OrderedDict[tuple[int, int], Matrix] = OrderedDict()
         self._bytes = 0
         self._seen: set[tuple[int, int]] = set()
+        self._spilled: dict[tuple[int, int], Matrix] = {}
+        self._learn()
 
-    def add(self, directory: Path, *, failed: bool = False) -> None:
-        """Add the texts of an output; those that are known already keep their vectors.
+    def _learn(self) -> None:
+        """Put the texts of the other outputs into the index."""
+        for number, (directory, manifest) in enumerate(self.outputs):
+            without = np.array([each.index for each in read_failures(directory)], np.int64)
+            path, first = directory / DIGESTS_FILE, OUTPUT * number
+            sha256 = _add_digests(self._index, path, manifest.count, first, without)
+            if sha256 != manifest.digests_sha256:
+                raise OutputError(f"{path} has other bytes than were written")
+
+    # The reader's side.
+
+    def begin(self, count: int) -> None:
+        """Begin with the corpus, or begin again behind its first `count` rows."""
+        self._own = _make_index(self._directory / "own")
+        first, none = OUTPUT * len(self.outputs), np.zeros(0, np.int64)
+        _add_digests(self._own, self._own_digests, count, first, none)
+
+    def find(self, digests: bytes, row: int) -> NDArray[np.int64]:
+        """Return where the vectors of the next rows are: int64, shape (rows,).
+
+        `NOWHERE` stands for those whose text is in no other output, nor in a row before.
 
         Args:
-            directory: The output.
-            failed: Whether chunks that failed are known as well, as such.
+            digests: The `text_digests` of the rows.
+            row: Index of the first of them.
+        """
+        places = self._index.find(digests)
+        new = np.flatnonzero(places == NOWHERE)
+        if len(new):
+            own = np.frombuffer(digests, f"V{DIGEST_BYTES}")[new].tobytes()
+            here = OUTPUT * len(self.outputs) + row + new
+            self._own.add(own, here)
+            first = self._own.find(own)
+            places[new] = np.where(first == here, NOWHERE, first)
+        return places
+
+    # The collector's side.
+
+    def fill(self, result: Result, places: NDArray[np.int64], output: Output) -> FilledResult:
+        """Return a result with the vectors that were known, and that its worker left out.
+
+        A chunk whose text failed in a row before fails for the same reason.
+
+        Args:
+            result: The next result of the corpus.
+            places: What `find` said of its rows.
+            output: The output of the corpus, which has the rows before.
 
         Raises:
-            OutputError: It is not finished, or damaged; or it has no digests of its texts, or
-                vectors of another layout than the outputs before.
+            OutputError: A part is damaged, or gone; or the result has vectors of another layout.
+            OSError: The disk refused; nothing has changed.
         """
-        manifest = read_manifest(directory)
-        layouts = {(m.dimensions, m.dtype) for m in [manifest, *(o.manifest for o in self.outputs)]}
-        if len(layouts) > 1:
-            has = " and ".join(f"{count} {dtype}" for count, dtype in sorted(layouts))
-            raise OutputError(f"{directory} has vectors of another kind than those before: {has}")
-        if not manifest.digests_sha256:
-            raise OutputError(
-                f"{directory} has no {DIGESTS_FILE}, by which its texts are known again: an "
-                "earlier version made it, or its texts were not compared with their source"
-            )
-        first = OUTPUT * len(self.outputs)
-        self.outputs.append(Known(directory, manifest, OutputReader(directory)))
-        without = [] if failed else [each.index for each in read_failures(directory)]
-        self._add_digests(directory, manifest, first, np.array(without, np.int64))
-
-    def _add_digests(
-        self, directory: Path, manifest: Manifest, first: int, without: NDArray[np.int64]
-    ) -> None:
-        """Put an output's texts into the index, but for some of its chunks.
-
-        Raises:
-            OutputError: The digests are not those that were written.
-        """
-        path, row = directory / DIGESTS_FILE, 0
-        digest = hashlib.sha256()
-        for piece in read_pieces(whole(path)) if path.exists() else ():
-            digest.update(piece)
-            rows = np.arange(row, row + len(piece) // DIGEST_BYTES)
-            kept = np.ones(len(rows), np.bool_)
-            bounds = without.searchsorted([row, row + len(rows)])
-            kept[without[slice(*bounds)] - row] = False
-            digests = np.frombuffer(piece, f"V{DIGEST_BYTES}")[kept]
-            self._index.add(digests.tobytes(), first + rows[kept])
-            row += len(rows)
-        if digest.hexdigest() != manifest.digests_sha256:
-            raise OutputError(f"{path} has other bytes than were written")
-
-    def expect(self, digests: bytes, row: int) -> None:
-        """Make texts known that the next output to be added will have, from a row on, in order.
-
-        `add` finds them known then.
-        """
-        rows = np.arange(row, row + len(digests) // DIGEST_BYTES)
-        self._index.add(digests, OUTPUT * len(self.outputs) + rows)
-
-    def find(self, digests: bytes) -> NDArray[np.int64]:
-        """Return the places of texts by their digests; `NOWHERE` for those that are not known."""
-        return self._index.find(digests)
-
-    def take(self, places: NDArray[np.int64]) -> KnownRows:
-        """Return what is known of the texts at some places.
-
-        Raises:
-            OutputError: A part is damaged, or gone.
-            OSError: It cannot be read.
-        """
+        known = np.frombuffer(result.known, np.bool_)
+        matrix = np.empty((result.count, result.dimensions), result.dtype)
+        matrix[~known] = result.matrix()
         numbers, rows = np.divmod(places, OUTPUT)
-        layout = self.outputs[0].manifest.layout
-        matrix = np.empty((len(places), layout.dimensions), layout.dtype)
-        failures: dict[int, Failure] = {}
-        for number in np.unique(numbers).tolist():
-            known = self.outputs[number]
-            own = np.flatnonzero(numbers == number)
-            ends = np.array([part.end for part in known.manifest.parts])
-            parts = ends.searchsorted(rows[own], "right")
-            for at in np.unique(parts).tolist():
-                part, here = known.manifest.parts[at], own[parts == at]
-                matrix[here] = self._rows(number, at)[rows[here] - part.start]
-                if part.errors:
-                    failures |= _failures(known.reader, part, here, rows[here])
-        return KnownRows(matrix, failures)
+        errors = {error.index: error for error in result.errors}
+        reused: Counter[str] = Counter()
+        for number in np.unique(numbers[known]).tolist():
+            wanted = np.flatnonzero(known & (numbers == number))
+            if number < len(self.outputs):
+                name = str(self.outputs[number].directory)
+                matrix[wanted] = self._take(number, rows[wanted], result)
+            else:
+                name, before = OWN, wanted[rows[wanted] < result.start]
+                matrix[before] = self._take_own(rows[before], result, output)
+                here = wanted[rows[wanted] >= result.start]
+                matrix[here] = matrix[rows[here] - result.start]
+                failed = self._own_errors(rows[before], output) | errors
+                errors |= {
+                    at: msgspec.structs.replace(failed[row], index=at)
+                    for at, row in zip(
+                        (result.start + wanted).tolist(), rows[wanted].tolist(), strict=True
+                    )
+                    if row in failed
+                }
+            reused[name] += len(wanted)
+        filled = msgspec.structs.replace(
+            result,
+            vectors=matrix.tobytes(),
+            known=b"",
+            errors=[errors[at] for at in sorted(errors)],
+        )
+        return FilledResult(filled, reused)
 
-    def _rows(self, number: int, at: int) -> Matrix:
-        """Return all rows of a part."""
-        key, path = (number, at), self._directory / f"{number}-{at}.npy"
+    def _take(self, number: int, rows: NDArray[np.int64], result: Result) -> Matrix:
+        """Return the vectors of some rows of another output."""
+        directory, manifest = self.outputs[number]
+        matrix = np.empty((len(rows), result.dimensions), result.dtype)
+        for part, here in _by_part(manifest.parts, rows):
+            decoded = self._part(number, directory, part)
+            if decoded.shape[1:] != matrix.shape[1:] or decoded.dtype != matrix.dtype:
+                raise OutputError(
+                    f"{directory} has vectors of {decoded.shape[1]} {decoded.dtype}, and the "
+                    f"workers make {matrix.shape[1]} {matrix.dtype}"
+                )
+            matrix[here] = decoded[rows[here] - part.start]
+        return matrix
+
+    def _take_own(self, rows: NDArray[np.int64], result: Result, output: Output) -> Matrix:
+        """Return the vectors of some rows of the output that come before a result."""
+        matrix = np.empty((len(rows), result.dimensions), result.dtype)
+        for part, here in _by_part(output.parts, rows):
+            decoded = self._part(len(self.outputs), output.directory, part)
+            matrix[here] = decoded[rows[here] - part.start]
+        for held, here in _by_part(output.held, rows):
+            matrix[here] = held.matrix()[rows[here] - held.start]
+        return matrix
+
+    def _own_errors(self, rows: NDArray[np.int64], output: Output) -> dict[int, ChunkError]:
+        """Return the errors of the output in the parts and results that have some rows."""
+        errors = [error for held, _ in _by_part(output.held, rows) for error in held.errors]
+        for part, _ in _by_part([part for part in output.parts if part.errors], rows):
+            with OutputReader(output.directory) as reader:
+                failures = reader.failures(part.start, part.errors)
+            errors += [
+                ChunkError(index=each.index, reason=each.reason, attempts=each.attempts)
+                for each in failures
+            ]
+        return {error.index: error for error in errors}
+
+    def _part(self, number: int, directory: Path, part: Part) -> Matrix:
+        """Return all vectors of a part."""
+        key = number, part.start
         if key in self._decoded:
             self._decoded.move_to_end(key)
             return self._decoded[key]
-        if path.exists():
-            spilled: Matrix = np.load(path, mmap_mode="r")
-            return spilled
-        matrix = _decode(self.outputs[number], at)
+        if key in self._spilled:
+            return self._spilled[key]
+        if number < len(self.outputs):
+            _check_bytes(directory, part)
+        matrix = _decode(directory, part)
         if key in self._seen:
-            with replacing(path) as file:
-                np.save(file, matrix)
+            path = self._directory / f"{number}-{part.start}"
+            path.write_bytes(np.ascontiguousarray(matrix).data)
+            self._spilled[key] = np.memmap(path, matrix.dtype, "r", shape=matrix.shape)
             return matrix
         self._seen.add(key)
         self._decoded[key] = matrix
@@ -178,21 +237,61 @@ class KnownVectors:
         return matrix
 
 
-def _decode(known: Known, at: int) -> Matrix:
-    """Read a part, which has to be as it was written."""
-    part = known.manifest.parts[at]
-    if sha256_of(part.spans(known.directory)) != part.sha256:
-        raise OutputError(f"{known.directory / part.file} has other bytes than were written")
-    return known.reader.read_part(part.start).batch.matrix
+def _by_part(
+    parts: Sequence[Span], rows: NDArray[np.int64]
+) -> Iterator[tuple[Span, NDArray[np.intp]]]:
+    """Yield what has some of the rows, and which of them: parts of an output, or results."""
+    starts = np.array([part.start for part in parts], np.int64)
+    at_part = starts.searchsorted(rows, "right") - 1
+    for at in np.unique(at_part[at_part >= 0]).tolist():
+        part = parts[at]
+        here = np.flatnonzero((at_part == at) & (rows < part.start + part.count))
+        if len(here):
+            yield part, here
 
 
-def _failures(
-    reader: OutputReader, part: Part, here: NDArray[np.int64], rows: NDArray[np.int64]
-) -> dict[int, Failure]:
-    """Return the failures of a part that are among some of its rows, by where those are wanted."""
-    failed = {each.index: each for each in reader.failures(part.start, part.errors)}
-    return {
-        place: failed[row]
-        for place, row in zip(here.tolist(), rows.tolist(), strict=True)
-        if row in failed
-    }
+def _check_bytes(directory: Path, part: Part) -> None:
+    """Refuse a part that is not as it was written."""
+    if sha256_of(part.spans(directory)) != part.sha256:
+        raise OutputError(f"{directory / part.file} has other bytes than were written")
+
+
+def _decode(directory: Path, part: Part) -> Matrix:
+    """Read a part."""
+    with OutputReader(directory) as reader:
+        return reader.read_part(part.start).batch.matrix
+
+
+def _make_index(directory: Path) -> DigestIndex:
+    """Make an empty index in a directory, which is emptied."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return DigestIndex(directory)
+
+
+def _add_digests(
+    index: DigestIndex, path: Path, count: int, first: int, without: NDArray[np.int64]
+) -> str:
+    """Put the texts of a file of digests into an index, but for some of its rows.
+
+    Args:
+        index: The index.
+        path: The file; it need not exist where it has no rows.
+        count: Number of rows that are put there.
+        first: Place of the first row.
+        without: Rows that are left out, in order.
+
+    Returns:
+        The SHA-256 of what was read.
+    """
+    row, digest = 0, hashlib.sha256()
+    for piece in read_pieces(whole(path)) if count else ():
+        digest.update(piece)
+        rows = np.arange(row, min(count, row + len(piece) // DIGEST_BYTES))
+        kept = np.ones(len(rows), np.bool_)
+        bounds = without.searchsorted([row, row + len(rows)])
+        kept[without[slice(*bounds)] - row] = False
+        digests = np.frombuffer(piece, f"V{DIGEST_BYTES}")[: len(rows)][kept]
+        index.add(digests.tobytes(), first + rows[kept])
+        row += len(rows)
+    return digest.hexdigest()

@@ -24,6 +24,7 @@ IDS_FILE: Final = "ids.jsonl"
 STATE_DIRECTORY: Final = ".embedfarm"
 DECIDED: Final = f"{STATE_DIRECTORY}/decided"
 # Size of each checksum in `Result.checksums`.
+OWN: Final = "."  # what `Manifest.reused` calls the output itself
 CHECKSUM_BYTES: Final = 4
 
 
@@ -165,7 +166,6 @@ class About(msgspec.Struct, kw_only=True):
         accounts: What each worker's device did in the run that finished the output, by name:
             engine, padding, where time went, share of the peak, and a sample of its vectors beside
             float32 (`embedfarm.contract.usage`).
-        reused: Number of chunks whose vectors were taken from other outputs, by directory.
     """
 
     job: str
@@ -180,7 +180,6 @@ class About(msgspec.Struct, kw_only=True):
     created: float = msgspec.field(default_factory=time.time)
     versions: dict[str, str] = msgspec.field(default_factory=library_versions)
     accounts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    reused: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Manifest(About, kw_only=True):
@@ -202,6 +201,8 @@ class Manifest(About, kw_only=True):
         workers: What each worker did, by name.
         repeated_ids: Chunks whose id an earlier chunk has; None where there are none, or that is
             not known.
+        reused: How many vectors were not made for this output: by directory those of other
+            outputs, and under `OWN` those of texts that an earlier row of the corpus has.
     """
 
     version: int = VERSION
@@ -217,6 +218,7 @@ class Manifest(About, kw_only=True):
     workers: dict[str, WorkerFigures]
     repeated_ids: RepeatedIds | None = None
     digests_sha256: str = ""
+    reused: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:

@@ -6,13 +6,13 @@ its results be deleted elsewhere. So a crash anywhere repeats at most one part, 
 
 import fcntl
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -174,6 +174,8 @@ class Output:
         self._layout = _NO_ROWS
         self._results: list[Result] = []
         self._digests = bytearray()
+        self._reused: list[Mapping[str, int]] = []
+        self._reused_on_disk: Counter[str] = Counter()
         self._bytes = 0
         self._expected = 0
         for entry in self._journal:
@@ -211,6 +213,16 @@ class Output:
         return range(self.next_index, self._expected)
 
     @property
+    def held(self) -> Sequence[Result]:
+        """The results in memory, in order."""
+        return self._results
+
+    @property
+    def chunks_reused(self) -> int:
+        """Number of chunks so far whose vectors are those of other chunks."""
+        return sum(self._reused_on_disk.values()) + sum(sum(e.values()) for e in self._reused)
+
+    @property
     def mark(self) -> Mark | None:
         """A place in the source before the last part, from which it can be read on."""
         return self._marks[0]
@@ -229,7 +241,9 @@ class Output:
         self._id_digests.resume(self.next_index)
         self._text_digests.resume(self.next_index)
 
-    def add(self, result: Result, digests: bytes = b"") -> Part | None:
+    def add(
+        self, result: Result, digests: bytes = b"", reused: Mapping[str, int] = MappingProxyType({})
+    ) -> Part | None:
         """Take the next result, and return the part that it closed, which is durable.
 
         A result from before `buffered.stop` is a duplicate and changes nothing.
@@ -237,22 +251,29 @@ class Output:
         Args:
             result: The result.
             digests: The `text_digests` of its texts, if they are known.
+            reused: How many of its vectors were there before, by the output that had them.
 
         Raises:
-            OutputError: The result leaves a gap, contradicts itself, or has other dimensions,
-                another dtype, or ids where the others have none.
+            OutputError: The result leaves a gap, contradicts itself, lacks vectors, or has other
+                dimensions, another dtype, or ids where the others have none.
             OSError: The disk refused; the result is taken all the same: `recover`, then `write`.
         """
         if result.start < self._expected:
             return None
         if result.start > self._expected:
             raise OutputError(f"result {result.start} came where {self._expected} is next")
+        if result.known:
+            raise OutputError(
+                f"result {result.start} lacks vectors that only a run with --reuse, or with "
+                "--deduplicate, knows"
+            )
         layout = layout_of(result)
         if self._expected and layout != self._layout:
             raise OutputError(f"result {result.start} is {layout}, the others {self._layout}")
         self._layout = layout
         self._results.append(result)
         self._digests += digests
+        self._reused.append(reused)
         self._expected += result.count
         self._bytes += _size(result)
         return self.write()
@@ -266,15 +287,10 @@ class Output:
         full = self._bytes >= self._part_bytes_max
         return self._write_part() if full or (early and self._results) else None
 
-    def credit(self, workers: Mapping[str, WorkerFigures]) -> None:
-        """Count what workers did for results that came without their names."""
-        for name, figures in workers.items():
-            self._workers[name] += figures
-
     def forget(self) -> None:
         """Drop the results in memory; the server still has them."""
-        self._results, self._bytes, self._expected = [], 0, self.next_index
-        self._digests.clear()
+        self._expected = self.next_index
+        self._let_go()
 
     def flush(self) -> None:
         """Write the results in memory to the disk, as a part that may be small.
@@ -306,7 +322,8 @@ class Output:
 
     def _write_part(self) -> Part:
         """Put the buffered results on the disk, then into the journal."""
-        entry = describe(self._results, self._sink.write(gather(self._results)))
+        written = self._sink.write(gather(self._results))
+        entry = describe(self._results, self._reused, written)
         entry.mark = self._mark_before(entry.part.end)
         if self._layout.ids:
             names = (name for result in self._results for name in result.ids or ())
@@ -315,9 +332,13 @@ class Output:
             self._text_digests.append(entry.part.start, bytes(self._digests))
         self._journal.append(entry)
         self._count(entry)
-        self._results, self._bytes = [], 0
-        self._digests.clear()
+        self._let_go()
         return entry.part
+
+    def _let_go(self) -> None:
+        """Drop the results in memory."""
+        self._results, self._reused, self._bytes = [], [], 0
+        self._digests.clear()
 
     def _count(self, entry: JournalLine) -> None:
         """Remember a part that is in the journal."""
@@ -325,6 +346,7 @@ class Output:
         self._marks = [self._marks[-1], entry.mark]
         self._layout = entry.layout
         self._expected = entry.part.end
+        self._reused_on_disk.update(entry.reused)
         for name, figures in entry.workers.items():
             self._workers[name] += figures
 
@@ -363,6 +385,7 @@ class Output:
             digests_sha256=self._digest_of_digests(count),
             parts=self._parts,
             workers=dict(self._workers),
+            reused=dict(self._reused_on_disk),
             repeated_ids=self._id_digests.find_repeated(count) if self._layout.ids else None,
         )
 

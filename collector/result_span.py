@@ -1,8 +1,8 @@
 """Sums over consecutive results: vectors, failures, and the figures of their workers."""
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -39,8 +39,9 @@ def layout_of(result: Result) -> Layout:
     sound = (
         layout.row_bytes > 0
         and len(chunks) > 0
-        and len(result.vectors) == len(chunks) * layout.row_bytes
-        and len(result.checksums) == len(chunks) * CHECKSUM_BYTES
+        and len(result.known) in {0, len(chunks)}
+        and len(result.vectors) == result.embedded * layout.row_bytes
+        and len(result.checksums) == result.embedded * CHECKSUM_BYTES
         and (result.ids is None or len(result.ids) == len(chunks))
         and all(error.index in chunks for error in result.errors)
     )
@@ -73,8 +74,16 @@ def gather(results: Sequence[Result]) -> PartRows:
     return PartRows(first.start, None if first.ids is None else ids, matrix, good)
 
 
-def describe(results: Sequence[Result], written: Written) -> JournalLine:
-    """Return the journal's line about consecutive results that were written as one part."""
+def describe(
+    results: Sequence[Result], reused: Sequence[Mapping[str, int]], written: Written
+) -> JournalLine:
+    """Return the journal's line about consecutive results that were written as one part.
+
+    Args:
+        results: The results.
+        reused: How many vectors of each were there before, by the output that had them.
+        written: The part as it was written.
+    """
     count = sum(result.count for result in results)
     failures = [failure for result in results for failure in failures_of(result)]
     checksums = b"".join(result.checksums for result in results)
@@ -91,7 +100,16 @@ def describe(results: Sequence[Result], written: Written) -> JournalLine:
         names_sha256=names_sha256(ids),
     )
     layout = layout_of(results[0])
-    return JournalLine(part=part, layout=layout, failures=failures, workers=_workers(results))
+    sums: Counter[str] = Counter()
+    for each in reused:
+        sums.update(each)
+    return JournalLine(
+        part=part,
+        layout=layout,
+        failures=failures,
+        workers=_workers(results, reused),
+        reused=dict(sums),
+    )
 
 
 def failures_of(result: Result) -> Iterator[Failure]:
@@ -102,9 +120,13 @@ def failures_of(result: Result) -> Iterator[Failure]:
         yield Failure(index=index, id=identifier, reason=error.reason, attempts=error.attempts)
 
 
-def _workers(results: Sequence[Result]) -> dict[str, WorkerFigures]:
+def _workers(
+    results: Sequence[Result], reused: Sequence[Mapping[str, int]]
+) -> dict[str, WorkerFigures]:
     """Return what each worker did for these results, by its name; some have none."""
     figures: defaultdict[str, WorkerFigures] = defaultdict(WorkerFigures)
-    for result in (each for each in results if each.worker):
-        figures[result.worker] += WorkerFigures(result.count, result.token_count, result.seconds)
+    for result, taken in zip(results, reused, strict=True):
+        if result.worker:
+            chunks = result.count - sum(taken.values())
+            figures[result.worker] += WorkerFigures(chunks, result.token_count, result.seconds)
     return dict(figures)

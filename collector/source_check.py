@@ -9,11 +9,13 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from embedfarm.collector.digest_index import NOWHERE
 from embedfarm.collector.manifest import CHECKSUM_BYTES, OutputError, Part
 from embedfarm.collector.text_digests import DIGEST_BYTES, text_digests
 from embedfarm.contract.records import Result, Rows, text_checksums
@@ -49,6 +51,21 @@ class Mark(msgspec.Struct, frozen=True):
     offset: int
     line: int
     facts: str
+
+
+class Finder(Protocol):
+    """What knows which texts have a vector already, as a corpus is read."""
+
+    def begin(self, count: int) -> None:
+        """Begin with the corpus, or begin again behind its first `count` rows."""
+
+    def find(self, digests: bytes, row: int) -> NDArray[np.int64]:
+        """Return where the vectors of the next rows are, `NOWHERE` for those that are not known.
+
+        Args:
+            digests: The `text_digests` of the rows.
+            row: Index of the first of them.
+        """
 
 
 class PrefixCheck:
@@ -122,9 +139,11 @@ class SourceCheck:
         reading: Number of the reading that goes on. What was accepted in an earlier one and is not
             on disk has to be accepted anew: the source may have changed in between.
         held: Lock: while somebody holds it, no other reading begins.
+        known: Tells which vectors need not be made; None where all are.
     """
 
     def __init__(self) -> None:
+        self.known: Finder | None = None
         self.count: int | None = None
         self.abandoned = False
         self.reading = 0
@@ -134,6 +153,7 @@ class SourceCheck:
         self._first = 0  # index of the first row whose checksum is kept
         self._checksums = bytearray()
         self._digests = bytearray()
+        self._places = np.zeros(0, np.int64)
         self._ids: list[str] = []
         self._with_ids = False
         self._marks: deque[Mark] = deque()
@@ -147,35 +167,52 @@ class SourceCheck:
             parts: Parts of the output on disk; they are looked at here, when no part is written.
             first: Index of the first row that is read. Parts that begin before it are not compared:
                 an earlier run has done that, and the source has not changed since.
+
+        Raises:
+            OSError: The disk refused what `known` wrote; nothing has changed.
         """
         with self.held, self._changed:
+            if self.known is not None:
+                self.known.begin(first)  # first, since the disk may be full
             self.reading += 1
             self._prefix = PrefixCheck([part for part in parts if part.start >= first], first)
             self._first = parts[-1].end if parts else first
             self._checksums, self._digests = bytearray(), bytearray()
+            self._places = np.zeros(0, np.int64)
             self._ids, self.count = [], None
             self._marks.clear()
 
-    def feed(self, rows: Rows, mark: Mark | None = None) -> None:
+    def feed(self, rows: Rows, mark: Mark | None = None) -> Rows:
         """Take the next rows, and the place behind them if the source can be read on from there.
+
+        Returns:
+            The rows, marked where the vector is known.
 
         Raises:
             SourceChanged: A part that is on disk was made from other rows.
+            OSError: The disk refused what `known` wrote; the same rows may be fed again.
         """
         checksums = text_checksums(rows.texts)
-        known = max(
-            0, self._first - self._prefix.count
-        )  # rows that are on disk; none else changes it
-        digests = text_digests(rows.texts[known:])
+        # Rows that are on disk; nobody else changes it.
+        done = min(len(rows.texts), max(0, self._first - self._prefix.count))
+        if self.known is None:
+            digests, places = text_digests(rows.texts[done:]), self._places[:0]
+        else:
+            digests = text_digests(rows.texts)
+            places = self.known.find(digests, self._prefix.count)
+            rows = rows._replace(known=(places != NOWHERE).tobytes())
+            digests, places = digests[done * DIGEST_BYTES :], places[done:]
         with self._changed:
             self._prefix.feed(checksums, rows.ids)
-            self._checksums += checksums[known * CHECKSUM_BYTES :]
+            self._checksums += checksums[done * CHECKSUM_BYTES :]
             self._digests += digests
+            self._places = np.concatenate([self._places, places])
             self._with_ids = rows.ids is not None
-            self._ids += () if rows.ids is None else rows.ids[known:]
+            self._ids += () if rows.ids is None else rows.ids[done:]
             if mark is not None:
                 self._marks.append(mark)
             self._changed.notify_all()
+        return rows
 
     def check_end(self) -> int:
         """Return the number of rows in the source, when all of it was read.
@@ -226,7 +263,8 @@ class SourceCheck:
             checksums = bytes(
                 self._checksums[rows.start * CHECKSUM_BYTES : rows.stop * CHECKSUM_BYTES]
             )
-        return _agree(result, checksums, ids)
+            places = self._places[rows]
+        return _agree(result, checksums, ids, places)
 
     def digests(self, result: Result) -> bytes:
         """Return the digests (`text_digests`) of the texts of a result that was accepted."""
@@ -236,6 +274,12 @@ class SourceCheck:
                 self._digests[first * DIGEST_BYTES : (first + result.count) * DIGEST_BYTES]
             )
 
+    def places(self, result: Result) -> NDArray[np.int64]:
+        """Return where the vectors of the texts of a result are, as `known` says."""
+        first = result.start - self._first
+        with self._changed:
+            return self._places[first : first + result.count]
+
     def forget(self, upto: int) -> None:
         """Drop what is known of rows below `upto`, which are on disk."""
         with self._changed:
@@ -244,6 +288,7 @@ class SourceCheck:
                 self._first += gone
                 del self._checksums[: gone * CHECKSUM_BYTES]
                 del self._digests[: gone * DIGEST_BYTES]
+                self._places = self._places[gone:]
                 del self._ids[:gone]
 
     def mark_before(self, row: int) -> Mark | None:
@@ -255,11 +300,21 @@ class SourceCheck:
             return self._marks[0] if place else None
 
 
-def _agree(result: Result, checksums: bytes, ids: list[str] | None) -> Result | None:
-    """Return the result with the source's checksums, if all that did not fail was made of it."""
-    if len(result.checksums) != len(checksums) or result.ids != ids:
+def _agree(
+    result: Result, checksums: bytes, ids: list[str] | None, places: NDArray[np.int64]
+) -> Result | None:
+    """Return the result with the source's checksums, if all that did not fail was made of it.
+
+    A vector that it lacks has to be known: an earlier run may have known others.
+    """
+    if len(checksums) != result.count * CHECKSUM_BYTES or result.ids != ids:
         return None
-    differs = np.frombuffer(result.checksums, "<u4") != np.frombuffer(checksums, "<u4")
+    known = np.frombuffer(result.known or bytes(result.count), np.bool_)
+    if known.any() and not (len(places) and (places[known] != NOWHERE).all()):
+        return None
+    ours = np.frombuffer(checksums, "<u4")
+    differs = np.zeros(result.count, np.bool_)
+    differs[~known] = np.frombuffer(result.checksums, "<u4") != ours[~known]
     differs[[error.index - result.start for error in result.errors]] = False
     return None if differs.any() else msgspec.structs.replace(result, checksums=checksums)
 

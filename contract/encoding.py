@@ -4,10 +4,11 @@ Every record is one byte, the version of its layout, and a msgpack array of its 
 of their classes. A reader that meets another version refuses it by name, without guessing:
 `ForeignVersion`. A field may be added at the end of a record, with a default, without a new
 version; but a new field of a `JobSpec` or of `TokenisationSettings`, which decide the vectors, is
-refused by older readers.
+refused by older readers. A record that older readers would take for another one has the next
+version (`Record.version`), and only such a record.
 """
 
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -51,16 +52,23 @@ class ForeignVersion(RecordError):
 class Record(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """Base of all records on the wire."""
 
+    versions: ClassVar[int] = VERSION
+    """The last version of the layout that is read here."""
+
+    @property
+    def version(self) -> int:
+        """Version of the layout that this record needs."""
+        return VERSION
+
 
 R = TypeVar("R", bound=Record)
 
-_VERSION_BYTE: Final = bytes([VERSION])
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def encode(record: Record) -> bytes:
     """Return the bytes of a record."""
-    return _VERSION_BYTE + _encoder.encode(record)
+    return bytes([record.version]) + _encoder.encode(record)
 
 
 def decode(kind: type[R], data: bytes) -> R:
@@ -70,7 +78,7 @@ def decode(kind: type[R], data: bytes) -> R:
         ForeignVersion: The record has a version that is not read here.
         RecordError: The bytes are damaged, or of another kind.
     """
-    if data[:1] != _VERSION_BYTE:
+    if not data or not VERSION <= data[0] <= kind.versions:
         raise _no_version(kind, data)
     try:
         return msgspec.msgpack.decode(memoryview(data)[1:], type=kind)
@@ -83,10 +91,10 @@ def _no_version(kind: type[Record], data: bytes) -> RecordError:
     if not data or data[0] > VERSIONS_MAX:
         begins = f"begins with byte {data[:1].hex()}" if data else "is empty"
         return RecordError(f"not a {kind.__name__} record: it {begins}, not with its version")
-    older = "this program" if data[0] > VERSION else "the program that wrote it"
+    older = "this program" if data[0] > kind.versions else "the program that wrote it"
     return ForeignVersion(
-        f"{kind.__name__} record of version {data[0]}, but this program reads version {VERSION}: "
-        f"update {older}"
+        f"{kind.__name__} record of version {data[0]}, but this program reads version "
+        f"{kind.versions}: update {older}"
     )
 
 

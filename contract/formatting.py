@@ -62,6 +62,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else f'{noun}s'}"
 
 
+def describe_reuse(reused: int, embedded: int, seconds: float) -> str:
+    """Describe how many vectors were there already, and the time that making them would have taken.
+
+    Args:
+        reused: Number of chunks whose vectors were there.
+        embedded: Number of chunks that were embedded.
+        seconds: Time from the first block of these to their last result.
+    """
+    saved = reused * seconds / embedded if embedded else 0.0
+    return f"{reused:,} reused" + (f", about {format_seconds(saved)} saved" if saved else "")
+
+
 def format_bytes(count: float) -> str:
     """Format a number of bytes in MiB, or in GiB from 1 GiB on."""
     return f"{count / (1 << 20):,.0f} MiB" if count < 1 << 30 else f"{count / (1 << 30):,.1f} GiB"

@@ -352,6 +352,7 @@ class Job(JobHandle):
                 args=[
                     wire.entry_id(block.start, block.count), data,
                     block.count, block.token_count, block.end, self.owner,
+                    block.count - block.to_embed,
                 ],
                 client=pipe,
             )  # fmt: skip

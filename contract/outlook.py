@@ -46,6 +46,8 @@ def outlook(status: JobStatus, pace: Pace, rates: Sequence[float]) -> Outlook:
     left = chunks_left(status)
     if left is None or not status.moving:
         return Outlook(pace, None)
+    # What is known takes no time.
+    left = min(left, status.chunks_to_embed) if status.known_in else left
     return Outlook(pace, forecast_seconds(left, [pace.chunks_per_second, *rates]))
 
 

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Sequence
 from itertools import chain, pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,10 +23,23 @@ from embedfarm.contract.model_states import ModelState
 
 
 class Rows(NamedTuple):
-    """Consecutive chunks as columns, since a record per chunk would cost more than the chunk."""
+    """Consecutive chunks as columns, since a record per chunk would cost more than the chunk.
+
+    Attributes:
+        texts: The text of each chunk.
+        ids: The caller's identifiers, one per chunk, or None.
+        known: For each chunk a byte, which is 1 if its vector is known already and it needs none
+            made; empty where none is known.
+    """
 
     texts: list[str]
     ids: list[str] | None
+    known: bytes = b""
+
+    def piece(self, first: int, end: int) -> "Rows":
+        """Return rows `first` to `end - 1`, counted from 0."""
+        ids = None if self.ids is None else self.ids[first:end]
+        return Rows(self.texts[first:end], ids, self.known[first:end])
 
 
 class TokenisationSettings(Record, forbid_unknown_fields=True):
@@ -94,25 +107,48 @@ class TokenIds(Record):
 class Block(Record):
     """Consecutive chunks in one stream entry, as texts or as token ids.
 
+    Of some chunks whoever collects knows the vector already: they have an index, and an id where
+    the others have one, but no text, and nothing is embedded for them.
+
     Attributes:
         start: Index of the first chunk in the job.
-        texts: One text per chunk; none when there are `tokens`.
+        texts: A text for each chunk to embed; none when there are `tokens`.
         ids: The caller's identifiers, one per chunk, or None.
         token_count: Tokens of all texts after truncation, estimated while they are texts; the unit
             of every plan.
-        tokens: The chunks' token ids, None when there are `texts`.
+        tokens: Token ids of the chunks to embed, None when there are `texts`.
+        known: For each chunk a byte, which is 1 if its vector is known; empty where none is.
     """
+
+    versions: ClassVar[int] = 2  # who does not know `known` would take the chunks for others
 
     start: Count
     texts: list[str]
     ids: list[str] | None = None
     token_count: Count = 0
     tokens: TokenIds | None = None
+    known: bytes = b""
+
+    @property
+    def version(self) -> int:
+        """Version of the layout that this block needs."""
+        return 2 if self.known else 1
+
+    @property
+    def to_embed(self) -> int:
+        """Number of chunks that are to be embedded."""
+        return len(self.texts) if self.tokens is None else len(self.tokens.lengths) // 4
 
     @property
     def count(self) -> int:
         """Number of chunks in the block."""
-        return len(self.texts) if self.tokens is None else len(self.tokens.lengths) // 4
+        return len(self.known) or self.to_embed
+
+    def indices(self) -> Sequence[int]:
+        """Return the indices in the job of the chunks to embed."""
+        if not self.known:
+            return range(self.start, self.end)
+        return [self.start + place for place, known in enumerate(self.known) if not known]
 
     @property
     def end(self) -> int:
@@ -120,18 +156,18 @@ class Block(Record):
         return self.start + self.count
 
     def chunks(self) -> Sequence[str | NDArray[np.int64]]:
-        """Return the block's chunks, each a text or token ids."""
+        """Return the chunks to embed, each a text or token ids."""
         return self.texts if self.tokens is None else self.tokens.arrays()
 
     def identities(self) -> Sequence[str | bytes]:
-        """Return each chunk's text, or the bytes of its token ids: equal for equal chunks."""
+        """Return the text of each chunk to embed, or the bytes of its token ids, alike for both."""
         if self.tokens is None:
             return self.texts
         ends = (self.tokens.width * self.tokens.ends()).tolist()
         return [self.tokens.ids[first:end] for first, end in pairwise(ends)]
 
     def checksums(self) -> bytes:
-        """Return `text_checksums` of the block's texts, 4 bytes per chunk."""
+        """Return `text_checksums` of the texts to embed, 4 bytes each."""
         return text_checksums(self.texts) if self.tokens is None else self.tokens.checksums
 
     def piece(self, first: int, end: int) -> "Block":
@@ -140,12 +176,14 @@ class Block(Record):
         The token count is shared out evenly; the pieces of a block add up to the block's count.
         """
         before, upto = (self.token_count * chunk // self.count for chunk in (first, end))
+        begin, stop = (at - self.known.count(1, 0, at) for at in (first, end))
         return Block(
             start=self.start + first,
-            texts=self.texts[first:end],
+            texts=self.texts[begin:stop],
             ids=None if self.ids is None else self.ids[first:end],
             token_count=upto - before,
-            tokens=None if self.tokens is None else self.tokens.piece(first, end),
+            tokens=None if self.tokens is None else self.tokens.piece(begin, stop),
+            known=self.known[first:end],
         )
 
 
@@ -168,16 +206,18 @@ class Result(Record):
 
     Attributes:
         start: Index of the first chunk in the job.
-        count: Chunks in the block; rows in `vectors`.
+        count: Chunks in the block; rows in `vectors`, with those of known chunks, that it lacks.
         dimensions: Components per vector, or bytes of a vector of sign bits.
         dtype: numpy name of the components, little-endian: "<f4", "<f2", "|i1" or "|u1".
-        vectors: `count * dimensions` components, row-major; the row of a failed chunk is zero.
-        checksums: `text_checksums` of the texts that were embedded, 4 bytes per chunk.
+        vectors: `dimensions` components for each chunk that was to be embedded, row-major; the row
+            of a failed chunk is zero.
+        checksums: `text_checksums` of the texts that were embedded, 4 bytes each.
         ids: The caller's identifiers, one per chunk, or None.
         errors: The chunks that failed.
         token_count: Tokens of the texts, as the model counts; a text that repeats counts each time.
         worker: Name of the worker that embedded the block.
         seconds: The block's share of the device's time.
+        known: For each chunk a byte, which is 1 if its vector was known; empty where none was.
     """
 
     start: Count
@@ -191,26 +231,39 @@ class Result(Record):
     token_count: Count = 0
     worker: str = ""
     seconds: Amount = 0.0
+    known: bytes = b""
+
+    @property
+    def embedded(self) -> int:
+        """Number of chunks that were to be embedded: rows in `vectors`."""
+        return self.count - self.known.count(1)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one vector."""
+        return self.dimensions * np.dtype(self.dtype).itemsize
 
     def matrix(self) -> NDArray[Any]:
-        """Return the vectors as an array of shape (count, dimensions), without a copy."""
-        return np.frombuffer(self.vectors, dtype=self.dtype).reshape(self.count, self.dimensions)
+        """Return the vectors as an array of shape (embedded, dimensions), without a copy."""
+        return np.frombuffer(self.vectors, dtype=self.dtype).reshape(self.embedded, self.dimensions)
 
     def rest(self, start: int) -> "Result":
         """Return the part of this result from chunk `start` on, with all of its tokens and time."""
         skip = start - self.start
+        gone = skip - self.known.count(1, 0, skip)
         return Result(
             start=start,
             count=self.count - skip,
             dimensions=self.dimensions,
             dtype=self.dtype,
-            vectors=self.matrix()[skip:].tobytes(),
-            checksums=self.checksums[4 * skip :],
+            vectors=self.matrix()[gone:].tobytes(),
+            checksums=self.checksums[4 * gone :],
             ids=None if self.ids is None else self.ids[skip:],
             errors=[error for error in self.errors if error.index >= start],
             token_count=self.token_count,
             worker=self.worker,
             seconds=self.seconds,
+            known=self.known[skip:],
         )
 
 

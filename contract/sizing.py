@@ -7,6 +7,7 @@ from typing import Final
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 
+KNOWN_BYTES: Final = 128  # what a process that collects keeps of a chunk: digest, place, id
 VECTOR_BYTES_GUESSED: Final = 4096  # while no result of the job has said it
 # Results that any job may have, whatever others hold: one that its collector keeps for the next
 # part, and one to go on with.
@@ -55,9 +56,15 @@ def blocks_for(tokens: float, status: JobStatus, settings: Settings) -> int:
 
 
 def used_bytes(status: JobStatus, vector_bytes: int) -> int:
-    """Return the bytes that a job takes of a window: waiting texts, their vectors, and results."""
-    vectors = (status.chunks_in - status.chunks_done) * vector_bytes
-    return max(0, status.bytes_in - status.bytes_done + vectors + status.result_bytes)
+    """Return the bytes that a job takes of a window: waiting texts, their vectors, and results.
+
+    Chunks whose vectors are known have no vector on the server; who collects keeps a little of
+    each until its turn comes.
+    """
+    known = max(0, status.known_in - status.known_done)
+    vectors = status.chunks_to_embed * vector_bytes
+    texts = status.bytes_in - status.bytes_done
+    return max(0, texts + vectors + known * KNOWN_BYTES + status.result_bytes)
 
 
 def results_free(settings: Settings, farm: FarmRoom = ROOMY) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from embedfarm.contract.encoding import COUNT_MAX
 from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.formatting import describe_reuse
 from embedfarm.contract.scheduling_terms import USUAL
 
 TEXT_FIELDS: Final = frozenset(
@@ -50,7 +51,9 @@ class JobStatus:
     cancelled has ended once what was embedded is collected, and `ended_ms` is set. It was begun at
     `first_chunk` (an earlier run did those before), has got the chunks below `pushed_upto`, and has
     those below `drained_upto` on disk; below `refilled_upto` some were lost and sent again. Of the
-    corpus `rows_skipped` became no chunk, and chunks are counted without them. Once it is finished,
+    corpus `rows_skipped` became no chunk, and chunks are counted without them. `chunks_reused` of
+    those collected have the vector of another output, or of an earlier chunk; `known_in` and
+    `known_done` count such chunks among `chunks_in` and `chunks_done`. Once it is finished,
     `ids_repeated` counts the chunks whose id an earlier chunk has.
     `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
@@ -67,12 +70,15 @@ class JobStatus:
     chunk_count: int = -1
     blocks_in: int = 0
     chunks_in: int = 0
+    known_in: int = 0
     tokens_in: int = 0
     bytes_in: int = 0
     blocks_done: int = 0
     chunks_done: int = 0
+    known_done: int = 0
     chunks_failed: int = 0
     rows_skipped: int = 0
+    chunks_reused: int = 0
     ids_repeated: int = 0
     tokens_done: int = 0
     bytes_done: int = 0
@@ -120,6 +126,22 @@ class JobStatus:
         return self.chunk_count if self.chunk_count >= 0 else self.first_chunk + self.chunks_in
 
     @property
+    def reuse(self) -> str:
+        """What people are told of chunks that were not embedded since their vectors were there."""
+        seconds = max(0, self.last_commit_ms - self.first_read_ms) / 1000
+        return describe_reuse(self.chunks_reused, self.chunks_embedded, seconds)
+
+    @property
+    def chunks_embedded(self) -> int:
+        """Chunks that workers have embedded, or that have failed, without those of earlier runs."""
+        return max(0, self.chunks_done - self.known_done)
+
+    @property
+    def chunks_to_embed(self) -> int:
+        """Chunks that were sent, and that workers have still to embed."""
+        return max(0, self.chunks_in - self.known_in - self.chunks_embedded)
+
+    @property
     def moving(self) -> bool:
         """Whether the job is worked on: it is neither paused nor over."""
         return self.state in MOVING_STATES
@@ -162,8 +184,9 @@ class JobStatus:
 
     @property
     def chunk_tokens_mean(self) -> float:
-        """Tokens of an average chunk."""
-        return self.tokens_in / self.chunks_in if self.chunks_in else 1.0
+        """Tokens of an average chunk that is to be embedded."""
+        chunks = self.chunks_in - self.known_in
+        return self.tokens_in / chunks if chunks > 0 else 1.0
 
 
 def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobStatus:

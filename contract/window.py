@@ -28,6 +28,7 @@ SHORT_MS: Final = 2000  # for which the farm is short of room after it refused s
 ASKS_MAX: Final = 3  # until a count is there, if others begin one as well
 _SHARE: Final = "share:"  # followed by a tenant
 _FIELDS: Final = ("state", "tenant", "bytes_in", "bytes_done", "chunks_in", "chunks_done",
+                  "known_in", "known_done",
                   "result_bytes", "vector_bytes")  # fmt: skip
 
 

@@ -19,15 +19,17 @@ TOKENS_MAX: Final = 512  # what a chunk counts at most when its job names no max
 class Blocker:
     """Cuts rows into blocks of about `tokens_target` estimated tokens.
 
-    A block has at most `chunks_max` chunks and at most `block_bytes_max` of texts or token ids,
-    unless a single chunk is larger. It has at least `block_chunks_min` chunks, unless one of these
-    limits or the end of the source comes first.
+    A block has at most `chunks_max` chunks to embed, `block_chunks_max` with those whose vectors
+    are known, and at most `block_bytes_max` of texts or token ids, unless a single chunk is larger.
+    It has at least `block_chunks_min` chunks, unless one of these limits or the end of the source
+    comes first.
 
     Attributes:
         start: Index of the next chunk that no block has yet.
         tokens_max: Most tokens that a chunk counts for.
         tokens_target: Estimated tokens of a block; may change at any time, for the next full block.
-        chunks_max: Most chunks of a block; may change at any time, for the next full block.
+        chunks_max: Most chunks to embed of a block; may change at any time, for the next full
+            block.
     """
 
     start: int
@@ -38,6 +40,7 @@ class Blocker:
     _texts: list[str] = field(default_factory=list)
     _ids: list[str] = field(default_factory=list)
     _token_ids: list[NDArray[np.uint32]] = field(default_factory=list)
+    _known: bytearray = field(default_factory=bytearray)
     _encoder: TokenEncoder | None = None
     _bytes: int = 0
     _tokens: int = 0
@@ -55,31 +58,37 @@ class Blocker:
         if encoder is not self._encoder:
             yield from self.flush()
         self._encoder = encoder
-        token_ids = _encode(encoder, rows.texts) if encoder else []
-        size_ends, token_ends = self._measure(rows.texts, token_ids)
+        known = np.frombuffer(rows.known or bytes(len(rows.texts)), np.uint8)
+        new = np.flatnonzero(known == 0)
+        texts = [rows.texts[row] for row in new.tolist()] if rows.known else rows.texts
+        token_ids = _encode(encoder, texts) if encoder and texts else []
+        counts = _ends(1 - known.astype(np.int64))
+        size_ends, token_ends = (ends[counts] for ends in self._measure(texts, token_ids))
         begin = 0
-        while begin < len(rows.texts):
-            full = self._full(token_ends, begin)
+        while begin < len(known):
+            full = self._full(token_ends, counts, begin)
             fitting = self._fitting(size_ends, begin)
-            end = min(full, fitting, len(rows.texts))
-            self._texts += rows.texts[begin:end]
+            end = min(full, fitting, len(known))
+            own = slice(*counts[[begin, end]].tolist())
+            self._texts += texts[own]
+            self._token_ids += token_ids[own]
             self._ids += rows.ids[begin:end] if rows.ids is not None else []
-            self._token_ids += token_ids[begin:end]
+            self._known += known[begin:end].tobytes()
             self._bytes += int(size_ends[end] - size_ends[begin])
             self._tokens += int(token_ends[end] - token_ends[begin])
             begin = end
-            if end == full or end < len(rows.texts):
+            if end == full or end < len(known):
                 yield self._cut()
 
     def flush(self) -> Iterator[Block]:
         """Yield the last block, if anything is left."""
-        if self._texts:
+        if self._known:
             yield self._cut()
 
     def _measure(
         self, texts: Sequence[str], token_ids: Sequence[NDArray[np.uint32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the bytes and the tokens before each chunk, and after the last one."""
+        """Return the bytes and the tokens before each text, and after the last one."""
         if self._encoder:
             tokens = _lengths(token_ids)
             sizes = tokens * np.dtype(np.uint32).itemsize
@@ -89,19 +98,27 @@ class Blocker:
             tokens = np.minimum(sizes // BYTES_PER_TOKEN + 2, self.tokens_max)
         return _ends(sizes), _ends(tokens)
 
-    def _full(self, token_ends: NDArray[np.int64], begin: int) -> int:
-        """Return the end of the chunks that make the block full, when it goes on with `begin`."""
+    def _full(self, token_ends: NDArray[np.int64], counts: NDArray[np.int64], begin: int) -> int:
+        """Return the end of the chunks that make the block full, when it goes on with `begin`.
+
+        Args:
+            token_ends: Tokens before each chunk, and after the last one.
+            counts: Chunks to embed before each chunk, and after the last one.
+            begin: The chunk that the block goes on with.
+        """
         wanted = token_ends[begin] + self.tokens_target - self._tokens
         enough = int(np.searchsorted(token_ends, wanted))
-        first = begin - len(self._texts)
+        first = begin - len(self._known)
         enough = max(enough, first + self.settings.block_chunks_min)
-        return max(begin + 1, min(enough, first + self.chunks_max))
+        most = counts[begin] + self.chunks_max - len(self._texts)
+        enough = min(enough, int(np.searchsorted(counts, most)))
+        return max(begin + 1, min(enough, first + self.settings.block_chunks_max))
 
     def _fitting(self, size_ends: NDArray[np.int64], begin: int) -> int:
         """Return the first chunk from `begin` on without room; an empty block has room for one."""
         room = size_ends[begin] + self.settings.block_bytes_max - self._bytes
         fitting = int(np.searchsorted(size_ends, room, side="right")) - 1
-        return max(begin if self._texts else begin + 1, fitting)
+        return max(begin if self._known else begin + 1, fitting)
 
     def _cut(self) -> Block:
         """Make a block of all that came since the last one."""
@@ -110,10 +127,12 @@ class Blocker:
             texts=[] if self._encoder else self._texts,
             ids=self._ids or None,
             token_count=self._tokens,
-            tokens=self._pack(self._encoder) if self._encoder else None,
+            tokens=self._pack(self._encoder) if self._encoder and self._texts else None,
+            known=bytes(self._known) if any(self._known) else b"",
         )
-        self.start += len(self._texts)
+        self.start += len(self._known)
         self._texts, self._ids, self._token_ids = [], [], []
+        self._known.clear()
         self._bytes, self._tokens = 0, 0
         return block
 

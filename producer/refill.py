@@ -72,9 +72,7 @@ def _blocks(
                 blocker.chunks_max = chunks_max
                 blocker.tokens_target = float("inf")
             part = slice(max(gap.start, first) - first, min(gap.stop, end) - first)
-            yield from blocker.add(
-                Rows(rows.texts[part], None if rows.ids is None else rows.ids[part])
-            )
+            yield from blocker.add(rows.piece(part.start, part.stop))
             if gap.stop > end:
                 break
             yield from blocker.flush()

@@ -27,7 +27,7 @@ from embedfarm.contract.jobs import BlocksLost, JobTaken
 from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes
+from embedfarm.contract.sizing import KNOWN_BYTES, VECTOR_BYTES_GUESSED, used_bytes
 from embedfarm.contract.status import OVER_STATES, JobGone, JobStatus
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.contract.window import FarmWindow
@@ -229,7 +229,8 @@ class Submitter:
 
     def _cost(self, block: Block, data: bytes) -> int:
         """Return the bytes of a block, and of its vectors when it is embedded."""
-        return len(data) + block.count * self._vector_bytes
+        known = block.count - block.to_embed
+        return len(data) + block.to_embed * self._vector_bytes + known * KNOWN_BYTES
 
     def _push(self, group: Sequence[tuple[Block, bytes]]) -> None:
         for answer in self._handle.push(group):

@@ -11,7 +11,6 @@ from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.runs.ending import tidy
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
-from embedfarm.runs.reuse import Reuse
 from embedfarm.runs.run import Place, Run, Show
 
 
@@ -56,11 +55,10 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
             return CompletedOutput(before, before)
     with view as show:
 
-        def embed(request: Request, place: Place, stop: threading.Event = stop) -> Manifest:
+        def embed(request: Request, place: Place) -> Manifest:
             return Run(request, place, show, stop, terms).embed()
 
         if before is not None:
             return CompletedOutput(retry_failed(request, place, embed), before)
-        if reuse or deduplicate:
-            return CompletedOutput(Reuse(request, place, reuse, stop, embed).run(), before)
-        return CompletedOutput(embed(request, place), before)
+        known = reuse if reuse or deduplicate else None
+        return CompletedOutput(Run(request, place, show, stop, terms, known).embed(), before)

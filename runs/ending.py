@@ -50,7 +50,7 @@ def end_job(farm: FarmClient, manifest: Manifest, owner: str, settings: Settings
         farm.end(
             job, "finished", "", settings, owner=owner, cause="chunks" if manifest.failed else "",
             first_chunk=0, chunks_in=count, chunks_failed=manifest.failed,
-            rows_skipped=manifest.skipped,
+            rows_skipped=manifest.skipped, chunks_reused=sum(manifest.reused.values()),
             ids_repeated=manifest.repeated_ids.count if manifest.repeated_ids else 0,
             real_tokens_done=manifest.tokens, drained_upto=count,
         )  # fmt: skip

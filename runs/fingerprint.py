@@ -33,6 +33,13 @@ class Fingerprint:
         """The file that keeps it, while the output is not finished."""
         return self.out / STATE_DIRECTORY / FINGERPRINT_FILE
 
+    def read(self) -> Mapping[str, str]:
+        """Return the fingerprint that earlier runs have kept; empty before any has."""
+        if not self.path.exists():
+            return {}
+        kept: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8"))
+        return kept
+
     def recall(self, farm: FarmClient, job: OwnJob, make_again: Callable[[], object]) -> None:
         """Hold the workers to the model that earlier runs of this output used.
 
@@ -44,10 +51,8 @@ class Fingerprint:
         Raises:
             ModelRefused: The workers use another model.
         """
-        if not self.path.exists():
-            return
-        self.known = json.loads(self.path.read_text(encoding="utf-8"))
-        while True:
+        self.known = self.read()
+        while self.known:
             try:
                 farm.reports.agree(job.name, self.known, job.owner)
             except JobGone:

@@ -9,21 +9,21 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 from embedfarm.collector.collect import Collector, JobCancelled
+from embedfarm.collector.known_vectors import KnownVectors
 from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, OutputError
 from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient, FarmFull
-from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
-from embedfarm.contract.jobs import JobTaken
+from embedfarm.contract.jobs import Job
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import Heartbeat
@@ -35,9 +35,8 @@ from embedfarm.contract.redaction import (
 )
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import Cause, EndState, JobGone, JobStatus
+from embedfarm.contract.status import EndState, JobGone, JobStatus
 from embedfarm.contract.usage import describe
-from embedfarm.producer.readers import CorpusError
 from embedfarm.producer.submitter import Submitter
 from embedfarm.runs.disk_room import is_full, with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
@@ -46,24 +45,15 @@ from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
 from embedfarm.runs.private_farm import LocalFarm, run_local_farm
 from embedfarm.runs.reconciler import Reconciler
 from embedfarm.runs.request import Request
+from embedfarm.runs.reuse import find_reusable, learn
+from embedfarm.runs.run_failures import FOR_GOOD, cause_of, check_refusals
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
-from embedfarm.workers.devices import DeviceError
 
 STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
 T = TypeVar("T")
-
-# The same command would fail again.
-FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused, JobTaken)
-CAUSES: Final[Mapping[type[EmbedfarmError], Cause]] = {
-    CorpusError: "corpus",
-    DeviceError: "device",
-    ModelRefused: "model",
-    JobTaken: "job id",
-    OutputError: "output",
-}
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +102,8 @@ class Run:
             heartbeats and a reader of the job's outlook, in a thread of its own.
         stop: Event that ends the run, which can be resumed.
         terms: Terms of the job, if it is made here.
+        reuse: Outputs whose vectors are taken for the texts that they have; each other text is
+            embedded once, wherever it stands. With None all texts are embedded.
     """
 
     request: Request
@@ -119,6 +111,8 @@ class Run:
     show: Show
     stop: threading.Event
     terms: Terms = USUAL
+    reuse: Sequence[Path] | None = None
+    _known: KnownVectors | None = None
     _trace: str = ""
     _part_began: float = 0.0
     _sending: Sending = field(init=False)
@@ -141,15 +135,20 @@ class Run:
 
         Raises:
             Interrupted: `stop` was set; the output can be resumed.
-            OutputError: The directory belongs to another request.
+            OutputError: The directory belongs to another request; or an output that is to be
+                reused is damaged, or was made in another way.
             SourceChanged: The corpus has changed since its rows were embedded.
             CorpusError: The corpus cannot be read.
             ModelRefused: No worker can embed the job.
             FarmFull: The farm takes no new job now.
         """
         place = self.place
+        reusable = find_reusable(self.request, self.reuse or ())
         with self._output() as output:
             try:
+                if self.reuse is not None:
+                    begin = partial(learn, place.out, place.settings, reusable)
+                    self._sending.source.known = self._known = self._with_room(begin)
                 if place.embed_changed:
                     self._drop_changed(output)
                 with self._farm() as (url, local), tracing.span("embed") as self._trace:
@@ -225,7 +224,7 @@ class Run:
             self.place.settings, self.stop, self._outage,
         )  # fmt: skip
         self._start("reconciler", reconciler.watch)
-        self._start("watcher", lambda: self._watch(FarmClient(connect(url)), own, local))
+        self._start("watcher", lambda: self._watch(FarmClient(connect(url)), own, output, local))
         manifest = None
         try:
             manifest = self._collect(FarmClient(connect(url)), own, output)
@@ -255,8 +254,8 @@ class Run:
         with contextlib.suppress(JobGone, *UNAVAILABLE):
             farm.end(
                 own.name, state, reason, self.place.settings, owner=own.owner,
-                cause=_cause(self._failure), drained_upto=output.next_index,
-                rows_skipped=self._sending.skipped,
+                cause=cause_of(self._failure), drained_upto=output.next_index,
+                rows_skipped=self._sending.skipped, chunks_reused=output.chunks_reused,
             )  # fmt: skip
 
     def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
@@ -286,7 +285,7 @@ class Run:
         self._part_began = time.monotonic()
         collector = Collector(
             farm.job(own.name, own.owner), output, self.place.settings, self.stop, on_part,
-            self._sending.source,
+            self._sending.source, self._known,
         )  # fmt: skip
         count = collector.collect()
         return None if count is None else self._finish(collector, farm, own, count)
@@ -321,7 +320,9 @@ class Run:
 
     # The watcher.
 
-    def _watch(self, farm: FarmClient, own: OwnJob, local: LocalFarm | None) -> None:
+    def _watch(
+        self, farm: FarmClient, own: OwnJob, output: Output, local: LocalFarm | None
+    ) -> None:
         """Show how the job goes, and stop the run when it cannot go on."""
         handle = farm.job(*own)
         outlook = OutlookReader(farm, own.name)
@@ -336,14 +337,20 @@ class Run:
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()
-                        if self._sending.skipped > status.rows_skipped:
-                            handle.note("rows_skipped", self._sending.skipped)
+                        self._note_counts(handle, status, output)
                     self._fingerprint.learn(farm, own)
-                    _check_refusals(own.name, farm.reports.refusals(*own), workers)
+                    check_refusals(own.name, farm.reports.refusals(*own), workers)
                     look_at = time.monotonic() + REFUSAL_SECONDS
             except (*UNAVAILABLE, JobGone):
                 self._outage.set()
                 continue  # the producer and the collector wait for the server, and give up in time
+
+    def _note_counts(self, job: Job, status: JobStatus, output: Output) -> None:
+        """Note with the job what the server cannot count, if there is more of it."""
+        counts = {"rows_skipped": self._sending.skipped, "chunks_reused": output.chunks_reused}
+        for name, count in counts.items():
+            if count > getattr(status, name):
+                job.note(name, count)
 
     # The end, and what the next run must know.
 
@@ -387,21 +394,6 @@ class Run:
             return self._persist(farm.job(*own).status)
         except JobGone:
             return JobStatus()
-
-
-def _cause(failure: BaseException | None) -> Cause:
-    """Return what a run's failure is about, as metrics count it."""
-    for kind, cause in CAUSES.items():
-        if isinstance(failure, kind):
-            return cause
-    return ""
-
-
-def _check_refusals(job: str, reasons: Mapping[str, str], workers: Sequence[Heartbeat]) -> None:
-    """Give up when every live worker refuses the job, and no reason is one that passes."""
-    found = {reasons.get(beat.worker, "") if job in beat.refused else "" for beat in workers}
-    if found and all(reason and not reason.startswith(NOT_NOW) for reason in found):
-        raise ModelRefused("; ".join(sorted(found)))
 
 
 def _embed_seconds(status: JobStatus) -> float:

@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from embedfarm.collector.manifest import Part
 from embedfarm.collector.output import Output
@@ -22,8 +24,11 @@ from embedfarm.producer.readers import (
 )
 from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
+from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.request import Request, file_facts
 from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile, describe_no_rows
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +104,7 @@ class Sending:
                 # What the collector holds was compared with the rows as they were: none of it is
                 # written once it is decided from where on to embed again.
                 with self.source.held:
-                    self.source.begin(output.parts)
+                    self._with_room(partial(self.source.begin, output.parts))
                     log.warning("%s: embeds again from row %d on", error, output.next_index)
                     submitter.start_over(output.next_index)
 
@@ -112,7 +117,7 @@ class Sending:
         # A server that has lost its log's end may want rows again that come before the mark.
         if mark is not None and (mark.facts != facts.digest or mark.row > submitter.start):
             mark = None
-        self.source.begin(output.parts, mark.row if mark else 0)
+        self._with_room(partial(self.source.begin, output.parts, mark.row if mark else 0))
         record = SkippedFile(self.out / SKIPPED_FILE, self.full_disk_seconds, self.stop)
         with contextlib.closing(record):
             rows = self._rest(self._rows(record, mark, facts), submitter.start, mark)
@@ -139,7 +144,7 @@ class Sending:
             skip = max(0, start - index)
             index += len(rows.texts)
             if skip < len(rows.texts):
-                yield Rows(rows.texts[skip:], None if rows.ids is None else rows.ids[skip:])
+                yield rows.piece(skip, len(rows.texts))
         if self.stop.is_set():
             return
         if index < start:
@@ -162,6 +167,9 @@ class Sending:
             index += len(rows.texts)
             marked = facts.settled and not record.count  # skipped rows are listed from the start
             here = Mark(index, cursor.location, cursor.offset, cursor.line, facts.digest)
-            self.source.feed(rows, here if marked else None)
-            yield rows
+            yield self._with_room(partial(self.source.feed, rows, here if marked else None))
         self.skipped = record.count
+
+    def _with_room(self, begin: Callable[[], T]) -> T:
+        """Return the answer of `begin`, which is repeated until the disk has room for it."""
+        return with_room(begin, self.out, self.full_disk_seconds, self.stop)

@@ -221,8 +221,8 @@ def shares(recent: Sequence[tuple[float, Sample]], now: Mapping[str, Pace]) -> d
 
 def real_tokens_left(job: JobFacts) -> float:
     """Return the tokens sent and not embedded, as the model counts them where that is known."""
-    if job.chunks_done:
-        return max(0, job.chunks_in - job.chunks_done) * job.real_tokens_done / job.chunks_done
+    if job.chunks_embedded:
+        return job.chunks_to_embed * job.real_tokens_done / job.chunks_embedded
     return float(job.tokens_in)
 
 
@@ -351,7 +351,7 @@ def compose(
         tokens_per_second=pace.tokens_per_second,
         chunks_per_second=pace.chunks_per_second,
         rates=history.points,
-        backlog_chunks=sum(max(0, job.chunks_in - job.chunks_done) for job in unfinished),
+        backlog_chunks=sum(job.chunks_to_embed for job in unfinished),
         backlog_tokens=sum(max(0, job.tokens_in - job.tokens_done) for job in unfinished),
         backlog_seconds=forecast_seconds(
             sum(map(real_tokens_left, moving)),

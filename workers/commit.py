@@ -65,8 +65,8 @@ class Committer:
             for answer, (lease, result) in zip(self._send(group), group, strict=True):
                 for each in (accounts[lease.making], self.total):
                     each.duplicates += answer == "duplicate"
-                    each.chunks += result.count if answer == "committed" else 0
-                done[lease.job] += result.count
+                    each.chunks += result.embedded if answer == "committed" else 0
+                done[lease.job] += result.embedded
                 tokens += lease.entry.tokens
         self.holdings.remove(batch.leases)
         ended = time.monotonic()
@@ -74,7 +74,7 @@ class Committer:
         for part in batch.parts:
             share = len(part.leases) / len(batch.leases)
             accounts[part.making].spend("commit", share * (ended - began))
-        if done:
+        if tokens:
             self._report(batch, done, tokens, ended)
         if tracing.enabled():
             for part in batch.parts:

@@ -30,9 +30,10 @@ def results_of(
             continue
         tokens = int(lengths[rows].sum())
         first, end = np.searchsorted(failed, (rows.start, rows.stop))
+        indices = lease.block.indices()
         errors = [
             ChunkError(
-                index=lease.block.start + row - rows.start,
+                index=indices[row - rows.start],
                 reason=batch.reasons[row],
                 attempts=lease.attempts,
             )
@@ -50,27 +51,28 @@ def results_of(
             token_count=tokens,
             worker=worker,
             seconds=seconds_per_token * tokens,
+            known=lease.block.known,
         )
         yield lease, result
 
 
 def failure(lease: Lease, spec: JobSpec, dimensions: int, worker: str, reason: str) -> Result:
-    """Make the result of a block whose every chunk is given up on."""
+    """Make the result of a block of which every chunk that was to be embedded is given up on."""
     block = lease.block
-    count = block.count
     width = stored_width(spec, dimensions)
     dtype = DTYPES[spec.vector_dtype]
     return Result(
         start=block.start,
-        count=count,
+        count=block.count,
         dimensions=width,
         dtype=dtype,
-        vectors=bytes(count * width * np.dtype(dtype).itemsize),
+        vectors=bytes(block.to_embed * width * np.dtype(dtype).itemsize),
         checksums=block.checksums(),
         ids=block.ids,
         errors=[
-            ChunkError(index=block.start + row, reason=reason, attempts=lease.attempts)
-            for row in range(count)
+            ChunkError(index=index, reason=reason, attempts=lease.attempts)
+            for index in block.indices()
         ],
         worker=worker,
+        known=block.known,
     )

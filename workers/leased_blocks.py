@@ -26,6 +26,8 @@ def read_block(job: str, entry: Entry) -> Block:
     if place is not None and place != range(block.start, block.end):
         named = wire.entry_id(block.start, block.count)
         raise RecordError(f"entry {entry.id} holds the block of {named}")
+    if block.known and block.to_embed != block.known.count(0):
+        raise RecordError(f"{block.to_embed} texts for {block.known.count(0)} chunks to embed")
     if block.ids is not None and len(block.ids) != block.count:
         raise RecordError(f"{len(block.ids)} ids for {block.count} chunks")
     return block

@@ -114,7 +114,7 @@ class MicroBatch:
         first = 0
         for making, group in groupby(self.leases, lambda lease: lease.making):
             leases = list(group)
-            end = first + sum(lease.block.count for lease in leases)
+            end = first + sum(lease.block.to_embed for lease in leases)
             part = JobPart(making, leases, slice(first, end))
             if self.spec.long == "truncate":  # which makes one row of each text
                 part.account.texts_full = int(self.tokenised.full[part.texts].sum())
@@ -176,7 +176,7 @@ class MicroBatch:
         """Yield each lease with its rows in `tokenised`."""
         first = 0
         for lease in self.leases:
-            end = first + lease.block.count
+            end = first + lease.block.to_embed
             yield lease, slice(first, end)
             first = end
 

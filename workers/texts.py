@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 def tokenise(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, dict[int, str]]:
     """Tokenise all chunks; return them, and by row why single ones cannot be embedded."""
     reasons: dict[int, str] = {}
+    if not chunks:
+        return Tokenised(np.zeros(0, np.int64), None), reasons
     try:
         tokenised = engine.tokenise(chunks)
     except Exception as error:  # noqa: BLE001 # a tokenizer may raise anything; the chunk pays

@@ -4,7 +4,8 @@
 -- after a lost reply and zombies all end here, those too whose job was made anew meanwhile.
 -- KEYS: in|retry, res, meta, failed, result wake-up
 -- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
---       generation of the block, worker, then index, reason, attempts of each failed chunk
+--       generation of the block, worker, chunks that it embedded, then index, reason, attempts of
+--       each failed chunk
 if (redis.call('HGET', KEYS[3], 'generation') or '') ~= ARGV[9] then return 'duplicate' end
 if #redis.call('XPENDING', KEYS[1], 'farm', ARGV[1], ARGV[1], 1) == 0 then return 'duplicate' end
 redis.call('XACK', KEYS[1], 'farm', ARGV[1])
@@ -16,12 +17,13 @@ redis.call('HSET', KEYS[3], 'last_commit_ms', now[1] * 1000 + math.floor(now[2] 
   'vector_bytes', ARGV[8])
 redis.call('HINCRBY', KEYS[3], 'blocks_done', 1)
 redis.call('HINCRBY', KEYS[3], 'chunks_done', ARGV[4])
-redis.call('HINCRBY', KEYS[3], 'chunks:' .. ARGV[10], ARGV[4])
+if ARGV[4] ~= ARGV[11] then redis.call('HINCRBY', KEYS[3], 'known_done', ARGV[4] - ARGV[11]) end
+redis.call('HINCRBY', KEYS[3], 'chunks:' .. ARGV[10], ARGV[11])
 redis.call('HINCRBY', KEYS[3], 'tokens_done', ARGV[5])
 redis.call('HINCRBY', KEYS[3], 'bytes_done', ARGV[6])
 redis.call('HINCRBY', KEYS[3], 'real_tokens_done', ARGV[7])
 redis.call('HINCRBY', KEYS[3], 'result_bytes', #ARGV[3])
-for i = 11, #ARGV, 3 do
+for i = 12, #ARGV, 3 do
   redis.call('HINCRBY', KEYS[3], 'chunks_failed', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
     'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])

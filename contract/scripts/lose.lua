@@ -15,5 +15,5 @@ if generation == before then generation = generation .. '+' end
 redis.call('HSET', KEYS[4], 'state', state, 'generation', generation, 'first_chunk', ARGV[1], 'pushed_upto', ARGV[1])
 if tonumber(ARGV[1]) < tonumber(drained or 0) then redis.call('HSET', KEYS[4], 'drained_upto', ARGV[1]) end
 redis.call('HDEL', KEYS[4], 'chunk_count', 'blocks_in', 'chunks_in', 'tokens_in', 'bytes_in',
-  'blocks_done', 'chunks_done', 'tokens_done', 'bytes_done', 'result_bytes')
+  'known_in', 'blocks_done', 'chunks_done', 'known_done', 'tokens_done', 'bytes_done', 'result_bytes')
 return state

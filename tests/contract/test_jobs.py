@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 import redis
 from hypothesis import given
@@ -780,9 +781,16 @@ def test_every_key_is_documented(client: redis.Redis) -> None:
 def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     """All that a job's hash holds is the spec, a field of `JobStatus`, or named in `wire`."""
     job = run_everything(client)
-    Job(client, "noted").create(SPEC, 0, notes={"out": "/o", "corpus": "/c", "command": "e"})
+    noted_job = Job(client, "noted")
+    noted_job.create(SPEC, 0, notes={"out": "/o", "corpus": "/c", "command": "e"})
+    some = Block(start=0, texts=["a"], known=b"\0\1")
+    noted_job.push([(some, encode(some))])
+    (entry,) = noted_job.stream.read("one", 1)
+    result = msgspec.structs.replace(embed(entry)[1], count=2, known=some.known)
+    assert noted_job.stream.commit([(entry, result)]) == ["committed"]
     job.note("rows_skipped", 1)
     job.note("ids_repeated", 1)
+    job.note("chunks_reused", 1)
     metas = [job.keys.meta, wire.JobKeys("other").meta, wire.JobKeys("noted").meta]
     names = [name for meta in metas for name in cast("list[bytes]", client.hkeys(meta))]
     fields = {name.decode().split(":")[0] for name in names}

@@ -58,6 +58,36 @@ def test_blocks_tile(
     assert [*(block.start for block in blocks), blocker.start] == ends
 
 
+@given(BATCHES, LIMITS, st.floats(0, 100), st.data())
+def test_known_chunks_have_no_text(
+    batches: list[list[str]], settings: Settings, target: float, data: st.DataObject
+) -> None:
+    """A chunk whose vector is known has a place and an id in its block, and costs nothing else."""
+    texts = [text for batch in batches for text in batch]
+    known = bytes(data.draw(st.lists(st.booleans(), min_size=len(texts), max_size=len(texts))))
+    ends = np.cumsum([0, *map(len, batches)]).tolist()
+    rows = [
+        Rows(batch, [str(n) for n in range(first, first + len(batch))], known[first:][: len(batch)])
+        for first, batch in zip(ends, batches, strict=False)
+    ]
+    blocks = list(cut(Blocker(0, settings, tokens_target=target), rows))
+    masks = b"".join(block.known or bytes(block.count) for block in blocks)
+    new = [place for place, each in enumerate(known) if not each]
+    assert masks == known
+    assert [index for block in blocks for index in block.indices()] == new
+    assert [text for block in blocks for text in block.texts] == [texts[place] for place in new]
+    assert [each for block in blocks for each in block.ids or ()] == list(
+        map(str, range(len(texts)))
+    )
+    assert all(block.version == 1 + any(block.known) for block in blocks)
+    for block in blocks:
+        assert 1 <= block.count <= settings.block_chunks_max
+        assert block.to_embed <= 1 or bytes_of(block.texts) <= settings.block_bytes_max
+        pieces = [block.piece(at, at + 1) for at in range(block.count)]
+        assert b"".join(piece.known for piece in pieces) == block.known
+        assert [text for piece in pieces for text in piece.texts] == block.texts
+
+
 @given(BATCHES, LIMITS, st.floats(0, 100))
 def test_blocks_keep_limits(batches: list[list[str]], settings: Settings, target: float) -> None:
     """A block is never empty, and has no more chunks or text than the limits, or is one chunk."""

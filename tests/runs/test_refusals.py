@@ -4,7 +4,7 @@ import pytest
 
 from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.records import Heartbeat
-from embedfarm.runs.run import _check_refusals
+from embedfarm.runs.run_failures import check_refusals
 
 REASONS = {"one": "no such model", "two": "another model"}
 
@@ -25,7 +25,7 @@ def beat(worker: str, *refused: str) -> Heartbeat:
 def test_it_gives_up_when_all_refuse() -> None:
     """Each live worker refuses the job now, and has said why: the run ends with the reasons."""
     with pytest.raises(ModelRefused, match=r"^another model; no such model$"):
-        _check_refusals("j", REASONS | {"dead": "odd"}, [beat("one", "j"), beat("two", "i", "j")])
+        check_refusals("j", REASONS | {"dead": "odd"}, [beat("one", "j"), beat("two", "i", "j")])
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_it_gives_up_when_all_refuse() -> None:
 )
 def test_it_waits(reasons: dict[str, str], workers: list[Heartbeat]) -> None:
     """A run goes on while any worker may embed its job yet, whatever it has refused before."""
-    _check_refusals("j", reasons, workers)
+    check_refusals("j", reasons, workers)

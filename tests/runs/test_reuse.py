@@ -14,26 +14,27 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import redis
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 import embedfarm
 from embedfarm.collector import known_vectors
 from embedfarm.collector.export import export
-from embedfarm.collector.known_vectors import Known, KnownRows, KnownVectors
+from embedfarm.collector.journal import JournalLine
+from embedfarm.collector.known_vectors import Known, KnownVectors
 from embedfarm.collector.manifest import (
     Manifest,
     OutputError,
+    Part,
     read_failures,
     read_manifest,
     write_manifest,
 )
-from embedfarm.collector.output_reader import read_parts
+from embedfarm.collector.output import Output
 from embedfarm.collector.text_digests import DIGESTS_FILE, text_digests
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
-from embedfarm.runs.run import Interrupted
+from embedfarm.contract.records import Result, text_checksums
 from tests.farm.harness import (
     Embedding,
     check_output,
@@ -55,6 +56,7 @@ SMALL_PARTS = {
     "EMBEDFARM_PART_BYTES_MAX": str(100 * 4 * DIMENSIONS),
     "EMBEDFARM_BLOCK_CHUNKS_MAX": "100",
 }
+SLOW_PARTS = SMALL_PARTS | {"EMBEDFARM_BLOCK_CHUNKS_MAX": "20", "EMBEDFARM_PART_BYTES_MAX": "1000"}
 TEXTS = list(texts_of(1000))
 
 
@@ -99,7 +101,8 @@ def test_what_is_known_is_not_embedded(old: Path, tmp_path: Path, before: str, s
     assert done.returncode == 0, done.stderr
     assert embedded(out) == len(new) == 51
     taken = sum(text not in new for text in texts)
-    assert manifest(out)["reused"] == json.loads(done.stdout)["reused"] == {str(old): taken}
+    reused = {str(old): taken, ".": len(texts) - taken - len(new)}
+    assert manifest(out)["reused"] == json.loads(done.stdout)["reused"] == reused
     made = embedfarm.open(out)
     assert np.array_equal(made.matrix, null_vectors(texts, DIMENSIONS))
     assert list(made.ids or ()) == ids
@@ -110,17 +113,12 @@ def test_what_is_known_is_not_embedded(old: Path, tmp_path: Path, before: str, s
     assert (again.returncode, "finished already" in again.stdout) == (0, True)
 
 
-def test_a_corpus_that_is_known_needs_no_worker(old: Path, tmp_path: Path) -> None:
-    """Where no text is new, nothing is embedded, and no farm is started."""
+def test_of_a_corpus_that_is_known_nothing_is_embedded(old: Path, tmp_path: Path) -> None:
+    """Where no text is new, all vectors are taken, and the model has nothing to do."""
     texts = TEXTS[::-1]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    told = []
-    made = embedfarm.embed(
-        corpus, out=tmp_path / "out", model=f"null:{DIMENSIONS}", reuse=[old],
-        progress=lambda status, _workers: told.append(status),
-    )  # fmt: skip
-    assert np.array_equal(made.matrix, null_vectors(texts, DIMENSIONS))
-    assert not told
+    assert embed(corpus, tmp_path / "out", old).reused == {str(old): len(texts)}
+    check_output(tmp_path / "out", texts, DIMENSIONS)
     assert embedded(tmp_path / "out") == 0
     assert manifest(tmp_path / "out")["tokens"] == 0
 
@@ -136,7 +134,7 @@ def test_each_text_is_embedded_once(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert embedded(out) == count
         check_output(out, texts, DIMENSIONS)
-    assert manifest(out)["reused"] == {}
+    assert manifest(out)["reused"] == {".": len(texts) - len(TEXTS)}
     assert run("verify", out, "--against", corpus).returncode == 0
 
 
@@ -171,7 +169,7 @@ def test_what_was_made_in_another_way_is_not_mixed(
     done = run("embed", corpus, "--out", out, *MODEL, *words, "--reuse", old)
     assert done.returncode == 2
     assert f"{old} cannot be reused: {said}" in done.stderr.replace("\n", " ")
-    assert not list(out.iterdir())
+    assert not out.exists()
 
 
 def remade(old: Path, new: Path, **facts: Any) -> Path:  # noqa: ANN401 # any of a manifest
@@ -223,8 +221,6 @@ def test_outputs_without_digests_are_told_apart(old: Path, tmp_path: Path) -> No
         embed(corpus, tmp_path / "out", earlier)
     with pytest.raises(OutputError, match="no finished output is here"):
         embed(corpus, tmp_path / "out", tmp_path)
-    with pytest.raises(OutputError, match="standard input cannot be read twice"):
-        embedfarm.embed("-", out=tmp_path / "out", model="null:16", reuse=[old], progress=False)
 
 
 def test_a_corpus_without_a_good_row_is_told_apart(old: Path, tmp_path: Path) -> None:
@@ -278,10 +274,10 @@ def test_a_text_that_fails_fails_wherever_it_stands(tmp_path: Path) -> None:
     assert embedded(out) == 2
 
 
-def test_what_is_new_is_a_job_of_a_shared_farm(
+def test_the_job_of_a_shared_farm_says_what_is_reused(
     server: LiveServer, client: redis.Redis, old: Path, tmp_path: Path
 ) -> None:
-    """The job of a shared farm is that of the new texts, under the id that was given."""
+    """The job of a shared farm has all chunks of the corpus, and counts those that were known."""
     texts = changed(TEXTS)
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     words = ("--redis", server.url, "--model", MODEL[1], "--job-id", "nightly", "--reuse", old)
@@ -289,7 +285,8 @@ def test_what_is_new_is_a_job_of_a_shared_farm(
         done = run("embed", corpus, "--out", tmp_path / "out", *words)
     assert done.returncode == 0, done.stderr
     status = FarmClient(client).job("nightly").status()
-    assert (status.state, status.chunks_in) == ("finished", 51)
+    facts = (status.state, status.chunks_in, status.chunks_reused)
+    assert facts == ("finished", len(texts), len(texts) - 51)
     assert manifest(tmp_path / "out")["job"] == "nightly"
     check_output(tmp_path / "out", texts, DIMENSIONS)
 
@@ -313,54 +310,84 @@ def test_a_run_goes_on_after_each_kill(old: Path, tmp_path: Path) -> None:
     assert not (out / ".embedfarm").exists()
 
 
-def test_a_corpus_may_change_before_a_run_goes_on(old: Path, tmp_path: Path) -> None:
-    """Rows that changed after a kill are found, and what was embedded for others is kept."""
-    texts = changed(TEXTS)
+@pytest.fixture
+def stopped(old: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """An output that was killed after its first parts, and the texts of its corpus."""
+    texts, out = changed(TEXTS), tmp_path / "out"
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    out = tmp_path / "out"
-    state = out / ".embedfarm" / "reuse"
-    embedding = Embedding((corpus, *MODEL, "--reuse", old), out, SMALL_PARTS)
-    wait_until(
-        lambda: (
-            (state / "new-0" / "_manifest.json").exists() or embedding.process.poll() is not None
-        )
-    )
+    embedding = Embedding((corpus, *MODEL, "--reuse", old), out, SLOW_PARTS)
+    wait_until(lambda: len(parts_of(out)) > 1 or embedding.process.poll() is not None)
     embedding.kill()
-    texts[3], texts[500] = "changed after the kill", texts[0]
-    write_corpus(corpus, texts)
-    embedding = Embedding((corpus, *MODEL, "--reuse", old), out, SMALL_PARTS)
-    assert embedding.wait() == 0, embedding.log()
+    assert 0 < parts_of(out)[-1].end < len(texts) - 100, embedding.log()
+    return out, texts
+
+
+def parts_of(out: Path) -> Sequence[Part]:
+    """Return the parts of an unfinished output."""
+    journal = out / ".embedfarm" / "parts.jsonl"
+    lines = journal.read_bytes().splitlines() if journal.exists() else []
+    return [msgspec.json.decode(line, type=JournalLine).part for line in lines]
+
+
+def test_a_corpus_may_change_before_a_run_goes_on(
+    old: Path, stopped: tuple[Path, list[str]]
+) -> None:
+    """Rows that changed after a kill are embedded as they are now, or taken from where they are."""
+    out, texts = stopped
+    texts[-3], texts[-40] = "changed after the kill", texts[0]
+    corpus = write_corpus(out.with_name("corpus.jsonl"), texts)
+    done = run("embed", corpus, *MODEL, "--reuse", old, "--out", out)
+    assert done.returncode == 0, done.stderr
     check_output(out, texts, DIMENSIONS)
     assert run("verify", out, "--against", corpus).returncode == 0
 
 
-def test_parts_that_were_written_of_other_rows_are_dropped(
-    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a stopped run has put down is compared with the corpus as it is when it goes on."""
-    texts = TEXTS * 8
-    corpus, out = write_corpus(tmp_path / "corpus.jsonl", texts), tmp_path / "out"
-    monkeypatch.setenv("EMBEDFARM_PART_BYTES_MAX", "1000")
-    with monkeypatch.context() as patch:
-        taken: list[NDArray[np.int64]] = []
-        take = KnownVectors.take
-
-        def take_twice(known: KnownVectors, places: NDArray[np.int64]) -> KnownRows:
-            if len(taken) == 2:
-                raise Interrupted
-            taken.append(places)
-            return take(known, places)
-
-        patch.setattr(KnownVectors, "take", take_twice)
-        with pytest.raises(Interrupted):
-            embed(corpus, out, old)
-    first, second = read_parts(out)
-    texts[second.start + 5] = "new"
-    write_corpus(corpus, texts)
-    made = embed(corpus, out, old)
-    assert made.parts[0] == first
-    assert made.parts[1] != second
+def test_rows_on_disk_that_changed_are_refused(old: Path, stopped: tuple[Path, list[str]]) -> None:
+    """What is on disk is compared with the corpus, and made anew only when that is asked for."""
+    out, texts = stopped
+    texts[parts_of(out)[0].end + 5] = "new"
+    corpus = write_corpus(out.with_name("corpus.jsonl"), texts)
+    words = ("embed", corpus, *MODEL, "--reuse", old, "--out", out)
+    first = parts_of(out)[0]
+    refused = run(*words)
+    assert (refused.returncode, "--embed-changed" in refused.stderr) == (2, True), refused.stderr
+    done = run(*words, "--embed-changed")
+    assert done.returncode == 0, done.stderr
+    assert read_manifest(out).parts[0] == first
     check_output(out, texts, DIMENSIONS)
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_a_run_may_go_on_with_other_outputs_or_none(
+    old: Path,
+    tmp_path: Path,
+    before: bool,  # noqa: FBT001 -- of the parameters
+    after: bool,  # noqa: FBT001 -- of the parameters
+) -> None:
+    """What a stopped run has left to others to fill is embedded if nobody can fill it any more."""
+    texts, out = changed(TEXTS), tmp_path / "out"
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    words = ("--reuse", old)
+    embedding = Embedding((corpus, *MODEL, *(words if before else ())), out, SLOW_PARTS)
+    wait_until(lambda: parts_of(out) or embedding.process.poll() is not None)
+    embedding.kill()
+    done = run("embed", corpus, *MODEL, *(words if after else ()), "--out", out)
+    assert done.returncode == 0, done.stderr
+    check_output(out, texts, DIMENSIONS)
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
+def test_what_was_begun_with_another_model_is_not_filled(
+    old: Path, stopped: tuple[Path, list[str]]
+) -> None:
+    """An output of two models cannot come about, whichever of the outputs is named later."""
+    out, _ = stopped
+    fingerprint = read_manifest(old).fingerprint | {"weights": "others"}
+    other = remade(old, out.with_name("other"), fingerprint=fingerprint)
+    corpus = out.with_name("corpus.jsonl")
+    done = run("embed", corpus, *MODEL, "--reuse", other, "--out", out)
+    assert done.returncode == 2
+    assert "are of two models: weights" in done.stderr.replace("\n", " ")
 
 
 def test_each_part_is_decoded_twice_at_most(
@@ -370,18 +397,24 @@ def test_each_part_is_decoded_twice_at_most(
     decoded: list[int] = []
     decode = known_vectors._decode
 
-    def counting(known: Known, at: int) -> Any:  # noqa: ANN401 # a matrix
-        decoded.append(at)
-        return decode(known, at)
+    def counting(directory: Path, part: Part) -> Any:  # noqa: ANN401 # a matrix
+        decoded.append(part.start)
+        return decode(directory, part)
 
     monkeypatch.setattr(known_vectors, "_decode", counting)
-    known = KnownVectors(tmp_path / "known", bytes_max=1)
-    known.add(old)
+    manifest = read_manifest(old)
+    known = KnownVectors(tmp_path / "known", 1, tmp_path, [Known(old, manifest)])
     generator = random.Random(0)
-    for _ in range(30):
-        texts = generator.sample(TEXTS, 40)
-        taken = known.take(known.find(text_digests(texts)))
-        assert np.array_equal(taken.matrix, null_vectors(texts, DIMENSIONS))
-    parts = len(read_manifest(old).parts)
+    with Output(tmp_path / "out", {}, sink="npy", part_bytes_max=1) as output:
+        for _ in range(30):
+            texts = generator.sample(TEXTS, 40)
+            result = Result(
+                start=0, count=40, dimensions=DIMENSIONS, dtype="<f4", vectors=b"",
+                checksums=text_checksums(texts), known=bytes([1] * 40),
+            )  # fmt: skip
+            filled = known.fill(result, known.find(text_digests(texts), 0), output)
+            assert filled.reused == {str(old): 40}
+            assert np.array_equal(filled.result.matrix(), null_vectors(texts, DIMENSIONS))
+    parts = len(manifest.parts)
     assert parts <= len(decoded) <= 2 * parts
     assert parts >= 8

@@ -77,7 +77,7 @@ def _install() -> None:
     after(FarmClient, "call_roll", _see_roll)
     after(LaneLoader, "_loaded", _see_loaded)
     after(JobEngines, "load_beside", _see_beside)
-    after(run, "_check_refusals", _see_given_up)
+    after(run, "check_refusals", _see_given_up)
 
 
 def _replace(owner: object, name: str, by: Callable[..., Any]) -> None:

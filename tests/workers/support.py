@@ -31,9 +31,9 @@ def lease_of(block: Block, stream: str = "", job: str = "j", generation: str = "
     """A lease on a block that was delivered once."""
     entry = Entry(
         stream or f"ef:{{{job}}}:in",
-        entry_id(block.start, len(block.texts)),
+        entry_id(block.start, block.count),
         encode(block),
-        len(block.texts),
+        block.count,
         block.token_count,
         generation=generation,
     )
@@ -77,7 +77,7 @@ def create_job(
     job = farm.job(name)
     job.create(JobSpec(model=model, prompt=prompt), 0)
     job.push([(block, encode(block)) for block in blocks])
-    job.close(sum(len(block.texts) for block in blocks))
+    job.close(sum(block.count for block in blocks))
     return job
 
 

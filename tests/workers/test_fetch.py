@@ -596,7 +596,7 @@ def test_a_block_of_another_version_waits_for_who_reads_it(farm: FarmClient) -> 
     """A worker hands back a block of a newer version, says so, and takes other jobs."""
     job = farm.job("j")
     job.create(JobSpec(model="null:8"), 0)
-    newer = b"\x02" + encode(block_of(0, 3))[1:]
+    newer = bytes([Block.versions + 1]) + encode(block_of(0, 3))[1:]
     job.push([(block_of(0, 3), newer), (block_of(3, 3), encode(block_of(3, 3)))])
     create_job(farm, [block_of(0, 3)], "other")
     give_plan(farm, share(9), share(9, "other"))
@@ -604,7 +604,7 @@ def test_a_block_of_another_version_waits_for_who_reads_it(farm: FarmClient) -> 
     batch = fetch(fetcher)
     assert batch.job == "other"
     assert farm.reports.refusals("j")["w"] == (
-        "Block record of version 2, but this program reads version 1: update this program"
+        "Block record of version 3, but this program reads version 2: update this program"
     )
     assert fetcher.engines.refusals() == ["j"]
     assert job.status().chunks_failed == 0

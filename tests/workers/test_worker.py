@@ -21,6 +21,7 @@ from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat
 from embedfarm.workers import model_store
+from embedfarm.workers.cut_results import failure
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import MicroBatch
@@ -32,6 +33,7 @@ from tests.workers.support import (
     block_of,
     create_job,
     embedded,
+    lease_of,
     let_models_take,
     null_vectors,
     plan_blocks,
@@ -77,6 +79,42 @@ def test_vectors_are_right(server: LiveServer, farm: FarmClient) -> None:
         wait_until(lambda: done(job))
     check(job, blocks)
     assert {result.worker.split(":")[1] for result in results(job)} <= {"cpu-0", "cpu-1"}
+
+
+def test_what_is_known_is_not_embedded(server: LiveServer, farm: FarmClient) -> None:
+    """A worker embeds the other chunks of a block, in whichever pieces, or none at all."""
+    known = bytes([1, 0, 0, 1, 0, 1, 1, 0])
+    texts = ["a", "b", "c", "d"]
+    ids = [str(index) for index in range(8)]
+    block = Block(start=0, texts=texts, ids=ids, token_count=9, known=known)
+    nothing = Block(start=8, texts=[], known=bytes([1, 1, 1]))
+    job = create_job(farm, [block, nothing, block_of(11, 2)])
+    (entry,) = job.stream.read("somebody", 1)
+    job.stream.split(entry, [block.piece(0, 1), block.piece(1, 4), block.piece(4, 8)], 1)
+    with working(worker_on(server)):
+        wait_until(lambda: done(job))
+    found = results(job)
+    assert [result.start for result in found] == [0, 1, 4, 8, 11]
+    assert (
+        b"".join(result.known or bytes(result.count) for result in found) == known + b"\1\1\1\0\0"
+    )
+    assert [each for result in found[:3] for each in result.ids or ()] == ids
+    vectors = np.concatenate([result.matrix() for result in found])
+    expected = null_vectors([*texts, *block_of(11, 2).texts])
+    assert np.array_equal(vectors, expected)
+    status = job.status()
+    assert (status.chunks_in, status.known_in) == (status.chunks_done, status.known_done) == (13, 7)
+    assert sum(each.chunks for each in farm.reports.accounts("j").values()) == 6
+    assert not any(result.errors for result in found)
+
+
+def test_a_block_that_is_given_up_fails_what_was_to_be_embedded() -> None:
+    """Where a block is given up, the chunks whose vectors are known do not fail with it."""
+    block = Block(start=4, texts=["a"], known=bytes([1, 0, 1]))
+    made = failure(lease_of(block), JobSpec(model=NULL), 8, "w", "it fails")
+    assert [(error.index, error.reason) for error in made.errors] == [(5, "it fails")]
+    assert (made.count, made.embedded, made.known) == (3, 1, block.known)
+    assert made.matrix().shape == (1, 8)
 
 
 def test_jobs_that_come_later_are_served(server: LiveServer, farm: FarmClient) -> None:

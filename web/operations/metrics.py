@@ -172,7 +172,7 @@ def job_metrics(jobs: Sequence[JobFacts], view: FarmView, now: float) -> Iterato
     wanted = [job for job in jobs if not job.over]
     waiting = [job for job in wanted if job.blocks_in > job.blocks_done]
     tokens = sum(job.tokens_in - job.tokens_done for job in waiting)
-    chunks = sum(job.chunks_in - job.chunks_done for job in waiting)
+    chunks = sum(job.chunks_to_embed for job in waiting)
     age = max((now - job.created_ms / 1000 for job in waiting), default=0)
     stored = sum(job.result_bytes for job in jobs)
     failed = sum(job.chunks_failed for job in wanted)

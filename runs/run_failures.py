@@ -1,0 +1,38 @@
+"""Failures that end a run for good, and what a job's record says of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from embedfarm.collector.manifest import OutputError
+from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
+from embedfarm.contract.jobs import JobTaken
+from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.status import Cause
+from embedfarm.producer.readers import CorpusError
+from embedfarm.workers.devices import DeviceError
+
+# The same command would fail again.
+FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused, JobTaken)
+CAUSES: Final[Mapping[type[EmbedfarmError], Cause]] = {
+    CorpusError: "corpus",
+    DeviceError: "device",
+    ModelRefused: "model",
+    JobTaken: "job id",
+    OutputError: "output",
+}
+
+
+def cause_of(failure: BaseException | None) -> Cause:
+    """Return what a run's failure is about, as metrics count it."""
+    for kind, cause in CAUSES.items():
+        if isinstance(failure, kind):
+            return cause
+    return ""
+
+
+def check_refusals(job: str, reasons: Mapping[str, str], workers: Sequence[Heartbeat]) -> None:
+    """Give up when every live worker refuses the job, and no reason is one that passes."""
+    found = {reasons.get(beat.worker, "") if job in beat.refused else "" for beat in workers}
+    if found and all(reason and not reason.startswith(NOT_NOW) for reason in found):
+        raise ModelRefused("; ".join(sorted(found)))
