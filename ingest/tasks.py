@@ -39,16 +39,18 @@ QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
 CANCELLED: Final = 1  # status of `embedfarm batch`, which then prints its report all the same
 FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and _errors.jsonl names some
-PATH_OPTIONS: Final = frozenset({"ranges"})
+PATH_OPTIONS: Final = frozenset({"ranges", "reuse"})
+LIST_OPTIONS: Final = frozenset({"reuse"})  # one text, or a list of them
 EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
     "text_field", "id_field", "input_format", "encoding", "glob", "chunk_tokens", "chunk_overlap",
     "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
-    "job_id", "embed_changed",
+    "job_id", "embed_changed", "reuse", "deduplicate",
 }  # fmt: skip
 
 log = logging.getLogger(__name__)
 
-Option = str | int | float | bool
+Scalar = str | int | float | bool
+Option = Scalar | list[str]
 Report = dict[str, Any]
 
 
@@ -315,17 +317,32 @@ def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]
         PathRefused, OptionRefused: An option is not allowed.
     """
     words = []
-    for name, value in options.items():
+    for name, given in options.items():
         if name not in EMBED_OPTIONS:
             raise OptionRefused(f"no option {name!r}; there are {', '.join(sorted(EMBED_OPTIONS))}")
-        if not isinstance(value, Option):
-            raise OptionRefused(f"option {name!r} must be one text, number, true or false")
-        if name in PATH_OPTIONS or (name == "model" and _is_path(str(value))):
-            value = str(allow(str(value), settings.task_roots))  # noqa: PLW2901 -- resolved
-        flag = f"--{name.replace('_', '-')}"
-        if value is not False:
-            words.append(flag if value is True else f"{flag}={value}")
+        for value in _values(name, given):
+            flag = f"--{name.replace('_', '-')}"
+            if name in PATH_OPTIONS or (name == "model" and _is_path(str(value))):
+                words.append(f"{flag}={allow(str(value), settings.task_roots)}")
+            elif value is not False:
+                words.append(flag if value is True else f"{flag}={value}")
     return words
+
+
+def _values(name: str, given: Option) -> list[Scalar]:
+    """Return the values of an option, one or several.
+
+    Raises:
+        OptionRefused: The option cannot have such a value.
+    """
+    if name in LIST_OPTIONS:
+        texts = given if isinstance(given, list) else [given]
+        if all(isinstance(text, str) for text in texts):
+            return list(texts)
+        raise OptionRefused(f"option {name!r} must be a text, or a list of texts")
+    if not isinstance(given, Scalar):
+        raise OptionRefused(f"option {name!r} must be one text, number, true or false")
+    return [given]
 
 
 def _is_path(model: str) -> bool:

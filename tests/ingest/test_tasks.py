@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rq import Retry
+from rq.job import Job
 
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
@@ -51,6 +52,24 @@ def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:
     assert 0 < door.connection.ttl(first.key) <= 86_400
 
 
+def test_vectors_of_other_outputs_are_taken(door: Door, tmp_path: Path) -> None:
+    """A program names outputs whose vectors are taken, and has repeated texts embedded once."""
+    texts = list(texts_of(60))
+    corpora = [texts[:20], texts[20:40] * 2, [*texts, *texts]]
+    paths = [str(write_corpus(tmp_path / f"{n}.jsonl", each)) for n, each in enumerate(corpora)]
+    outs = [str(tmp_path / f"out {n}") for n in range(3)]
+    options: list[dict[str, Any]] = [{}, {"deduplicate": True}, {"reuse": outs[:2]}]
+    jobs: list[Job] = []
+    for path, out, more in zip(paths, outs, options, strict=True):
+        after = {"depends_on": jobs[-1]} if jobs else {}
+        jobs.append(door.enqueue("embed_corpus", path, out, model="null:16", **more, **after))
+    with door.ingest(), door.work():
+        wait_for(jobs[-1], "finished")
+    reused = [returned(job)["reused"] for job in jobs]
+    assert reused == [{}, {".": 20}, {outs[0]: 40, outs[1]: 40, ".": 20}]
+    check_output(Path(outs[2]), corpora[2], 16)
+
+
 def test_a_failure_says_why_and_is_tried_again(door: Door, tmp_path: Path) -> None:
     """A failed command's own sentence is logged, and a retry that was asked for comes in time."""
     corpus = tmp_path / "corpus.jsonl"
@@ -95,6 +114,8 @@ def test_options_that_are_none(door: Door, tmp_path: Path) -> None:
         ((corpus, out), {"model": str(tmp_path)}, "is not below"),
         ((corpus, out), {"redis": "redis://elsewhere"}, "no option 'redis'"),
         ((corpus, out), {"prompt": ["a", "list"]}, "'prompt' must be"),
+        ((corpus, out), {"reuse": [str(inside), "/etc"]}, "is not below"),
+        ((corpus, out), {"reuse": [str(inside), 3]}, "'reuse' must be"),
     ]
     with door.ingest(ingest_roots=json.dumps([str(inside)])):
         jobs = [door.enqueue("embed_corpus", *words, **more) for words, more, _ in refused]

@@ -147,6 +147,34 @@ def test_every_form_is_embedded(
     assert command.startswith("embedfarm embed --model=null:16 --job-id=")
 
 
+def test_vectors_of_finished_jobs_are_taken(
+    web: TestClient, server: LiveServer, tmp_path: Path
+) -> None:
+    """A job embeds what no job that it names has, each text once, and says what was there."""
+    texts, more = list(texts_of(30)), ["new", "newer", "new"]
+    first = web.post("/v1/jobs", json={"texts": texts[:20], "model": NULL}).json()["job"]
+    asked = {"texts": texts, "reuse": first}
+    refused = web.post("/v1/jobs", json=asked)
+    assert (refused.status_code, f"job {first} has no finished output" in refused.text) == (
+        409,
+        True,
+    )
+    unknown = web.post("/v1/jobs", json={"texts": texts, "reuse": "0" * 32})
+    assert (unknown.status_code, "no such job by HTTP" in unknown.text) == (404, True)
+    with doing(server, tmp_path):
+        wait_for(web, first, "finished")
+        second = web.post("/v1/jobs", json=asked).json()["job"]
+        wait_for(web, second, "finished")
+        third = web.post("/v1/jobs", json={"texts": texts + more, "reuse": f"{first},{second}"})
+        made = wait_for(web, third.json()["job"], "finished")
+    out = Path(made["out"])
+    check_output(out, texts + more, 16)
+    assert (made["chunks_in"], made["chunks_reused"]) == (33, 31)
+    outputs = [str(tmp_path / "jobs" / each / "output") for each in (first, second)]
+    assert read_manifest(out).reused == {outputs[0]: 20, outputs[1]: 10, ".": 1}
+    assert "31 reused" in web.get(f"/jobs/{made['job']}").text
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
@@ -158,6 +186,8 @@ def test_every_form_is_embedded(
         ({"json": {"texts": ["a"], "prompt": "a\0b"}}, 422),
         ({"json": {"texts": ["a"], "other": 1}}, 422),
         ({"json": {"texts": ["a"], "encoding": "base64"}}, 422),
+        ({"json": {"texts": ["a"], "reuse": "../../etc"}}, 422),
+        ({"json": {"texts": ["a"], "reuse": "0" * 32}}, 404),
         ({"json": {"texts": ["a"]}, "params": {"lsh_bits": 65}}, 422),
         ({"json": {"texts": ["a"], "model": "null:9"}}, 404),
         ({"json": {"texts": ["a"], "webhook": "http://127.0.0.1/"}}, 422),

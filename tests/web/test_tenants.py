@@ -432,6 +432,24 @@ def test_no_upload_is_the_source_of_another(
             assert refused.json()["detail"] == expected
 
 
+def test_no_output_is_reused_by_another(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Vectors of another tenant's job are refused as those of no job are."""
+    del client
+    (mine, key), (yours, other) = (make_key(each, ["submit"], each) for each in ("a", "b"))
+    settings = {"jobs_directory": tmp_path / "jobs", "models": (NULL,)}
+    with client_of(server, [key, other], **settings) as web:
+        job = web.post("/v1/jobs", headers=bearer(mine), json={"texts": ["a"]}).json()["job"]
+        asked = {"texts": ["a"], "reuse": job}
+        own = web.post("/v1/jobs", headers=bearer(mine), json=asked)
+        assert own.status_code == 409, "it is not finished"
+        refused = web.post("/v1/jobs", headers=bearer(yours), json=asked)
+        missing = web.post("/v1/jobs", headers=bearer(yours), json=asked | {"reuse": "0" * 32})
+        assert (refused.status_code, missing.status_code) == (404, 404)
+        assert refused.json()["detail"] == missing.json()["detail"].replace("0" * 32, job)
+
+
 def test_the_farms_window_is_no_sight_of_others(world: World) -> None:
     """A tenant reads that producers wait, and of its own jobs, but not what others hold."""
     mib = 1 << 20

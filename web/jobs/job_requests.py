@@ -50,6 +50,7 @@ from embedfarm.web.http.schemas import TEXTS, TEXTS_WITH_IDS, WHOLE, Many, shape
 from embedfarm.web.jobs.uploads import Upload, receive_file, receive_form, receiving
 from embedfarm.web.services import Services
 
+REUSED_MAX: Final = 16  # jobs whose vectors another one may take
 NO_NUL: Final = r"^[^\x00]*$"
 NOT_IN_BODIES: Final = frozenset({"ranges"})  # which are a file of the command line's
 REFUSED_WORDS: Final = {"vector_dtype": ("int8",)}  # they need ranges
@@ -77,6 +78,10 @@ Words = Annotated[str, StringConstraints(max_length=CHARACTERS_MAX, pattern=NO_N
 Tenant = Annotated[str, StringConstraints(max_length=TENANT_CHARACTERS_MAX)]
 
 Label = Annotated[str, StringConstraints(pattern=rf"^{LABEL_PATTERN}$")]
+JobIds = Annotated[
+    str,
+    StringConstraints(pattern=rf"^([0-9a-f]{{32}}(,[0-9a-f]{{32}}){{0,{REUSED_MAX - 1}}})?$"),
+]
 Labels = Annotated[
     str,
     StringConstraints(pattern=rf"^({LABEL_PATTERN}(,{LABEL_PATTERN}){{0,{LABELS_MAX - 1}}})?$"),
@@ -177,6 +182,11 @@ class Options(EmbeddingOptions):
     text_field: Words = "text"
     id_field: Words = ""
     on_bad_row: Literal["fail", "skip"] = "fail"
+    reuse: JobIds = Field(
+        default="",
+        description="Ids of finished jobs whose vectors are taken, with commas between.",
+    )
+    deduplicate: bool = Field(default=False, description="Embed each distinct text once.")
     webhook: Words = Field(default="", description="URL that is told how the job ended.")
 
     @model_validator(mode="after")
@@ -201,7 +211,7 @@ class Options(EmbeddingOptions):
 
     def for_task(self) -> dict[str, Any]:
         """Return the options for `producer.tasks.embed_corpus`, without those left at defaults."""
-        others = {*TermsGiven.model_fields, "name", "model"}
+        others = {*TermsGiven.model_fields, "name", "model", "reuse"}
         options: dict[str, Any] = self.model_dump(exclude=others, exclude_defaults=True)
         return options
 

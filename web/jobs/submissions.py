@@ -17,11 +17,20 @@ from pydantic.json_schema import models_json_schema
 from rq.exceptions import DuplicateJobError
 from starlette.concurrency import run_in_threadpool
 
+from embedfarm.collector.output import State, read_state
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.redaction import hide_in_word, name_corpus
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
 from embedfarm.ingest.allow_list import PathRefused, allow_source, allow_url, is_url
-from embedfarm.ingest.job_directories import OUTPUT, Call, read_call, remove_directory, write_call
+from embedfarm.ingest.job_directories import (
+    OUTPUT,
+    Call,
+    directory_of,
+    read_call,
+    remove_directory,
+    write_call,
+)
 from embedfarm.ingest.outbound import UrlRefused
 from embedfarm.ingest.tasks import option_words
 from embedfarm.ingest.webhooks import check_webhook
@@ -176,10 +185,13 @@ def _submit(services: Services, job: str, order: Order) -> None:
 def _make(services: Services, job: str, order: Order, directory: Path) -> None:
     """Put a job into its directory and on the farm."""
     model, corpus = _check(services, order)
+    reuse = [str(_find_output(services, each)) for each in order.options.reuse.split(",") if each]
     terms = services.grant(order.options.terms())
     services.farm.admit(job, services.settings.jobs_max)
     make_private(directory)
     options = {"model": model, **order.options.for_task(), "job_id": job}
+    if reuse:
+        options["reuse"] = reuse
     call = _put(directory, replace(order, corpus=corpus), options, terms.tenant)
     notes = {
         "out": call.out,
@@ -197,6 +209,22 @@ def _check(services: Services, order: Order) -> tuple[str, str]:
     if order.upload is not None:
         return model, order.corpus
     return model, _find_source(order.corpus, services.settings)
+
+
+def _find_output(services: Services, job: str) -> Path:
+    """Return the output of a finished job whose vectors another one takes.
+
+    Raises:
+        HTTPException: The job is not there for the caller, or has no finished output here.
+    """
+    with contextlib.suppress(JobGone):
+        services.find_job(job)
+        directory = directory_of(services.settings, job)
+        if directory is not None:
+            if read_state(directory / OUTPUT) is State.FINISHED:
+                return directory / OUTPUT
+            raise HTTPException(409, f"reuse: job {job} has no finished output")
+    raise HTTPException(404, f"reuse: no such job by HTTP: {job}")
 
 
 def _command(call: Call, settings: Settings) -> str:
