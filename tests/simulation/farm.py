@@ -140,12 +140,21 @@ def _show_nobody(*_news: object) -> None:
     """Show nobody how a run goes."""
 
 
-def run_embed(
-    request: Request, place: Place, stop: threading.Event, terms: Terms
+def run_embed(  # noqa: PLR0913 # as `complete` has them
+    request: Request,
+    place: Place,
+    stop: threading.Event,
+    terms: Terms,
+    reuse: Sequence[Path] = (),
+    *,
+    deduplicate: bool = False,
 ) -> Manifest | None:
     """Run what `embedfarm embed` does; return None when it was told to stop."""
     try:
-        return complete(request, place, stop, nullcontext(_show_nobody), terms).manifest
+        return complete(
+            request, place, stop, nullcontext(_show_nobody), terms, reuse=reuse,
+            deduplicate=deduplicate,
+        ).manifest  # fmt: skip
     except Interrupted:
         if not getattr(stop, "by_others", True):
             raise  # by nobody

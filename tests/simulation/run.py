@@ -299,6 +299,7 @@ class Simulation:
             block_chunks_max=random.choice([4, 16]),
             part_bytes_max=part,
             window_bytes_max=window,
+            reuse_bytes_max=random.choice([1, 10_000]),
             farm_window_bytes_max=random.choice(
                 [0, 2 * part]
             ),  # hardly enough for a part and the next

@@ -1,13 +1,30 @@
 """The scene that all users of a run share: the world, the server, and the state of its jobs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from embedfarm.contract.settings import Settings
 from tests.simulation.link import Host
 from tests.simulation.shelf import Shelf
 from tests.simulation.world import World
+
+
+class FinishedOutput(NamedTuple):
+    """An output that was finished.
+
+    Attributes:
+        directory: Its directory.
+        model: Name of the model that made it.
+        texts: Texts that it has, with those that failed.
+        deadly: Texts among them that nobody can embed.
+    """
+
+    directory: Path
+    model: str
+    texts: Sequence[str]
+    deadly: frozenset[str]
 
 
 @dataclass
@@ -23,6 +40,7 @@ class Scene:
         shelf: The models that jobs are for, None where there is only one.
         ids: Ids of all jobs that there ever were.
         steered: Jobs that somebody has cancelled or deleted.
+        finished: Outputs that were finished, for others to take their vectors.
         reacted_at: Virtual seconds at which a user did last what the end of a command asked for.
         errors: Errors that should not have happened.
         chunks: Chunks in the jobs that were finished.
@@ -41,6 +59,7 @@ class Scene:
     shelf: Shelf | None = None
     ids: list[str] = field(default_factory=list)
     steered: set[str] = field(default_factory=set)
+    finished: list[FinishedOutput] = field(default_factory=list)
     reacted_at: float = 0.0
     errors: list[BaseException] = field(default_factory=list)
     chunks: int = 0

@@ -5,9 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from embedfarm.collector import journal
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.collector import journal, source_check
 from embedfarm.collector.collect import NO_ROOM, Collector, JobCancelled
-from embedfarm.collector.manifest import Manifest
+from embedfarm.collector.digest_index import NOWHERE
+from embedfarm.collector.known_vectors import FilledResult, KnownVectors
+from embedfarm.collector.manifest import OWN, Manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.sinks import jsonl
 from embedfarm.contract import wire
@@ -57,6 +62,15 @@ LEFT: Final = State(
 )
 NO_LAST_ROOM: Final = State("no room at the end", "`Output.finish` finds a disk full")
 
+REUSED: Final = State("vector of another output taken", "a result is filled from one")
+REPEATED: Final = State("vector of a row before taken", "a result is filled from its own output")
+FAILS_AGAIN: Final = State(
+    "failed text stands again", "a chunk gets the error of a row before with the same text", 5_000
+)
+UNFILLED: Final = State(
+    "vector that nobody knows any more", "a result lacks one, and is not accepted", 5_000
+)
+
 ENDED: Final = wire.script("end").encode()
 CLOSED: Final = wire.script("close").encode()
 
@@ -94,6 +108,8 @@ def watch() -> None:
     after(Result, "rest", lambda _, *_arguments: STRADDLED.reach())
     after(MicroBatch, "share_account", _see_shared)
     after(Collector, "_cut_short", _see_cut)
+    after(KnownVectors, "fill", _see_filled)
+    after(source_check, "_agree", _see_unfilled)
     after(journal, "_measure", _see_journal)
     after(Output, "__init__", _see_output)
     after(Output, "recover", lambda _, output: TRIED_AGAIN.reach(bool(output.buffered)))
@@ -110,6 +126,22 @@ def _see_shared(_answer: object, batch: MicroBatch) -> None:
 
 def _see_cut(error: object, collector: Collector) -> None:
     CUT_SHORT.reach(isinstance(error, JobCancelled) and bool(collector.output.parts))
+
+
+def _see_filled(filled: object, _known: KnownVectors, result: Result, *_arguments: object) -> None:
+    if isinstance(filled, FilledResult):
+        REUSED.reach(bool(filled.reused.keys() - {OWN}))
+        REPEATED.reach(OWN in filled.reused)
+        FAILS_AGAIN.reach(len(filled.result.errors) > len(result.errors))
+
+
+def _see_unfilled(
+    accepted: object, result: Result, checksums: bytes, ids: object, places: NDArray[np.int64]
+) -> None:
+    del checksums, ids
+    known = np.frombuffer(result.known, np.bool_)
+    lacks = known.any() and not (len(places) and (places[known] != NOWHERE).all())
+    UNFILLED.reach(accepted is None and bool(lacks))
 
 
 def _see_journal(measured: object, path: Path) -> None:

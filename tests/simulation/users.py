@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Final
 
 from embedfarm.collector.collect import JobEnded
@@ -30,7 +31,7 @@ from tests.simulation.farm import URL, Role, run_embed
 from tests.simulation.judge import DIMENSIONS, Failure, judge, read_output
 from tests.simulation.monitor import END
 from tests.simulation.pages import Pages
-from tests.simulation.scene import Scene
+from tests.simulation.scene import FinishedOutput, Scene
 from tests.simulation.server import ModelServer
 from tests.simulation.shelf import Shelf
 from tests.simulation.states import State
@@ -44,6 +45,8 @@ SAME_ID_SHARE: Final = 0.25  # of jobs that are made under an id that was used b
 AGAIN_SHARE: Final = 0.2  # of commands that are run again when they have finished
 REFUSED_SHARE: Final = 0.05  # of jobs whose model no worker has
 REFUSED_MODEL: Final = "null:none"
+REUSE_SHARE: Final = 0.5  # of outputs, once there is one whose vectors another may take
+REPEATING_SHARE: Final = 0.3  # of corpora with texts that stand twice, and of commands that know
 TENANTS: Final = ("", "one", "two")
 
 AGAIN: Final = State("id of a job used again", "a job is asked for under an id that was used")
@@ -69,6 +72,7 @@ class Work:
         discarded: Whether a command has discarded the output, with the name of its job; that may
             be as it was on a server that heard nothing of it, or was brought back by a crash.
         removing: Whether the output is being removed, or was when the user's machine went down.
+        reuse: Finished outputs whose vectors its command may take.
         pages: The pages that a client has read of the output.
     """
 
@@ -86,6 +90,7 @@ class Work:
     stumbled: bool = False
     discarded: bool = False
     removing: bool = False
+    reuse: Sequence[Path] = ()
     pages: Pages = field(default_factory=Pages)
 
     @property
@@ -127,7 +132,10 @@ class User:
         work.reading = False
         work.finished = (work.place.out / MANIFEST_FILE).exists()
         try:
-            manifest = run_embed(work.request, work.place, stop, work.terms)
+            reuse, deduplicate = self._choose_reuse(work)
+            manifest = run_embed(
+                work.request, work.place, stop, work.terms, reuse, deduplicate=deduplicate
+            )
         except (*UNAVAILABLE, OSError):
             raise
         except Exception as error:
@@ -154,10 +162,18 @@ class User:
             files += [scene.directory / f"{name}-{number}.jsonl" for number in range(more)]
         corpus = Corpus(files, lambda: scene.world.now, random.Random(some.random()))
         texts = corpus.make_texts(some.choice(SIZES))
-        corpus.write(texts)
         shaky = some.sample(texts, some.choice([0, 1]))
         deadly = frozenset(some.sample(texts, some.choice([0, 0, 0, 0, 0, 1])))
         self.harm(sorted(deadly), shaky)
+        before = self._choose_before()
+        for each in before:
+            texts += some.sample(each.texts, some.randrange(len(each.texts) + 1))
+            deadly |= each.deadly
+        if scene.lively and some.random() < REPEATING_SHARE:
+            texts += some.choices(texts, k=some.randint(1, len(texts)))
+        if before:
+            some.shuffle(texts)
+        corpus.write(texts)
         model = f"null:{DIMENSIONS}:{scene.speed}"
         terms = USUAL
         if scene.lively:
@@ -165,6 +181,8 @@ class User:
             model = REFUSED_MODEL if some.random() < REFUSED_SHARE else model
         if scene.shelf is not None and model != REFUSED_MODEL:
             model = some.choice(list(scene.shelf.titles))
+        if before:
+            model = before[0].model
         request = Request(
             tuple(map(str, files)),
             CorpusOptions(),
@@ -173,7 +191,29 @@ class User:
             sink=some.choice(["npy", "jsonl"]),
         )
         place = Place(scene.outputs / name, scene.settings, "", 0, self._choose_id(name))
-        return Work(corpus, request, place, terms, scene.world.now, deadly)
+        work = Work(corpus, request, place, terms, scene.world.now, deadly)
+        work.reuse = [each.directory for each in before]
+        return work
+
+    def _choose_before(self) -> list[FinishedOutput]:
+        """Choose outputs of one model for a new one to take their vectors; most often none."""
+        finished = self.scene.finished
+        if not (self.scene.lively and finished and self.random.random() < REUSE_SHARE):
+            return []
+        first = self.random.choice(finished)
+        alike = [each for each in finished if each.model == first.model and each is not first]
+        return [first, *self.random.sample(alike, min(len(alike), self.random.randrange(2)))]
+
+    def _choose_reuse(self, work: Work) -> tuple[Sequence[Path], bool]:
+        """Choose which vectors a command takes; the next one for the same output may take others.
+
+        Returns:
+            Other outputs, and whether each text is embedded once without them, too.
+        """
+        if not self.scene.lively:
+            return (), False
+        reuse = self.random.choice([work.reuse, work.reuse, work.reuse[:1], ()])
+        return reuse, self.random.random() < REPEATING_SHARE
 
     def _choose_id(self, name: str) -> str:
         """Choose the id of a new job: most often one that was never used."""
@@ -318,6 +358,7 @@ class User:
         model, shelf = f"null:{DIMENSIONS}:{self.scene.speed}", self.scene.shelf
         spec = JobSpec(model=model if shelf is None else self.random.choice(shelf.usable()))
         work.request = replace(work.request, spec=spec)
+        work.reuse = ()
         work.corpus.reorder()
 
     def _remove_job_and_anew(self, work: Work) -> None:
@@ -341,6 +382,10 @@ class User:
         self._check_server(work)
         scene.chunks += manifest.count
         scene.failed += manifest.failed
+        if scene.lively and manifest.count and work.place.out not in work.reuse:
+            texts = work.corpus.versions[-1].texts
+            model = work.request.spec.model
+            scene.finished.append(FinishedOutput(work.place.out, model, texts, work.deadly))
 
     def _judge(self, work: Work, manifest: Manifest, since: float) -> None:
         stored = read_output(work.place.out, manifest)
