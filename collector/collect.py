@@ -68,6 +68,8 @@ class Collector:
         on_part: Function that is called after each durable part.
         source: Check of which results were made of the source; None trusts the server.
         known: Vectors that workers need not make; None where they make all.
+        settle: Learns which model makes the results, and tells whether that is known. What a server
+            has of results it has of their model; it may lose both.
     """
 
     job: Job
@@ -77,6 +79,8 @@ class Collector:
     on_part: Callable[[], object] = lambda: None
     source: SourceCheck | None = None
     known: KnownVectors | None = None
+    settle: Callable[[], bool] = lambda: True
+    _settled: bool = False
     _window: FarmWindow = field(init=False)
     _gone: tuple[str, int] = ("", 0)  # the server that has no such job, and looks at it
     _damaged: tuple[int, str] | None = None  # where a result begins that cannot be read, and why
@@ -136,6 +140,9 @@ class Collector:
                 self._read_anew(self.source)
                 upto = self.output.buffered.stop
             result = self._persist(partial(self._look, upto))
+            if result is not None and not self._settled:
+                self._settled = self._persist(self.settle)
+                result = self._persist(partial(self._look, upto))
             if result is not None and (result := self._check(result)) is not None:
                 writer.put(result)
                 upto = result.start + result.count

@@ -103,8 +103,8 @@ class BlockStream(JobHandle):
         self._script("release")(keys=[stream], args=[worker, *ids])
 
     def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
-        """Store results of this job, as `commit` does."""
-        return commit(self.client, [(self.id, entry, result) for entry, result in results])
+        """Store results of this job, as `commit` does, whatever model made them."""
+        return commit(self.client, [(self.id, entry, result, b"") for entry, result in results])
 
     def split(self, entry: Entry, pieces: Sequence[Block], attempts: int = 0) -> str:
         """Replace a block by smaller ones on the retry stream, atomically.
@@ -174,18 +174,24 @@ def _streams(job: str) -> tuple[str, str]:
     return keys.retry, keys.blocks
 
 
-def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result]]) -> list[str]:
-    """Store results, each given after its job, and acknowledge their entries, in one pipeline.
+def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result, bytes]]) -> list[str]:
+    """Store results and acknowledge their entries, in one pipeline.
 
     Each is stored atomically, and none depends on another, be it of the same job or not.
 
+    Args:
+        client: Client of the farm's server.
+        results: Job, entry, result, and the fingerprint of the model that made it, as
+            `JobReports.agree` returned it; with b"" nobody asks which model that was.
+
     Returns:
         For each result "committed", "duplicate" (somebody was first, or the job was made anew
-        since; nothing changed), "cancelled", or "gone" where the job was deleted.
+        since; nothing changed), "cancelled", "gone" where the job was deleted, or "unsettled" where
+        the job has another fingerprint; nothing changed, and the worker is to agree on one again.
     """
     pipe = client.pipeline(transaction=False)
     script = client.register_script(wire.script("commit"))
-    for job, entry, result in results:
+    for job, entry, result, agreed in results:
         keys = wire.JobKeys(job)
         errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
         script(
@@ -202,6 +208,7 @@ def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result]]) ->
                 entry.generation,
                 result.worker,
                 result.embedded,
+                agreed,
                 *errors,
             ],
             client=pipe,

@@ -32,7 +32,7 @@ class ModelRefused(EmbedfarmError, RuntimeError):
 class JobReports(FarmKeys):
     """Reports of a farm's workers about its jobs: fingerprints, refusals, usage."""
 
-    def agree(self, job: str, fingerprint: Mapping[str, str], of: str = "") -> None:
+    def agree(self, job: str, fingerprint: Mapping[str, str], of: str = "") -> bytes:
         """Make sure that every worker of a job has the same model files.
 
         The first worker's fingerprint becomes the job's, unless the submitter gave one.
@@ -41,6 +41,9 @@ class JobReports(FarmKeys):
             job: Id of the job.
             fingerprint: What the caller's model files are, by component.
             of: Owner or generation of the job that is meant; "" for whichever has the id.
+
+        Returns:
+            The job's fingerprint as the server has it.
 
         Raises:
             ModelRefused: This worker's fingerprint differs; the message names the components.
@@ -54,6 +57,7 @@ class JobReports(FarmKeys):
         differing = differences(known, fingerprint)
         if differing:
             raise ModelRefused(f"another model than the job's: {', '.join(differing)} differ")
+        return agreed
 
     def agree_together(
         self,
@@ -61,7 +65,7 @@ class JobReports(FarmKeys):
         worker: str,
         fingerprint: Mapping[str, str],
         tokenisation: TokenisationSettings | None,
-    ) -> set[str]:
+    ) -> dict[str, bytes]:
         """Agree on model files and tokens with the other workers of several jobs, in one pipeline.
 
         Args:
@@ -71,8 +75,9 @@ class JobReports(FarmKeys):
             tokenisation: As for `agree_on_tokens`.
 
         Returns:
-            The jobs of which all is settled. Others are gone, or of other files, or the worker has
-            refused them before: they are to be looked at one by one.
+            The fingerprints of the jobs of which all is settled, as the server has them. Others are
+            gone, or of other files, or the worker has refused them before: they are to be looked at
+            one by one.
         """
         ours = json.dumps(dict(fingerprint), sort_keys=True).encode()
         tokens = encode(tokenisation) if tokenisation else b""
@@ -85,7 +90,7 @@ class JobReports(FarmKeys):
             pipe.hget(meta, f"refused:{worker}")
         answers = iter(pipe.execute(raise_on_error=False))
         return {
-            job
+            job: known
             for job, known, noted, refused in zip(jobs, answers, answers, answers, strict=True)
             if known == ours and noted in {b"", tokens} and not refused
         }

@@ -60,8 +60,11 @@ class Fingerprint:
             else:
                 return
 
-    def learn(self, farm: FarmClient, job: OwnJob) -> None:
+    def learn(self, farm: FarmClient, job: OwnJob) -> bool:
         """See which model the workers agreed on; remind a server that has lost it.
+
+        Returns:
+            Whether that is known.
 
         Raises:
             ModelRefused: The server has lost the model, and heard of another one since.
@@ -71,6 +74,7 @@ class Fingerprint:
                 farm.reports.agree(job.name, self.known, job.owner)
         else:
             self.known = farm.reports.fingerprint(job.name, job.owner)
+        return bool(self.known)
 
     def keep(self) -> None:
         """Write the fingerprint to the disk, once, for runs that find another server."""

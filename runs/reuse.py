@@ -22,8 +22,9 @@ def find_reusable(request: Request, directories: Iterable[Path]) -> list[Known]:
     """Return outputs whose vectors are those that a request asks for.
 
     Raises:
-        OutputError: One is not finished, has no digests of its texts, or was made in another way
-            than the request asks for, or with another model than the one before.
+        OutputError: One is not finished, has no digests of its texts, does not say which model made
+            it, or was made in another way than the request asks for, or with another model than
+            the one before.
     """
     found: list[Known] = []
     asked = request.identity()
@@ -40,6 +41,8 @@ def find_reusable(request: Request, directories: Iterable[Path]) -> list[Known]:
                 f"{directory} has no {DIGESTS_FILE}, by which its texts are known again: an "
                 "earlier version made it, or its texts were not compared with their source"
             )
+        if not manifest.fingerprint:
+            raise OutputError(f"{directory} does not say which model made it")
         if found:
             _compare(found[0], directory, manifest)
         found.append(Known(directory, manifest))

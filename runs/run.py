@@ -285,7 +285,7 @@ class Run:
         self._part_began = time.monotonic()
         collector = Collector(
             farm.job(own.name, own.owner), output, self.place.settings, self.stop, on_part,
-            self._sending.source, self._known,
+            self._sending.source, self._known, lambda: self._fingerprint.learn(farm, own),
         )  # fmt: skip
         count = collector.collect()
         return None if count is None else self._finish(collector, farm, own, count)

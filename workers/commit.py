@@ -19,6 +19,7 @@ from embedfarm.contract.records import Completion, Result
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.usage import Account
 from embedfarm.workers.cut_results import results_of
+from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.leases import Holdings, JobPart, Lease, Making, MicroBatch
 
 ACCOUNTS_MAX: Final = 1000  # jobs that this worker may come back to
@@ -31,7 +32,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Committer:
-    """Commits the results of one worker, and tells the scheduler how fast it is."""
+    """Commits the results of one worker, and tells the scheduler how fast it is.
+
+    Attributes:
+        agree_again: Agrees once more with a job's other workers on the engine that has embedded
+            chunks of it; returns the fingerprint, or nothing where they have another.
+    """
 
     farm: FarmClient
     worker: str
@@ -40,6 +46,7 @@ class Committer:
     stop: threading.Event
     incarnation: str
     device: str
+    agree_again: Callable[[str, str, Engine], bytes] = lambda _job, _generation, _engine: b""
     tokens_per_second: float = 0.0
     total: Account = field(default_factory=Account)
     _accounts: OrderedDict[Making, Account] = field(default_factory=OrderedDict)
@@ -62,7 +69,7 @@ class Committer:
         done: Counter[str] = Counter()  # chunks by job
         tokens = 0
         for group in _groups(results_of(batch, vectors, self.worker)):
-            for answer, (lease, result) in zip(self._send(group), group, strict=True):
+            for answer, (lease, result) in zip(self._send(group, batch.engine), group, strict=True):
                 for each in (accounts[lease.making], self.total):
                     each.duplicates += answer == "duplicate"
                     each.chunks += result.embedded if answer == "committed" else 0
@@ -122,19 +129,35 @@ class Committer:
         self._persist(lambda: self.farm.reports.account(self.worker, self.incarnation, noted))
         return noted
 
-    def _send(self, group: Sequence[tuple[Lease, Result]]) -> list[str]:
+    def _send(self, group: Sequence[tuple[Lease, Result]], engine: Engine) -> list[str]:
         """Commit in one round trip, repeated while the server is away: a repeat is a duplicate.
 
         Returns:
             What `block_stream.commit` says of each result.
         """
-        results = [(lease.job, lease.entry, result) for lease, result in group]
-        answers = self._persist(lambda: block_stream.commit(self.farm.client, results))
+        answers = self._store(group)
+        unsettled = [place for place, answer in enumerate(answers) if answer == "unsettled"]
+        settled = [place for place in unsettled if self._settle(group[place][0], engine)]
+        if settled:
+            again = self._store([group[place] for place in settled])
+            for place, answer in zip(settled, again, strict=True):
+                answers[place] = answer
         pairs = zip(group, answers, strict=True)
         gone = Counter(lease.job for (lease, _), answer in pairs if answer == "gone")
         for job, count in gone.items():
             log.info("job %s was deleted; %d results dropped", job, count)
         return answers
+
+    def _store(self, group: Sequence[tuple[Lease, Result]]) -> list[str]:
+        """Commit in one round trip; return what `block_stream.commit` says of each result."""
+        results = [(lease.job, lease.entry, result, lease.agreed) for lease, result in group]
+        return self._persist(lambda: block_stream.commit(self.farm.client, results))
+
+    def _settle(self, lease: Lease, engine: Engine) -> bool:
+        """Agree once more on the engine of a lease; without it the lease is left to others."""
+        job, generation = lease.making
+        lease.agreed = self._persist(lambda: self.agree_again(job, generation, engine))
+        return bool(lease.agreed)
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Make a call, again and again while the server is away."""

@@ -342,7 +342,8 @@ class Fetcher:
             tries = deliveries.get(entry.id, 0) + 1
             try:
                 block, engine = read_block(job, entry), self.engines.key(job)
-                lease = Lease(job, entry, block, tries, copied, engine=engine)
+                agreed = self.engines.agreed(job)
+                lease = Lease(job, entry, block, tries, copied, engine=engine, agreed=agreed)
             except ForeignVersion as error:
                 self.engines.refuse(job, str(error))
                 self._release(job, entries)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -14,6 +14,7 @@ from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import identities
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.status import JobGone
 from embedfarm.workers.engines.engine import Engine, ModelUnavailable
 from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.quantisation import check_ranges
@@ -53,6 +54,18 @@ class Identity(NamedTuple):
     engine: str
 
 
+class Agreement(NamedTuple):
+    """What this worker and the others of a job agreed on.
+
+    Attributes:
+        fingerprint: Fingerprint of the engine.
+        words: The job's fingerprint as the server has it.
+    """
+
+    fingerprint: Mapping[str, str]
+    words: bytes
+
+
 @dataclass
 class JobEngines:
     """Finds the engine for a job, for one whose other workers have files that agree with ours.
@@ -66,7 +79,7 @@ class JobEngines:
     models: ModelStore
     _known: dict[str, None] = field(default_factory=dict)  # jobs, in the order they came
     _identities: dict[str, Identity] = field(default_factory=dict)
-    _agreed: dict[str, dict[str, str]] = field(default_factory=dict)  # fingerprints
+    _agreed: dict[str, Agreement] = field(default_factory=dict)
     _refusals: dict[str, Refusal] = field(default_factory=dict)
 
     def refused(self, job: str) -> bool:
@@ -161,16 +174,40 @@ class JobEngines:
         What is not is left to `prepare`.
         """
         new = {
-            job: self._identities[job].generation
-            for job in jobs
-            if self._agreed.get(job) != engine.fingerprint
+            job: self._identities[job].generation for job in jobs if not self._agrees(job, engine)
         }
         if new:
             agreed = self.farm.reports.agree_together(
                 new, self.worker, engine.fingerprint, engine.tokenisation
             )
-            for job in agreed - self._refusals.keys():
-                self._agreed[job] = engine.fingerprint
+            for job in agreed.keys() - self._refusals.keys():
+                self._agreed[job] = Agreement(engine.fingerprint, agreed[job])
+
+    def _agrees(self, job: str, engine: Engine) -> bool:
+        """Tell whether the job's workers have agreed on an engine."""
+        agreement = self._agreed.get(job)
+        return agreement is not None and agreement.fingerprint == engine.fingerprint
+
+    def agreed(self, job: str) -> bytes:
+        """Return the fingerprint that the workers of a job agreed on, as the server has it."""
+        agreement = self._agreed.get(job)
+        return b"" if agreement is None else agreement.words
+
+    def agree_again(self, job: str, generation: str, engine: Engine) -> bytes:
+        """Agree once more on what has embedded chunks of a job; any thread may ask.
+
+        Returns:
+            The job's fingerprint as the server has it; empty where it is of another model, for
+            which `prepare` refuses the job then, or where the job is gone.
+        """
+        try:
+            words = self.farm.reports.agree(job, engine.fingerprint, generation)
+        except (JobGone, ModelRefused) as error:
+            log.warning("job %s is not settled any more: %s", job, error)
+            self._agreed.pop(job, None)
+            return b""
+        self._agreed[job] = Agreement(engine.fingerprint, words)
+        return words
 
     def needs_load(self, job: str) -> bool:
         """Tell whether a model has to be loaded for this job.
@@ -215,7 +252,7 @@ class JobEngines:
         try:
             spec, generation, key = self._identity(job)
             engine = self.models.resident.use(key) or self.models.load(spec)
-            if engine is not None and self._agreed.get(job) != engine.fingerprint:
+            if engine is not None and not self._agrees(job, engine):
                 self._agree(job, spec, generation, engine)
         except (ModelError, ModelRefused, RecordError) as error:
             self._refuse_for(job, error)
@@ -231,11 +268,11 @@ class JobEngines:
         """
         _check_dimensions(spec, engine)
         check_ranges(spec, engine.dimensions)
-        self.farm.reports.agree(job, engine.fingerprint, generation)
+        words = self.farm.reports.agree(job, engine.fingerprint, generation)
         self.farm.reports.agree_on_tokens(job, engine.tokenisation, generation)
         self._refusals.pop(job, None)
         self.farm.reports.accept(job, self.worker, generation)
-        self._agreed[job] = engine.fingerprint
+        self._agreed[job] = Agreement(engine.fingerprint, words)
 
     def _refuse_for(self, job: str, error: Exception) -> None:
         """Refuse a job for an error, and say whether that passes.

@@ -32,6 +32,7 @@ class Lease:
         lost: Whether the server gave it to somebody else, it was committed elsewhere, or its job
             was cancelled or deleted.
         engine: Key of the engine that embeds it, by `embedfarm.contract.farm_client.engine_key`.
+        agreed: Fingerprint that the job's workers agreed on, as the server had it.
     """
 
     job: str
@@ -42,6 +43,7 @@ class Lease:
     tried: bool = False
     lost: bool = False
     engine: str = ""
+    agreed: bytes = b""
 
     @property
     def making(self) -> Making:

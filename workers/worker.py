@@ -123,8 +123,9 @@ class Worker:
             budgets, self.models.open_reference, timings, self.watchdog, self.lane, self._progress
         )
         self.committer = Committer(
-            farm, self.name, self.holdings, settings, stop, self.incarnation, self.device_kind
-        )
+            farm, self.name, self.holdings, settings, stop, self.incarnation, self.device_kind,
+            self.engines.agree_again,
+        )  # fmt: skip
         self.fetcher = Fetcher(
             farm,
             self.name,

@@ -4,10 +4,16 @@
 -- after a lost reply and zombies all end here, those too whose job was made anew meanwhile.
 -- KEYS: in|retry, res, meta, failed, result wake-up
 -- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
---       generation of the block, worker, chunks that it embedded, then index, reason, attempts of
---       each failed chunk
+--       generation of the block, worker, chunks that it embedded, fingerprint that it agreed on
+--       with the job's other workers or "", then index, reason, attempts of each failed chunk
 if (redis.call('HGET', KEYS[3], 'generation') or '') ~= ARGV[9] then return 'duplicate' end
 if #redis.call('XPENDING', KEYS[1], 'farm', ARGV[1], ARGV[1], 1) == 0 then return 'duplicate' end
+if ARGV[12] ~= '' then
+  -- A server that came back may have lost what its workers agreed on, and kept the job.
+  local agreed = redis.call('HGET', KEYS[3], 'fingerprint')
+  if agreed and agreed ~= ARGV[12] then return 'unsettled' end
+  if not agreed then redis.call('HSET', KEYS[3], 'fingerprint', ARGV[12]) end
+end
 redis.call('XACK', KEYS[1], 'farm', ARGV[1])
 redis.call('XDEL', KEYS[1], ARGV[1])
 if redis.call('HGET', KEYS[3], 'state') == 'cancelled' then return 'cancelled' end
@@ -23,7 +29,7 @@ redis.call('HINCRBY', KEYS[3], 'tokens_done', ARGV[5])
 redis.call('HINCRBY', KEYS[3], 'bytes_done', ARGV[6])
 redis.call('HINCRBY', KEYS[3], 'real_tokens_done', ARGV[7])
 redis.call('HINCRBY', KEYS[3], 'result_bytes', #ARGV[3])
-for i = 12, #ARGV, 3 do
+for i = 13, #ARGV, 3 do
   redis.call('HINCRBY', KEYS[3], 'chunks_failed', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
     'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])

@@ -278,6 +278,26 @@ def test_disorder(collecting: Collecting) -> None:
     collecting.check(300)
 
 
+def test_no_result_is_taken_before_its_model_is_known(collecting: Collecting) -> None:
+    """A result that a server loses while its model is asked for is not taken, but its next try."""
+    collecting.push(*range(0, 31, 10))
+    collecting.work()
+    answers = iter([False, True])
+
+    def settle() -> bool:
+        collecting.job.results.lose(0)
+        collecting.push(*range(0, 31, 10))
+        collecting.work()
+        assert collecting.output.buffered.stop < 30
+        return next(answers)
+
+    collector = collecting.collector()
+    collector.settle = settle
+    assert collector.collect() == 30
+    assert next(answers, None) is None
+    collecting.check(30)
+
+
 @pytest.mark.parametrize("collector", ["goes on", "starts anew"])
 @pytest.mark.parametrize("pieces", [1, 6, 12])
 def test_lost_split(

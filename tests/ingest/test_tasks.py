@@ -2,10 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rq import Retry
-from rq.job import Job
 
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
@@ -14,6 +13,9 @@ from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, manifest, texts_of, write_corpus
 from tests.ingest.rq_farm import SLOW, START_SECONDS, Door, failure, returned, wait_for
 from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from rq.job import Job
 
 
 def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:

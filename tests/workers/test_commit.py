@@ -1,5 +1,7 @@
 """Tests of the third stage on a real server: results stored and acknowledged once, and the rate."""
 
+import contextlib
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +12,7 @@ import redis
 
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
@@ -17,6 +20,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.contract.usage import Parity
 from embedfarm.workers.commit import PIPELINE_BYTES, Committer
 from embedfarm.workers.embedder import Embedder
+from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
 from tests.support import LiveServer, force_log
@@ -75,6 +79,44 @@ def test_results_are_stored_and_acknowledged(farm: FarmClient) -> None:
         0,
         8,
     )
+
+
+def test_vectors_of_two_models_are_not_mixed(farm: FarmClient) -> None:
+    """A commit says anew which model a server has forgotten, and stores nothing of another one."""
+    blocks = [block_of(0, 3), block_of(3, 5), block_of(8, 2)]
+    job = create_job(farm, blocks)
+    engine = NullEngine.open(JobSpec(model=NULL))
+    agreed = farm.reports.agree("j", engine.fingerprint)
+    asked: list[bytes] = []
+
+    def agree_again(name: str, generation: str, with_engine: Engine) -> bytes:
+        with contextlib.suppress(ModelRefused):
+            asked.append(farm.reports.agree(name, with_engine.fingerprint, generation))
+            return asked[-1]
+        asked.append(b"")
+        return b""
+
+    committer = committer_on(farm)
+    committer.agree_again = agree_again
+    for number, (block, there, stored) in enumerate(
+        zip(
+            blocks,
+            [b"", json.dumps(engine.fingerprint, indent=1).encode(), b'{"weights": "others"}'],
+            [True, True, False],
+            strict=True,
+        )
+    ):
+        farm.client.hdel(job.keys.meta, "fingerprint")
+        if there:
+            farm.client.hset(job.keys.meta, "fingerprint", there)
+        (entry,) = job.stream.read("w", 1)
+        lease = Lease("j", entry, block, agreed=agreed)
+        commit(committer, micro_batch([block], engine, leases=[lease]))
+        assert len(asked) == number, "only where another one is there"
+        assert (block.start in job.results.starts()) is stored
+        assert farm.client.hget(job.keys.meta, "fingerprint") == (there or agreed)
+    assert asked[-1] == b""
+    assert job.stream.backlog() == (0, 1), "the lease ends by itself"
 
 
 def test_accounts_are_noted_with_the_job(farm: FarmClient) -> None:

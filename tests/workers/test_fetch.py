@@ -778,7 +778,7 @@ def names(batch: MicroBatch) -> list[str]:
 def commit_all(fetcher: Fetcher, batch: MicroBatch) -> None:
     """Embed and store a micro-batch of several jobs."""
     found = results_of(batch, Embedder().embed(batch), fetcher.worker)
-    done = [(lease.job, lease.entry, result) for lease, result in found]
+    done = [(lease.job, lease.entry, result, lease.agreed) for lease, result in found]
     assert block_stream.commit(fetcher.farm.client, done) == ["committed"] * len(done)
     fetcher.holdings.remove(batch.leases)
 
