@@ -48,9 +48,10 @@ from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusOptions
 from embedfarm.producer.submitter import Submitter
+from embedfarm.runs.place import Place
 from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.runs.request import Request
-from embedfarm.runs.run import Place, Run
+from embedfarm.runs.run import Run
 from embedfarm.workers.cores import available_cores
 
 MODEL: Final = "null:16"

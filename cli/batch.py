@@ -123,8 +123,9 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "JobCancel
     from embedfarm.collector.collect import JobCancelled
     from embedfarm.producer.readers import CorpusOptions
     from embedfarm.runs.completion import complete
+    from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request
-    from embedfarm.runs.run import Interrupted, Place
+    from embedfarm.runs.run import Interrupted
 
     spec = JobSpec(model=model, name=out.parent.name)
     request = Request(

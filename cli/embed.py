@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from msgspec import to_builtins
 from rich.console import Console
 
 from embedfarm.cli.job_options import with_job_fields
@@ -39,9 +40,9 @@ from embedfarm.contract.settings import Settings
 JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 if TYPE_CHECKING:
-    from embedfarm.collector.manifest import Manifest
+    from embedfarm.collector.manifest import Changes, Manifest
+    from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request
-    from embedfarm.runs.run import Place
 
 EPILOG = (
     f"Ends with {FAILED_CHUNKS} when chunks failed, named in _errors.jsonl, with {FULL} when the "
@@ -138,8 +139,8 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
     from embedfarm.producer.readers import CorpusOptions
+    from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request, tokenizer_file
-    from embedfarm.runs.run import Place
 
     settings = read_settings(redis)
     tracing.start(settings.traces, "embed")
@@ -208,8 +209,8 @@ def run_to_end(  # noqa: PLR0913 # three are said by name
 def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
     """Do with a finished output what `embed --retry-failed` would, on the farm of the settings."""
     from embedfarm.collector.manifest import read_manifest
+    from embedfarm.runs.place import Place
     from embedfarm.runs.request import request_of
-    from embedfarm.runs.run import Place
 
     with plain_errors():
         request = request_of(read_manifest(out), settings)
@@ -233,6 +234,7 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
                 "failed": manifest.failed,
                 "skipped": manifest.skipped,
                 "reused": manifest.reused,
+                "changes": manifest.changes and to_builtins(manifest.changes),
                 "dimensions": manifest.dimensions,
                 "tokens": manifest.tokens,
                 "load_seconds": manifest.load_seconds,
@@ -266,12 +268,23 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
     if manifest.reused:
         reused = sum(manifest.reused.values())
         console.print(f"  {describe_reuse(reused, embedded, manifest.embed_seconds)}")
+    if manifest.changes is not None:
+        console.print(f"  {_describe_changes(manifest.changes, out)}")
     for name, figures in sorted(manifest.workers.items()):
         share = figures.chunks / max(1, embedded)
         account = describe_account(manifest.accounts.get(name, {}))
         console.print(f"  {name}: {counted(figures.chunks, 'chunk')} ({share:.0%}){account}")
     for remark in _remarks(manifest, out):
         console.print(remark)
+
+
+def _describe_changes(changes: "Changes", out: Path) -> str:
+    """Describe how many chunks are not what they were in another output."""
+    from embedfarm.collector.manifest import CHANGES_FILE
+
+    kinds = ("added", "changed", "moved", "removed")
+    counts = ", ".join(f"{getattr(changes, kind):,} {kind}" for kind in kinds)
+    return f"{counts} since {changes.since}: {out / CHANGES_FILE}"
 
 
 def _remarks(manifest: "Manifest", out: Path) -> Iterator[str]:

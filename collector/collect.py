@@ -115,6 +115,11 @@ class Collector:
                 raise
         return None
 
+    def close_part(self) -> None:
+        """Put what was collected on the disk, as a part that may be small."""
+        early = partial(self.output.write, early=True)
+        self._close(early, early)
+
     def finish(self, count: int, about: About) -> Manifest | None:
         """Finish the output of `count` chunks with its manifest; None when `stop` came first.
 
@@ -169,8 +174,7 @@ class Collector:
         Raises:
             JobCancelled: It is done.
         """
-        early = partial(self.output.write, early=True)
-        self._close(early, early)
+        self.close_part()
         upto = self.output.next_index
         raise JobCancelled(f"job {self.job.id} is cancelled; it is on disk up to chunk {upto:,}")
 
@@ -361,8 +365,7 @@ class Collector:
             self._persist(self._forget_durable)
             self._persist(self._take_straddling)
             if self._persist(self._holds_up):
-                early = partial(self.output.write, early=True)
-                self._close(early, early)
+                self.close_part()
 
     def _holds_up(self) -> bool:
         """Tell whether the server is short of room, and nobody works on more for the part begun."""

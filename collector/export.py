@@ -20,7 +20,6 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output import State, list_output_files, locked, read_state
 from embedfarm.collector.sinks import open_sink
 from embedfarm.collector.sinks.part_rows import spread
-from embedfarm.collector.text_digests import DIGESTS_FILE
 
 ORIGIN_FILE = "export.json"
 
@@ -79,8 +78,7 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
         written = msgspec.structs.asdict(destination.write(batch))
         parts.append(msgspec.structs.replace(part, **written))
     destination.finish(manifest.count, manifest.layout)
-    listings = [ERRORS_FILE] * bool(manifest.failed)
-    for name in listings + [DIGESTS_FILE] * bool(manifest.digests_sha256):
+    for name in [ERRORS_FILE] * bool(manifest.failed) + list(manifest.lists):
         with find_listing(directory, name).open("rb") as file, replacing(target / name) as copy:
             shutil.copyfileobj(file, copy)
     settings = manifest.settings | {"format": sink}

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from embedfarm.collector.durable_files import ByteRange, replacing, sync_directory
 from embedfarm.collector.id_digests import RepeatedIds
+from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.errors import EmbedfarmError
 
 VERSION: Final = 1
@@ -24,6 +25,7 @@ IDS_FILE: Final = "ids.jsonl"
 STATE_DIRECTORY: Final = ".embedfarm"
 DECIDED: Final = f"{STATE_DIRECTORY}/decided"
 # Size of each checksum in `Result.checksums`.
+CHANGES_FILE: Final = "_changes.parquet"
 OWN: Final = "."  # what `Manifest.reused` calls the output itself
 CHECKSUM_BYTES: Final = 4
 
@@ -147,6 +149,26 @@ def library_versions() -> dict[str, str]:
     }
 
 
+class Changes(msgspec.Struct, frozen=True):
+    """How many chunks of an output are not what they were in another one, by their ids.
+
+    Attributes:
+        since: Directory of the other output.
+        added: Chunks whose id it does not have.
+        changed: Chunks whose text was another one.
+        moved: Chunks with the same text that have another index.
+        removed: Chunks of the other output whose id is no more.
+        sha256: SHA-256 of the list.
+    """
+
+    since: str
+    added: int
+    changed: int
+    moved: int
+    removed: int
+    sha256: str
+
+
 class About(msgspec.Struct, kw_only=True):
     """What only the caller knows about an output.
 
@@ -166,6 +188,8 @@ class About(msgspec.Struct, kw_only=True):
         accounts: What each worker's device did in the run that finished the output, by name:
             engine, padding, where time went, share of the peak, and a sample of its vectors beside
             float32 (`embedfarm.contract.usage`).
+        changes: How the chunks differ from those of the first output that was reused, by their ids;
+            None where one of the two has none.
     """
 
     job: str
@@ -180,6 +204,7 @@ class About(msgspec.Struct, kw_only=True):
     created: float = msgspec.field(default_factory=time.time)
     versions: dict[str, str] = msgspec.field(default_factory=library_versions)
     accounts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    changes: Changes | None = None
 
 
 class Manifest(About, kw_only=True):
@@ -219,6 +244,13 @@ class Manifest(About, kw_only=True):
     repeated_ids: RepeatedIds | None = None
     digests_sha256: str = ""
     reused: dict[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def lists(self) -> dict[str, str]:
+        """The SHA-256 of each list beside the parts and the failed chunks, by its name."""
+        changes = "" if self.changes is None else self.changes.sha256
+        sums = {DIGESTS_FILE: self.digests_sha256, CHANGES_FILE: changes}
+        return {name: sha256 for name, sha256 in sums.items() if sha256}
 
     @property
     def layout(self) -> Layout:

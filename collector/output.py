@@ -29,6 +29,7 @@ from embedfarm.collector.durable_files import (
 from embedfarm.collector.id_digests import IdDigests
 from embedfarm.collector.journal import Journal, JournalLine
 from embedfarm.collector.manifest import (
+    CHANGES_FILE,
     ERRORS_FILE,
     MANIFEST_FILE,
     STATE_DIRECTORY,
@@ -103,7 +104,7 @@ def list_output_files(directory: Path) -> list[str]:
 @cache
 def _file_names() -> re.Pattern[str]:
     """Return a pattern of the names of an output's files, whichever sink has written them."""
-    names = [r"_?errors\.jsonl", re.escape(DIGESTS_FILE)]
+    names = [r"_?errors\.jsonl", re.escape(DIGESTS_FILE), re.escape(CHANGES_FILE)]
     for name in sink_names():
         with suppress(UnknownSink):  # one that does not load has written nothing here
             names.append(sink_kind(name).files)
@@ -216,6 +217,11 @@ class Output:
     def held(self) -> Sequence[Result]:
         """The results in memory, in order."""
         return self._results
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all chunks on the disk have an id, and the digest of their text is known."""
+        return self._layout.ids and self._text_digests.holds(self.next_index)
 
     @property
     def chunks_reused(self) -> int:

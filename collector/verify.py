@@ -27,7 +27,6 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output import list_output_files
 from embedfarm.collector.sinks import PartError, Sink, Vectors, open_sink
-from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.records import Rows, text_checksums
 
 
@@ -59,7 +58,7 @@ def verify(directory: Path, against: Iterator[Rows] | None = None) -> list[Outpu
     problems = [
         *_check_totals(manifest),
         *_check_files(directory, manifest),
-        *_check_digests(directory, manifest),
+        *_check_lists(directory, manifest),
     ]
     try:
         failed = _read_failed(directory, manifest)
@@ -174,20 +173,21 @@ def _check_files(directory: Path, manifest: Manifest) -> Iterator[OutputProblem]
     ends = {span.path.name: span.offset + span.bytes for span in spans}
     for name in list_output_files(directory):
         size = (directory / name).stat().st_size
-        listed = name in {*ends, errors} or (name == DIGESTS_FILE and manifest.digests_sha256)
+        listed = name in {*ends, errors, *manifest.lists}
         if not listed:
             yield OutputProblem(name, "is not listed in the manifest")
         elif size != ends.get(name, size):
             yield OutputProblem(name, f"has {size} bytes instead of {ends[name]}")
 
 
-def _check_digests(directory: Path, manifest: Manifest) -> Iterator[OutputProblem]:
-    """Check that the digests of the texts are those that were written."""
-    path = directory / DIGESTS_FILE
-    if manifest.digests_sha256 and not path.exists():
-        yield OutputProblem(DIGESTS_FILE, "is missing")
-    elif manifest.digests_sha256 and sha256_of([whole(path)]) != manifest.digests_sha256:
-        yield OutputProblem(DIGESTS_FILE, "has other bytes than were written")
+def _check_lists(directory: Path, manifest: Manifest) -> Iterator[OutputProblem]:
+    """Check that the digests of the texts, and the list of changes, are as they were written."""
+    for name, sha256 in manifest.lists.items():
+        path = directory / name
+        if not path.exists():
+            yield OutputProblem(name, "is missing")
+        elif sha256_of([whole(path)]) != sha256:
+            yield OutputProblem(name, "has other bytes than were written")
 
 
 def _read_failed(directory: Path, manifest: Manifest) -> NDArray[np.int64]:

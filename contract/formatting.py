@@ -6,6 +6,7 @@ from typing import Final
 
 from embedfarm.contract.scheduling_terms import DEADLINE_MS_MAX
 
+EMBEDDED_ENOUGH: Final = 100  # chunks, to say how long one takes
 MINUTE: Final = 60
 HOUR: Final = 3600
 UNITS: Final = ((1, "s"), (MINUTE, "min"), (HOUR, "h"), (24 * HOUR, "d"))
@@ -70,7 +71,7 @@ def describe_reuse(reused: int, embedded: int, seconds: float) -> str:
         embedded: Number of chunks that were embedded.
         seconds: Time from the first block of these to their last result.
     """
-    saved = reused * seconds / embedded if embedded else 0.0
+    saved = reused * seconds / embedded if embedded >= EMBEDDED_ENOUGH else 0.0
     return f"{reused:,} reused" + (f", about {format_seconds(saved)} saved" if saved else "")
 
 

@@ -20,8 +20,9 @@ from embedfarm.outputs import Embeddings
 from embedfarm.producer.readers import CorpusOptions
 from embedfarm.runs.completion import complete
 from embedfarm.runs.own_job import JOB_ID_FILE
+from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, tokenizer_file
-from embedfarm.runs.run import Place, Show
+from embedfarm.runs.run import Show
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat]], object]

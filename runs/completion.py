@@ -9,9 +9,10 @@ from typing import NamedTuple
 from embedfarm.collector.manifest import Manifest
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.runs.ending import tidy
+from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
-from embedfarm.runs.run import Place, Run, Show
+from embedfarm.runs.run import Run, Show
 
 
 class CompletedOutput(NamedTuple):

@@ -25,8 +25,8 @@ from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import text_checksums
 from embedfarm.producer.readers import read_corpus
 from embedfarm.runs.fingerprint import hold_to
+from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request
-from embedfarm.runs.run import Place
 
 Embed = Callable[[Request, Place], Manifest]
 

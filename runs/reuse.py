@@ -1,11 +1,20 @@
 """Finished outputs whose vectors a run takes for the texts that they have."""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from embedfarm.collector.changes import write_changes
 from embedfarm.collector.known_vectors import Known, KnownVectors
-from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest, OutputError, read_manifest
+from embedfarm.collector.manifest import (
+    STATE_DIRECTORY,
+    Changes,
+    Manifest,
+    OutputError,
+    read_manifest,
+)
+from embedfarm.collector.output import Output
 from embedfarm.collector.request_comparison import describe_differences
 from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.job_spec import JOB_FIELDS, Decides
@@ -82,3 +91,26 @@ def learn(out: Path, settings: Settings, outputs: Sequence[Known]) -> KnownVecto
         if not begun:
             hold_to(out, manifest.fingerprint)
     return KnownVectors(private / "known", settings.reuse_bytes_max, out, outputs)
+
+
+def list_changes(output: Output, outputs: Sequence[Known]) -> Changes | None:
+    """List how the chunks of an output differ from those of the first one that it reuses.
+
+    Args:
+        output: The output, all of whose parts are on the disk.
+        outputs: The others.
+
+    Returns:
+        What is in the list; None where one of the two outputs has no ids.
+
+    Raises:
+        OutputError: A part is damaged, or gone.
+        OSError: The disk refused; this may be called again.
+    """
+    directory, manifest = outputs[0]
+    if not (output.comparable and manifest.ids):
+        return None
+    index = output.directory / STATE_DIRECTORY / "ids-before"
+    shutil.rmtree(index, ignore_errors=True)
+    index.mkdir()
+    return write_changes(output.directory, directory, manifest.count, index)

@@ -17,7 +17,13 @@ from typing import Final, TypeAlias, TypeVar
 
 from embedfarm.collector.collect import Collector, JobCancelled
 from embedfarm.collector.known_vectors import KnownVectors
-from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest, OutputError
+from embedfarm.collector.manifest import (
+    STATE_DIRECTORY,
+    About,
+    Changes,
+    Manifest,
+    OutputError,
+)
 from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
@@ -34,7 +40,6 @@ from embedfarm.contract.redaction import (
     name_source,
 )
 from embedfarm.contract.scheduling_terms import USUAL, Terms
-from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import EndState, JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.submitter import Submitter
@@ -42,10 +47,11 @@ from embedfarm.runs.disk_room import is_full, with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint
 from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
+from embedfarm.runs.place import Place
 from embedfarm.runs.private_farm import LocalFarm, run_local_farm
 from embedfarm.runs.reconciler import Reconciler
 from embedfarm.runs.request import Request
-from embedfarm.runs.reuse import find_reusable, learn
+from embedfarm.runs.reuse import find_reusable, learn, list_changes
 from embedfarm.runs.run_failures import FOR_GOOD, cause_of, check_refusals
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
@@ -62,30 +68,6 @@ class Interrupted(EmbedfarmError, RuntimeError):
     """Raised when the run was stopped; the output can be resumed."""
 
     exit_status = 130
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and by whom the work is done.
-
-    Attributes:
-        out: The output directory.
-        settings: The farm's limits; an empty `redis_url` means a private farm.
-        devices: Devices of a private farm, as the flag `--devices` names them.
-        workers: CPU workers of a private farm, 0 for the default.
-        job_id: Id of the job on the farm; "" for a new one.
-        embed_changed: Whether to drop what is on disk from the first part on of which the corpus
-            has other rows now.
-        command: The command line, for people who want to do the same.
-    """
-
-    out: Path
-    settings: Settings
-    devices: str
-    workers: int
-    job_id: str = ""
-    command: str = ""
-    embed_changed: bool = False
 
 
 Show: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat], OutlookReader], object]
@@ -383,10 +365,18 @@ class Run:
             embed_seconds=_embed_seconds(status),
             embedded=status.last_commit_ms / 1000,
             accounts={name: describe(each) for name, each in accounts.items()},
+            changes=self._changes(collector),
         )
         manifest = collector.finish(count, about)
         self._trace_part(collector.output)
         return manifest
+
+    def _changes(self, collector: Collector) -> Changes | None:
+        """List what has changed since the first output that is reused, if there is one."""
+        if self._known is None or not self._known.outputs:
+            return None
+        collector.close_part()
+        return self._with_room(partial(list_changes, collector.output, self._known.outputs))
 
     def _last_status(self, farm: FarmClient, own: OwnJob) -> JobStatus:
         """Return what the server counted; nothing, if it has lost the job now that all is here."""

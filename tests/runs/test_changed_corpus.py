@@ -32,8 +32,9 @@ from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submitter import Submitter
 from embedfarm.runs import sending as module
 from embedfarm.runs.own_job import JOB_ID_FILE
+from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, check_finished
-from embedfarm.runs.run import Interrupted, Place, Run
+from embedfarm.runs.run import Interrupted, Run
 from tests.farm.harness import check_output, manifest, run, write_corpus
 from tests.full_disk import small_disk
 from tests.support import LiveServer, wait_until

@@ -123,6 +123,38 @@ def test_of_a_corpus_that_is_known_nothing_is_embedded(old: Path, tmp_path: Path
     assert manifest(tmp_path / "out")["tokens"] == 0
 
 
+@pytest.mark.parametrize("sink", ["parquet", "npy"])
+def test_what_has_changed_is_listed(tmp_path: Path, sink: str) -> None:
+    """Where both outputs have ids, a list has what was added, changed, moved and removed."""
+    texts = TEXTS[:300]
+    ids = [f"id {n}" for n in range(300)]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts, ids)
+    words = ("--id-field", "id", "--format", sink, *MODEL)
+    assert run("embed", corpus, "--out", tmp_path / "old", *words).returncode == 0
+    assert manifest(tmp_path / "old").get("changes") is None
+    texts[7] = "changed"
+    texts[20], texts[21], ids[20], ids[21] = texts[21], texts[20], ids[21], ids[20]
+    write_corpus(corpus, [*texts[:-2], "new"], [*ids[:-2], "new id"])
+    out, copy = tmp_path / "new", tmp_path / "copy"
+    done = run("embed", corpus, "--out", out, *words, "--reuse", tmp_path / "old")
+    assert done.returncode == 0, done.stderr
+    assert "1 added, 1 changed, 2 moved, 2 removed since" in done.stdout.replace("\n", " ")
+    table = pq.read_table(out / "_changes.parquet")
+    assert [(row["id"], row["change"]) for row in table.to_pylist()] == [
+        ("id 7", "changed"), ("id 21", "moved"), ("id 20", "moved"), ("new id", "added"),
+        ("id 298", "removed"), ("id 299", "removed"),
+    ]  # fmt: skip
+    assert table.column("index").to_pylist() == [7, 20, 21, 298, None, None]
+    assert table.column("index_before").to_pylist() == [7, 21, 20, None, 298, 299]
+    assert run("verify", out).returncode == 0
+    assert run("export", out, "--out", copy, "--format", "jsonl").returncode == 0
+    assert run("verify", copy).returncode == 0
+    with (copy / "_changes.parquet").open("ab") as file:
+        file.write(b"more")
+    damaged = run("verify", copy)
+    assert (damaged.returncode, "_changes.parquet" in damaged.stdout + damaged.stderr) == (1, True)
+
+
 def test_each_text_is_embedded_once(tmp_path: Path) -> None:
     """--deduplicate embeds texts once that stand anywhere in the corpus; without it all are."""
     texts = [*TEXTS, *TEXTS[::-1], *TEXTS[:500]]

@@ -24,8 +24,8 @@ from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import JobGone
 from embedfarm.producer.readers import CorpusError, CorpusOptions
 from embedfarm.producer.submitter import JobRefused
+from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request
-from embedfarm.runs.run import Place
 from tests.simulation.corpora import Corpus
 from tests.simulation.farm import URL, Role, run_embed
 from tests.simulation.judge import DIMENSIONS, Failure, judge, read_output
