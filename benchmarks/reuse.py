@@ -1,15 +1,20 @@
 """A corpus that changes: what another output has is taken from it, beside a full run.
 
     python -m benchmarks.reuse [--corpus short|mixed] [--chunks 100000] [--kills 10] [--model M]
+                               [--duplicates] [--rounds 1]
 
 Glosses of WordNet, or docstrings, are embedded. Then one of twenty is changed, one of fifty goes,
 and the order is another one; that is embedded as a whole, with `--reuse`, and with `--reuse` by a
 command that is killed at random moments. Every vector is compared.
+
+With `--duplicates` half of the corpus repeats the other half, anywhere, and it is embedded with
+`--deduplicate` and without: in turns, as often as `--rounds` says.
 """
 
 import argparse
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,6 +66,36 @@ def embed(corpus: Path, out: Path, model: str, *words: str, seconds_max: float =
     return time.monotonic() - began
 
 
+def forward_seconds(out: Path) -> float:
+    """Return the seconds that devices spent on forward passes for an output, all together."""
+    accounts = embedfarm.open(out).manifest.accounts.values()
+    return float(sum(each["seconds"]["forward"] for each in accounts))
+
+
+def measure_duplicates(home: Path, texts: Sequence[str], model: str, rounds: int) -> None:
+    """Embed a corpus of which each text stands twice, with --deduplicate and without."""
+    doubled = [*texts[: len(texts) // 2]] * 2
+    random.Random(SEED).shuffle(doubled)  # noqa: S311 # as above
+    corpus = write(home / "doubled.jsonl", doubled)
+    ratios = []
+    for turn in range(rounds):
+        outs = [home / f"all {turn}", home / f"once {turn}"]
+        spent = [
+            (embed(corpus, out, model, *words), forward_seconds(out))
+            for out, words in zip(outs, ((), ("--deduplicate",)), strict=True)
+        ]
+        ratios.append([once / every for every, once in zip(*spent, strict=True)])
+        sys.stdout.write(
+            f"{len(doubled):,} texts, each twice: {spent[0][0]:.1f} s and {spent[1][0]:.1f} s with "
+            f"--deduplicate; forward passes {spent[0][1]:.1f} s and {spent[1][1]:.1f} s\n"
+        )
+        compare([outs[1], outs[0], outs[1]], doubled, doubled)
+    wall, forward = (statistics.median(each) for each in zip(*ratios, strict=True))
+    sys.stdout.write(
+        f"with --deduplicate: {wall:.3f} of the time, {forward:.3f} of forward passes\n"
+    )
+
+
 def compare(outputs: Sequence[Path], before: Sequence[str], now: Sequence[str]) -> None:
     """Compare an output with that of a full run, and what it took with where it took it from.
 
@@ -91,10 +126,15 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--duplicates", action="store_true")
+    parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     generator = random.Random(SEED)  # noqa: S311 # as above
     with tempfile.TemporaryDirectory(prefix="embedfarm-reuse-") as home:
         texts = CORPORA[options.corpus](Path(home), options.chunks)
+        if options.duplicates:
+            measure_duplicates(Path(home), texts, options.model, options.rounds)
+            return
         changed = change(texts)
         first = write(Path(home) / "first.jsonl", texts)
         second = write(Path(home) / "second.jsonl", changed)

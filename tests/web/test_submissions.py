@@ -148,7 +148,7 @@ def test_every_form_is_embedded(
 
 
 def test_vectors_of_finished_jobs_are_taken(
-    web: TestClient, server: LiveServer, tmp_path: Path
+    web: TestClient, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
     """A job embeds what no job that it names has, each text once, and says what was there."""
     texts, more = list(texts_of(30)), ["new", "newer", "new"]
@@ -172,7 +172,18 @@ def test_vectors_of_finished_jobs_are_taken(
     assert (made["chunks_in"], made["chunks_reused"]) == (33, 31)
     outputs = [str(tmp_path / "jobs" / each / "output") for each in (first, second)]
     assert read_manifest(out).reused == {outputs[0]: 20, outputs[1]: 10, ".": 1}
-    assert "31 reused" in web.get(f"/jobs/{made['job']}").text
+    page = web.get(f"/jobs/{made['job']}").text
+    assert "31 reused" in page
+    form = f"/jobs/new?of=file&reuse={made['job']}"
+    assert f'href="{form.replace("&", "&amp;")}"' in page
+    untouched, boxes = fields_of(web.get(form).text, "/jobs/new")
+    assert (untouched["reuse"], untouched["model"]) == (made["job"], NULL)
+    assert "deduplicate" in boxes
+    assert web.get("/jobs/new?reuse=../../etc").status_code == 422
+    file = {"file": ("new.txt", "\n".join([*texts, "fresh"]).encode())}
+    plain = web.post("/jobs/new", data=untouched, files=file, follow_redirects=False)
+    newest = FarmClient(client).job(plain.headers["location"].rpartition("/")[2])
+    assert f"--reuse={out}" in newest.noted("command")
 
 
 @pytest.mark.parametrize(

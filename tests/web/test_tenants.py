@@ -448,6 +448,11 @@ def test_no_output_is_reused_by_another(
         missing = web.post("/v1/jobs", headers=bearer(yours), json=asked | {"reuse": "0" * 32})
         assert (refused.status_code, missing.status_code) == (404, 404)
         assert refused.json()["detail"] == missing.json()["detail"].replace("0" * 32, job)
+        pages = [
+            web.get(f"/jobs/new?reuse={name}", headers=bearer(yours)).text.replace(name, "")
+            for name in (job, "0" * 32)
+        ]
+        assert pages[0] == pages[1], "the form does not tell of its model"
 
 
 def test_the_farms_window_is_no_sight_of_others(world: World) -> None:

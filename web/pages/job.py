@@ -18,6 +18,7 @@ from embedfarm.contract.pace import Range, TimedMicroBatch
 from embedfarm.contract.records import Sample
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import describe
+from embedfarm.ingest.job_directories import is_submitted
 from embedfarm.watch.overview import read_job
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
@@ -112,6 +113,7 @@ def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> di
         "timeline": farm.timeline.newest(EVENTS_MAX, name),
         "actions": actions_for(facts),
         "no_results": why_not(services.settings, facts),
+        "reusable": facts.state == "finished" and is_submitted(name),
         "chart_at": int(time.time() // CHART_SECONDS) if facts.moving else 0,
     }
 

@@ -1,16 +1,19 @@
 """The page for a new job: pasted texts or a file, in one form that the API reads as well."""
 
+import contextlib
 from typing import Annotated, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 
 from embedfarm.collector.sinks import sink_kind, sink_names
+from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, JOB_TYPES
 from embedfarm.contract.scheduling_terms import PRIORITIES
+from embedfarm.contract.status import JobGone
 from embedfarm.ingest.job_queue import has_worker
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.rendering import render
-from embedfarm.web.jobs.job_requests import NOT_IN_BODIES, Options, choices_in_bodies
+from embedfarm.web.jobs.job_requests import NOT_IN_BODIES, JobIds, Options, choices_in_bodies
 from embedfarm.web.jobs.submissions import submit_job
 from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
@@ -64,10 +67,13 @@ def ask_corpus(
     request: Request,
     services: Service,
     of: Annotated[Literal["texts", "file"], Query()] = "texts",
+    reuse: Annotated[JobIds, Query()] = "",
 ) -> Response:
-    """Ask what to embed: texts, or a file with `?of=file`."""
+    """Ask what to embed: texts, or a file with `?of=file`; `reuse` names jobs with some of it."""
     told = {
         "of": of,
+        "reuse": reuse,
+        "model": _model_of(services, reuse.partition(",")[0]) if reuse else "",
         "models": services.settings.models,
         "priorities": priorities_of(services),
         "sinks": {name: sink_kind(name).about for name in sink_names()},
@@ -75,6 +81,14 @@ def ask_corpus(
         "fields": FIELDS,
     }
     return render(request, "new.html", told)
+
+
+def _model_of(services: Services, job: str) -> str:
+    """Return the model of a job; nothing where it is not there for the caller any more."""
+    with contextlib.suppress(JobGone, RecordError):
+        services.find_job(job)
+        return services.farm.job(job).spec().model
+    return ""
 
 
 def priorities_of(services: Services) -> dict[str, int]:
