@@ -128,8 +128,12 @@ class JobStatus:
     @property
     def reuse(self) -> str:
         """What people are told of chunks that were not embedded since their vectors were there."""
-        seconds = max(0, self.last_commit_ms - self.first_read_ms) / 1000
-        return describe_reuse(self.chunks_reused, self.chunks_embedded, seconds)
+        return describe_reuse(self.chunks_reused, self.chunks_embedded, self.embed_seconds)
+
+    @property
+    def embed_seconds(self) -> float:
+        """Seconds from the first block read to the last commit."""
+        return max(0, self.last_commit_ms - self.first_read_ms) / 1000
 
     @property
     def chunks_embedded(self) -> int:

@@ -43,7 +43,7 @@ from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import EndState, JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.submitter import Submitter
-from embedfarm.runs.disk_room import is_full, with_room
+from embedfarm.runs.disk_room import is_full, when_free, with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint
 from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
@@ -147,12 +147,15 @@ class Run:
     def _output(self) -> Output:
         place = self.place
         return self._with_room(
-            lambda: Output(
-                place.out,
-                self.request.identity(),
-                sink=self.request.sink,
-                part_bytes_max=place.settings.part_bytes_max,
-                mark_before=self._sending.source.mark_before,
+            lambda: when_free(
+                lambda: Output(
+                    place.out,
+                    self.request.identity(),
+                    sink=self.request.sink,
+                    part_bytes_max=place.settings.part_bytes_max,
+                    mark_before=self._sending.source.mark_before,
+                ),
+                self.stop,
             )
         )
 
@@ -362,7 +365,7 @@ class Run:
             skipped=self._sending.skipped,
             settings=self.request.identity(),
             load_seconds=max((beat.load_seconds for beat in workers), default=0.0),
-            embed_seconds=_embed_seconds(status),
+            embed_seconds=status.embed_seconds,
             embedded=status.last_commit_ms / 1000,
             accounts={name: describe(each) for name, each in accounts.items()},
             changes=self._changes(collector),
@@ -384,8 +387,3 @@ class Run:
             return self._persist(farm.job(*own).status)
         except JobGone:
             return JobStatus()
-
-
-def _embed_seconds(status: JobStatus) -> float:
-    """Return the seconds from the first block read to the last commit."""
-    return max(0, status.last_commit_ms - status.first_read_ms) / 1000
