@@ -104,7 +104,11 @@ class KnownVectors:
     # The reader's side.
 
     def begin(self, count: int) -> None:
-        """Begin with the corpus, or begin again behind its first `count` rows."""
+        """Begin with the corpus, or begin again behind its first `count` rows.
+
+        These are known as far as the output has their digests: one that an earlier version began
+        has none, and what would have taken their vectors is embedded.
+        """
         self._own = _make_index(self._directory / "own")
         first, none = OUTPUT * len(self.outputs), np.zeros(0, np.int64)
         _add_digests(self._own, self._own_digests, count, first, none)
@@ -276,7 +280,7 @@ def _add_digests(
 
     Args:
         index: The index.
-        path: The file; it need not exist where it has no rows.
+        path: The file; rows that it does not have are not known.
         count: Number of rows that are put there.
         first: Place of the first row.
         without: Rows that are left out, in order.
@@ -285,7 +289,7 @@ def _add_digests(
         The SHA-256 of what was read.
     """
     row, digest = 0, hashlib.sha256()
-    for piece in read_pieces(whole(path)) if count else ():
+    for piece in read_pieces(whole(path)) if path.exists() else ():
         digest.update(piece)
         rows = np.arange(row, min(count, row + len(piece) // DIGEST_BYTES))
         kept = np.ones(len(rows), np.bool_)

@@ -18,6 +18,7 @@ from embedfarm.collector.manifest import About, OutputError, read_failures, read
 from embedfarm.collector.output import Output
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.source_check import SourceCheck
+from embedfarm.collector.text_digests import DIGESTS_FILE, text_digests
 from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
 
 ABOUT: Final = About(job="j", model="m", fingerprint={}, source={}, created=0.0)
@@ -134,6 +135,17 @@ def test_a_result_without_its_vectors_is_not_written(tmp_path: Path) -> None:
     source.feed(Rows(["1", "2"], None))
     assert source.places(result).tolist() == [NOWHERE, NOWHERE]
     assert source.accept(result, STOP) is None
+
+
+def test_an_output_that_was_begun_without_digests_goes_on(tmp_path: Path) -> None:
+    """Rows before are not known where an earlier version has kept no digests of them."""
+    write(tmp_path / "old", [[1, 2, 3]], (), "npy", 0)
+    for there in (True, False):
+        known = KnownVectors(tmp_path / "known", 1, tmp_path / "old", ())
+        known.begin(2)
+        found = known.find(text_digests(["1", "3", "3"]), 2)
+        assert found.tolist() == ([0, NOWHERE, 3] if there else [NOWHERE, NOWHERE, 3])
+        (tmp_path / "old" / DIGESTS_FILE).unlink(missing_ok=True)
 
 
 def test_vectors_of_another_layout_are_not_taken(tmp_path: Path) -> None:
