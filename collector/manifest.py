@@ -24,9 +24,9 @@ ERRORS_FILE: Final = "_errors.jsonl"
 IDS_FILE: Final = "ids.jsonl"
 STATE_DIRECTORY: Final = ".embedfarm"
 DECIDED: Final = f"{STATE_DIRECTORY}/decided"
-# Size of each checksum in `Result.checksums`.
 CHANGES_FILE: Final = "_changes.parquet"
 OWN: Final = "."  # what `Manifest.reused` calls the output itself
+# Size of each checksum in `Result.checksums`.
 CHECKSUM_BYTES: Final = 4
 
 

@@ -128,6 +128,10 @@ def refuse_url(directory: Path) -> None:
 class Output:
     """One job's output directory, open in this process alone.
 
+    Attributes:
+        chunks_reused: Number of chunks so far whose vectors are those of other chunks; any thread
+            may read it.
+
     Args:
         directory: Directory of the output, made when absent.
         request: What identifies the job; an output is only continued under an equal request.
@@ -181,6 +185,7 @@ class Output:
         self._expected = 0
         for entry in self._journal:
             self._count(entry)
+        self.chunks_reused = self._reused_on_disk.total()
         self.recover()
 
     def __enter__(self) -> Self:
@@ -222,11 +227,6 @@ class Output:
     def comparable(self) -> bool:
         """Whether all chunks on the disk have an id, and the digest of their text is known."""
         return self._layout.ids and self._text_digests.holds(self.next_index)
-
-    @property
-    def chunks_reused(self) -> int:
-        """Number of chunks so far whose vectors are those of other chunks."""
-        return sum(self._reused_on_disk.values()) + sum(sum(e.values()) for e in self._reused)
 
     @property
     def mark(self) -> Mark | None:
@@ -280,6 +280,7 @@ class Output:
         self._results.append(result)
         self._digests += digests
         self._reused.append(reused)
+        self.chunks_reused += sum(reused.values())
         self._expected += result.count
         self._bytes += _size(result)
         return self.write()
@@ -296,6 +297,7 @@ class Output:
     def forget(self) -> None:
         """Drop the results in memory; the server still has them."""
         self._expected = self.next_index
+        self.chunks_reused = self._reused_on_disk.total()
         self._let_go()
 
     def flush(self) -> None:

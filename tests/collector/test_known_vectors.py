@@ -70,12 +70,15 @@ def write(
                 accepted = source.accept(made, STOP)
                 assert accepted is not None
                 filled = known.fill(accepted, source.places(made), output)
+                before = output.chunks_reused
                 output.add(filled.result, source.digests(made), filled.reused)
+                assert output.chunks_reused == before + sum(filled.reused.values())
                 if output.buffered.stop == output.next_index and start > done:
                     break
             done = start
             if done == sum(map(len, batches)):
-                output.finish(done, ABOUT)
+                manifest = output.finish(done, ABOUT)
+                assert output.chunks_reused == sum(manifest.reused.values())
 
 
 def read(directory: Path) -> NDArray[np.float32]:

@@ -448,10 +448,11 @@ def test_no_output_is_reused_by_another(
         missing = web.post("/v1/jobs", headers=bearer(yours), json=asked | {"reuse": "0" * 32})
         assert (refused.status_code, missing.status_code) == (404, 404)
         assert refused.json()["detail"] == missing.json()["detail"].replace("0" * 32, job)
-        pages = [
-            web.get(f"/jobs/new?reuse={name}", headers=bearer(yours)).text.replace(name, "")
-            for name in (job, "0" * 32)
+        forms = [
+            web.get(f"/jobs/new?reuse={name}", headers=bearer(yours)) for name in (job, "0" * 32)
         ]
+        assert [each.status_code for each in forms] == [200, 200]
+        pages = [each.text.replace(job, "").replace("0" * 32, "") for each in forms]
         assert pages[0] == pages[1], "the form does not tell of its model"
 
 
