@@ -241,6 +241,7 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
                 "embed_seconds": manifest.embed_seconds,
                 "chunks_per_second": rate,
                 "tokens_per_second": tokens,
+                **manifest.spent._asdict(),
                 "workers": {n: w.chunks for n, w in manifest.workers.items()},
                 "accounts": manifest.accounts,
             }
@@ -260,7 +261,7 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
     )
     console.print(
         f"{manifest.embed_seconds:,.1f} s, {rate:,.0f} chunks/s, {tokens:,.0f} tokens/s; "
-        f"model loaded in {manifest.load_seconds:,.1f} s"
+        f"model loaded in {manifest.load_seconds:,.1f} s; {manifest.spent.words}"
     )
     for directory, count in manifest.reused.items():
         whence = "the same text before" if directory == OWN else directory

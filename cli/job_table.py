@@ -9,15 +9,16 @@ from rich.text import Text
 from embedfarm.cli.options import shorten_id
 from embedfarm.cli.term_options import PASSED, TOO_LITTLE, describe_left
 from embedfarm.contract.scheduling_terms import USUAL, priority_name
+from embedfarm.contract.spending import format_cost
 from embedfarm.watch.overview import JobFacts
 
 COLUMNS: Final = (
     "job", "name", "model", "state", "chunks", "done", "failed", "priority", "tenant", "labels",
-    "deadline",
+    "deadline", "cost",
 )  # fmt: skip
-COLUMNS_OF_NUMBERS: Final = frozenset({"chunks", "done", "failed"})
+COLUMNS_OF_NUMBERS: Final = frozenset({"chunks", "done", "failed", "cost"})
 COLUMNS_OF_TERMS: Final = frozenset({"priority", "tenant", "deadline", "labels"})
-COLUMNS_OPTIONAL: Final = COLUMNS_OF_TERMS | {"failed"}
+COLUMNS_OPTIONAL: Final = COLUMNS_OF_TERMS | {"failed", "cost"}
 COLUMNS_FREE: Final = frozenset({"name", "model", "tenant", "labels"})
 """Columns that are cut where the screen is too narrow."""
 
@@ -59,4 +60,5 @@ def _describe_row(facts: JobFacts, ids: Sequence[str]) -> dict[str, str]:
         "deadline": (
             "" if facts.embedded else describe_left(facts.deadline_ms, facts.late_seconds)
         ),
+        "cost": format_cost(facts.cost) if facts.cost else "",
     }

@@ -56,6 +56,7 @@ def _summary(status: JobStatus, workers: Sequence[Heartbeat], outlook: Outlook) 
     return (
         f"{describe_progress(status)}  {_rates(outlook, '  ')}  "
         f"{describe_workers(workers)}  {_remaining(status, outlook)}"
+        + (f"  {status.spent.words}" if status.device_us else "")
         + (f"  {status.chunks_failed:,} failed" if status.chunks_failed else "")
     )
 
@@ -84,6 +85,8 @@ def _panel(status: JobStatus, workers: Sequence[Heartbeat], outlook: Outlook) ->
         f"   {_rates(outlook, '   ')}   ",
         (_remaining(status, outlook), "cyan"),
     )
+    if status.device_us:
+        head.append(f"   {status.spent.words}", "dim")
     if status.chunks_failed:
         head.append(f"   {status.chunks_failed:,} failed", "bold red")
     # Padding ends the bar with a new line, which a bar by itself does not.

@@ -17,6 +17,8 @@ from embedfarm.collector.durable_files import ByteRange, replacing, sync_directo
 from embedfarm.collector.id_digests import RepeatedIds
 from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.formatting import HOUR
+from embedfarm.contract.spending import Spent
 
 VERSION: Final = 1
 MANIFEST_FILE: Final = "_manifest.json"
@@ -128,15 +130,19 @@ class Failure(msgspec.Struct, kw_only=True):
 
 
 class WorkerFigures(msgspec.Struct):
-    """What one worker did for an output; seconds are its device's."""
+    """What one worker did for an output; seconds are its devices', and the cost is theirs."""
 
     chunks: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    cost: float = 0.0
 
     def __add__(self, other: "WorkerFigures") -> "WorkerFigures":
         return WorkerFigures(
-            self.chunks + other.chunks, self.tokens + other.tokens, self.seconds + other.seconds
+            self.chunks + other.chunks,
+            self.tokens + other.tokens,
+            self.seconds + other.seconds,
+            self.cost + other.cost,
         )
 
 
@@ -244,6 +250,13 @@ class Manifest(About, kw_only=True):
     repeated_ids: RepeatedIds | None = None
     digests_sha256: str = ""
     reused: dict[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def spent(self) -> Spent:
+        """Devices' time that its results took, in all runs, and what that cost."""
+        figures = self.workers.values()
+        seconds = sum(each.seconds for each in figures)
+        return Spent(seconds / HOUR, sum(each.cost for each in figures))
 
     @property
     def lists(self) -> dict[str, str]:

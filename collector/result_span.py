@@ -128,5 +128,7 @@ def _workers(
     for result, taken in zip(results, reused, strict=True):
         if result.worker:
             chunks = result.count - sum(taken.values())
-            figures[result.worker] += WorkerFigures(chunks, result.token_count, result.seconds)
+            figures[result.worker] += WorkerFigures(
+                chunks, result.token_count, result.seconds, result.cost
+            )
     return dict(figures)

@@ -12,6 +12,7 @@ from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry, Pending, read_entries, read_pending
 from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.records import Block, Result
+from embedfarm.contract.spending import MICRO
 from embedfarm.contract.status import is_gone
 
 
@@ -209,6 +210,8 @@ def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result, byte
                 result.worker,
                 result.embedded,
                 agreed,
+                round(result.seconds * MICRO),
+                round(result.cost * MICRO),
                 *errors,
             ],
             client=pipe,

@@ -216,8 +216,9 @@ class Result(Record):
         errors: The chunks that failed.
         token_count: Tokens of the texts, as the model counts; a text that repeats counts each time.
         worker: Name of the worker that embedded the block.
-        seconds: The block's share of the device's time.
+        seconds: The block's share of the time of the worker's device, or of all of its devices.
         known: For each chunk a byte, which is 1 if its vector was known; empty where none was.
+        cost: What that time costs, by the price of the worker's settings.
     """
 
     start: Count
@@ -232,6 +233,7 @@ class Result(Record):
     worker: str = ""
     seconds: Amount = 0.0
     known: bytes = b""
+    cost: Amount = 0.0
 
     @property
     def embedded(self) -> int:
@@ -264,6 +266,7 @@ class Result(Record):
             worker=self.worker,
             seconds=self.seconds,
             known=self.known[skip:],
+            cost=self.cost,
         )
 
 
@@ -333,6 +336,8 @@ class Heartbeat(Record):
         models: States of the models that it has loaded, or tried to load.
         yields_in_seconds: Time after which requests that come now get a model that is in the way of
             their own.
+        device_cost_per_hour: Price of an hour of each of its devices, 0 if none is set.
+        devices: Number of devices that work as this worker.
     """
 
     worker: str
@@ -359,6 +364,8 @@ class Heartbeat(Record):
     loading: str = ""
     models: list[ModelState] = msgspec.field(default_factory=list)
     yields_in_seconds: Amount = 0.0
+    device_cost_per_hour: Amount = 0.0
+    devices: Some = 1
 
 
 class JobShare(Record):

@@ -8,6 +8,7 @@ from embedfarm.contract.encoding import COUNT_MAX
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import describe_reuse
 from embedfarm.contract.scheduling_terms import USUAL
+from embedfarm.contract.spending import Spent, spent_from
 
 TEXT_FIELDS: Final = frozenset(
     {"state", "tenant", "out", "reason", "submitted_by", "labels", "corpus"}
@@ -57,6 +58,8 @@ class JobStatus:
     `ids_repeated` counts the chunks whose id an earlier chunk has.
     `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
+    `device_us` is the time of devices, in microseconds, that the committed results took, and
+    `cost_micros` what that cost, in millionths; earlier makings of the job do not count.
     `priority`, `tenant`, `weight`, `deadline_ms` and `labels` are the job's `Terms`. `out` is the
     directory that it fills, on its collector's host, `reason` says why it failed, or what it waits
     for, and `submitted_by` is who made it: an account at a host, or a key of HTTP. `corpus` names
@@ -91,6 +94,8 @@ class JobStatus:
     last_commit_ms: int = 0
     resumed_ms: int = 0
     ended_ms: int = 0
+    device_us: int = 0
+    cost_micros: int = 0
     priority: int = USUAL.priority
     tenant: str = USUAL.tenant
     weight: int = USUAL.weight
@@ -129,6 +134,11 @@ class JobStatus:
     def reuse(self) -> str:
         """What people are told of chunks that were not embedded since their vectors were there."""
         return describe_reuse(self.chunks_reused, self.chunks_embedded, self.embed_seconds)
+
+    @property
+    def spent(self) -> Spent:
+        """Device-hours that the job has taken, and their cost."""
+        return spent_from(self.device_us, self.cost_micros)
 
     @property
     def embed_seconds(self) -> float:

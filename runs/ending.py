@@ -26,6 +26,7 @@ from embedfarm.contract.broker import (
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import BlocksLost
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.spending import counters_of
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.own_job import JOB_ID_FILE, read_own_job
@@ -53,6 +54,7 @@ def end_job(farm: FarmClient, manifest: Manifest, owner: str, settings: Settings
             rows_skipped=manifest.skipped, chunks_reused=sum(manifest.reused.values()),
             ids_repeated=manifest.repeated_ids.count if manifest.repeated_ids else 0,
             real_tokens_done=manifest.tokens, drained_upto=count,
+            **counters_of(manifest.spent),
         )  # fmt: skip
         if farm.job(job).noted("state") not in {"finished", ""}:
             raise BlocksLost(f"the server has lost that job {job} is finished")

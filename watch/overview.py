@@ -39,14 +39,17 @@ class JobFacts(JobStatus):
 
     `state` is the word for people: "queued" until a run begins to read the corpus of a job that was
     submitted, then "running"; "paused", "finished", "failed" or "cancelled". `late_seconds` is by
-    how much it misses its deadline, as things are. `refused` has the reasons of workers that cannot
-    embed it, by worker.
+    how much it misses its deadline, as things are. `device_hours` are the hours of single devices
+    that its results took, and `cost` is what they cost by the prices of their workers. `refused`
+    has the reasons of workers that cannot embed it, by worker.
     """
 
     job: str
     name: str
     model: str
     late_seconds: float
+    device_hours: float
+    cost: float
     refused: dict[str, str]
 
     @property
@@ -188,6 +191,7 @@ def _describe(
         name=asked.name,
         model=asked.model,
         late_seconds=late_seconds,
+        **status.spent._asdict(),
         refused={
             worker.decode(errors="replace").removeprefix("refused:"): reason.decode(
                 errors="replace"

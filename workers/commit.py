@@ -35,6 +35,7 @@ class Committer:
     """Commits the results of one worker, and tells the scheduler how fast it is.
 
     Attributes:
+        devices: Number of devices that the worker has as one.
         agree_again: Agrees once more with a job's other workers on the engine that has embedded
             chunks of it; returns the fingerprint, or nothing where they have another.
     """
@@ -46,6 +47,7 @@ class Committer:
     stop: threading.Event
     incarnation: str
     device: str
+    devices: int = 1
     agree_again: Callable[[str, str, Engine], bytes] = lambda _job, _generation, _engine: b""
     tokens_per_second: float = 0.0
     total: Account = field(default_factory=Account)
@@ -68,7 +70,9 @@ class Committer:
         accounts = self._note(batch)
         done: Counter[str] = Counter()  # chunks by job
         tokens = 0
-        for group in _groups(results_of(batch, vectors, self.worker)):
+        price = self.settings.device_cost_per_hour
+        results = results_of(batch, vectors, self.worker, self.devices, price)
+        for group in _groups(results):
             for answer, (lease, result) in zip(self._send(group, batch.engine), group, strict=True):
                 for each in (accounts[lease.making], self.total):
                     each.duplicates += answer == "duplicate"

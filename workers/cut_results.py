@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.contract.formatting import HOUR
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import ChunkError, Result
 from embedfarm.workers.leases import Lease, MicroBatch
@@ -13,7 +14,7 @@ from embedfarm.workers.quantisation import DTYPES, stored_width
 
 
 def results_of(
-    batch: MicroBatch, vectors: NDArray[Any], worker: str
+    batch: MicroBatch, vectors: NDArray[Any], worker: str, devices: int = 1, price: float = 0.0
 ) -> Iterator[tuple[Lease, Result]]:
     """Yield the results of the leases still ours, one at a time: each is a copy of its rows.
 
@@ -21,9 +22,11 @@ def results_of(
         batch: An embedded micro-batch.
         vectors: Vectors of its texts as they are stored, shape (n, width); a failed row is zero.
         worker: Name that the results carry.
+        devices: Devices of the worker, each of which takes as long.
+        price: Price of an hour of each of them.
     """
     lengths = batch.tokenised.text_lengths
-    seconds_per_token = batch.forward_seconds / max(1, int(lengths.sum()))
+    seconds_per_token = devices * batch.forward_seconds / max(1, int(lengths.sum()))
     failed = sorted(batch.reasons)
     for lease, rows in batch.rows():
         if lease.lost:
@@ -52,6 +55,7 @@ def results_of(
             worker=worker,
             seconds=seconds_per_token * tokens,
             known=lease.block.known,
+            cost=seconds_per_token * tokens / HOUR * price,
         )
         yield lease, result
 

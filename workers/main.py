@@ -55,6 +55,7 @@ def main() -> NoReturn:
         stop,
         lambda: _facts(device),
         lambda state: notifier.stop() if stop.is_set() else notifier.tick(state),
+        device.ranks,
     )
     worker.run()
     # The interpreter's end frees for 0.3 s what the system frees at once, and ends a thread that

@@ -75,6 +75,7 @@ class Worker:
         stop: Set by a signal, a lost parent or a failed stage.
         facts: Measures the device for heartbeats.
         tick: Told the worker's state after each heartbeat, from the first one that the server got.
+        devices: Number of devices that work as this one.
     """
 
     url: str
@@ -85,6 +86,7 @@ class Worker:
     stop: threading.Event
     facts: MeasureDevice
     tick: Callable[[str], object] = lambda _state: None
+    devices: int = 1
     name: str = field(init=False)
     failure: BaseException | None = field(init=False, default=None)
     superseded: bool = field(init=False, default=False)
@@ -100,14 +102,9 @@ class Worker:
         self.watchdog = Watchdog(settings)
         timings = Timings()
         self.models = ModelStore(
-            farm,
-            self.name,
-            self.torch_device,
-            settings,
-            self.watchdog,
-            timings.warm_up,
+            farm, self.name, self.torch_device, settings, self.watchdog, timings.warm_up,
             self._start,
-        )
+        )  # fmt: skip
         self.engines = JobEngines(farm, self.name, self.models)
         lane = Lane(self.client, settings)
         self.lane = LaneServer(
@@ -124,7 +121,7 @@ class Worker:
         )
         self.committer = Committer(
             farm, self.name, self.holdings, settings, stop, self.incarnation, self.device_kind,
-            self.engines.agree_again,
+            self.devices, self.engines.agree_again,
         )  # fmt: skip
         self.fetcher = Fetcher(
             farm,
@@ -353,6 +350,8 @@ class Worker:
             loading=self.models.loading,
             models=self.models.states(),
             yields_in_seconds=self.lane_loader.yields_in_seconds(self.holdings.tokens, rate),
+            device_cost_per_hour=self.settings.device_cost_per_hour,
+            devices=self.devices,
         )
 
     def _facts(self) -> dict[str, float]:

@@ -5,7 +5,7 @@
 -- KEYS: in|retry, res, meta, failed, result wake-up
 -- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
 --       generation of the block, worker, chunks that it embedded, fingerprint that it agreed on
---       with the job's other workers or "", then index, reason, attempts of each failed chunk
+--       with others or "", devices' microseconds, their cost in millionths, then index, reason, attempts of what failed
 if (redis.call('HGET', KEYS[3], 'generation') or '') ~= ARGV[9] then return 'duplicate' end
 if #redis.call('XPENDING', KEYS[1], 'farm', ARGV[1], ARGV[1], 1) == 0 then return 'duplicate' end
 if ARGV[12] ~= '' then
@@ -29,7 +29,9 @@ redis.call('HINCRBY', KEYS[3], 'tokens_done', ARGV[5])
 redis.call('HINCRBY', KEYS[3], 'bytes_done', ARGV[6])
 redis.call('HINCRBY', KEYS[3], 'real_tokens_done', ARGV[7])
 redis.call('HINCRBY', KEYS[3], 'result_bytes', #ARGV[3])
-for i = 13, #ARGV, 3 do
+if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[3], 'device_us', ARGV[13]) end
+if ARGV[14] ~= '0' then redis.call('HINCRBY', KEYS[3], 'cost_micros', ARGV[14]) end
+for i = 15, #ARGV, 3 do
   redis.call('HINCRBY', KEYS[3], 'chunks_failed', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
     'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])

@@ -214,6 +214,10 @@ class WorkerSettings(BaseModel):
         NonNegativeInt,
         Field(description="Device memory for device batches beside the model; 0: all there is."),
     ] = 0
+    device_cost_per_hour: Annotated[
+        NonNegativeFloat,
+        Field(description="Price of an hour of each device here, in any unit; 0: none."),
+    ] = 0.0
     endpoint_url: Annotated[
         str,
         Field(description="Server that embeds for this worker; what stands before `/embeddings`."),

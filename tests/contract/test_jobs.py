@@ -786,7 +786,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     some = Block(start=0, texts=["a"], known=b"\0\1")
     noted_job.push([(some, encode(some))])
     (entry,) = noted_job.stream.read("one", 1)
-    result = msgspec.structs.replace(embed(entry)[1], count=2, known=some.known)
+    result = msgspec.structs.replace(embed(entry)[1], count=2, known=some.known, seconds=1, cost=1)
     assert noted_job.stream.commit([(entry, result)]) == ["committed"]
     job.note("rows_skipped", 1)
     job.note("ids_repeated", 1)

@@ -184,10 +184,11 @@ def test_result_layout() -> None:
         token_count=3,
         worker="w",
         seconds=0.5,
+        cost=0.25,
     )
     expected = (
-        "01 9c 08 01 02 a33c6634 c408 0000803f 000000c0 c404 43beb7e8"
-        "c0 91 93 08 a3626164 01 03 a177 cb3fe0000000000000 c400"
+        "01 9d 08 01 02 a33c6634 c408 0000803f 000000c0 c404 43beb7e8"
+        "c0 91 93 08 a3626164 01 03 a177 cb3fe0000000000000 c400 cb3fd0000000000000"
     )
     assert encode(result) == bytes.fromhex(expected)
 

@@ -29,7 +29,7 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_field_is_documented() -> None:
     """Every field says what it limits; sizes, times and rates end in their unit."""
-    units = ("bytes", "bytes_max", "seconds", "seconds_max", "per_second")
+    units = ("bytes", "bytes_max", "seconds", "seconds_max", "per_second", "per_hour")
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert field.description.endswith("."), name

@@ -31,6 +31,8 @@ def job(name: str = "job", **facts: Any) -> JobFacts:  # noqa: ANN401 -- facts o
         "name": name,
         "model": "null:2",
         "late_seconds": 0.0,
+        "device_hours": 0.0,
+        "cost": 0.0,
         "refused": {},
     }
     return JobFacts(job=f"id of {name}", **usual | facts)

@@ -204,4 +204,6 @@ def test_facts_are_the_status(client: redis.Redis) -> None:
     facts = asdict(read_job(FarmClient(client), job.id))
     status = asdict(job.status()) | {"state": "running"}
     assert status.items() <= facts.items()
-    assert set(facts) - set(status) == {"job", "name", "model", "late_seconds", "refused"}
+    assert set(facts) - set(status) == {
+        "job", "name", "model", "late_seconds", "device_hours", "cost", "refused",
+    }  # fmt: skip

@@ -81,6 +81,19 @@ def test_results_are_stored_and_acknowledged(farm: FarmClient) -> None:
     )
 
 
+def test_devices_time_and_its_price_are_counted(farm: FarmClient) -> None:
+    """A worker of two devices takes twice its time, at the price that its settings have then."""
+    blocks = [block_of(0, 3), block_of(3, 5)]
+    job = create_job(farm, blocks)
+    committer = committer_on(farm, Settings(device_cost_per_hour=3600))
+    committer.devices = 2
+    batch = lease_all(job, blocks)
+    commit(committer, batch)
+    spent, seconds = job.status().spent, 2 * batch.forward_seconds
+    assert 3600 * spent.device_hours == pytest.approx(seconds, abs=2e-6)
+    assert spent.cost == pytest.approx(seconds, abs=2e-6)
+
+
 def test_vectors_of_two_models_are_not_mixed(farm: FarmClient) -> None:
     """A commit says anew which model a server has forgotten, and stores nothing of another one."""
     blocks = [block_of(0, 3), block_of(3, 5), block_of(8, 2)]

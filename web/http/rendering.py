@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from embedfarm.contract.formatting import counted, format_moment, moment_of
 from embedfarm.contract.outlook import done_ratio
 from embedfarm.contract.scheduling_terms import priority_name
+from embedfarm.contract.spending import format_cost, format_device_hours
 from embedfarm.web.auth.keys import Key, Scope
 
 THEMES: Final = ("auto", "light", "dark")
@@ -160,6 +161,8 @@ ENVIRONMENT.filters |= {
 }
 ENVIRONMENT.filters["priority"] = priority_name
 ENVIRONMENT.filters["counted"] = counted
+ENVIRONMENT.filters["device_time"] = format_device_hours
+ENVIRONMENT.filters["cost"] = format_cost
 
 
 def surroundings(connection: HTTPConnection) -> dict[str, Any]:

@@ -109,7 +109,6 @@ def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> di
         "peak": max((each.tokens_per_second for each in speeds), default=0.0),
         "lanes": lanes_of(farm.statistics.recent_batches(LANE_SECONDS), name),
         "accounts": {worker: describe(account) for worker, account in accounts.items()},
-        "device_seconds": sum(each.seconds.get("forward", 0.0) for each in accounts.values()),
         "timeline": farm.timeline.newest(EVENTS_MAX, name),
         "actions": actions_for(facts),
         "no_results": why_not(services.settings, facts),
