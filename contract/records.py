@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     def piece(self, first: int, end: int) -> "Rows":
         """Return rows `first` to `end - 1`, counted from 0."""
         ids = None if self.ids is None else self.ids[first:end]
-        return Rows(self.texts[first:end], ids, self.known[first:end])
+        return Rows(self.texts[first:end], ids, _if_any(self.known[first:end]))
 
 
 class TokenisationSettings(Record, forbid_unknown_fields=True):
@@ -183,7 +183,7 @@ class Block(Record):
             ids=None if self.ids is None else self.ids[first:end],
             token_count=upto - before,
             tokens=None if self.tokens is None else self.tokens.piece(begin, stop),
-            known=self.known[first:end],
+            known=_if_any(self.known[first:end]),
         )
 
 
@@ -265,7 +265,7 @@ class Result(Record):
             token_count=self.token_count,
             worker=self.worker,
             seconds=self.seconds,
-            known=self.known[skip:],
+            known=_if_any(self.known[skip:]),
             cost=self.cost,
         )
 
@@ -565,6 +565,11 @@ class LaneAnswer(Record):
     def matrix(self) -> NDArray[np.float32]:
         """Return the vectors as an array of shape (texts, dimensions), without a copy."""
         return np.frombuffer(self.vectors, dtype="<f4").reshape(-1, self.dimensions)
+
+
+def _if_any(known: bytes) -> bytes:
+    """Return a mask of chunks whose vectors are known, which is empty where none is."""
+    return known if 1 in known else b""
 
 
 def text_checksums(texts: Sequence[str]) -> bytes:

@@ -339,26 +339,31 @@ def test_a_later_program_s_further_field_is_skipped(
 def test_rest_of_a_result(count: int, dimensions: int, data: st.DataObject) -> None:
     """The rest of a result has exactly the rows, checksums, ids and errors from there on."""
     start = data.draw(st.integers(100, 100 + count))
+    known = bytes(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    new = [row for row in range(count) if not known[row]]
     matrix = np.arange(count * dimensions, dtype="<f2").reshape(count, dimensions)
     texts = [str(row) for row in range(count)]
-    failed = data.draw(st.sets(st.integers(100, 99 + count)))
+    failed = data.draw(st.sets(st.sampled_from(new))) if new else set()
     result = Result(
         start=100,
         count=count,
         dimensions=dimensions,
         dtype="<f2",
-        vectors=matrix.tobytes(),
-        checksums=text_checksums(texts),
+        vectors=matrix[new].tobytes(),
+        checksums=text_checksums([texts[row] for row in new]),
         ids=data.draw(st.sampled_from([None, texts])),
-        errors=[ChunkError(index=index, reason="bad") for index in sorted(failed)],
+        errors=[ChunkError(index=100 + row, reason="bad") for row in sorted(failed)],
+        known=known if any(known) else b"",
     )
     rest = result.rest(start)
     skip = start - 100
+    left = [row for row in new if row >= skip]
     assert (rest.start, rest.count) == (start, count - skip)
-    assert np.array_equal(rest.matrix(), matrix[skip:])
-    assert rest.checksums == text_checksums(texts[skip:])
+    assert np.array_equal(rest.matrix(), matrix[left])
+    assert rest.checksums == text_checksums([texts[row] for row in left])
     assert rest.ids == (None if result.ids is None else texts[skip:])
-    assert [error.index for error in rest.errors] == sorted(i for i in failed if i >= start)
+    assert [error.index - 100 for error in rest.errors] == sorted(r for r in failed if r >= skip)
+    assert rest.known == (known[skip:] if any(known[skip:]) else b"")
 
 
 def test_checksums() -> None:

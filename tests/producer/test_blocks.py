@@ -84,7 +84,9 @@ def test_known_chunks_have_no_text(
         assert 1 <= block.count <= settings.block_chunks_max
         assert block.to_embed <= 1 or bytes_of(block.texts) <= settings.block_bytes_max
         pieces = [block.piece(at, at + 1) for at in range(block.count)]
-        assert b"".join(piece.known for piece in pieces) == block.known
+        masks = b"".join(piece.known or bytes(piece.count) for piece in pieces)
+        assert masks == (block.known or bytes(block.count))
+        assert all(piece.known in {b"", b"\1"} for piece in pieces), "empty where none is known"
         assert [text for piece in pieces for text in piece.texts] == block.texts
 
 
