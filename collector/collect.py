@@ -68,8 +68,8 @@ class Collector:
         on_part: Function that is called after each durable part.
         source: Check of which results were made of the source; None trusts the server.
         known: Vectors that workers need not make; None where they make all.
-        settle: Learns which model makes the results, and tells whether that is known. What a server
-            has of results it has of their model; it may lose both.
+        settle: Learns which model makes the results, keeps that for runs to come, and tells whether
+            it is known. What a server has of results it has of their model; it may lose both.
     """
 
     job: Job
@@ -84,7 +84,8 @@ class Collector:
     _window: FarmWindow = field(init=False)
     _gone: tuple[str, int] = ("", 0)  # the server that has no such job, and looks at it
     _damaged: tuple[int, str] | None = None  # where a result begins that cannot be read, and why
-    _lost_at: int = -1  # where the last result began that was made anew for that
+    # The server that had the last result that was made anew for that, and where it began.
+    _lost_at: tuple[str, int] = ("", -1)
     _reading: int = 0  # number of the source's reading that all not on disk was compared with
 
     def __post_init__(self) -> None:
@@ -146,7 +147,8 @@ class Collector:
                 upto = self.output.buffered.stop
             result = self._persist(partial(self._look, upto))
             if result is not None and not self._settled:
-                self._settled = self._persist(self.settle)
+                settle = partial(self._persist, self.settle)
+                self._settled = self._store(settle, settle)
                 result = self._persist(partial(self._look, upto))
             if result is not None and (result := self._check(result)) is not None:
                 writer.put(result)
@@ -214,17 +216,21 @@ class Collector:
     def _lose(self, start: int, reason: str) -> None:
         """Have a wrong or damaged result made anew, with all that is not on disk.
 
+        A server that has lost the end of its log may bring the result back, so that only what one
+        server has twice is no better when it is made anew.
+
         Raises:
             OutputError: The result is damaged a second time.
             SourceChanged: The result is of other rows than the source's a second time.
         """
-        if start == self._lost_at and reason == DIFFERS:
+        here = FarmClient(self.job.client).server_id(), start
+        if here == self._lost_at and reason == DIFFERS:
             raise SourceChanged(f"row {start}: {reason}, twice: it changes while it is read")
-        if start == self._lost_at:
+        if here == self._lost_at:
             raise OutputError(f"result {start} of job {self.job.id}, once more: {reason}")
         log.error("result %d of job %s is made anew: %s", start, self.job.id, reason)
         self.job.results.lose(self.output.next_index)
-        self._lost_at, self._damaged = start, None
+        self._lost_at, self._damaged = here, None
 
     def _take_straddling(self) -> None:
         """Take the rest of a result that begins before the next chunk and contains it.

@@ -76,10 +76,22 @@ class Fingerprint:
             self.known = farm.reports.fingerprint(job.name, job.owner)
         return bool(self.known)
 
-    def keep(self) -> None:
-        """Write the fingerprint to the disk, once, for runs that find another server."""
-        if self.known and not self.path.exists():
+    def settle(self, farm: FarmClient, job: OwnJob) -> bool:
+        """Learn the model, and keep it on the disk, durably, for runs that find another server.
+
+        No vector may be there without: a run that finds all of them makes none, and so meets no
+        worker that knows.
+
+        Returns:
+            Whether the model is known.
+
+        Raises:
+            ModelRefused: The server has lost the model, and heard of another one since.
+            OSError: The disk refused.
+        """
+        if self.learn(farm, job) and not self.path.exists():
             hold_to(self.out, self.known)
+        return bool(self.known)
 
 
 def hold_to(out: Path, fingerprint: Mapping[str, str]) -> None:

@@ -262,7 +262,6 @@ class Run:
         """Collect all results and write the manifest; None when `stop` came first."""
 
         def on_part() -> None:
-            self._persist(lambda: self._note(farm, own))
             self._trace_part(output)
             check_output(output.parts, self.place.settings)
 
@@ -270,7 +269,7 @@ class Run:
         self._part_began = time.monotonic()
         collector = Collector(
             farm.job(own.name, own.owner), output, self.place.settings, self.stop, on_part,
-            self._sending.source, self._known, lambda: self._fingerprint.learn(farm, own),
+            self._sending.source, self._known, lambda: self._fingerprint.settle(farm, own),
         )  # fmt: skip
         count = collector.collect()
         return None if count is None else self._finish(collector, farm, own, count)
@@ -337,13 +336,7 @@ class Run:
             if count > getattr(status, name):
                 job.note(name, count)
 
-    # The end, and what the next run must know.
-
-    def _note(self, farm: FarmClient, own: OwnJob) -> None:
-        """Keep the model's fingerprint with the first part."""
-        if not self._fingerprint.known:
-            self._persist(lambda: self._fingerprint.learn(farm, own))
-        self._fingerprint.keep()
+    # The end.
 
     def _finish(
         self, collector: Collector, farm: FarmClient, own: OwnJob, count: int

@@ -380,6 +380,23 @@ def test_a_result_that_stays_damaged_ends_the_run(collecting: Collecting) -> Non
         done.result(60)
 
 
+def test_a_server_brings_a_damaged_result_back(
+    server: LiveServer, collecting: Collecting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged result that a server brings back, since it lost the new one, is made anew again."""
+    collecting.push(0, 10)
+    collecting.job.client.hset(collecting.job.keys.results, "0", b"\x01")
+    size = log_bytes(server)
+    done = collecting.bench.run(collecting.collect)
+    wait_until(lambda: not collecting.job.results.starts())
+    crash(server, size)
+    wait_until(lambda: caplog.text.count("result 0 of job j is made anew") == 2)
+    collecting.push(0, 10)
+    collecting.work()
+    assert done.result(60) == 10
+    collecting.check(10)
+
+
 def test_a_result_of_another_version_ends_the_run(collecting: Collecting) -> None:
     """A result of another version ends the run, and stays for a program that reads it."""
     collecting.push(0, 10)

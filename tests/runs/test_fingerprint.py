@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from embedfarm.collector.manifest import STATE_DIRECTORY
+import embedfarm
+from embedfarm.collector.manifest import STATE_DIRECTORY, Part, read_manifest
+from embedfarm.collector.output import Output
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
@@ -36,8 +38,7 @@ def out(tmp_path: Path) -> Path:
 def test_a_server_that_has_lost_it_is_reminded(job: Job, out: Path) -> None:
     """A server that has lost the fingerprint gets it back from the run."""
     farm, fingerprint = FarmClient(job.client), Fingerprint(out)
-    fingerprint.learn(farm, OWN)
-    fingerprint.keep()
+    assert not fingerprint.settle(farm, OWN)
     assert not (out / STATE_DIRECTORY / FINGERPRINT_FILE).exists()
     farm.reports.agree("j", OURS)
     fingerprint.learn(farm, OWN)
@@ -53,8 +54,7 @@ def test_another_server_learns_it(job: Job, out: Path) -> None:
     """A fingerprint that was kept with the output is set on the server of a later run."""
     farm, first = FarmClient(job.client), Fingerprint(out)
     farm.reports.agree("j", OURS)
-    first.learn(farm, OWN)
-    first.keep()
+    assert first.settle(farm, OWN)
     job.client.hdel(job.keys.meta, "fingerprint")
     Fingerprint(out).recall(farm, OWN, lambda: pytest.fail("the job is there"))
     assert farm.reports.fingerprint("j") == OURS
@@ -65,7 +65,7 @@ def test_another_server_learns_it(job: Job, out: Path) -> None:
 def test_a_job_that_is_lost_meanwhile_is_made_again(job: Job, out: Path) -> None:
     """A job that the server loses before the fingerprint is set is created again."""
     farm, first = FarmClient(job.client), Fingerprint(out, OURS)
-    first.keep()
+    first.settle(farm, OWN)
     job.delete()
     Fingerprint(out).recall(farm, OWN, lambda: job.create(JobSpec(model="m"), 0))
     assert farm.reports.fingerprint("j") == OURS
@@ -96,3 +96,21 @@ def test_an_earlier_job_of_the_name_teaches_nothing(job: Job, out: Path) -> None
     assert farm.job(*own).note("reason", "mine") is None
     assert (farm.reports.fingerprint("j")["weights"], job.status().reason) == ("2", "")
     assert farm.reports.refusals("j") == {"one": "no such model"}
+
+
+def test_it_is_on_the_disk_before_any_vector_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed as soon as a part is on the disk leaves its model there, too."""
+    out, write = tmp_path / "out", Output.write
+    there = []
+
+    def look_and_write(output: Output, *, early: bool = False) -> Part | None:
+        there.append((output.directory / STATE_DIRECTORY / FINGERPRINT_FILE).exists())
+        return write(output, early=early)
+
+    monkeypatch.setattr(Output, "write", look_and_write)
+    with embedfarm.Farm(devices="cpu", workers=1) as farm:
+        embedfarm.embed(["a", "b"], out=out, model="null:4", farm=farm, progress=False)
+    assert there == [True]
+    assert read_manifest(out).fingerprint
