@@ -5,6 +5,8 @@ import functools
 import gc
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -25,6 +27,17 @@ settings.load_profile("default")
 
 
 gc.disable()  # until all modules are imported, which stay
+
+# A run syncs some hundred thousand files, and removes them: on a disk that is most of its time.
+# Processes of the run, and programs that tests start, find the place by the variable as well.
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 # each run makes its own below
+MEMORY_BYTES: Final = 8 << 30
+if (
+    "TMPDIR" not in os.environ
+    and MEMORY.is_dir()
+    and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
+):
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"')
 

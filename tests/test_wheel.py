@@ -105,7 +105,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def installed(wheel: Path, extras: str) -> Iterator[Environment]:
     """Install the wheel into an environment that is gone afterwards: it may take gigabytes."""
-    with tempfile.TemporaryDirectory(prefix="embedfarm-wheel-") as directory:
+    with tempfile.TemporaryDirectory(prefix="embedfarm-wheel-", dir="/var/tmp") as directory:
         yield Environment(Path(directory), wheel, extras)
 
 
