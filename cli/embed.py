@@ -15,6 +15,7 @@ from embedfarm.cli.options import (
     FAILED_CHUNKS,
     FULL,
     INTERRUPTED,
+    LIMITED,
     USAGE,
     AsJson,
     CpuWorkers,
@@ -28,7 +29,16 @@ from embedfarm.cli.options import (
     read_settings,
     stop_on_signals,
 )
-from embedfarm.cli.term_options import Deadline, Labels, Priority, Tenant, Weight, read_terms
+from embedfarm.cli.term_options import (
+    Deadline,
+    Labels,
+    MaxCost,
+    MaxHours,
+    Priority,
+    Tenant,
+    Weight,
+    read_terms,
+)
 from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
 from embedfarm.contract.formatting import counted, describe_reuse
@@ -45,8 +55,10 @@ if TYPE_CHECKING:
     from embedfarm.runs.request import Request
 
 EPILOG = (
-    f"Ends with {FAILED_CHUNKS} when chunks failed, named in _errors.jsonl, with {FULL} when the "
-    f"farm has no place for another job now, and with {INTERRUPTED} when interrupted."
+    f"Ends with {FAILED_CHUNKS} when chunks failed, named in _errors.jsonl, with {LIMITED} when a "
+    "private farm has done as much as --max-hours or --max-cost let it, with "
+    f"{FULL} when the farm has no place for another job now, and with {INTERRUPTED} when "
+    "interrupted."
 )
 
 
@@ -129,6 +141,8 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     weight: Weight = 1,
     deadline: Deadline = "",
     labels: Labels = "",
+    max_hours: MaxHours = 0.0,
+    max_cost: MaxCost = 0.0,
     job_id: JobName = "",
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
@@ -144,7 +158,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
 
     settings = read_settings(redis)
     tracing.start(settings.traces, "embed")
-    terms = read_terms(priority, tenant, weight, deadline, labels)
+    terms = read_terms(priority, tenant, weight, deadline, labels, max_hours, max_cost)
     with plain_errors():
         options = CorpusOptions(
             text_field=text_field, id_field=id_field or None, format=input_format or None,

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -41,9 +40,11 @@ from embedfarm.contract.formatting import format_moment, format_seconds
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.scheduling_terms import (
+    LIMITS,
     PRIORITIES,
     USUAL,
     WEIGHT_MAX,
+    TermChanges,
     priority_name,
     read_deadline,
 )
@@ -150,22 +151,26 @@ def set_terms(  # noqa: PLR0913, PLR0917 -- each is a flag
     labels: Annotated[
         str | None, typer.Option(metavar="WORDS", help="Labels instead of those it has.")
     ] = None,
+    max_hours: Annotated[float | None, typer.Option(min=0, help="Device-hours; 0: any.")] = None,
+    max_cost: Annotated[float | None, typer.Option(min=0, help="Cost; 0: any.")] = None,
     redis: RedisUrl = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
-    """Change terms of a job; the next plan follows them."""
-    if {priority, tenant, weight, deadline, labels} == {None}:
-        fail("nothing to set: give --priority, --tenant, --weight, --deadline or --labels", USAGE)
+    """Change terms of a job; one that has paused itself goes on if it may take more now."""
     try:
-        change = partial(
-            Job.set_terms,
-            priority=None if priority is None else PRIORITIES[priority],
-            tenant=tenant,
-            weight=weight,
-            deadline_ms=None if deadline is None else read_deadline(deadline),
-            labels=labels,
-        )
-        _change(job, redis, change, as_json=as_json)
+        changes: TermChanges = {
+            "priority": None if priority is None else PRIORITIES[priority],
+            "tenant": tenant,
+            "weight": weight,
+            "deadline_ms": None if deadline is None else read_deadline(deadline),
+            "labels": labels,
+            "max_hours": max_hours,
+            "max_cost": max_cost,
+        }
+        if set(changes.values()) == {None}:
+            flags = ", ".join(f"--{name.removesuffix('_ms').replace('_', '-')}" for name in changes)
+            fail(f"nothing to set: give one of {flags}", USAGE)
+        _change(job, redis, lambda handle: handle.set_terms(**changes), as_json=as_json)
     except ValueError as error:
         fail(str(error), USAGE)
 
@@ -293,7 +298,7 @@ def _change(job: str, redis: str, change: Callable[[Job], object], *, as_json: b
         change(handle)
         status = read_job(farm, handle.id)
     if as_json:
-        names = ("state", "priority", "tenant", "weight", "deadline_ms", "labels")
+        names = ("state", "priority", "tenant", "weight", "deadline_ms", "labels", *LIMITS)
         print_json({"job": handle.id} | {name: getattr(status, name) for name in names})
     else:
         typer.echo(", ".join([f"{handle.id} is {status.state}", *_describe_terms(status)]))
@@ -309,6 +314,9 @@ def _describe_terms(status: JobStatus) -> Iterator[str]:
         yield f"weight {status.weight}"
     if status.labels:
         yield f"labels {status.labels}"
+    for name in LIMITS:
+        if limit := getattr(status, name):
+            yield f"{name} {limit:g}"
     if status.deadline_ms:
         yield f"deadline {describe_deadline(status.deadline_ms)}"
 

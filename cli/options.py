@@ -25,7 +25,7 @@ from embedfarm.contract.settings import Settings, UntrustedFile, misspelt
 from embedfarm.contract.status import JobGone
 
 ID_CHARACTERS_MIN = 8  # that are shown of an id
-FAILED, USAGE, FAILED_CHUNKS, FULL, INTERRUPTED = 1, 2, 3, 75, 130
+FAILED, USAGE, FAILED_CHUNKS, LIMITED, FULL, INTERRUPTED = 1, 2, 3, 4, 75, 130
 
 RedisUrl = Annotated[
     str, typer.Option("--redis", help="Server URL; default EMBEDFARM_REDIS_URL.", metavar="URL")

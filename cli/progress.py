@@ -68,7 +68,7 @@ def _rates(outlook: Outlook, between: str) -> str:
 
 def _remaining(status: JobStatus, outlook: Outlook) -> str:
     if status.state in {"paused", "cancelled"}:
-        return status.state
+        return f"{status.state}: {status.reason}" if status.reason else status.state
     if status.reason:
         return status.reason
     if status.chunk_count < 0:

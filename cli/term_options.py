@@ -35,14 +35,29 @@ Labels = Annotated[
     str,
     typer.Option(metavar="WORDS", help="Labels to find the job by, with commas between."),
 ]
+MaxHours = Annotated[
+    float,
+    typer.Option(min=0, help="Device-hours after which the job pauses itself; 0: any number."),
+]
+MaxCost = Annotated[
+    float,
+    typer.Option(min=0, help="Cost at which it does, by workers' device_cost_per_hour; 0: any."),
+]
 
 
-def read_terms(
-    priority: PriorityName, tenant: str, weight: int, deadline: str, labels: str
+def read_terms(  # noqa: PLR0913, PLR0917 -- each is a flag
+    priority: PriorityName,
+    tenant: str,
+    weight: int,
+    deadline: str,
+    labels: str,
+    max_hours: float = 0.0,
+    max_cost: float = 0.0,
 ) -> Terms:
     """Read terms out of flags; wrong ones end the program."""
     try:
-        return Terms(PRIORITIES[priority], tenant, weight, read_deadline(deadline), labels)
+        at = read_deadline(deadline)
+        return Terms(PRIORITIES[priority], tenant, weight, at, labels, max_hours, max_cost)
     except ValueError as error:
         fail(str(error), USAGE)
 

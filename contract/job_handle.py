@@ -37,6 +37,6 @@ class JobHandle:
         """Tell whether this handle may act for the job that has this owner."""
         return not self.owner or (owner or b"").decode(errors="replace") == self.owner
 
-    def _note(self, command: str, *words: str | int | bytes) -> bytes | None:
+    def _note(self, command: str, *words: str | float | bytes) -> bytes | None:
         answer = self._script("note")(keys=[self.keys.meta], args=[command, self.owner, *words])
         return cast("bytes | None", answer)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 import redis
 
@@ -24,12 +24,18 @@ from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.job_results import JobResults
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block
-from embedfarm.contract.scheduling_terms import USUAL, Terms, describe_terms
+from embedfarm.contract.scheduling_terms import (
+    LIMITS,
+    USUAL,
+    TermChanges,
+    Terms,
+    describe_terms,
+)
 from embedfarm.contract.status import Cause, EndState, JobGone, JobStatus, status_from
 
 FAILURES_KEPT: Final = 100
 _STEERED: Final[dict[str, Happening]] = {
-    "pause": "paused", "resume": "resumed", "cancel": "cancelled",
+    "pause": "paused", "resume": "resumed", "raise": "resumed", "cancel": "cancelled",
 }  # fmt: skip
 NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -191,7 +197,7 @@ class Job(JobHandle):
 
         Raises:
             JobGone: There is no such job.
-            ChangeRefused: The job was cancelled or has ended.
+            ChangeRefused: The job was cancelled or has ended, or has taken as much as it may.
         """
         return self._steer("resume", {"open", "closed"})
 
@@ -207,39 +213,38 @@ class Job(JobHandle):
         state = str(self._script("steer")(keys=[self.keys.meta], args=[verb]), "ascii")
         if state == "gone":
             raise JobGone(self.id)
+        if state == "limited":
+            raise ChangeRefused(
+                f"job {self.id} has taken as much as it may ({self.status().spent.words}): raise "
+                "its max_hours or max_cost, and it goes on"
+            )
         if state not in wanted:
             raise ChangeRefused(f"job {self.id} is {state}: there is nothing to {verb}")
+        if state == "same":
+            return state
         self._tell(_STEERED[verb])
         self.announce()
         return state
 
-    def set_terms(
-        self,
-        *,
-        priority: int | None = None,
-        tenant: str | None = None,
-        weight: int | None = None,
-        deadline_ms: int | None = None,
-        labels: str | None = None,
-    ) -> None:
+    def set_terms(self, **changes: Unpack[TermChanges]) -> None:
         """Change those terms that are given, all at once; the scheduler's next plan follows them.
+
+        A job that has paused itself goes on if it may take more now.
 
         Raises:
             ValueError: A value is not one that `Terms` takes; nothing has changed.
             JobGone: There is no such job.
         """
-        terms = {
-            "priority": priority, "tenant": tenant, "weight": weight, "deadline_ms": deadline_ms,
-            "labels": labels,
-        }  # fmt: skip
-        given: dict[str, Any] = {name: term for name, term in terms.items() if term is not None}
-        changes = {name: getattr(replace(USUAL, **given), name) for name in given}
-        if not changes:
+        given: dict[str, Any] = {name: term for name, term in changes.items() if term is not None}
+        terms = {name: getattr(replace(USUAL, **given), name) for name in given}
+        if not terms:
             self.status()
-        elif self._note("HSET", *_pairs(changes)) is None:
+        elif self._note("HSET", *_pairs(terms)) is None:
             raise JobGone(self.id)
         else:
-            self._tell("changed", describe_terms(changes))
+            self._tell("changed", describe_terms(terms))
+            if not terms.keys().isdisjoint(LIMITS):
+                self._steer("raise", {"open", "closed", "same"})
             self.announce()
 
     def note(self, name: str, value: str | int | bytes, *, first: bool = False) -> bytes | None:
@@ -382,6 +387,6 @@ def identities(client: redis.Redis, jobs: Sequence[str]) -> dict[str, tuple[JobS
     return found
 
 
-def _pairs(fields: Mapping[str, int | str]) -> list[int | str]:
+def _pairs(fields: Mapping[str, str | float]) -> list[str | float]:
     """Return names and values in turn, as HSET takes them."""
     return [word for pair in fields.items() for word in pair]

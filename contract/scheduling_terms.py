@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypedDict
 
 PRIORITIES: Final = {"normal": 0, "high": 1, "urgent": 2}
 WEIGHT_MAX: Final = 1000
@@ -16,6 +16,7 @@ TENANT_CHARACTERS_MAX: Final = 64
 NO_DEADLINE: Final = "none"
 DEADLINE_MS_MAX: Final = 253_370_764_800_000  # the year 9999: with every zone in all calendars
 
+LIMIT_MAX: Final = 1e9  # of device-hours, and of costs
 LABELS_MAX: Final = 10
 LABEL_CHARACTERS_MAX: Final = 40
 LABEL_PATTERN: Final = rf"[A-Za-z0-9._:/+-]{{1,{LABEL_CHARACTERS_MAX}}}"
@@ -28,7 +29,7 @@ _DEADLINE_SECONDS_MAX: Final = 100 * 365 * 86400
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms of one job: priority, tenant, weight and deadline.
+    """Terms of one job: how it shares the farm, until when, and what it may take of it.
 
     Attributes:
         priority: Priority of the job: 0 normal, 1 high, 2 urgent.
@@ -37,6 +38,8 @@ class Terms:
         deadline_ms: Unix time in ms by which the job should be done, 0 for none.
         labels: Labels by which people find the job, with commas between; they are kept in order,
             each once.
+        max_hours: Device-hours after which the job pauses itself, 0 for any number.
+        max_cost: Cost at which the job pauses itself, 0 for any.
 
     Raises:
         ValueError: A value is out of range.
@@ -47,6 +50,8 @@ class Terms:
     weight: int = 1
     deadline_ms: int = 0
     labels: str = ""
+    max_hours: float = 0.0
+    max_cost: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse terms that no scheduler could use."""
@@ -59,6 +64,24 @@ class Terms:
             raise ValueError(f"weight {self.weight} is not in 1 to {WEIGHT_MAX}")
         if not 0 <= self.deadline_ms <= DEADLINE_MS_MAX:
             raise ValueError("a deadline lies after 1970 and before 9999, and 0 is none")
+        for name in LIMITS:
+            if not 0 <= getattr(self, name) <= LIMIT_MAX:  # NaN is not, either
+                raise ValueError(f"{name} is 0, for none, or up to {LIMIT_MAX:,.0f}")
+
+
+class TermChanges(TypedDict, total=False):
+    """New values of terms by name; those that are None stay as they are."""
+
+    priority: int | None
+    tenant: str | None
+    weight: int | None
+    deadline_ms: int | None
+    labels: str | None
+    max_hours: float | None
+    max_cost: float | None
+
+
+LIMITS: Final = ("max_hours", "max_cost")
 
 
 def read_labels(text: str) -> str:
@@ -93,7 +116,7 @@ def priority_name(priority: int) -> str:
     return names.get(priority, str(priority))
 
 
-def describe_terms(terms: Mapping[str, int | str]) -> str:
+def describe_terms(terms: Mapping[str, str | float]) -> str:
     """Return terms, given by the names of their fields, in words."""
     words = []
     for name, term in terms.items():
@@ -102,6 +125,8 @@ def describe_terms(terms: Mapping[str, int | str]) -> str:
         elif name == "deadline_ms":
             at = datetime.fromtimestamp(int(term) / 1000, UTC)
             words.append(f"deadline {f'{at:%Y-%m-%d %H:%M:%S} UTC' if term else NO_DEADLINE}")
+        elif name in LIMITS:
+            words.append(f"{name} {f'{term:g}' if term else 'none'}")
         else:
             words.append(f"{name} {term or 'none'}")
     return ", ".join(words)

@@ -7,12 +7,13 @@ from typing import Any, Final, Literal, TypeAlias
 from embedfarm.contract.encoding import COUNT_MAX
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import describe_reuse
-from embedfarm.contract.scheduling_terms import USUAL
+from embedfarm.contract.scheduling_terms import LIMITS, USUAL
 from embedfarm.contract.spending import Spent, spent_from
 
 TEXT_FIELDS: Final = frozenset(
-    {"state", "tenant", "out", "reason", "submitted_by", "labels", "corpus"}
-)  # of a status; the others are integers
+    {"state", "tenant", "out", "reason", "submitted_by", "labels", "corpus", "braked"}
+)  # of a status; the others are numbers, and of these some have fractions
+FRACTIONS: Final = frozenset(LIMITS)
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
 MOVING_STATES: Final = frozenset({"open", "closed"})
@@ -60,10 +61,12 @@ class JobStatus:
     `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
     `device_us` is the time of devices, in microseconds, that the committed results took, and
     `cost_micros` what that cost, in millionths; earlier makings of the job do not count.
-    `priority`, `tenant`, `weight`, `deadline_ms` and `labels` are the job's `Terms`. `out` is the
-    directory that it fills, on its collector's host, `reason` says why it failed, or what it waits
-    for, and `submitted_by` is who made it: an account at a host, or a key of HTTP. `corpus` names
-    its sources, if others can be made of the same ones: not an upload, and not standard input.
+    `priority`, `tenant`, `weight`, `deadline_ms`, `labels`, `max_hours` and `max_cost` are the
+    job's `Terms`; `braked` says which of the last two it has reached, if it has paused itself.
+    `out` is the directory that it fills, on its collector's host, `reason` says why it failed, or
+    what it waits for, and `submitted_by` is who made it: an account at a host, or a key of HTTP.
+    `corpus` names its sources, if others can be made of the same ones: not an upload, and not
+    standard input.
     """
 
     state: str = ""
@@ -101,6 +104,9 @@ class JobStatus:
     weight: int = USUAL.weight
     deadline_ms: int = USUAL.deadline_ms
     labels: str = USUAL.labels
+    max_hours: float = USUAL.max_hours
+    max_cost: float = USUAL.max_cost
+    braked: str = ""
     out: str = ""
     reason: str = ""
     submitted_by: str = ""
@@ -139,6 +145,12 @@ class JobStatus:
     def spent(self) -> Spent:
         """Device-hours that the job has taken, and their cost."""
         return spent_from(self.device_us, self.cost_micros)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the job has taken all that its `max_hours` or `max_cost` let it take."""
+        spent = self.spent
+        return 0 < self.max_hours <= spent.device_hours or 0 < self.max_cost <= spent.cost
 
     @property
     def embed_seconds(self) -> float:
@@ -221,12 +233,14 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
         converted["weight"] = max(1, converted.get("weight", USUAL.weight))  # it divides
     except ValueError as error:
         raise JobUnreadable(f"the job cannot be read: {error}") from error
+    if converted["state"] == "paused" and converted.get("braked"):
+        converted["reason"] = converted.get("reason") or converted["braked"]
     return JobStatus(**converted)
 
 
-def _number(name: str, value: bytes) -> int:
-    """Return a counter; refuse one that a float could not hold exactly."""
-    number = int(value)
-    if abs(number) > COUNT_MAX:
+def _number(name: str, value: bytes) -> int | float:
+    """Return a counter or a limit; refuse a counter that a float could not hold exactly."""
+    number = float(value) if name in FRACTIONS else int(value)
+    if not abs(number) <= COUNT_MAX:
         raise ValueError(f"{name} is beyond all counting")
     return number

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 from embedfarm.collector.output import State, read_state
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.scheduling_terms import TermChanges, Terms
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.corpora import CORPUS_FILE, Corpus, as_sources
@@ -57,6 +58,10 @@ class JobFields(TypedDict, total=False):
     ranges: bytes
 
 
+class JobOptions(JobFields, TermChanges, total=False):
+    """Fields of a job, and the terms on which it is done (`contract.scheduling_terms.Terms`)."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a corpus is read.
@@ -90,7 +95,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
     reuse: Sequence[str | Path] = (),
     deduplicate: bool = False,
     progress: bool | Progress = True,
-    **fields: Unpack[JobFields],
+    **fields: Unpack[JobOptions],
 ) -> Embeddings:
     """Embed a corpus, and return its vectors in the order of the corpus.
 
@@ -116,7 +121,8 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         deduplicate: Whether each text is embedded once without such outputs, too.
         progress: Whether to draw a progress bar (in a notebook, too), or a function that is called
             about twice a second with the job's status and the workers' heartbeats.
-        fields: Other fields of the job.
+        fields: Other fields of the job; and its terms, such as `labels`, or `max_hours` and
+            `max_cost`, at which it pauses itself (on a private farm: this ends with LimitReached).
 
     Raises:
         CorpusError: The corpus cannot be read.
@@ -141,13 +147,13 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         sources, options = as_sources(corpus, path, options)
         tokenizer = tokenizer_file(sources, model, settings)
         options = replace(options, tokenizer_file=tokenizer)
-        spec = JobSpec(model=model, name=path.name, **fields)
+        spec, terms = _spec_and_terms(model, path.name, fields)
         request = Request(sources, options, reading.on_bad_row == "skip", spec, output_format)
         place = Place(path, settings, devices, workers, job_id, "", embed_changed)
 
         def run(stop: threading.Event) -> None:
             complete(
-                request, place, stop, _shown(progress), retry=retry_failed,
+                request, place, stop, _shown(progress), terms, retry=retry_failed,
                 reuse=[Path(each) for each in reuse], deduplicate=deduplicate,
             )  # fmt: skip
 
@@ -158,6 +164,14 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         if temporary is not None:
             temporary.cleanup()
         raise
+
+
+def _spec_and_terms(model: str, name: str, given: JobOptions) -> tuple[JobSpec, Terms]:
+    """Return the specification of a job and its terms, out of what the caller gave together."""
+    known = Terms.__dataclass_fields__
+    fields: dict[str, Any] = {key: each for key, each in given.items() if key not in known}
+    terms: dict[str, Any] = {key: each for key, each in given.items() if key in known}
+    return JobSpec(model=model, name=name, **fields), Terms(**terms)
 
 
 def interruptible(work: Callable[[threading.Event], T]) -> T:

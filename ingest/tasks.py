@@ -44,6 +44,7 @@ LIST_OPTIONS: Final = frozenset({"reuse"})  # one text, or a list of them
 EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
     "text_field", "id_field", "input_format", "encoding", "glob", "chunk_tokens", "chunk_overlap",
     "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
+    "max_hours", "max_cost",
     "job_id", "embed_changed", "reuse", "deduplicate",
 }  # fmt: skip
 

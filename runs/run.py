@@ -52,7 +52,7 @@ from embedfarm.runs.private_farm import LocalFarm, run_local_farm
 from embedfarm.runs.reconciler import Reconciler
 from embedfarm.runs.request import Request
 from embedfarm.runs.reuse import find_reusable, learn, list_changes
-from embedfarm.runs.run_failures import FOR_GOOD, cause_of, check_refusals
+from embedfarm.runs.run_failures import FOR_GOOD, cause_of, check_limits, check_refusals, set_limits
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
 
@@ -202,6 +202,8 @@ class Run:
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
         self._persist(lambda: self._fingerprint.recall(farm, own, submitter.attach))
+        if local is not None:  # nobody else can raise them
+            self._persist(lambda: set_limits(submitter.farm.job(job), self.terms))
         self._start("producer", lambda: self._sending.send(submitter, output, self._trace))
         readable = self.request.identity() | {"sources": list(self.request.sources)}
         reconciler = Reconciler(
@@ -318,6 +320,8 @@ class Run:
                 workers = farm.workers()
                 status = handle.status()
                 self.show(status, workers, outlook)
+                if local is not None:
+                    check_limits(handle, status)
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()

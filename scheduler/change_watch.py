@@ -21,6 +21,7 @@ class ChangeWatch:
     _beats: Mapping[str, Heartbeat] | None = None
     _lost: dict[str, str] = field(default_factory=dict)  # incarnations by name
     _unbegun: set[str] = field(default_factory=set)  # jobs without any vectors
+    _braked: AbstractSet[str] = frozenset()  # jobs that have paused themselves
 
     def look(
         self, beats: Mapping[str, Heartbeat], lost: AbstractSet[str], jobs: Collection[JobState]
@@ -36,6 +37,8 @@ class ChangeWatch:
         begun = {job.job for job in jobs if job.status.blocks_done}
         first = [job for job in self._unbegun if job in begun]
         self._unbegun = {job.job for job in jobs} - begun
+        braked = {job.job: job.status.braked for job in jobs if job.status.braked}
+        paused, self._braked = sorted(braked.keys() - self._braked), braked.keys()
         if before is None:
             return []
         gone = [beat for name, beat in before.items() if name not in beats]
@@ -44,6 +47,7 @@ class ChangeWatch:
         self._lost |= {beat.worker: beat.incarnation for beat in gone if beat.worker in lost}
         return [
             *(FarmEvent(kind="first vectors", job=job) for job in sorted(first)),
+            *(FarmEvent(kind="paused", job=job, note=f"it {braked[job]}") for job in paused),
             *(
                 FarmEvent(kind="lost" if beat.worker in lost else "left", worker=beat.worker)
                 for beat in gone

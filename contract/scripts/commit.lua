@@ -36,6 +36,15 @@ for i = 15, #ARGV, 3 do
   redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
     'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])
 end
+local state, count, blocks_in, blocks_done, max_hours, max_cost, device_us, cost = unpack(redis.call('HMGET', KEYS[3],
+  'state', 'chunk_count', 'blocks_in', 'blocks_done', 'max_hours', 'max_cost', 'device_us', 'cost_micros'))
+local hours_left = tonumber(max_hours or 0) == 0 or tonumber(device_us or 0) < max_hours * 3.6e9
+local cost_left = tonumber(max_cost or 0) == 0 or tonumber(cost or 0) < max_cost * 1e6
+if (state == 'open' or state == 'closed') and not (hours_left and cost_left)
+  and not (count and tonumber(blocks_done) >= tonumber(blocks_in)) then
+  redis.call('HSET', KEYS[3], 'state', 'paused', 'braked', 'has taken as much as it may: '
+    .. (hours_left and 'max_cost ' .. max_cost or 'max_hours ' .. max_hours))
+end
 redis.call('LPUSH', KEYS[5], '1')
 redis.call('LTRIM', KEYS[5], '0', '0')
 return 'committed'

@@ -791,6 +791,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     job.note("rows_skipped", 1)
     job.note("ids_repeated", 1)
     job.note("chunks_reused", 1)
+    job.note("braked", "")
     metas = [job.keys.meta, wire.JobKeys("other").meta, wire.JobKeys("noted").meta]
     names = [name for meta in metas for name in cast("list[bytes]", client.hkeys(meta))]
     fields = {name.decode().split(":")[0] for name in names}

@@ -25,7 +25,7 @@ PRICES = (36.0, 360.0)  # an hour: the second one is dear
 @contextlib.contextmanager
 def worker(server: LiveServer, device: str, price: float) -> Iterator[None]:
     """Run a worker with a price of its own, as one of another host would have it."""
-    environment = {"EMBEDFARM_REDIS_URL": server.url, "EMBEDFARM_DEVICE_HOUR_PRICE": str(price)}
+    environment = {"EMBEDFARM_REDIS_URL": server.url, "EMBEDFARM_DEVICE_COST_PER_HOUR": str(price)}
     with subprocess.Popen([*WORKER, device], env=os.environ | environment) as process:
         try:
             yield

@@ -36,6 +36,7 @@ from embedfarm.contract.scheduling_terms import (
     DEADLINE_MS_MAX,
     LABEL_PATTERN,
     LABELS_MAX,
+    LIMIT_MAX,
     TENANT_CHARACTERS_MAX,
     WEIGHT_MAX,
     Terms,
@@ -105,6 +106,12 @@ class TermsGiven(BaseModel):
     ] = 0
 
     labels: Labels = Field(default="", description="Labels to find it by, with commas between.")
+    max_hours: float = Field(
+        default=0.0, ge=0, le=LIMIT_MAX, description="Device-hours until it pauses itself; 0: any."
+    )
+    max_cost: float = Field(
+        default=0.0, ge=0, le=LIMIT_MAX, description="Cost at which it pauses itself; 0: any."
+    )
 
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
@@ -114,7 +121,7 @@ class TermsGiven(BaseModel):
 
     def terms(self) -> Terms:
         """Convert them to the farm's `Terms`."""
-        return Terms(self.priority, self.tenant, self.weight, self.deadline_ms, self.labels)
+        return Terms(**self.model_dump(include=set(TermsGiven.model_fields)))
 
 
 def choices_in_bodies(name: str) -> tuple[str, ...]:

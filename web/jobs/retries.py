@@ -69,7 +69,7 @@ def _begin_anew(services: Services, facts: JobFacts) -> None:
     if call is None:
         raise HTTPException(409, f"what job {facts.job} was to do cannot be read: submit it again")
     notes = {"out": facts.out, "command": handle.noted("command")}
-    terms = Terms(facts.priority, facts.tenant, facts.weight, facts.deadline_ms, facts.labels)
+    terms = Terms(**{name: getattr(facts, name) for name in Terms.__dataclass_fields__})
     services.farm.admit(facts.job, services.settings.jobs_max)
     handle.create(handle.spec(), 0, terms, notes)
     with contextlib.suppress(DuplicateJobError):  # who asked at the same time has it done

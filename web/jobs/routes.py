@@ -46,7 +46,7 @@ class TermsChange(TermsGiven):
     def _check(self) -> Self:
         """Refuse a change without any terms."""
         if not self.model_fields_set:
-            raise ValueError("give priority, tenant, weight, deadline_ms or labels")
+            raise ValueError(f"give one of {', '.join(TermsGiven.model_fields)}")
         return self
 
 

@@ -59,7 +59,7 @@ ACTIONS: Final = {
     ),
     "resume": Action(
         jobs.resume_job,
-        lambda job: job.state == "paused",
+        lambda job: job.state == "paused" and not job.limited,
         "Resume {}?",
         "Workers go on where they stopped.",
         "Resume {}",
