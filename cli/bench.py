@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from embedfarm.cli.embed import TextField
 from embedfarm.cli.job_options import annotation_of
 from embedfarm.cli.options import USAGE, AsJson, fail, plain_errors, print_json, read_settings
+from embedfarm.cli.reading_options import TextField
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL
 

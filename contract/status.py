@@ -234,7 +234,9 @@ def status_from(fields: Sequence[str], values: Sequence[bytes | None]) -> JobSta
     except ValueError as error:
         raise JobUnreadable(f"the job cannot be read: {error}") from error
     if converted["state"] == "paused" and converted.get("braked"):
-        converted["reason"] = converted.get("reason") or converted["braked"]
+        limit = converted.get(converted["braked"], 0)
+        why = f"has taken as much as it may: {converted['braked']} {limit:g}"
+        converted["reason"] = converted.get("reason") or why
     return JobStatus(**converted)
 
 

@@ -6,7 +6,6 @@ is seen not to have changed since.
 """
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,13 +45,14 @@ from embedfarm.producer.submitter import Submitter
 from embedfarm.runs.disk_room import is_full, when_free, with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint
+from embedfarm.runs.job_brake import check_limits, take_limits
 from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
 from embedfarm.runs.place import Place
 from embedfarm.runs.private_farm import LocalFarm, run_local_farm
 from embedfarm.runs.reconciler import Reconciler
 from embedfarm.runs.request import Request
 from embedfarm.runs.reuse import find_reusable, learn, list_changes
-from embedfarm.runs.run_failures import FOR_GOOD, cause_of, check_limits, check_refusals, set_limits
+from embedfarm.runs.run_failures import FOR_GOOD, cause_of, check_refusals
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
 
@@ -60,8 +60,6 @@ STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 class Interrupted(EmbedfarmError, RuntimeError):
@@ -202,8 +200,6 @@ class Run:
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
         self._persist(lambda: self._fingerprint.recall(farm, own, submitter.attach))
-        if local is not None:  # nobody else can raise them
-            self._persist(lambda: set_limits(submitter.farm.job(job), self.terms))
         self._start("producer", lambda: self._sending.send(submitter, output, self._trace))
         readable = self.request.identity() | {"sources": list(self.request.sources)}
         reconciler = Reconciler(
@@ -258,6 +254,7 @@ class Run:
         )  # fmt: skip
         if submitter.drained_upto > start:  # the server believes that more is on disk than is
             submitter.start_over(start)
+        self._persist(partial(take_limits, submitter))
         return submitter
 
     def _collect(self, farm: FarmClient, own: OwnJob, output: Output) -> Manifest | None:
@@ -320,14 +317,13 @@ class Run:
                 workers = farm.workers()
                 status = handle.status()
                 self.show(status, workers, outlook)
-                if local is not None:
-                    check_limits(handle, status)
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()
                         self._note_counts(handle, status, output)
                     self._fingerprint.learn(farm, own)
                     check_refusals(own.name, farm.reports.refusals(*own), workers)
+                    check_limits(handle, status, private=local is not None)
                     look_at = time.monotonic() + REFUSAL_SECONDS
             except (*UNAVAILABLE, JobGone):
                 self._outage.set()

@@ -37,7 +37,7 @@ class ChangeWatch:
         begun = {job.job for job in jobs if job.status.blocks_done}
         first = [job for job in self._unbegun if job in begun]
         self._unbegun = {job.job for job in jobs} - begun
-        braked = {job.job: job.status.braked for job in jobs if job.status.braked}
+        braked = {job.job: job.status.reason for job in jobs if job.status.braked}
         paused, self._braked = sorted(braked.keys() - self._braked), braked.keys()
         if before is None:
             return []

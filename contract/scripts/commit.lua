@@ -42,8 +42,7 @@ local hours_left = tonumber(max_hours or 0) == 0 or tonumber(device_us or 0) < m
 local cost_left = tonumber(max_cost or 0) == 0 or tonumber(cost or 0) < max_cost * 1e6
 if (state == 'open' or state == 'closed') and not (hours_left and cost_left)
   and not (count and tonumber(blocks_done) >= tonumber(blocks_in)) then
-  redis.call('HSET', KEYS[3], 'state', 'paused', 'braked', 'has taken as much as it may: '
-    .. (hours_left and 'max_cost ' .. max_cost or 'max_hours ' .. max_hours))
+  redis.call('HSET', KEYS[3], 'state', 'paused', 'braked', hours_left and 'max_cost' or 'max_hours')
 end
 redis.call('LPUSH', KEYS[5], '1')
 redis.call('LTRIM', KEYS[5], '0', '0')

@@ -3,9 +3,10 @@
 -- nothing is left to pause. A job that has taken as much as it may is not resumed: 'limited'; 'raise' resumes
 -- it if it has paused itself for that (`commit`), and may take more now, and answers 'same' otherwise.
 -- KEYS: meta   ARGV: pause, resume, raise or cancel
-local state, count, blocks_in, blocks_done, braked, max_hours, max_cost, device_us, cost = unpack(redis.call('HMGET',
-  KEYS[1], 'state', 'chunk_count', 'blocks_in', 'blocks_done', 'braked', 'max_hours', 'max_cost', 'device_us',
-  'cost_micros'))
+local state, count, blocks_in, blocks_done = unpack(redis.call('HMGET', KEYS[1],
+  'state', 'chunk_count', 'blocks_in', 'blocks_done'))
+local braked, max_hours, max_cost, device_us, cost = unpack(redis.call('HMGET', KEYS[1],
+  'braked', 'max_hours', 'max_cost', 'device_us', 'cost_micros'))
 local hours_left = tonumber(max_hours or 0) == 0 or tonumber(device_us or 0) < max_hours * 3.6e9
 local cost_left = tonumber(max_cost or 0) == 0 or tonumber(cost or 0) < max_cost * 1e6
 if not state then return 'gone' end

@@ -143,6 +143,8 @@ def test_terms_of_an_embedding(
         "weight": 3,
         "deadline_ms": 0,
         "labels": "wiki",
+        "max_hours": 0.0,
+        "max_cost": 0.0,
     }
     again = at_once.submit(run, *words, "--tenant", "other", "--deadline", "2001-01-01")
     with role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1"):

@@ -198,6 +198,29 @@ def test_a_job_that_is_not_there(web: TestClient, verb: str, path: str) -> None:
     assert answer.json()["status"] == 404
 
 
+def test_a_job_that_paused_itself(web: TestClient, server: LiveServer, client: redis.Redis) -> None:
+    """A job at its limit says why, is not resumed, and goes on when the limit is raised."""
+    job = make_job(client, 4)
+    said = web.patch("/v1/jobs/little", json={"max_hours": 1, "max_cost": 0.5})
+    assert (said.json()["max_hours"], said.json()["max_cost"]) == (1, 0.5)
+    entry, result = embed(job.stream.read("one", 1)[0])
+    result.seconds = 3600.0
+    job.stream.commit([(entry, result)])
+    shown = web.get("/v1/jobs/little").json()
+    why = "has taken as much as it may: max_hours 1"
+    assert (shown["state"], shown["reason"]) == ("paused", why)
+    page = web.get("/jobs/little", headers={"accept": "text/html"}).text
+    assert f"it {why}" in page
+    assert "/jobs/little/resume" not in page
+    refused = web.post("/v1/jobs/little/resume")
+    assert refused.status_code == 409
+    assert "raise its max_hours" in refused.json()["detail"]
+    assert web.patch("/v1/jobs/little", json={"max_hours": -1}).status_code == 422
+    told = run("jobs", "set", "little", "--max-hours", "2", "--redis", server.url)
+    assert told.stdout.strip() == "little is running, max_hours 2, max_cost 0.5"
+    assert web.get("/v1/jobs/little").json()["reason"] == ""
+
+
 def test_facts_are_the_status(client: redis.Redis) -> None:
     """What people see of a job is its status, unchanged but for the word of its state."""
     job = make_job(client, 2)

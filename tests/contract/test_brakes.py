@@ -25,12 +25,12 @@ def work(job: Job, seconds: float = 0.0, cost: float = 0.0) -> str:
 def limited(client: redis.Redis, blocks: int = 6, **limits: float) -> Job:
     """Return a job of some blocks with limits."""
     job = make_job(client, blocks)
-    job.set_terms(**limits)  # type: ignore[typeddict-item] # of each its own
+    job.set_terms(**limits)  # type: ignore[arg-type] # all are limits
     return job
 
 
 def test_a_job_pauses_itself_and_goes_on_when_it_may(client: redis.Redis) -> None:
-    """At its limit of device-hours a job pauses, says why, and goes on when that is raised."""
+    """Job that has taken its device-hours pauses, says why, and goes on when these are raised."""
     job = limited(client, max_hours=1)
     assert work(job, 3599) == "open"
     late = embed(job.stream.read("two", 1)[0])
@@ -50,7 +50,7 @@ def test_a_job_pauses_itself_and_goes_on_when_it_may(client: redis.Redis) -> Non
 
 
 def test_a_limit_of_cost(client: redis.Redis) -> None:
-    """At its limit of cost a job pauses; to raise that of its hours changes nothing."""
+    """Job that has cost its limit pauses, and to raise that of its hours changes nothing."""
     job = limited(client, max_cost=2.5, max_hours=9)
     assert work(job, 1, 2.4) == "open"
     assert work(job, 1, 0.1) == "paused"
@@ -124,7 +124,7 @@ def test_the_timeline_says_so_once() -> None:
     """A scheduler that sees a job pause itself tells it, once, and again the next time."""
     watch = ChangeWatch()
     running, braked = (
-        [JobState("j", "m", JobStatus(state=state, braked=why), 1)]
+        [JobState("j", "m", JobStatus(state=state, braked=why, reason=why), 1)]
         for state, why in (("open", ""), ("paused", "has taken as much as it may: max_hours 1"))
     )
     told = [
