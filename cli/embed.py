@@ -37,8 +37,12 @@ from embedfarm.cli.reading_options import (
     Glob,
     IdField,
     InputFormat,
+    Keep,
     OnBadRow,
     TextField,
+    TextTemplate,
+    check_template,
+    split_names,
 )
 from embedfarm.cli.term_options import (
     Deadline,
@@ -119,7 +123,9 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     corpus: Corpus,
     out: Out,
     text_field: TextField = "text",
+    text: TextTemplate = "",
     id_field: IdField = "",
+    keep: Keep = [],  # noqa: B006 -- typer's
     input_format: InputFormat = "",
     encoding: Encoding = "utf-8",
     glob: Glob = "**/*",
@@ -155,8 +161,9 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     terms = read_terms(priority, tenant, weight, deadline, labels, max_hours, max_cost)
     with plain_errors():
         options = CorpusOptions(
-            text_field=text_field, id_field=id_field or None, format=input_format or None,
-            encoding=encoding,
+            text_field=text_field, template=check_template(text, text_field),
+            id_field=id_field or None, format=input_format or None, encoding=encoding,
+            keep=split_names(keep),
             tokenizer_file=tokenizer_file(corpus, fields["model"], settings, glob), glob=glob,
             chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
         )  # fmt: skip

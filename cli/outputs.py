@@ -85,6 +85,7 @@ def search(
         print_json(
             [
                 {"index": h.index, "id": h.id, "score": h.score, "text": texts.get(h.index)}
+                | ({"columns": dict(h.columns)} if h.columns else {})
                 for h in hits
             ]
         )
@@ -95,6 +96,9 @@ def search(
         console.print(f"{hit.score:.3f}  {name}", style="bold")
         if hit.index in texts:
             console.print(f"       {_first_line(texts[hit.index])}")
+        for column, value in hit.columns.items():
+            if value != texts.get(hit.index):
+                console.print(f"       {column}: {_first_line(str(value))}")
 
 
 def _first_line(text: str) -> str:

@@ -1,8 +1,10 @@
-"""How a corpus is read, as flags."""
+"""How a corpus is read, and what of it stays beside the vectors, as flags."""
 
 from typing import Annotated, Literal
 
 import typer
+
+from embedfarm.cli.options import USAGE, fail
 
 Corpus = Annotated[
     list[str], typer.Argument(help="Files, directories, URLs, or - for standard input.")
@@ -15,9 +17,34 @@ InputFormat = Annotated[
 Encoding = Annotated[
     str, typer.Option(help="Encoding of files that are not UTF-8, such as cp1252 or utf-16.")
 ]
+TextTemplate = Annotated[
+    str,
+    typer.Option(
+        "--text",
+        help=r"Text made of several fields, such as 'title: {title}\n{body}'; {{ is a brace.",
+    ),
+]
+Keep = Annotated[
+    list[str],
+    typer.Option(
+        help="Columns of Parquet that stay beside the vectors, with commas between, or all of them."
+    ),
+]
 Glob = Annotated[str, typer.Option(help="Glob that chooses the files of a directory.")]
 ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a directory's files.")]
 ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chunk repeats.")]
 OnBadRow = Annotated[
     Literal["fail", "skip"], typer.Option(help="skip lists bad rows in _skipped.jsonl.")
 ]
+
+
+def check_template(text: str, text_field: str) -> str | None:
+    """Return a template, None for ""; a field of the text beside it is a usage error."""
+    if text and text_field != "text":
+        fail("--text and --text-field are two ways to say the same", USAGE)
+    return text or None
+
+
+def split_names(given: list[str]) -> tuple[str, ...]:
+    """Return the names of columns, of which an option may have several with commas between."""
+    return tuple(name for each in given for name in each.split(",") if name)

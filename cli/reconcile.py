@@ -72,7 +72,7 @@ def _count_on_disk(out: Path) -> int:
 
 def _send_again(job: Job, out: Path, lost: Sequence[range], stop: "threading.Event") -> int:
     """Send lost chunks again if their output is on this host; return how many the server took."""
-    from embedfarm.collector.output import read_request
+    from embedfarm.collector.output_directory import read_request
     from embedfarm.collector.output_reader import read_parts
     from embedfarm.ingest.rq_jobs import farm_jobs
     from embedfarm.runs.reconciler import send_again

@@ -158,7 +158,7 @@ class Collector:
             if self._damaged is not None:
                 self._persist(partial(self._lose, *self._damaged))
             status = self._status()
-            if status is not None and self._is_complete(status):
+            if status is not None and self._is_complete(status) and self._closes():
                 return self.output.buffered.stop
             if last_look:
                 self._cut_short()
@@ -358,6 +358,16 @@ class Collector:
         """Tell whether somebody has cancelled the job, by the server or by the producer's word."""
         abandoned = self.source is not None and self.source.abandoned
         return abandoned or (status is not None and status.cancelled)
+
+    def _closes(self) -> bool:
+        """Write the last part if it takes columns of the source, and tell whether that is done.
+
+        It is not if the source is read anew by now: they are those of the reading that goes on.
+        """
+        if not self.output.keeps_columns:
+            return True
+        self.close_part()
+        return not self.output.buffered
 
     # Waiting.
 

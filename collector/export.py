@@ -17,8 +17,8 @@ from embedfarm.collector.manifest import (
     read_manifest,
     write_manifest,
 )
-from embedfarm.collector.output import State, list_output_files, locked, read_state
-from embedfarm.collector.sinks import open_sink
+from embedfarm.collector.output_directory import State, list_output_files, locked, read_state
+from embedfarm.collector.sinks import ColumnSink, keeps_columns, open_sink
 from embedfarm.collector.sinks.part_rows import spread
 
 ORIGIN_FILE = "export.json"
@@ -29,7 +29,8 @@ def export(directory: Path, target: Path, sink: str) -> Manifest:
 
     The parts are the same chunks, so that what ties them to their texts stays true, and the command
     that made the one output finds the other one finished, if it names its format. An interrupted
-    export begins again; one that is done stays as it is. Memory holds one part.
+    export begins again; one that is done stays as it is. Memory holds one part. Columns of the
+    corpus go along into a format that has a place for them.
 
     Raises:
         OutputError: There is no finished output, or `target` holds another one.
@@ -69,12 +70,15 @@ def _check_same(manifest: Manifest, target: Path, sink: str) -> Manifest:
 def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Manifest:
     """Write all parts, and return the manifest that lists them."""
     source, destination = open_sink(manifest.format, directory), open_sink(sink, target)
-    failures = read_failures(directory)
+    failures, kept = read_failures(directory), keeps_columns(sink)
     destination.resume([])
     parts = []
     for part in manifest.parts:
         vectors = source.read(part, manifest.layout)
         batch = spread(vectors, part, list(islice(failures, part.errors)))
+        if kept and isinstance(source, ColumnSink):
+            columns = source.read_columns(part, manifest.layout)
+            batch = batch._replace(columns=None if columns is None else columns.table)
         written = msgspec.structs.asdict(destination.write(batch))
         parts.append(msgspec.structs.replace(part, **written))
     destination.finish(manifest.count, manifest.layout)
@@ -82,4 +86,6 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
         with find_listing(directory, name).open("rb") as file, replacing(target / name) as copy:
             shutil.copyfileobj(file, copy)
     settings = manifest.settings | {"format": sink}
+    if not kept:  # so it is the output of the command without --keep
+        settings.pop("read_keep", None)
     return msgspec.structs.replace(manifest, format=sink, settings=settings, parts=parts)

@@ -4,22 +4,17 @@ A part is durable before its journal line is, and its line before `add` returns 
 its results be deleted elsewhere. So a crash anywhere repeats at most one part, byte for byte.
 """
 
-import fcntl
-import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from enum import StrEnum
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 
+from embedfarm.collector.column_spool import ColumnSpool
 from embedfarm.collector.durable_files import (
-    TEMPORARY_SUFFIX,
-    make_directories,
     remove_temporaries,
     replacing,
     sha256_of,
@@ -29,9 +24,7 @@ from embedfarm.collector.durable_files import (
 from embedfarm.collector.id_digests import IdDigests
 from embedfarm.collector.journal import Journal, JournalLine
 from embedfarm.collector.manifest import (
-    CHANGES_FILE,
     ERRORS_FILE,
-    MANIFEST_FILE,
     STATE_DIRECTORY,
     About,
     Layout,
@@ -40,89 +33,30 @@ from embedfarm.collector.manifest import (
     Part,
     TilingError,
     WorkerFigures,
-    find_listing,
     tile,
     write_manifest,
 )
-from embedfarm.collector.request_comparison import compare_requests
+from embedfarm.collector.output_directory import (
+    JOURNAL_FILE,
+    REQUEST_FILE,
+    claim,
+    locked,
+    refuse_url,
+)
 from embedfarm.collector.result_span import describe, gather, layout_of
 from embedfarm.collector.row_file import RowFile
-from embedfarm.collector.sinks import UnknownSink, open_sink, sink_kind, sink_names
+from embedfarm.collector.sinks import (
+    ColumnSink,
+    KeptColumns,
+    open_sink,
+)
 from embedfarm.collector.source_check import Mark
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE
 from embedfarm.contract.records import Result
 
-REQUEST_FILE: Final = "job.json"
-JOURNAL_FILE: Final = "parts.jsonl"
-LOCK_FILE: Final = "lock"
 IDS_FILE: Final = "ids"
-CHANGEABLE: Final = frozenset({"skip_bad_rows"})
 
 _NO_ROWS: Final = Layout(0, "float32", ids=False)
-
-
-class OutputBusy(OutputError):
-    """Raised when another process writes to the directory."""
-
-
-class State(StrEnum):
-    """How far an output directory is."""
-
-    NEW = "new"
-    UNFINISHED = "unfinished"
-    FINISHED = "finished"
-
-
-def read_state(directory: Path) -> State:
-    """Return how far the output in `directory` is; the directory need not exist."""
-    if find_listing(directory, MANIFEST_FILE).exists():
-        return State.FINISHED
-    if (directory / STATE_DIRECTORY / REQUEST_FILE).exists():
-        return State.UNFINISHED
-    return State.NEW
-
-
-def read_request(directory: Path) -> dict[str, Any]:
-    """Return the request that the unfinished output in `directory` belongs to.
-
-    Raises:
-        OutputError: The request is absent or damaged.
-    """
-    path = directory / STATE_DIRECTORY / REQUEST_FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise OutputError(f"{path} cannot be read: {error}") from error
-
-
-def list_output_files(directory: Path) -> list[str]:
-    """List the names of the files in `directory` that make up an output, but for the manifest."""
-    ours = _file_names()
-    return sorted(path.name for path in directory.glob("*") if ours.fullmatch(path.name))
-
-
-@cache
-def _file_names() -> re.Pattern[str]:
-    """Return a pattern of the names of an output's files, whichever sink has written them."""
-    names = [r"_?errors\.jsonl", re.escape(DIGESTS_FILE), re.escape(CHANGES_FILE)]
-    for name in sink_names():
-        with suppress(UnknownSink):  # one that does not load has written nothing here
-            names.append(sink_kind(name).files)
-    return re.compile(rf"({'|'.join(names)})(\.partial|{re.escape(TEMPORARY_SUFFIX)})?")
-
-
-def refuse_url(directory: Path) -> None:
-    """Refuse an output directory that somebody meant to be a URL.
-
-    Raises:
-        OutputError: It would become a directory of that name here.
-    """
-    scheme = re.match(r"([a-z][a-z0-9+.-]+):/", str(directory))
-    if scheme:
-        raise OutputError(
-            f"{directory}: an output is a directory of this machine, and not on {scheme[1]}: embed "
-            "into a directory, and copy it when it is finished"
-        )
 
 
 class Output:
@@ -140,13 +74,14 @@ class Output:
             closed, at the end of a result.
         mark_before: Gives, for a row, the last place at or before it from which the source can be
             read on.
+        columns: Has the columns of the source that are written beside the vectors.
 
     Raises:
         OutputBusy: Another process has the directory open.
         OutputError: The output is finished, belongs to another request, or lost files it had.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the last two are for those who read the source
         self,
         directory: Path,
         request: dict[str, Any],
@@ -154,6 +89,7 @@ class Output:
         sink: str,
         part_bytes_max: int,
         mark_before: Callable[[int], Mark | None] = lambda _row: None,
+        columns: ColumnSpool | None = None,
     ) -> None:
         refuse_url(directory)
         self.directory = directory
@@ -161,14 +97,16 @@ class Output:
         self._sink = open_sink(sink, directory)
         self._part_bytes_max = part_bytes_max
         self._mark_before = mark_before
+        self._columns = columns
         private = directory / STATE_DIRECTORY
         with ExitStack() as stack:
             stack.enter_context(locked(private))
-            _claim(directory, {**request, "format": sink})
+            claim(directory, {**request, "format": sink})
             self._journal = Journal(private / JOURNAL_FILE)
             self._id_digests = IdDigests(private / IDS_FILE)
             self._text_digests = RowFile(directory / DIGESTS_FILE, DIGEST_BYTES)
             self._read_journal()
+            self._check_columns()
             self._closing = stack.pop_all()
 
     def _read_journal(self) -> None:
@@ -187,6 +125,23 @@ class Output:
             self._count(entry)
         self.chunks_reused = self._reused_on_disk.total()
         self.recover()
+
+    def _check_columns(self) -> None:
+        """Refuse columns of other types than those of the parts that are there."""
+        if self._columns is None or not self._parts:
+            return
+        there = self.read_columns(self._parts[0])
+        if there is not None:
+            self._columns.compare(there.table.schema, f"{self.directory} has parts with")
+
+    def read_columns(self, part: Part) -> KeptColumns | None:
+        """Return the columns of the corpus that a part has; None for none.
+
+        Raises:
+            PartError, OSError: The part cannot be read.
+        """
+        sink = self._sink
+        return sink.read_columns(part, self._layout) if isinstance(sink, ColumnSink) else None
 
     def __enter__(self) -> Self:
         return self
@@ -232,6 +187,11 @@ class Output:
     def mark(self) -> Mark | None:
         """A place in the source before the last part, from which it can be read on."""
         return self._marks[0]
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether columns of the source are written beside the vectors."""
+        return self._columns is not None
 
     def keep(self, count: int) -> None:
         """Drop all parts behind the first `count`; a crash leaves files that the next run drops."""
@@ -282,7 +242,7 @@ class Output:
         self._reused.append(reused)
         self.chunks_reused += sum(reused.values())
         self._expected += result.count
-        self._bytes += _size(result)
+        self._bytes += max(_size(result), self._size_of_columns(result))
         return self.write()
 
     def write(self, *, early: bool = False) -> Part | None:
@@ -330,7 +290,10 @@ class Output:
 
     def _write_part(self) -> Part:
         """Put the buffered results on the disk, then into the journal."""
-        written = self._sink.write(gather(self._results))
+        rows = gather(self._results)
+        if self._columns is not None:
+            rows = rows._replace(columns=self._columns.take(rows.start, rows.good))
+        written = self._sink.write(rows)
         entry = describe(self._results, self._reused, written)
         entry.mark = self._mark_before(entry.part.end)
         if self._layout.ids:
@@ -341,7 +304,13 @@ class Output:
         self._journal.append(entry)
         self._count(entry)
         self._let_go()
+        if self._columns is not None:
+            self._columns.forget(entry.part.end)
         return entry.part
+
+    def _size_of_columns(self, result: Result) -> int:
+        """Return about the bytes that the columns beside a result's vectors take."""
+        return 0 if self._columns is None else self._columns.size(result.start, result.count)
 
     def _let_go(self) -> None:
         """Drop the results in memory."""
@@ -398,55 +367,6 @@ class Output:
         )
 
 
-@contextmanager
-def locked(private: Path) -> Iterator[None]:
-    """Keep other processes out of an output; the lock goes with the process, however it ends.
-
-    Args:
-        private: The output's state directory.
-
-    Raises:
-        OutputBusy: Another process holds the lock.
-    """
-    make_directories(private)
-    with (private / LOCK_FILE).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputBusy(f"another process is writing to {private.parent}") from error
-        yield
-
-
 def _size(result: Result) -> int:
     """Return the bytes a result counts for: its vectors, or its ids where those are longer."""
     return max(len(result.vectors), sum(map(len, result.ids or ())))
-
-
-def _claim(directory: Path, request: dict[str, Any]) -> None:
-    """Make `directory` the output of `request`, unless it is something else already."""
-    match read_state(directory):
-        case State.FINISHED:
-            raise OutputError(f"{find_listing(directory, MANIFEST_FILE)}: the output is finished")
-        case State.UNFINISHED:
-            compare_requests(directory, read_request(directory) | _changes(request), request)
-            _store(directory, request)
-        case State.NEW:
-            _begin(directory, request)
-
-
-def _begin(directory: Path, request: dict[str, Any]) -> None:
-    """Store the request of a new output."""
-    if files := list_output_files(directory):
-        raise OutputError(f"{directory} holds {files[0]} of another output")
-    _store(directory, request)
-    sync_directory(directory)
-
-
-def _store(directory: Path, request: dict[str, Any]) -> None:
-    with replacing(directory / STATE_DIRECTORY / REQUEST_FILE) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(request)) + b"\n")
-
-
-def _changes(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a request that a later run may change: it alters nothing finished."""
-    return {name: request[name] for name in CHANGEABLE & request.keys()}

@@ -20,7 +20,7 @@ from embedfarm.collector.manifest import (
     find_listing,
     read_manifest,
 )
-from embedfarm.collector.output import JOURNAL_FILE, State, read_request, read_state
+from embedfarm.collector.output_directory import JOURNAL_FILE, State, read_request, read_state
 from embedfarm.collector.result_span import failures_of, gather, layout_of
 from embedfarm.collector.sinks import PartRows, Sink, open_sink
 from embedfarm.contract.records import Result

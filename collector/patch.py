@@ -9,7 +9,10 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
+from embedfarm.collector.column_rows import take_rows
 from embedfarm.collector.durable_files import replacing, sha256_of, sync_directory, whole
 from embedfarm.collector.manifest import (
     DECIDED,
@@ -25,7 +28,7 @@ from embedfarm.collector.manifest import (
     settle,
     write_manifest,
 )
-from embedfarm.collector.sinks import PartRows, Vectors, open_sink
+from embedfarm.collector.sinks import ColumnSink, KeptColumns, PartRows, Vectors, open_sink
 
 STAGED: Final = f"{STATE_DIRECTORY}/staged"
 
@@ -73,12 +76,15 @@ def _stage(directory: Path, manifest: Manifest, again: "_Retried", staged: Path)
     with replacing(staged / ERRORS_FILE) as errors:
         for part in manifest.parts:
             failed = list(islice(failures, part.errors))
-            vectors, left = again.take(failed)
+            vectors, columns, left = again.take(failed)
             errors.writelines(msgspec.json.encode(line) + b"\n" for line in left)
             if len(left) == len(failed):
                 parts.append(part)
                 continue
             batch = _merge(part, old.read(part, manifest.layout), vectors)
+            if columns is not None and isinstance(old, ColumnSink):
+                there = old.read_columns(part, manifest.layout)
+                batch = batch._replace(columns=_merge_columns(there, vectors.indices, columns))
             parts.append(_change(part, new.replace(part, batch, directory), len(left)))
     failed_count = sum(part.errors for part in parts)
     path = staged / ERRORS_FILE
@@ -104,6 +110,16 @@ def _merge(part: Part, old: Vectors, new: Vectors) -> PartRows:
     return PartRows(part.start, ids, matrix, good)
 
 
+def _merge_columns(
+    old: KeptColumns | None, indices: NDArray[np.int64], table: pa.Table
+) -> pa.Table | None:
+    """Return the columns beside the vectors that a part had and those of the retry, in order."""
+    if old is None:
+        return None
+    order = np.argsort(np.concatenate([old.indices, indices]))
+    return take_rows(pa.concat_tables([old.table, table]), order)
+
+
 def _change(part: Part, written: Written, errors: int) -> Part:
     """Return the record of a part after it was written again."""
     figures = {"rows": part.count - errors, "errors": errors}
@@ -121,9 +137,13 @@ class _Retried:
         self._taken = self._read = 0
         self._indices = np.empty(0, np.int64)
         self._matrix = np.empty((0, self.manifest.dimensions), self.manifest.dtype)
+        self._columns: pa.Table | None = None
 
-    def take(self, failed: Sequence[Failure]) -> tuple[Vectors, list[Failure]]:
-        """Return vectors of the next failed chunks, and the failures of those still without one."""
+    def take(self, failed: Sequence[Failure]) -> tuple[Vectors, pa.Table | None, list[Failure]]:
+        """Return vectors of the next failed chunks, and the failures of those still without one.
+
+        Between them are the columns of the corpus beside the vectors; None where there are none.
+        """
         first, self._taken = self._taken, self._taken + len(failed)
         while self._read < self._taken:
             self._read_part()
@@ -136,8 +156,11 @@ class _Retried:
             self._matrix[:count],
         )
         self._indices, self._matrix = self._indices[count:], self._matrix[count:]
+        columns = None
+        if self._columns is not None:
+            columns, self._columns = self._columns.slice(0, count), self._columns.slice(count)
         left = sorted(set(range(len(failed))) - set(places))
-        return vectors, [_add(failed[place], next(self._failures)) for place in left]
+        return vectors, columns, [_add(failed[place], next(self._failures)) for place in left]
 
     def _read_part(self) -> None:
         part = next(self._parts)
@@ -145,6 +168,13 @@ class _Retried:
         self._read = part.end
         self._indices = np.concatenate([self._indices, vectors.indices])
         self._matrix = np.concatenate([self._matrix, vectors.matrix])
+        sink = self._sink
+        kept = (
+            sink.read_columns(part, self.manifest.layout) if isinstance(sink, ColumnSink) else None
+        )
+        if kept is not None:
+            before = [] if self._columns is None else [self._columns]
+            self._columns = pa.concat_tables([*before, kept.table])
 
 
 def _add(before: Failure, again: Failure) -> Failure:

@@ -1,17 +1,19 @@
 """Exact nearest neighbours in a finished output, one part in memory at a time."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedfarm.collector.column_rows import take_rows
 from embedfarm.collector.dequantisation import restore
-from embedfarm.collector.manifest import Manifest, read_manifest
-from embedfarm.collector.sinks import Vectors, open_sink
+from embedfarm.collector.manifest import Layout, Manifest, Part, read_manifest
+from embedfarm.collector.sinks import ColumnSink, Sink, Vectors, open_sink
 from embedfarm.contract.hyperplanes import estimated_cosine, hash_vectors
 
 _ROWS_AT_A_TIME: Final = 8192
@@ -19,11 +21,16 @@ _ROWS_AT_A_TIME: Final = 8192
 
 @dataclass(frozen=True)
 class Hit:
-    """A chunk near a query; the score is their cosine, -1 to 1."""
+    """A chunk near a query; the score is their cosine, -1 to 1.
+
+    Attributes:
+        columns: The columns of the corpus that the output has beside its vector, by name.
+    """
 
     index: int
     id: str | None
     score: float
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def iter_vectors(directory: Path) -> Iterator[Vectors]:
@@ -61,8 +68,39 @@ def search(directory: Path, query: NDArray[np.float32], k: int) -> list[Hit]:
         for hits in _hits(vectors, direction, ranges, k):
             best = nsmallest(k, best + hits, key=lambda hit: (-hit.score, hit.index))
     if bits:
-        return [replace(hit, score=estimated_cosine(hit.score)) for hit in best]
-    return best
+        best = [replace(hit, score=estimated_cosine(hit.score)) for hit in best]
+    return _with_columns(directory, manifest, best)
+
+
+def iter_columns(directory: Path) -> Iterator[pa.Table | None]:
+    """Return the columns of the corpus beside the vectors of each part, None for none.
+
+    Raises:
+        OutputError: There is no manifest, or a part does not hold what it says.
+    """
+    manifest = read_manifest(directory)
+    sink = open_sink(manifest.format, directory)
+    return (_table_of(sink, part, manifest.layout) for part in manifest.parts)
+
+
+def _table_of(sink: Sink, part: Part, layout: Layout) -> pa.Table | None:
+    kept = sink.read_columns(part, layout) if isinstance(sink, ColumnSink) else None
+    return None if kept is None else kept.table
+
+
+def _with_columns(directory: Path, manifest: Manifest, hits: Sequence[Hit]) -> list[Hit]:
+    """Return hits with the columns of the corpus that the output has; one part is in memory."""
+    sink = open_sink(manifest.format, directory)
+    if not isinstance(sink, ColumnSink):
+        return list(hits)
+    found = {hit.index: hit for hit in hits}
+    for part in manifest.parts:
+        here = sorted(index for index in found if part.start <= index < part.end)
+        kept = sink.read_columns(part, manifest.layout) if here else None
+        if kept is not None:
+            rows = take_rows(kept.table, np.searchsorted(kept.indices, here)).to_pylist()
+            found |= {i: replace(found[i], columns=row) for i, row in zip(here, rows, strict=True)}
+    return [found[hit.index] for hit in hits]
 
 
 def _direction(query: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:

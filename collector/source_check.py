@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ from embedfarm.collector.digest_index import NOWHERE
 from embedfarm.collector.manifest import CHECKSUM_BYTES, OutputError, Part
 from embedfarm.collector.text_digests import DIGEST_BYTES, text_digests
 from embedfarm.contract.records import Result, Rows, text_checksums
+
+if TYPE_CHECKING:
+    from embedfarm.collector.column_spool import ColumnSpool
 
 WAIT_SECONDS: Final = 1.0
 
@@ -109,7 +112,7 @@ class PrefixCheck:
         """
         if self._part is not None:
             raise SourceChanged(
-                _explain(self._part, f"the source ends at row {self.count}"), self._part
+                explain(self._part, f"the source ends at row {self.count}"), self._part
             )
         return self.count
 
@@ -121,9 +124,9 @@ class PrefixCheck:
     def _end_part(self, part: Part) -> None:
         """Compare a part whose rows are all there."""
         if self._digest.hexdigest() != part.texts_sha256:
-            raise SourceChanged(_explain(part, "the source has other texts now"), part)
+            raise SourceChanged(explain(part, "the source has other texts now"), part)
         if part.names_sha256 not in ("", self._names.hexdigest()):
-            raise SourceChanged(_explain(part, "the source has other ids now"), part)
+            raise SourceChanged(explain(part, "the source has other ids now"), part)
         self._begin_part()
 
 
@@ -140,10 +143,12 @@ class SourceCheck:
             on disk has to be accepted anew: the source may have changed in between.
         held: Lock: while somebody holds it, no other reading begins.
         known: Tells which vectors need not be made; None where all are.
+        columns: Has the columns of the rows that are read; None where none are kept.
     """
 
     def __init__(self) -> None:
         self.known: Finder | None = None
+        self.columns: ColumnSpool | None = None
         self.count: int | None = None
         self.abandoned = False
         self.reading = 0
@@ -174,6 +179,8 @@ class SourceCheck:
         with self.held, self._changed:
             if self.known is not None:
                 self.known.begin(first)  # first, since the disk may be full
+            if self.columns is not None:
+                self.columns.begin(first, parts[-1].end if parts else first)
             self.reading += 1
             self._prefix = PrefixCheck([part for part in parts if part.start >= first], first)
             self._first = parts[-1].end if parts else first
@@ -328,7 +335,7 @@ def _names_of(ids: Iterable[str]) -> bytes:
     return "".join(f"{each}\0" for each in ids).encode()
 
 
-def _explain(part: Part, problem: str) -> str:
+def explain(part: Part, problem: str) -> str:
     """Say what is wrong with a part, and what can be done about it."""
     return (
         f"rows {part.start} to {part.end - 1} ({part.file}) were embedded, and {problem}: restore "

@@ -25,7 +25,7 @@ from embedfarm.collector.manifest import (
     read_manifest,
     tile,
 )
-from embedfarm.collector.output import list_output_files
+from embedfarm.collector.output_directory import list_output_files
 from embedfarm.collector.sinks import PartError, Sink, Vectors, open_sink
 from embedfarm.contract.records import Rows, text_checksums
 

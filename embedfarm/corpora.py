@@ -13,6 +13,7 @@ from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
 from embedfarm.contract.private_directories import make_private
 from embedfarm.producer.readers import CorpusError, CorpusOptions
+from embedfarm.producer.readers.fields import ALL
 
 CORPUS_FILE: Final = f"{STATE_DIRECTORY}/corpus.parquet"
 ROWS_AT_A_TIME: Final = 8192
@@ -31,6 +32,9 @@ class Dataset(Protocol):
     """A data set of Hugging Face's `datasets`, in memory or streamed."""
 
     column_names: Sequence[str] | None
+
+    def with_format(self, kind: str) -> Any:  # noqa: ANN401 # another data set
+        """Return the data set so that it yields tables, with "arrow"."""
 
     def iter(self, batch_size: int) -> Iterator[Mapping[str, Sequence[Any]]]:
         """Yield the rows as columns, `batch_size` of them at a time."""
@@ -58,48 +62,82 @@ def as_sources(
         return tuple(map(str, corpus)), options
     make_private(out / STATE_DIRECTORY)
     path = out / CORPUS_FILE
-    columns = [options.text_field, *([options.id_field] if options.id_field else [])]
+    columns = list(dict.fromkeys(options.fields().names))
     with replacing(path) as file:
         writer: pq.ParquetWriter | None = None
-        for table in _tables(corpus, columns):
+        for table in _tables(corpus, columns, options.keep):
             writer = writer or pq.ParquetWriter(file, table.schema)
-            writer.write_table(table)
+            writer.write_table(_as_before(table, writer.schema))
         if writer is None:
             writer = pq.ParquetWriter(file, pa.schema([(name, pa.string()) for name in columns]))
         writer.close()
     return (str(path),), replace(options, format="parquet")
 
 
-def _tables(corpus: object, columns: list[str]) -> Iterator[pa.Table]:
-    """Yield the columns of a corpus, some rows at a time."""
+def _tables(corpus: object, columns: list[str], keep: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the columns of a corpus that are read and kept, some rows at a time."""
     if isinstance(corpus, ArrowStream):
         reader = pa.RecordBatchReader.from_stream(corpus)
-        _check_columns(reader.schema.names, columns)
+        names = _check(_names(reader.schema.names, columns, keep), reader.schema.names)
         for part in reader:
-            yield pa.Table.from_batches([part]).select(columns)
+            yield pa.Table.from_batches([part]).select(names)
     elif isinstance(corpus, Dataset):
-        _check_columns(corpus.column_names or columns, columns)
-        for batch in corpus.iter(ROWS_AT_A_TIME):
-            yield _table({name: batch[name] for name in columns})
+        there = corpus.column_names or columns
+        names = _check(_names(there, columns, keep), there)
+        if keep:  # so the types of all columns are those of the data set
+            for table in corpus.with_format("arrow").iter(ROWS_AT_A_TIME):
+                yield table.select(names)
+        else:
+            for batch in corpus.iter(ROWS_AT_A_TIME):
+                yield _table({name: batch[name] for name in names}, columns)
     elif isinstance(corpus, Iterable):
-        rows = iter(corpus)
+        rows, names = iter(corpus), []
         while some := list(islice(rows, ROWS_AT_A_TIME)):
-            yield _table({name: [_cell(row, name, columns) for row in some] for name in columns})
+            there = list(some[0]) if isinstance(some[0], Mapping) else columns
+            names = names or _names(there, columns, keep)
+            cells = {name: [_cell(row, name, columns) for row in some] for name in names}
+            yield _table(cells, columns)
     else:
         raise CorpusError(f"{type(corpus).__name__} is no corpus: no path, texts, rows or table")
 
 
-def _table(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+def _table(cells: Mapping[str, Sequence[Any]], texts: Sequence[str]) -> pa.Table:
+    """Return columns as a table; those that are texts or ids are strings, others what they are."""
+    table = {}
+    for name, values in cells.items():
+        try:
+            table[name] = pa.array(values, pa.string() if name in texts else None)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            what = "a text or id that is no string" if name in texts else f"column {name!r}"
+            raise CorpusError(f"{what}: {error}") from error
+    return pa.table(table)
+
+
+def _as_before(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows in the types of those before them, from which types were taken.
+
+    Raises:
+        CorpusError: The rows hold something else.
+    """
     try:
-        return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise CorpusError(f"a text or id that is no string: {error}") from error
+        return table if table.schema.equals(schema) else table.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise CorpusError(
+            f"a column is of another type than in the rows before: {error}; a table says its types"
+        ) from error
 
 
-def _check_columns(there: Sequence[str], wanted: Sequence[str]) -> None:
-    for name in wanted:
+def _names(there: Sequence[str], wanted: Sequence[str], keep: Sequence[str]) -> list[str]:
+    """Return the columns that are read, and those that are kept, each once."""
+    return list(dict.fromkeys([*wanted, *(there if list(keep) == [ALL] else keep)]))
+
+
+def _check(names: list[str], there: Sequence[str]) -> list[str]:
+    """Return names of columns that are all there."""
+    for name in names:
         if name not in there:
             raise CorpusError(f"the table has no column {name!r}: it has {', '.join(there)}")
+    return names
 
 
 def _cell(row: object, name: str, columns: Sequence[str]) -> object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
-from embedfarm.collector.output import State, read_state
+from embedfarm.collector.output_directory import State, read_state
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.records import Heartbeat
@@ -68,14 +68,19 @@ class Reading:
 
     Attributes:
         text_field: Column or key of the text.
+        text: Text made of several fields, such as "{title}: {body}", in place of that of one field.
         id_field: Column or key of the id; None for a corpus without ids.
+        keep: Columns that stay beside the vectors in the output, ("all",) for every one: of a
+            table, of rows, or of Parquet.
         format: Format of files, None to go by their names.
         encoding: Encoding of files that are not UTF-8, such as "cp1252" or "utf-16".
         on_bad_row: "fail" ends the run over a row that cannot be read, "skip" lists it.
     """
 
     text_field: str = "text"
+    text: str | None = None
     id_field: str | None = None
+    keep: Sequence[str] = ()
     format: str | None = None
     encoding: str = "utf-8"
     on_bad_row: Literal["fail", "skip"] = "fail"
@@ -139,7 +144,9 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         settings, devices, workers = _place_of(farm)
         options = CorpusOptions(
             text_field=reading.text_field,
+            template=reading.text,
             id_field=reading.id_field,
+            keep=(reading.keep,) if isinstance(reading.keep, str) else tuple(reading.keep),
             format=reading.format,
             encoding=reading.encoding,
         )

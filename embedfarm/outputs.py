@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from embedfarm.collector import verify as verification
 from embedfarm.collector.manifest import Failure, Manifest, read_failures, read_manifest
-from embedfarm.collector.search import Hit, iter_vectors, search
+from embedfarm.collector.search import Hit, iter_columns, iter_vectors, search
 from embedfarm.collector.sinks import Vectors
 from embedfarm.collector.verify import OutputProblem
 from embedfarm.contract.settings import Settings
@@ -109,10 +109,11 @@ class Embeddings:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the vectors part by part, with columns `index`, `id` (if given) and `embedding`.
 
-        Failed chunks have no row. Memory holds one part.
+        Columns of the corpus that the output has stand before the last. Failed chunks have no row.
+        Memory holds one part.
         """
-        for vectors in iter_vectors(self.path):
-            yield record_batch(vectors)
+        for vectors, kept in zip(iter_vectors(self.path), iter_columns(self.path), strict=True):
+            yield record_batch(vectors, kept)
 
     def search(self, query: str | NDArray[np.float32], count: int = 5) -> list[Hit]:
         """Return the chunks nearest to a query, by exact cosine over all vectors, best first.
@@ -151,11 +152,22 @@ def open_output(path: str | Path) -> Embeddings:
     return Embeddings(Path(path))
 
 
-def record_batch(vectors: Vectors) -> pa.RecordBatch:
-    """Return rows as Arrow has them, with columns `index`, `id` (if given) and `embedding`."""
+def record_batch(vectors: Vectors, kept: pa.Table | None = None) -> pa.RecordBatch:
+    """Return rows as Arrow has them, with columns `index`, `id` (if given) and `embedding`.
+
+    Columns of the corpus, if there are any, stand before the last.
+    """
     columns = {"index": pa.array(vectors.indices)}
     if vectors.ids is not None:
         columns["id"] = pa.array(vectors.ids)
+    if kept is not None:
+        whole = kept.unify_dictionaries().combine_chunks()
+        columns |= {name: _one(whole.column(name)) for name in whole.column_names}
     values = pa.array(vectors.matrix.reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(values, vectors.matrix.shape[1])
     return pa.record_batch(columns)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column of one chunk, or of none, as an array."""
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)

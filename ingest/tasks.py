@@ -40,10 +40,10 @@ DAY_SECONDS: Final = 86400
 CANCELLED: Final = 1  # status of `embedfarm batch`, which then prints its report all the same
 FAILED_CHUNKS: Final = 3  # status of `embedfarm embed`: finished, and _errors.jsonl names some
 PATH_OPTIONS: Final = frozenset({"ranges", "reuse"})
-LIST_OPTIONS: Final = frozenset({"reuse"})  # one text, or a list of them
+LIST_OPTIONS: Final = frozenset({"reuse", "keep"})  # one text, or a list of them
 EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
-    "text_field", "id_field", "input_format", "encoding", "glob", "chunk_tokens", "chunk_overlap",
-    "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
+    "text_field", "text", "id_field", "keep", "input_format", "encoding", "glob", "chunk_tokens",
+    "chunk_overlap", "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
     "max_hours", "max_cost",
     "job_id", "embed_changed", "reuse", "deduplicate",
 }  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from embedfarm.collector.collect import NO_ROOM
-from embedfarm.collector.output import OutputBusy
+from embedfarm.collector.output_directory import OutputBusy
 
 BUSY_SECONDS: Final = 2.0
 BUSY_LOOK_SECONDS: Final = 0.05

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embedfarm.collector.durable_files import sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
-from embedfarm.collector.output import (
+from embedfarm.collector.output_directory import (
     JOURNAL_FILE,
     REQUEST_FILE,
     OutputBusy,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from embedfarm.collector.column_check import ColumnCheck
 from embedfarm.collector.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -14,8 +15,9 @@ from embedfarm.collector.manifest import (
     Part,
     read_manifest,
 )
-from embedfarm.collector.output import State, read_state
+from embedfarm.collector.output_directory import State, read_state
 from embedfarm.collector.request_comparison import compare_requests
+from embedfarm.collector.sinks import ColumnSink, open_sink
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged
 from embedfarm.contract import model_files
 from embedfarm.contract.formatting import counted
@@ -25,6 +27,7 @@ from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
 from embedfarm.producer.readers.directory import locate
+from embedfarm.producer.readers.fields import ColumnQueue
 from embedfarm.producer.readers.recoded import UTF_8, canonical
 
 
@@ -67,19 +70,23 @@ class Request:
             "format": self.sink,
         }
 
-    def of_texts(self, corpus: Path) -> "Request":
-        """Return a request that does the same with the texts of a file of JSON Lines."""
-        options = CorpusOptions(format="jsonl")
+    def of_texts(self, corpus: Path, text_field: str, keep: Sequence[str]) -> "Request":
+        """Return a request that does the same with texts in a file, beside columns to keep."""
+        suffix = corpus.suffix.removeprefix(".")
+        options = CorpusOptions(text_field=text_field, keep=tuple(keep), format=suffix)
         return Request((str(corpus),), options, skip_bad_rows=False, spec=self.spec, sink="parquet")
 
     def _reading(self) -> dict[str, Any]:
         """Return the options that decide what is read; the tokenizer follows from the model.
 
-        Outputs of before there were encodings are those of requests for UTF-8.
+        Outputs of before there were encodings are those of requests for UTF-8; and likewise for a
+        template, and columns to keep.
         """
         encoding = canonical(self.options.encoding)
         reading = asdict(self.options) | {"encoding": encoding}
-        left_out = {"tokenizer_file", "encoding"} if encoding == UTF_8 else {"tokenizer_file"}
+        left_out = {"tokenizer_file"}
+        left_out |= {"encoding"} if encoding == UTF_8 else set()
+        left_out |= {name for name in ("template", "keep") if not reading[name]}
         return {k: v for k, v in reading.items() if k not in left_out}
 
 
@@ -127,7 +134,7 @@ def _options_of(
         for name, value in identity.items()
         if name.startswith("read_")
     }
-    options = CorpusOptions(**reading)
+    options = CorpusOptions(**reading | {"keep": tuple(reading.get("keep", ()))})
     tokenizer = tokenizer_file(sources, identity["model"], settings, options.glob)
     return replace(options, tokenizer_file=tokenizer)
 
@@ -210,20 +217,28 @@ def _compare(request: Request, out: Path, manifest: Manifest) -> None:
     Bad rows may have been taken away: each row that is left has its vector.
     """
     check, bad_rows, where = PrefixCheck(manifest.parts), 0, ""
+    columns, held = columns_of_output(out, manifest), ColumnQueue()
 
     def count_bad(_: BadRow) -> None:
         nonlocal bad_rows
         bad_rows += 1
 
     try:
-        for rows in read_corpus(request.sources, request.options, count_bad):
+        for rows in read_corpus(
+            request.sources,
+            request.options,
+            count_bad,
+            columns=None if columns is None else held,
+        ):
+            if columns is not None:
+                columns.feed_all(held)
             check.feed(text_checksums(rows.texts), rows.ids)
         if check.finish() != manifest.count:
             where = f"more rows than {manifest.count:,}"
         elif bad_rows > manifest.skipped:
             where = f"{counted(bad_rows, 'bad row')} instead of {manifest.skipped:,}"
     except SourceChanged as error:
-        where = "other texts or ids"
+        where = "other texts, ids or columns" if columns else "other texts or ids"
         if error.part is not None:
             where += f" in rows {error.part.start} to {error.part.end - 1}"
     if where:
@@ -231,6 +246,14 @@ def _compare(request: Request, out: Path, manifest: Manifest) -> None:
             f"{out} is finished, and the source has {where} now: embed it into another directory "
             "(--out), or restore it"
         )
+
+
+def columns_of_output(out: Path, manifest: Manifest) -> ColumnCheck | None:
+    """Return what compares columns with those that a finished output has; None if it has none."""
+    sink = open_sink(manifest.format, out)
+    if not (manifest.settings.get("read_keep") and isinstance(sink, ColumnSink)):
+        return None
+    return ColumnCheck(lambda part: sink.read_columns(part, manifest.layout), manifest.parts)
 
 
 def _check_files(out: Path, manifest: Manifest) -> None:

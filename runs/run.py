@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 from embedfarm.collector.collect import Collector, JobCancelled
+from embedfarm.collector.column_spool import ColumnsMissing
 from embedfarm.collector.known_vectors import KnownVectors
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
@@ -42,6 +43,7 @@ from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import EndState, JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.submitter import Submitter
+from embedfarm.runs.column_keeping import make_spool
 from embedfarm.runs.disk_room import is_full, when_free, with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint
@@ -118,17 +120,19 @@ class Run:
             OutputError: The directory belongs to another request; or an output that is to be
                 reused is damaged, or was made in another way.
             SourceChanged: The corpus has changed since its rows were embedded.
-            CorpusError: The corpus cannot be read.
+            CorpusError: The corpus cannot be read, or has not the columns that are to be kept.
             ModelRefused: No worker can embed the job.
             FarmFull: The farm takes no new job now.
         """
         place = self.place
         reusable = find_reusable(self.request, self.reuse or ())
+        source = self._sending.source
+        source.columns = make_spool(self.request, place.out)
         with self._output() as output:
             try:
                 if self.reuse is not None:
                     begin = partial(learn, place.out, place.settings, reusable)
-                    self._sending.source.known = self._known = self._with_room(begin)
+                    source.known = self._known = self._with_room(begin)
                 if place.embed_changed:
                     self._drop_changed(output)
                 with self._farm() as (url, local), tracing.span("embed") as self._trace:
@@ -143,23 +147,17 @@ class Run:
         return manifest
 
     def _output(self) -> Output:
-        place = self.place
-        return self._with_room(
-            lambda: when_free(
-                lambda: Output(
-                    place.out,
-                    self.request.identity(),
-                    sink=self.request.sink,
-                    part_bytes_max=place.settings.part_bytes_max,
-                    mark_before=self._sending.source.mark_before,
-                ),
-                self.stop,
-            )
-        )
+        place, source = self.place, self._sending.source
+        begin = partial(
+            Output, place.out, self.request.identity(), sink=self.request.sink,
+            part_bytes_max=place.settings.part_bytes_max, mark_before=source.mark_before,
+            columns=source.columns,
+        )  # fmt: skip
+        return self._with_room(lambda: when_free(begin, self.stop))
 
     def _drop_changed(self, output: Output) -> None:
         """Drop the parts that were made of other rows than there are now, and all behind them."""
-        count = self._sending.unchanged(output.parts)
+        count = self._sending.unchanged(output)
         if count < len(output.parts):
             self._with_room(lambda: output.keep(count))
 
@@ -232,7 +230,7 @@ class Run:
         """End the job over the run's failure; what has come of it stays, for a run that goes on."""
         reason = "" if state == "cancelled" else hide_secrets(str(self._failure))
         reason = hide_job_directories(reason, self.place.settings.jobs_path)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ColumnsMissing):
             output.flush()
         with contextlib.suppress(JobGone, *UNAVAILABLE):
             farm.end(

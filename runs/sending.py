@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from embedfarm.collector.manifest import Part
+from embedfarm.collector.column_check import ColumnCheck
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
@@ -22,6 +22,7 @@ from embedfarm.producer.readers import (
     look_at,
     read_corpus,
 )
+from embedfarm.producer.readers.fields import ColumnQueue
 from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
 from embedfarm.runs.disk_room import with_room
@@ -56,12 +57,18 @@ class Sending:
     source: SourceCheck = field(default_factory=SourceCheck)
     skipped: int = 0
     files: Mapping[str, list[int]] = field(default_factory=dict)
+    _columns: ColumnCheck = field(init=False)
 
-    def unchanged(self, parts: Sequence[Part]) -> int:
+    def unchanged(self, output: Output) -> int:
         """Count the parts before the first one that was made of other rows than there are now."""
-        request, check = self.request, PrefixCheck(parts)
+        request, parts = self.request, output.parts
+        check, columns = PrefixCheck(parts), ColumnCheck(output.read_columns, parts)
+        held = ColumnQueue()
         try:
-            for rows in read_corpus(request.sources, request.options, lambda _: None):
+            for rows in read_corpus(
+                request.sources, request.options, lambda _: None, columns=self._if_kept(held)
+            ):
+                columns.feed_all(held)
                 check.feed(text_checksums(rows.texts), rows.ids)
             check.finish()
         except SourceChanged as error:
@@ -117,7 +124,9 @@ class Sending:
         # A server that has lost its log's end may want rows again that come before the mark.
         if mark is not None and (mark.facts != facts.digest or mark.row > submitter.start):
             mark = None
-        self._with_room(partial(self.source.begin, output.parts, mark.row if mark else 0))
+        first = mark.row if mark else 0
+        self._with_room(partial(self.source.begin, output.parts, first))
+        self._columns = ColumnCheck(output.read_columns, output.parts, first)
         record = SkippedFile(self.out / SKIPPED_FILE, self.full_disk_seconds, self.stop)
         with contextlib.closing(record):
             rows = self._rest(self._rows(record, mark, facts), submitter.start, mark)
@@ -157,18 +166,31 @@ class Sending:
         """Yield the rows of the corpus from a mark on, all of which go through the comparison."""
         request = self.request
         on_bad_row = record.add if request.skip_bad_rows else fail_on_bad_row
+        columns = ColumnQueue()
         cursor = Cursor(mark.location, mark.offset, mark.line) if mark else Cursor()
         index = mark.row if mark else 0
         limits = replace(self.limits, chunks_before=index)
         for rows in read_corpus(
-            request.sources, request.options, on_bad_row, cursor=cursor, limits=limits
-        ):
+            request.sources, request.options, on_bad_row, cursor=cursor, limits=limits,
+            columns=self._if_kept(columns),
+        ):  # fmt: skip
+            self._put(columns)
             self.skipped = record.count
             index += len(rows.texts)
             marked = facts.settled and not record.count  # skipped rows are listed from the start
             here = Mark(index, cursor.location, cursor.offset, cursor.line, facts.digest)
             yield self._with_room(partial(self.source.feed, rows, here if marked else None))
         self.skipped = record.count
+
+    def _put(self, columns: ColumnQueue) -> None:
+        """Put columns that were read where the parts take them from."""
+        while columns and self.source.columns is not None:
+            self._with_room(partial(self.source.columns.put, columns[0]))
+            self._columns.feed(columns.popleft())
+
+    def _if_kept(self, columns: ColumnQueue) -> ColumnQueue | None:
+        """Return a queue of columns, if any are kept."""
+        return None if self.source.columns is None else columns
 
     def _with_room(self, begin: Callable[[], T]) -> T:
         """Return the answer of `begin`, which is repeated until the disk has room for it."""

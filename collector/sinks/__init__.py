@@ -3,24 +3,27 @@
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
 from embedfarm.collector.sinks.jsonl import Jsonl
 from embedfarm.collector.sinks.npy import Npy
 from embedfarm.collector.sinks.parquet import Parquet
-from embedfarm.collector.sinks.part_rows import PartError, PartRows, Vectors
+from embedfarm.collector.sinks.part_rows import KeptColumns, PartError, PartRows, Vectors
 from embedfarm.contract.errors import EmbedfarmError
 
 __all__ = [
     "ENTRY_POINTS",
     "SINKS",
+    "ColumnSink",
+    "KeptColumns",
     "PartError",
     "PartRows",
     "Sink",
     "SinkKind",
     "UnknownSink",
     "Vectors",
+    "keeps_columns",
     "open_sink",
     "sink_kind",
     "sink_names",
@@ -75,6 +78,19 @@ class Sink(Protocol):
         """
 
 
+@runtime_checkable
+class ColumnSink(Sink, Protocol):
+    """A sink that writes `PartRows.columns` beside the vectors."""
+
+    def read_columns(self, part: Part, layout: Layout) -> KeptColumns | None:
+        """Return the columns of the corpus that a part has beside its vectors; None for none.
+
+        Raises:
+            PartError: The files do not hold the part.
+            OSError: The files cannot be read.
+        """
+
+
 class UnknownSink(EmbedfarmError, ValueError):
     """Raised when there is no sink of a name, or the package that brings it does not load."""
 
@@ -122,6 +138,15 @@ def sink_kind(name: str) -> SinkKind:
             raise UnknownSink(f"format {name!r} of {each.value} does not load: {error}") from error
         return found
     raise UnknownSink(f"no format {name!r}; there are {', '.join(sink_names())}")
+
+
+def keeps_columns(name: str) -> bool:
+    """Tell whether the sink called `name` writes columns of the corpus beside the vectors.
+
+    Raises:
+        UnknownSink: It cannot be had.
+    """
+    return hasattr(sink_kind(name), ColumnSink.read_columns.__name__)
 
 
 def open_sink(name: str, directory: Path) -> Sink:

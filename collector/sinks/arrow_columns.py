@@ -14,6 +14,11 @@ def numbers(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, data])
 
 
+def own_columns(*, ids: bool) -> list[str]:
+    """Return the columns of an output that are not those of its corpus, in their order."""
+    return ["index", *(["id"] if ids else []), "embedding"]
+
+
 def strings(texts: Sequence[str]) -> pa.Array:
     """Return texts as an array of strings, of at most 2 GiB.
 

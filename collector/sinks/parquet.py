@@ -1,6 +1,7 @@
-"""Parquet: one file a part, columns index, id (if given) and embedding."""
+"""Parquet: one file a part, columns index, id (if given), those that are kept, and embedding."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -8,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
-from embedfarm.collector.sinks.arrow_columns import numbers, strings
+from embedfarm.collector.sinks.arrow_columns import numbers, own_columns, strings
 from embedfarm.collector.sinks.part_files import keep_parts, write_part
 from embedfarm.collector.sinks.part_rows import (
+    KeptColumns,
     Matrix,
     PartError,
     PartRows,
@@ -23,12 +25,10 @@ from embedfarm.collector.sinks.part_rows import (
 # dictionaries, compression and statistics cost time and save nothing. Few large batches of
 # levels: 340 instead of 210 MB/s on one core with 384 dimensions.
 _AS_THEY_ARE: Final[dict[str, Any]] = {
-    "compression": "none",
-    "use_dictionary": False,
-    "write_statistics": ["index"],
     "write_batch_size": 1 << 16,
     "data_page_size": 1 << 18,
 }
+_KEPT_COMPRESSION: Final = "snappy"
 
 
 class Parquet:
@@ -47,8 +47,9 @@ class Parquet:
     def write(self, batch: PartRows) -> Written:
         """Write a part into a file of its own; the rows are encoded from where they are."""
         path = self._directory / f"part-{batch.start:012d}.parquet"
-        table = _table(batch.vectors())
-        return write_part(path, lambda file: pq.write_table(table, file, **_AS_THEY_ARE))
+        table = _table(batch.vectors(), batch.columns)
+        options = _AS_THEY_ARE | _encodings(batch.columns)
+        return write_part(path, lambda file: pq.write_table(table, file, **options))
 
     def replace(self, part: Part, batch: PartRows, original: Path) -> Written:
         """Write the file of a part anew."""
@@ -60,27 +61,60 @@ class Parquet:
 
     def read(self, part: Part, layout: Layout) -> Vectors:
         """Read the rows of a part from its file."""
+        with self._open(part) as file:
+            vectors = _vectors(file.read(own_columns(ids=layout.ids)), layout)
+        return check_layout(vectors, part, layout)
+
+    def read_columns(self, part: Part, layout: Layout) -> KeptColumns | None:
+        """Read the columns of the corpus that a part has beside its vectors; None for none."""
+        with self._open(part) as file:
+            own = own_columns(ids=layout.ids)
+            names = [name for name in file.schema_arrow.names if name not in own]
+            if not names:
+                return None
+            table = file.read(["index", *names]).replace_schema_metadata()
+            return KeptColumns(table.column("index").to_numpy(), table.select(names))
+
+    @contextmanager
+    def _open(self, part: Part) -> Iterator[pq.ParquetFile]:
+        """Open the file of a part; what is wrong with it becomes a `PartError`."""
         try:
             with pq.ParquetFile(self._directory / part.file) as file:
-                vectors = _vectors(file.read())
+                yield file
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise PartError(f"is not Parquet as it was written: {error}") from error
-        return check_layout(vectors, part, layout)
 
     def read_all(self, part: Part, layout: Layout, failures: Sequence[Failure]) -> PartRows:
         """Read all chunks of a part from its file, the failed ones as zeros."""
         return spread(self.read(part, layout), part, failures)
 
 
-def _table(vectors: Vectors) -> pa.Table:
+def _table(vectors: Vectors, kept: pa.Table | None) -> pa.Table:
     """Return the rows as columns over the same memory."""
-    embedding = _embedding(vectors.matrix)
-    columns = {"index": numbers(vectors.indices), "embedding": embedding}
+    columns = {"index": numbers(vectors.indices)}
     if vectors.ids is not None:
         columns["id"] = strings(vectors.ids)
-    names = [name for name in ("index", "id", "embedding") if name in columns]
-    schema = pa.schema([pa.field(name, columns[name].type, nullable=False) for name in names])
-    return pa.table([columns[name] for name in names], schema=schema)
+    fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
+    if kept is not None:
+        fields += kept.schema
+        columns |= dict(zip(kept.column_names, kept.unify_dictionaries().columns, strict=True))
+    columns["embedding"] = embedding = _embedding(vectors.matrix)
+    fields.append(pa.field("embedding", embedding.type, nullable=False))
+    return pa.table(list(columns.values()), schema=pa.schema(fields))
+
+
+def _encodings(kept: pa.Table | None) -> dict[str, Any]:
+    """Return how columns are encoded: those of a corpus as usual, and ours as they are."""
+    if kept is None:
+        return {"compression": "none", "use_dictionary": False, "write_statistics": ["index"]}
+    pq.write_table(kept.schema.empty_table(), empty := pa.BufferOutputStream())
+    schema = pq.ParquetFile(empty.getvalue()).schema
+    leaves = [schema.column(place).path for place in range(len(schema.names))]
+    return {
+        "compression": dict.fromkeys(leaves, _KEPT_COMPRESSION),
+        "use_dictionary": leaves,
+        "write_statistics": ["index", *leaves],
+    }
 
 
 def _embedding(matrix: Matrix) -> pa.FixedSizeListArray:
@@ -90,12 +124,12 @@ def _embedding(matrix: Matrix) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, matrix.shape[1]))
 
 
-def _vectors(table: pa.Table) -> Vectors:
+def _vectors(table: pa.Table, layout: Layout) -> Vectors:
     """Return the columns as rows over the same memory."""
     embedding = table.column("embedding").combine_chunks()
     values = embedding.flatten().to_numpy(zero_copy_only=True)
     return Vectors(
         indices=table.column("index").to_numpy(),
-        ids=table.column("id").to_pylist() if "id" in table.column_names else None,
+        ids=table.column("id").to_pylist() if layout.ids else None,
         matrix=values.reshape(-1, embedding.type.list_size),
     )

@@ -29,6 +29,18 @@ class Vectors(NamedTuple):
     matrix: Matrix
 
 
+class KeptColumns(NamedTuple):
+    """Columns of the corpus that a part has beside its vectors.
+
+    Attributes:
+        indices: Chunk of each row: int64, shape (rows,), ascending.
+        table: The columns, as a `pyarrow.Table`, a row for each chunk that has a vector.
+    """
+
+    indices: NDArray[np.int64]
+    table: Any
+
+
 class PartRows(NamedTuple):
     """All chunks of a part.
 
@@ -37,12 +49,15 @@ class PartRows(NamedTuple):
         ids: One id per chunk, or None.
         matrix: Vectors, shape (count, dimensions); the rows of failed chunks mean nothing.
         good: Whether each chunk has a vector, shape (count,).
+        columns: Columns of the corpus, as a `pyarrow.Table`, a row for each chunk that has a
+            vector; None where none are kept, or nobody has read them.
     """
 
     start: int
     ids: list[str] | None
     matrix: Matrix
     good: NDArray[np.bool_]
+    columns: Any = None
 
     def vectors(self) -> Vectors:
         """Return the rows without the failed chunks; no copy when no chunk failed."""

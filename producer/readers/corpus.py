@@ -11,6 +11,7 @@ from typing import BinaryIO, Final, TypeAlias
 from embedfarm.contract.records import Rows
 from embedfarm.producer import chunker
 from embedfarm.producer.readers import delimited, directory, jsonl, parquet, text
+from embedfarm.producer.readers.fields import ColumnQueue, Fields, parse_template
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
 from embedfarm.producer.readers.recoded import UTF_8, canonical, is_encoding, recode
@@ -28,7 +29,7 @@ BATCH_ROWS_MAX: Final = 2048
 BATCH_CHARACTERS_MAX: Final = 1 << 20
 """A batch ends with the row that reaches this."""
 
-_Read: TypeAlias = Callable[[BinaryIO, str, str, str | None, Cursor], Iterator[Item]]
+_Read: TypeAlias = Callable[[BinaryIO, str, Fields, Cursor], Iterator[Item]]
 _Cut: TypeAlias = Callable[[str], Iterator[str]]
 _Opened: TypeAlias = Callable[[Location], AbstractContextManager[BinaryIO]]
 
@@ -49,7 +50,11 @@ class CorpusOptions:
 
     Attributes:
         text_field: Column or key of the text.
+        template: Text made of several fields, such as "{title}: {body}", in place of that
+            of one field.
         id_field: Column or key of the id; None for rows without ids.
+        keep: Columns that stay beside the vectors, `("all",)` for every one. They are those of
+            Parquet, at the top.
         format: A name in `FORMATS` for every file named as a source; None goes by the suffix.
         glob: Which files of a directory are read, by their path below it. If they are all of one
             format of rows, they are read as such; else each of them is a document.
@@ -63,7 +68,9 @@ class CorpusOptions:
     """
 
     text_field: str = "text"
+    template: str | None = None
     id_field: str | None = None
+    keep: tuple[str, ...] = ()
     format: str | None = None
     glob: str = "**/*"
     encoding: str = UTF_8
@@ -72,7 +79,7 @@ class CorpusOptions:
     chunk_overlap: int = 20
 
     def __post_init__(self) -> None:
-        if self.id_field == self.text_field:
+        if self.template is None and self.id_field == self.text_field:
             raise CorpusError(f"field {self.text_field!r} cannot be text and id at once")
         if self.format is not None and self.format not in FORMATS:
             raise CorpusError(f"unknown format {self.format!r}; known: {', '.join(FORMATS)}")
@@ -85,6 +92,18 @@ class CorpusOptions:
                 f"chunks of {self.chunk_tokens} tokens cannot overlap by {self.chunk_overlap};"
                 " from 0 to half of the chunk can"
             )
+        self.fields()
+
+    def fields(self, columns: ColumnQueue | None = None) -> Fields:
+        """Return what is taken of each row; `columns` gets the columns to keep.
+
+        Raises:
+            CorpusError: The template is none.
+        """
+        if self.template is None:
+            return Fields((self.text_field,), self.id_field, None, self.keep, columns)
+        template = parse_template(self.template)
+        return Fields(template.fields, self.id_field, template, self.keep, columns)
 
 
 def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
@@ -95,6 +114,7 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
     *,
     cursor: Cursor | None = None,
     limits: Limits = UNLIMITED,
+    columns: ColumnQueue | None = None,
 ) -> Iterator[Rows]:
     """Read the good rows of all sources, in the order given, in batches that stay small.
 
@@ -106,6 +126,9 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
     along: when a batch is yielded it is the place behind it, where another reading may go on.
     Documents of a directory have a limit of their own beside `limits`.
 
+    To `columns` those to keep are appended of all rows that are yielded, in order, in batches of
+    their own: those of a row before the row is yielded.
+
     Raises:
         CorpusError: At the call: a source is missing, its format unknown, a directory has no
             tokenizer, or some sources have ids and some have none. While iterating: a file is
@@ -116,9 +139,10 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
     cut = _load_cut(locations, options)
     for location in locations:
         if not location.is_directory:
-            _format_of(location, options)
+            format_of(location, options)
     opened = partial(_open, stdin=stdin, bytes_max=limits.bytes_max)
-    items = _read_all(locations, options, cut, opened, cursor or Cursor())
+    fields = options.fields(columns)
+    items = _read_all(locations, options, fields, cut, opened, cursor or Cursor())
     return limit_rows(_gather(items, bad_rows, with_ids=with_ids), limits)
 
 
@@ -139,6 +163,8 @@ def _load_cut(locations: Sequence[Location], options: CorpusOptions) -> _Cut | N
     names = [location.name for location in locations if location.is_directory]
     if not names:
         return None
+    if options.template is not None:
+        raise CorpusError(f"{names[0]}: the files of a directory have no fields to make a text of")
     if options.tokenizer_file is None:
         raise CorpusError(f"{names[0]}: a directory is cut into chunks, which needs a tokenizer")
     try:
@@ -153,8 +179,12 @@ def _load_cut(locations: Sequence[Location], options: CorpusOptions) -> _Cut | N
     )
 
 
-def _format_of(location: Location, options: CorpusOptions) -> str:
-    """Return the name in `FORMATS` of the format in which a file is read."""
+def format_of(location: Location, options: CorpusOptions) -> str:
+    """Return the name in `FORMATS` of the format in which a file is read.
+
+    Raises:
+        CorpusError: Neither the options nor the name of the file say it, or it cannot be read so.
+    """
     stem, compression = split_compression(location.path)
     by_name = "jsonl" if location.is_stdin else SUFFIXES.get(PurePosixPath(stem).suffix.lower())
     chosen = options.format or by_name
@@ -170,24 +200,26 @@ def _format_of(location: Location, options: CorpusOptions) -> str:
     return chosen
 
 
-def _read_all(
+def _read_all(  # noqa: PLR0913, PLR0917 -- what the one call has in hand
     locations: Sequence[Location],
     options: CorpusOptions,
+    fields: Fields,
     cut: _Cut | None,
     opened: _Opened,
     cursor: Cursor,
 ) -> Iterator[Item]:
     """Yield the items of all locations from the cursor on."""
     for location in locations[cursor.location :]:
-        items = _read(location, options, cut, opened, cursor)
+        items = _read(location, options, fields, cut, opened, cursor)
         is_usual = canonical(options.encoding) == UTF_8
         yield from items if is_usual else (_named(each, options.encoding) for each in items)
         cursor.location, cursor.offset, cursor.line = cursor.location + 1, 0, 0
 
 
-def _read(
+def _read(  # noqa: PLR0913, PLR0917 -- what the one call has in hand
     location: Location,
     options: CorpusOptions,
+    fields: Fields,
     cut: _Cut | None,
     opened: _Opened,
     cursor: Cursor,
@@ -197,12 +229,11 @@ def _read(
         if cut is not None and location.is_directory:
             yield from directory.read(location, options.glob, options.encoding, cut, cursor)
             return
-        chosen = _format_of(location, options)
+        chosen = format_of(location, options)
         with opened(location) as file:
             has_none = chosen == "parquet" or canonical(options.encoding) == UTF_8
             content = file if has_none else recode(file, options.encoding)
-            fields = options.text_field, options.id_field
-            yield from FORMATS[chosen](content, location.name, *fields, cursor)
+            yield from FORMATS[chosen](content, location.name, fields, cursor)
 
 
 def _named(item: Item, encoding: str) -> Item:

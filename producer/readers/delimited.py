@@ -9,20 +9,15 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import BinaryIO, Final
 
+from embedfarm.producer.readers.fields import Fields
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item, is_unicode
 from embedfarm.producer.readers.source import LINE_BYTES_MAX, Cursor, number_lines
 
 DELIMITERS: Final = (",", ";", "\t", "|")
 
 
-def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own
-    file: BinaryIO,
-    name: str,
-    text_field: str,
-    id_field: str | None,
-    cursor: Cursor,
-    *,
-    delimiter: str,
+def read(
+    file: BinaryIO, name: str, fields: Fields, cursor: Cursor, *, delimiter: str
 ) -> Iterator[Item]:
     """Yield an item per row under the header; skip blank lines; quoted cells may hold line ends.
 
@@ -34,15 +29,14 @@ def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own
         CorpusError: There is no header row, or it lacks a field.
     """
     csv.field_size_limit(LINE_BYTES_MAX)
-    fields = [field for field in (text_field, id_field) if field]
     begin = Cursor()
     lines = _lines(file, name, begin)
     first = list(_upto_header(lines))
-    used = _find_delimiter(first[-1], fields, delimiter) if first else delimiter
+    used = _find_delimiter(first[-1], fields.names, delimiter) if first else delimiter
     header = _header(_read_rows(chain(first, lines), used, 0), name)
     if not cursor.offset:
         cursor.offset, cursor.line = begin.offset, begin.line
-    columns = [(field, _column(header, field, name)) for field in fields]
+    columns = [_column(header, field, name) for field in fields.names]
     rows = _read_rows(_lines(file, name, cursor, begin.offset), used, cursor.line)
     for line, row in rows:
         if isinstance(row, csv.Error):
@@ -51,7 +45,12 @@ def read(  # noqa: PLR0913 -- the readers' common arguments, and one of its own
             reason = f"{len(row)} columns, where the header has {len(header)}"
             yield BadRow(name, line, None, reason)
         else:
-            yield _item(row, columns, name, line)
+            values = [row[column] for column in columns]
+            damaged = next((n for n, value in enumerate(values) if not is_unicode(value)), None)
+            if damaged is None:
+                yield fields.row(values)
+            else:
+                yield BadRow(name, line, fields.names[damaged], "not UTF-8")
 
 
 def _lines(file: BinaryIO, name: str, cursor: Cursor, read_bytes: int = 0) -> Iterator[str]:
@@ -122,12 +121,3 @@ def _column(header: list[str], field: str, name: str) -> int:
     if header.count(field) != 1:
         raise CorpusError(f"{name}: no single column {field!r}; it has {', '.join(header)}")
     return header.index(field)
-
-
-def _item(row: list[str], columns: list[tuple[str, int]], name: str, line: int) -> Item:
-    """Return the cells asked for, or a bad row if one of them was not UTF-8."""
-    for field, column in columns:
-        if not is_unicode(row[column]):
-            return BadRow(name, line, field, "not UTF-8")
-    values = [row[column] for _, column in columns]
-    return values[0], values[1] if len(values) > 1 else ""

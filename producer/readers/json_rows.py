@@ -1,20 +1,21 @@
 """Objects of JSON as rows: the text and id of each, at the top or inside."""
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import islice, product
-from operator import attrgetter
+from operator import attrgetter, or_
 from typing import Any, Final
 
 import msgspec
 
+from embedfarm.producer.readers.fields import Fields
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 
-TEXT_OPTION: Final = "--text-field"
 ID_OPTION: Final = "--id-field"
 FIELDS_SHOWN: Final = 10  # of an object without the field that is asked for
 
 _TEXT_KINDS: Final = (str,)
-_ID_KINDS: Final = (str, int, float)
+_NUMBER_KINDS: Final = (str, int, float)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _JSON_NAMES: Final = {
     str: "string",
@@ -37,19 +38,24 @@ class JsonRows:
 
     Args:
         name: Name of the file, for people.
-        text_field: Field of the text.
-        id_field: Field of the id; None for rows without ids.
+        fields: The fields of text and id.
 
     Raises:
         CorpusError: The decoder cannot look for a field of that name.
     """
 
-    def __init__(self, name: str, text_field: str, id_field: str | None) -> None:
-        self._name = name
-        self._text_field, self._id_field = text_field, id_field
-        fields = [text_field] if id_field is None else [text_field, id_field]
+    def __init__(self, name: str, fields: Fields) -> None:
+        self._name, self._fields = name, fields
+        names = fields.names
+        self._kinds = [
+            _NUMBER_KINDS if fields.numbers_allowed(place) else _TEXT_KINDS
+            for place in range(len(names))
+        ]
+        self._alone = len(names) == 1
         try:
-            self._decoders = [_decoder(paths) for paths in product(*map(_paths, fields))]
+            self._decoders = [
+                _decoder(paths, self._kinds) for paths in product(*map(_paths, names))
+            ]
         except ValueError as error:
             raise CorpusError(f"{name}: {error}") from error
 
@@ -62,7 +68,8 @@ class JsonRows:
             except _UNREADABLE as error:
                 reason = str(error)
             else:
-                return (found, "") if self._id_field is None else (found[0], str(found[1]))
+                values = [str(found)] if self._alone else [*map(str, found)]
+                return self._fields.row(values)
         if line.isspace():
             return None
         field, known = self._diagnose(line)
@@ -78,12 +85,10 @@ class JsonRows:
             return None, f"not JSON: {error}"
         if not isinstance(row, dict):
             return None, f"an object is expected, not {_JSON_NAMES[type(row)]}"
-        if problem := _field_problem(row, self._text_field, _TEXT_KINDS, TEXT_OPTION):
-            return self._text_field, problem
-        if self._id_field is not None and (
-            problem := _field_problem(row, self._id_field, _ID_KINDS, ID_OPTION)
-        ):
-            return self._id_field, problem
+        for place, (field, kinds) in enumerate(zip(self._fields.names, self._kinds, strict=True)):
+            option = ID_OPTION if place >= len(self._fields.texts) else self._fields.text_option
+            if problem := _field_problem(row, field, kinds, option):
+                return field, problem
         return None, ""  # such as a key given twice, wrong and right
 
 
@@ -98,9 +103,10 @@ def _path(field: str, row: dict[str, Any]) -> _Path:
     return inside[0] if inside and field not in row and inside[0][0] in row else whole
 
 
-def _decoder(paths: Sequence[_Path]) -> Callable[[bytes], Any]:
-    """Return a function from an object to its text, or to text and id, which lie at these paths."""
-    kind, places = _struct(dict(zip(paths, (str, str | int | float), strict=False)))
+def _decoder(paths: Sequence[_Path], kinds: Sequence[tuple[type, ...]]) -> Callable[[bytes], Any]:
+    """Return a function from an object to what lies at these paths, a tuple if they are several."""
+    unions = [reduce(or_, each) for each in kinds]
+    kind, places = _struct(dict(zip(paths, unions, strict=True)))
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
     get = attrgetter(*(places[path] for path in paths))
     return lambda line: get(decoder.decode(line))

@@ -6,6 +6,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from embedfarm.producer.readers.fields import Fields
 from embedfarm.producer.readers.items import CorpusError, Item
 from embedfarm.producer.readers.json_rows import JsonRows
 from embedfarm.producer.readers.source import Cursor, number_lines
@@ -18,24 +19,20 @@ PEEKED_BYTES: Final = 4096
 _MARK_AND_BLANKS: Final = b"\xef\xbb\xbf \t\r\n"
 
 
-def read(
-    file: BinaryIO, name: str, text_field: str, id_field: str | None, cursor: Cursor
-) -> Iterator[Item]:
+def read(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterator[Item]:
     """Yield an item per line that is not blank.
 
     Raises:
         CorpusError: A line is too long, or the decoder cannot look for a field of that name.
     """
-    rows = JsonRows(name, text_field, id_field)
+    rows = JsonRows(name, fields)
     for number, line in number_lines(file, name, cursor):
         item = rows.item(line, number)
         if item is not None:
             yield item
 
 
-def read_json(
-    file: BinaryIO, name: str, text_field: str, id_field: str | None, cursor: Cursor
-) -> Iterator[Item]:
+def read_json(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterator[Item]:
     """Yield an item per object of one array; a file that is no array is JSON Lines.
 
     Raises:
@@ -43,7 +40,7 @@ def read_json(
     """
     buffered: Any = file  # whatever is opened here can be peeked into
     if not buffered.peek(PEEKED_BYTES).lstrip(_MARK_AND_BLANKS).startswith(b"["):
-        yield from read(file, name, text_field, id_field, cursor)
+        yield from read(file, name, fields, cursor)
         return
     data = file.read(ARRAY_BYTES_MAX + 1)
     if len(data) > ARRAY_BYTES_MAX:
@@ -55,7 +52,7 @@ def read_json(
         objects = msgspec.json.decode(data.lstrip(_MARK_AND_BLANKS), type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorpusError(f"{name}: no array of JSON: {error}") from error
-    rows = JsonRows(name, text_field, id_field)
+    rows = JsonRows(name, fields)
     for each in islice(objects, cursor.offset, None):
         cursor.offset += 1
         item = rows.item(bytes(each), cursor.offset)

@@ -24,6 +24,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import Child
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.status import JobStatus
+from embedfarm.corpora import ROWS_AT_A_TIME
 from embedfarm.producer.readers import CorpusError
 from embedfarm.runs import private_farm
 from embedfarm.workers.engines.null import NullEngine
@@ -95,6 +96,40 @@ def test_corpora(farm: embedfarm.Farm, tmp_path: Path, corpus: str) -> None:
     seconds = embeddings.manifest.embedded
     assert embed().manifest.embedded == seconds
     assert not (tmp_path / "out" / ".embedfarm").exists()
+
+
+TABLE: Final = pa.table(
+    COLUMNS | {"size": pa.array(range(COUNT), pa.int16()), "tags": [[str(n)] for n in range(COUNT)]}
+)
+TABLES: Final[dict[str, Callable[[], Any]]] = {
+    "Arrow": lambda: TABLE,
+    "polars": lambda: pl.from_arrow(TABLE),
+    "pandas": TABLE.to_pandas,
+    "Hugging Face": lambda: Dataset(TABLE),
+    "Hugging Face, streamed": lambda: Dataset(TABLE).to_iterable_dataset(),
+    "rows": lambda: iter(TABLE.to_pylist()),
+}
+
+
+@pytest.mark.parametrize("corpus", TABLES)
+def test_columns_stay_beside_the_vectors(farm: embedfarm.Farm, tmp_path: Path, corpus: str) -> None:
+    """Columns of tables, data sets and rows are kept, and several make the text."""
+    reading = embedfarm.Reading(text="{id}: {text}", keep="all")
+    out = farm.embed(TABLES[corpus](), out=tmp_path / "out", reading=reading, progress=False)
+    made = pa.Table.from_batches(out.batches())
+    assert made.select(TABLE.column_names).to_pylist() == TABLE.to_pylist()
+    if corpus != "rows":  # of which nobody says the types
+        assert made.schema.field("size").type == pa.int16()
+    texts = [f"{name}: {text}" for name, text in zip(IDS, TEXTS, strict=True)]
+    np.testing.assert_array_equal(out.matrix, vectors_of(texts))
+
+
+def test_rows_of_two_kinds(farm: embedfarm.Farm, tmp_path: Path) -> None:
+    """A column of rows in Python has one type, and a value of another one is refused."""
+    rows = [{"text": "a", "size": 1}] * ROWS_AT_A_TIME + [{"text": "b", "size": "large"}]
+    reading = embedfarm.Reading(keep=["size"])
+    with pytest.raises(CorpusError, match="of another type than in the rows before"):
+        farm.embed(rows, out=tmp_path / "out", reading=reading, progress=False)
 
 
 BAD: Final[dict[str, tuple[Any, str]]] = {

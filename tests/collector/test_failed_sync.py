@@ -11,7 +11,8 @@ import pytest
 
 from embedfarm.collector.export import export
 from embedfarm.collector.manifest import ERRORS_FILE
-from embedfarm.collector.output import Output, State, list_output_files, read_state
+from embedfarm.collector.output import Output
+from embedfarm.collector.output_directory import State, list_output_files, read_state
 from embedfarm.collector.sinks import SINKS
 from embedfarm.collector.verify import verify
 from embedfarm.runs.ending import remove_state

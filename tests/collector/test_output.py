@@ -25,13 +25,8 @@ from embedfarm.collector.manifest import (
     read_manifest,
     tile,
 )
-from embedfarm.collector.output import (
-    Output,
-    OutputBusy,
-    State,
-    read_request,
-    read_state,
-)
+from embedfarm.collector.output import Output
+from embedfarm.collector.output_directory import OutputBusy, State, read_request, read_state
 from embedfarm.collector.output_reader import read_parts
 from embedfarm.collector.request_comparison import compare_requests
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged

@@ -20,7 +20,8 @@ from embedfarm.collector.manifest import (
     read_manifest,
     settle,
 )
-from embedfarm.collector.output import Output, State, read_state
+from embedfarm.collector.output import Output
+from embedfarm.collector.output_directory import State, read_state
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.patch import patch
 from embedfarm.collector.search import iter_vectors

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from embedfarm.collector.durable_files import TEMPORARY_SUFFIX
 from embedfarm.collector.manifest import ERRORS_FILE, STATE_DIRECTORY, About, Manifest
-from embedfarm.collector.output import JOURNAL_FILE, Output, State, read_state
+from embedfarm.collector.output import Output
+from embedfarm.collector.output_directory import JOURNAL_FILE, State, read_state
 from embedfarm.collector.search import iter_vectors
 from embedfarm.collector.sinks import SINKS, PartError, open_sink
 from embedfarm.collector.verify import verify

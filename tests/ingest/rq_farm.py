@@ -14,7 +14,7 @@ from rq import Queue
 from rq.job import Job
 
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.collector.output import JOURNAL_FILE
+from embedfarm.collector.output_directory import JOURNAL_FILE
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobStatus

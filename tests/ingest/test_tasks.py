@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rq import Retry
 
 from embedfarm.contract.broker import closing_client
@@ -70,6 +72,20 @@ def test_vectors_of_other_outputs_are_taken(door: Door, tmp_path: Path) -> None:
     reused = [returned(job)["reused"] for job in jobs]
     assert reused == [{}, {".": 20}, {outs[0]: 40, outs[1]: 40, ".": 20}]
     check_output(Path(outs[2]), corpora[2], 16)
+
+
+def test_columns_stay_beside_the_vectors(door: Door, tmp_path: Path) -> None:
+    """A program names columns to keep, and the fields that make the text."""
+    table = pa.table({"title": ["a", "b"], "body": ["c", "d"], "n": [1, None]})
+    pq.write_table(table, tmp_path / "corpus.parquet")
+    words = (str(tmp_path / "corpus.parquet"), str(tmp_path / "out"))
+    options = {"text": "{title}\n{body}", "keep": ["n", "title"]}
+    job = door.enqueue("embed_corpus", *words, model="null:16", **options)
+    with door.ingest(), door.work():
+        wait_for(job, "finished")
+    check_output(tmp_path / "out", ["a\nc", "b\nd"], 16)
+    part = pq.read_table(tmp_path / "out" / "part-000000000000.parquet")
+    assert part.select(["n", "title"]).equals(table.select(["n", "title"]))
 
 
 def test_a_failure_says_why_and_is_tried_again(door: Door, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
-from embedfarm.collector.output import locked
+from embedfarm.collector.output_directory import locked
 from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec

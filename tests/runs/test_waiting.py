@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import embedfarm
-from embedfarm.collector.output import OutputBusy, locked
+from embedfarm.collector.output_directory import OutputBusy, locked
 from embedfarm.runs import disk_room
 from embedfarm.runs.disk_room import when_free
 from tests.farm.harness import check_output, write_corpus

@@ -12,7 +12,7 @@ import pytest
 
 from embedfarm.collector.durable_files import make_directories, replacing, sync, sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY
-from embedfarm.collector.output import JOURNAL_FILE, REQUEST_FILE
+from embedfarm.collector.output_directory import JOURNAL_FILE, REQUEST_FILE
 from embedfarm.runs.ending import discard_output
 from tests.simulation import mount
 from tests.simulation.disk import Disk

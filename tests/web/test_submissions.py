@@ -114,7 +114,10 @@ def test_every_form_is_embedded(
         {"json": {"texts": [{"text": text, "id": f"i{n}"} for n, text in enumerate(texts)]}},
         {"json": {"source": str(source), "deadline_ms": 5_000_000_000_000, "tenant": "a"}},
         {"files": {"file": ("../../etc/a b.jsonl", lines)}, **named},
-        {"files": {"file": ("c.parquet", parquet)}},
+        {
+            "files": {"file": ("c.parquet", parquet)},
+            "data": {"keep": "text", "text": "{text}"},
+        },
         {
             "files": {"file": ("d.txt", "".join(f"{each}\n" for each in texts).encode("utf-16"))},
             "data": {"encoding": "utf-16"},
@@ -142,6 +145,8 @@ def test_every_form_is_embedded(
         ended = [wait_for(web, each["job"], "finished") for each in made]
     for each in ended:
         check_output(Path(each["out"]), texts, 16)
+    kept = pq.read_table(Path(ended[3]["out"]) / "part-000000000000.parquet", columns=["text"])
+    assert kept.column("text").to_pylist() == texts
     assert not list((tmp_path / "jobs" / "uploads").iterdir())
     command = FarmClient(client).job(made[2]["job"]).noted("command")
     assert command.startswith("embedfarm embed --model=null:16 --job-id=")
@@ -198,6 +203,8 @@ def test_vectors_of_finished_jobs_are_taken(
         ({"json": {"texts": ["a"], "other": 1}}, 422),
         ({"json": {"texts": ["a"], "encoding": "base64"}}, 422),
         ({"json": {"texts": ["a"], "reuse": "../../etc"}}, 422),
+        ({"json": {"texts": ["a"], "text": "{a!r}"}}, 422),
+        ({"json": {"texts": ["a"], "text": "{a}", "text_field": "b"}}, 422),
         ({"json": {"texts": ["a"], "reuse": "0" * 32}}, 404),
         ({"json": {"texts": ["a"]}, "params": {"lsh_bits": 65}}, 422),
         ({"json": {"texts": ["a"], "model": "null:9"}}, 404),
@@ -279,6 +286,11 @@ def test_the_page_asks_for_all_that_a_job_has(web: TestClient, client: redis.Red
     )  # fmt: skip
     assert 7200 <= job.status().deadline_ms / 1000 - before < 7300
     assert "--on-bad-row=skip" in job.noted("command")
+    columns = {"text": "{a}\n{b}", "keep": "a,b"}
+    made = web.post("/jobs/new", data=untouched | columns, files=file, follow_redirects=False)
+    command = FarmClient(client).job(made.headers["location"].rpartition("/")[2]).noted("command")
+    assert "--text={a}" in command
+    assert "--keep=a,b" in command
     wrong = web.post("/jobs/new", data=given | {"deadline": "soon"}, files=file)
     assert (wrong.status_code, "is no deadline" in unescape(wrong.text)) == (422, True)
 
@@ -635,6 +647,14 @@ def test_a_retry_reads_the_corpus_as_before(tmp_path: Path, encoding: str) -> No
     embedfarm.embed(corpus, out=tmp_path / "out", model=NULL, reading=reading, progress=False)
     options = options_of(read_manifest(tmp_path / "out"))
     assert options.get("encoding", "utf-8") == encoding
+    parquet_of(["a"], tmp_path / "corpus.parquet")
+    reading = embedfarm.Reading(text="so: {text}", keep=["text"])
+    made = embedfarm.embed(
+        tmp_path / "corpus.parquet", out=tmp_path / "kept", model=NULL, reading=reading,
+        progress=False,
+    )  # fmt: skip
+    options = options_of(made.manifest)
+    assert (options["text"], options["keep"]) == ("so: {text}", ["text"])
 
 
 def test_cleanup_removes_what_nobody_knows(

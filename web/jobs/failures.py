@@ -9,7 +9,7 @@ from fastapi import Path as InPath
 from pydantic import BaseModel
 
 from embedfarm.collector.manifest import Failure, ManifestError, OutputError, read_manifest
-from embedfarm.collector.output import read_request
+from embedfarm.collector.output_directory import read_request
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import ChunkError
 from embedfarm.contract.settings import Settings

@@ -44,6 +44,7 @@ from embedfarm.contract.scheduling_terms import (
     read_labels,
 )
 from embedfarm.producer.readers.corpus import FORMATS, SUFFIXES
+from embedfarm.producer.readers.fields import parse_template
 from embedfarm.producer.readers.recoded import UTF_8, is_encoding
 from embedfarm.producer.readers.source import COMPRESSIONS, split_compression
 from embedfarm.web.http.bodies import media_type, read_json
@@ -160,6 +161,13 @@ def _known_encoding(name: str) -> str:
     return name
 
 
+def _known_template(template: str) -> str:
+    """Refuse a text that cannot be made of fields."""
+    if template:
+        parse_template(template)
+    return template
+
+
 class EmbeddingOptions(Given):  # type: ignore[misc] # it is made of the table of fields
     """Options that say which vectors are wanted."""
 
@@ -187,7 +195,14 @@ class Options(EmbeddingOptions):
         default=UTF_8, description="Of files that are not UTF-8, such as cp1252 or utf-16."
     )
     text_field: Words = "text"
+    text: Annotated[Words, AfterValidator(_known_template)] = Field(
+        default="", description="Text made of several fields, such as '{title}: {body}'."
+    )
     id_field: Words = ""
+    keep: Words = Field(
+        default="",
+        description="Columns of Parquet that stay beside the vectors, with commas between, or all.",
+    )
     on_bad_row: Literal["fail", "skip"] = "fail"
     reuse: JobIds = Field(
         default="",
@@ -199,7 +214,9 @@ class Options(EmbeddingOptions):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         """Refuse one field as both text and id."""
-        if self.text_field == self.id_field:
+        if self.text and self.text_field != "text":
+            raise ValueError("text and text_field are two ways to say the same")
+        if not self.text and self.text_field == self.id_field:
             raise ValueError(f"field {self.text_field!r} cannot be text and id at once")
         return self
 

@@ -25,6 +25,7 @@ SAME: Final = (*(JOB_FIELDS.keys() - {"ranges"}), "format")
 READING: Final = {
     "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",
     "encoding": "encoding", "chunk_tokens": "chunk_tokens", "chunk_overlap": "chunk_overlap",
+    "template": "text", "keep": "keep",
 }  # fmt: skip
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])

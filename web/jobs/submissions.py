@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 from rq.exceptions import DuplicateJobError
 from starlette.concurrency import run_in_threadpool
 
-from embedfarm.collector.output import State, read_state
+from embedfarm.collector.output_directory import State, read_state
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.redaction import hide_in_word, name_corpus
 from embedfarm.contract.settings import Settings

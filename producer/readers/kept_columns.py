@@ -1,0 +1,68 @@
+"""Columns of a corpus that stay beside its vectors: which there are, and of which types."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO, Final
+
+import pyarrow as pa
+
+from embedfarm.producer.readers import parquet
+from embedfarm.producer.readers.corpus import CorpusOptions, format_of
+from embedfarm.producer.readers.directory import locate
+from embedfarm.producer.readers.items import CorpusError
+from embedfarm.producer.readers.record_batches import kept_names
+from embedfarm.producer.readers.source import Location, named_errors, open_binary
+
+SCHEMAS: Final[Mapping[str, Callable[[BinaryIO], pa.Schema]]] = {"parquet": parquet.schema}
+"""Formats whose columns have types, and what reads these from a file."""
+
+
+def find_columns(sources: Sequence[str], options: CorpusOptions) -> pa.Schema | None:
+    """Return the schema of the columns to keep, the same in all files; None where none are kept.
+
+    Raises:
+        CorpusError: A source is missing, has no columns or not these, or those of another file are
+            of other types.
+    """
+    if not options.keep:
+        return None
+    locations = [each for source in sources for each in locate(source, options.glob)]
+    found = [(each.name, _columns_of(each, options)) for each in locations]
+    first, schema = found[0]
+    for name, other in found[1:]:
+        if problem := describe_other(schema, other):
+            raise CorpusError(f"{name}: {problem} in {first}; their columns cannot be kept as one")
+    return schema
+
+
+def describe_other(schema: pa.Schema, other: pa.Schema) -> str:
+    """Describe the first thing in which the columns of `other` differ, in any order; "" if none."""
+    for field in other:
+        if field.name not in schema.names:
+            return f"has a column {field.name!r}, which is not"
+        before = schema.field(field.name)
+        if (field.type, field.nullable) != (before.type, before.nullable):
+            return f"has a column {field.name!r} of type {_say(field)}, which is {_say(before)}"
+    missing = [name for name in schema.names if name not in other.names]
+    return f"has no column {missing[0]!r}, which is" if missing else ""
+
+
+def _columns_of(location: Location, options: CorpusOptions) -> pa.Schema:
+    """Return the columns to keep of one file."""
+    kind = "a directory of documents" if location.is_directory else format_of(location, options)
+    read = SCHEMAS.get(kind)
+    if read is None:
+        raise CorpusError(
+            f"{location.name}: columns are kept of {' and '.join(SCHEMAS)}, and not of {kind}"
+        )
+    is_url = location.is_url
+    with (
+        named_errors(location.name, is_url=is_url),
+        open_binary(location.filesystem, location.path) as file,
+    ):
+        schema = read(file)
+    names = kept_names(schema, location.name, options.keep)
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _say(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"

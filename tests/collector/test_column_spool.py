@@ -1,0 +1,178 @@
+"""Tests of columns on their way to the parts of an output, and of their comparison."""
+
+import errno
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedfarm.collector import column_spool
+from embedfarm.collector.column_check import ColumnCheck
+from embedfarm.collector.column_rows import same_rows, take_rows
+from embedfarm.collector.column_spool import ColumnsMissing, ColumnSpool
+from embedfarm.collector.manifest import OutputError, Part
+from embedfarm.collector.sinks import KeptColumns
+from embedfarm.collector.source_check import SourceChanged
+
+
+def table_of(count: int) -> pa.Table:
+    """Return columns of several types."""
+    inner = [None if n % 4 == 0 else {"names": [str(n)] * (n % 3)} for n in range(count)]
+    return pa.table(
+        {
+            "n": pa.array(range(count), pa.int32()),
+            "x": pa.array([float("nan") if n % 3 == 0 else n / 7 for n in range(count)]),
+            "kind": pa.array([f"kind {n % 5}" for n in range(count)]).dictionary_encode(),
+            "inner": pa.array(inner, pa.struct([("names", pa.list_(pa.string()))])),
+            "view": pa.array([str(n) * 10 for n in range(count)], pa.string_view()),
+        }
+    )  # fmt: skip
+
+
+def put_all(spool: ColumnSpool, table: pa.Table, rows: int, first: int = 0) -> None:
+    """Put the columns of a table from a row on, so many rows at a time."""
+    for batch in table.slice(first).to_batches(rows):
+        spool.put(batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 200),
+    rows=st.integers(1, 60),
+    segment_bytes=st.integers(1, 4000),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+    begins=st.tuples(st.integers(0, 50), st.integers(0, 50)),
+    data=st.data(),
+)
+def test_any_part_has_its_columns(  # noqa: PLR0913, PLR0917 -- each is drawn
+    count: int,
+    rows: int,
+    segment_bytes: int,
+    cuts: list[int],
+    begins: tuple[int, int],
+    data: st.DataObject,
+) -> None:
+    """Whatever the sizes of batches, files and parts, each part takes the columns of its rows."""
+    table = table_of(count)
+    first = min(begins[0], count)
+    wanted = min(max(first, begins[1]), count)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_spool, "SEGMENT_BYTES", segment_bytes)
+        spool = ColumnSpool(Path(name) / "columns", table.schema)
+        spool.begin(0, 0)
+        put_all(spool, table.slice(0, data.draw(st.integers(0, count))), rows)
+        spool.begin(first, wanted)  # as when the source is read anew
+        put_all(spool, table, rows, first)
+        bounds = sorted({wanted, count, *(min(max(cut, wanted), count) for cut in cuts)})
+        for start, end in pairwise(bounds):
+            good = np.array(
+                data.draw(st.lists(st.booleans(), min_size=end - start, max_size=end - start))
+            )
+            places = start + np.flatnonzero(good)
+            assert same_rows(spool.take(start, good), take_rows(table, places))
+            assert spool.size(start, end - start) > 0
+            spool.forget(end)
+        assert not list(Path(name).glob("columns/*.arrow"))  # the last rows are in memory
+
+
+def test_memory_and_disk_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in no part yet is on the disk but for a little, and goes with its part."""
+    monkeypatch.setattr(column_spool, "SEGMENT_BYTES", 1 << 14)
+    table = table_of(20_000).drop_columns(["view"])  # a slice of views keeps the memory of all
+    spool = ColumnSpool(tmp_path / "columns", table.schema)
+    spool.begin(0, 0)
+    put_all(spool, table, 100)
+    files = sorted((tmp_path / "columns").iterdir())
+    assert len(files) > 20
+    assert max(file.stat().st_size for file in files) < 1 << 16
+    spool.forget(10_000)
+    left = sorted((tmp_path / "columns").iterdir())
+    assert 0.4 < len(left) / len(files) < 0.6
+    with pytest.raises(ColumnsMissing, match="of 10 rows from 0 on"):
+        spool.take(0, np.ones(10, np.bool_))
+    with pytest.raises(ColumnsMissing):
+        spool.take(19_995, np.ones(10, np.bool_))
+
+
+def test_a_full_disk_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that the disk refused are put once more, and are there once."""
+    monkeypatch.setattr(column_spool, "SEGMENT_BYTES", 1 << 10)
+    table, refusals = table_of(1000), iter([True, False] * 1000)
+    spool = ColumnSpool(tmp_path / "columns", table.schema)
+    spool.begin(0, 0)
+    new_stream = pa.ipc.new_stream
+
+    def refuse_now_and_then(*words: object) -> object:
+        if next(refusals):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return new_stream(*words)
+
+    monkeypatch.setattr(pa.ipc, "new_stream", refuse_now_and_then)
+    refused = 0
+    for batch in table.to_batches(50):
+        while True:
+            try:
+                spool.put(batch)
+                break
+            except OSError:
+                refused += 1
+    assert refused > 3
+    assert same_rows(spool.take(0, np.ones(1000, np.bool_)), table)
+
+
+def test_columns_that_become_others(tmp_path: Path) -> None:
+    """A file that was exchanged for one with other types is noticed."""
+    spool = ColumnSpool(tmp_path / "columns", table_of(1).schema.remove(4))
+    spool.begin(0, 0)
+    spool.put(table_of(3).to_batches()[0])  # which has one more
+    other = table_of(3).set_column(0, "n", pa.array([1, 2, 3], pa.int64()))
+    with pytest.raises(OutputError, match="became n int64, x double"):
+        spool.put(other.to_batches()[0])
+
+
+def parts_of(bounds: Sequence[int]) -> list[Part]:
+    """Return parts with these bounds."""
+    return [
+        Part(
+            file=f"part-{start}", bytes=1, sha256="", start=start, count=end - start,
+            rows=end - start, errors=0, tokens=0, texts_sha256="",
+        )
+        for start, end in pairwise(bounds)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+@pytest.mark.parametrize("changed", ["n", "x", "kind", "inner", "view"])
+def test_a_change_is_found_in_its_part(rows: int, changed: str) -> None:
+    """A value that was changed is found in the part that has it; NaN is no change."""
+    table, parts = table_of(100), parts_of([0, 10, 40, 70, 90])
+    now = table.select(sorted(table.column_names))
+    values = now.column(changed).to_pylist()
+    values[50] = values[51]
+    place = now.schema.names.index(changed)
+    other = now.set_column(
+        place, now.schema.field(place), pa.array(values, now.schema.types[place])
+    )
+
+    def read(part: Part) -> KeptColumns:
+        indices = np.array([n for n in range(part.start, part.end) if n % 13])
+        return KeptColumns(indices, take_rows(table, indices))
+
+    same = ColumnCheck(read, parts, 10)
+    same.feed_all(deque_of(now.slice(10), rows))
+    check = ColumnCheck(read, parts)
+    with pytest.raises(SourceChanged, match="other columns now") as found:
+        check.feed_all(deque_of(other, rows))
+    assert found.value.part is parts[2]
+
+
+def deque_of(table: pa.Table, rows: int) -> deque[pa.RecordBatch]:
+    """Return the batches of a table in a queue."""
+    return deque(table.to_batches(rows))

@@ -1,0 +1,274 @@
+"""Tests of `embed --keep`: columns of the corpus stand beside the vectors, as the corpus has them.
+
+All columns are compared bit for bit with those of the source, whatever happened to the command.
+"""
+
+import decimal
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedfarm
+from embedfarm.collector.column_rows import same_rows, take_rows
+from embedfarm.collector.search import search
+from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of
+from tests.runs.test_retry import fail_chunks
+from tests.support import wait_until
+
+DIMENSIONS = 16
+MODEL = ("--model", f"null:{DIMENSIONS}", "--devices", "cpu", "--workers", "1")
+SMALL_PARTS = {
+    "EMBEDFARM_PART_BYTES_MAX": str(100 * 4 * DIMENSIONS),
+    "EMBEDFARM_BLOCK_CHUNKS_MAX": "30",
+}
+COUNT = 1500
+
+
+def table_of(count: int = COUNT) -> pa.Table:
+    """Return a corpus with columns of many types, nulls among them."""
+    some = [None if n % 11 == 0 else n for n in range(count)]
+    prices = [None if n is None else decimal.Decimal(n) / 100 for n in some]
+    authors = [n and {"name": f"a{n}", "books": [{"pages": n, "price": n / 7}]} for n in some]
+    small = pa.field("small", pa.int8(), metadata={"unit": "kg"})
+    table = pa.table(
+        {
+            "text": list(texts_of(count)),
+            "kind": pa.array([f"kind {n * 7 % 40}" for n in range(count)]).dictionary_encode(),
+            "price": pa.array(prices, pa.decimal128(12, 2)),
+            "weight": pa.array([float("nan") if n % 7 == 0 else n / 3 for n in range(count)]),
+            "made": pa.array([n and n * 10**9 for n in some], pa.timestamp("us", tz="UTC")),
+            "tags": [n and [f"t{n % 5}", None][: n % 3] for n in some],
+            "author": authors,
+            "facts": pa.array([[("a", n)] for n in some], pa.map_(pa.string(), pa.int32())),
+            "raw": pa.array([bytes([n % 256]) * (n % 4) for n in range(count)], pa.large_binary()),
+            "view": pa.array([n and str(n) for n in some], pa.string_view()),
+            "point": pa.array([n and [n, n / 2] for n in some], pa.list_(pa.float32(), 2)),
+            "void": pa.nulls(count, pa.int64()),
+        }
+    )
+    return table.append_column(small, pa.array([n and n % 100 for n in some], pa.int8()))
+
+
+def write(path: Path, table: pa.Table, row_group_size: int = 700) -> Path:
+    """Write a corpus into a file."""
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Return the path of a corpus of Parquet."""
+    return write(tmp_path / "corpus.parquet", table_of())
+
+
+def kept(out: Path) -> pa.Table:
+    """Return all columns of an output but the vectors, in the order of the files."""
+    parts = [pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))]
+    return pa.concat_tables([part.drop_columns(["embedding"]) for part in parts])
+
+
+def check(out: Path, table: pa.Table, failed: Sequence[int] = ()) -> None:
+    """Assert that an output has the vectors and columns of its source but for chunks that failed.
+
+    The corpus is one without bad rows; columns that the output has not are not looked at.
+    """
+    found, rows = kept(out), np.setdiff1d(np.arange(table.num_rows), failed)
+    assert found.column("index").to_pylist() == rows.tolist()
+    columns = found.drop_columns(["index"])
+    wanted = table.select(columns.column_names)
+    assert columns.schema.equals(wanted.schema)
+    assert same_rows(columns, take_rows(wanted, rows))
+    texts = [text for row, text in enumerate(table.column("text").to_pylist()) if row not in failed]
+    matrix = embedfarm.open(out).matrix[rows]
+    np.testing.assert_array_equal(matrix, null_vectors(texts, DIMENSIONS))
+
+
+def wait_for_parts(out: Path, count: int) -> None:
+    """Wait until so many parts of an output are there."""
+    wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= count, 60)
+
+
+def test_all_columns_are_kept(tmp_path: Path, corpus: Path) -> None:
+    """Every column comes out in its type, row by row, also nested ones, dictionaries and NaN."""
+    out = tmp_path / "out"
+    words = ("embed", corpus, "--keep", "all", "--out", out, *MODEL)
+    done = run(*words, environment=SMALL_PARTS)
+    assert done.returncode == 0, done.stderr
+    check(out, pq.read_table(corpus))
+    assert kept(out).column_names[1:] == pq.read_schema(corpus).names
+    assert len(manifest(out)["parts"]) > 10
+    assert pq.read_schema(out / "part-000000000000.parquet").field("small").metadata[b"unit"]
+    assert not (out / ".embedfarm").exists()
+    assert run("verify", out, "--against", corpus).returncode == 0
+    assert "finished already" in run(*words).stdout
+    changed = pq.read_table(corpus).set_column(2, "price", pa.nulls(COUNT, pa.decimal128(12, 2)))
+    again = run("embed", write(corpus, changed), *words[2:])
+    assert (again.returncode, "texts, ids or columns in rows 0 to" in again.stderr) == (2, True)
+
+
+def test_columns_are_named(tmp_path: Path, corpus: Path) -> None:
+    """Only the named columns are kept, in the order in which they are named, beside the ids."""
+    out = tmp_path / "out"
+    words = ("--id-field", "view", "--on-bad-row", "skip", "--keep", "price,tags", "--keep", "kind")
+    assert run("embed", corpus, "--out", out, *words, *MODEL).returncode == 0
+    good = np.array([n for n in range(COUNT) if n % 11])  # the id of the others is null
+    assert kept(out).column_names == ["index", "id", "price", "tags", "kind"]
+    table = pq.read_table(corpus, columns=["price", "tags", "kind"])
+    assert same_rows(kept(out).drop_columns(["index", "id"]), take_rows(table, good))
+    assert kept(out).column("id").to_pylist() == [str(n) for n in good]
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
+def test_columns_beside_bad_rows(tmp_path: Path) -> None:
+    """A row that becomes no chunk takes its columns with it; the others keep theirs."""
+    texts = [None if n % 5 == 2 or 600 < n < 1200 else f"text {n}" for n in range(2000)]
+    corpus = write(tmp_path / "corpus.parquet", pa.table({"text": texts, "n": range(2000)}))
+    out = tmp_path / "out"
+    words = ("--keep", "n", "--on-bad-row", "skip", *MODEL)
+    done = run("embed", corpus, "--out", out, *words, environment=SMALL_PARTS)
+    assert done.returncode == 0, done.stderr
+    good = [n for n, text in enumerate(texts) if text is not None]
+    assert kept(out).column("n").to_pylist() == good
+    matrix = embedfarm.open(out).matrix
+    np.testing.assert_array_equal(matrix, null_vectors([f"text {n}" for n in good], DIMENSIONS))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_columns_survive_kills(tmp_path: Path, corpus: Path, seed: int) -> None:
+    """A command that is killed at random moments, and run again, keeps all columns as they are."""
+    generator, out, table = random.Random(seed), tmp_path / "out", pq.read_table(corpus)
+    words = (corpus, "--keep", "all", "--model", f"null:{DIMENSIONS}:30000", *MODEL[2:])
+    for _ in range(3):
+        embedding = Embedding(words, out, SMALL_PARTS)
+        before = len(list(out.glob("part-*.parquet")))
+        wait_for_parts(out, before + generator.randrange(1, 4))
+        embedding.kill()
+    assert Embedding(words, out, SMALL_PARTS).wait() == 0
+    check(out, table)
+
+
+def test_other_columns_than_those_on_disk(tmp_path: Path, corpus: Path) -> None:
+    """A run that goes on refuses columns that were changed meanwhile, and others to keep."""
+    out, table = tmp_path / "out", pq.read_table(corpus)
+    slow = ("--model", f"null:{DIMENSIONS}:20000", *MODEL[2:])
+    embedding = Embedding((corpus, "--keep", "weight,made", *slow), out, SMALL_PARTS)
+    wait_for_parts(out, 2)
+    embedding.kill()
+    words = ("embed", corpus, "--out", out, *slow)
+    other = run(*words, "--keep", "weight", environment=SMALL_PARTS)
+    assert other.returncode == 2
+    assert "keep: weight, made before, weight now" in other.stderr
+    weights = [0.5, *table.column("weight").to_pylist()[1:]]
+    table = table.set_column(table.schema.names.index("weight"), "weight", pa.array(weights))
+    write(corpus, table)
+    changed = run(*words, "--keep", "weight,made", environment=SMALL_PARTS)
+    assert (changed.returncode, "has other columns now" in changed.stderr) == (2, True)
+    anew = run(*words, "--keep", "weight,made", "--embed-changed", environment=SMALL_PARTS)
+    assert anew.returncode == 0, anew.stderr
+    check(out, table)
+
+
+def test_failed_chunks_keep_their_columns(tmp_path: Path, corpus: Path) -> None:
+    """Failed chunks have no row; those that are tried again have their columns, too."""
+    out, table = tmp_path / "out", pq.read_table(corpus)
+    words = ("embed", corpus, "--out", out, "--keep", "all", *MODEL)
+    assert run(*words).returncode == 0
+    failed = {0, 119, 120, 700, 1499}
+    fail_chunks(out, table.column("text").to_pylist(), failed, table)
+    check(out, table, sorted(failed))
+    done = run(*words, "--retry-failed")
+    assert done.returncode == 0, done.stderr
+    check(out, table)
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
+def test_columns_of_several_files(tmp_path: Path) -> None:
+    """Files with the same columns in another order are one corpus; with others they are refused."""
+    table = table_of(600)
+    source = tmp_path / "corpus"
+    source.mkdir()
+    write(source / "a.parquet", table.slice(0, 250))
+    write(source / "b.parquet", table.slice(250).select(sorted(table.column_names)))
+    out = tmp_path / "out"
+    words = ("embed", source, "--keep", "all", *MODEL)
+    assert run(*words, "--out", out).returncode == 0
+    check(out, table)
+    price = table.column("price").cast(pa.decimal128(20, 4))
+    place = table.schema.names.index("price")
+    write(source / "b.parquet", table.slice(250).set_column(place, "price", price.slice(250)))
+    other = run(*words, "--out", tmp_path / "other")
+    assert other.returncode == 2
+    assert "'price' of type decimal128(20, 4), which is decimal128(12, 2) in" in other.stderr
+    write(source / "b.parquet", table.slice(250).drop_columns(["price"]))
+    assert "has no column 'price', which is in" in run(*words, "--out", tmp_path / "other").stderr
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--keep", "text,colour"), "no single column 'colour' to keep"),
+        (("--keep", "all", "--format", "npy"), "columns are kept in parquet, and not in npy"),
+        (("--keep", "text,id", "--id-field", "text"), "column 'id' cannot be kept"),
+        (("--keep", "index"), "column 'index' cannot be kept"),
+    ],
+)
+def test_refused(tmp_path: Path, words: Sequence[str], sentence: str) -> None:
+    """Columns that cannot be kept are refused before anything is read, let alone sent."""
+    columns = {name: ["a"] for name in ("body", "text", "id", "index")}
+    corpus = write(tmp_path / "corpus.parquet", pa.table(columns))
+    field = () if "--id-field" not in words else ("--text-field", "body")
+    done = run("embed", corpus, "--out", tmp_path / "out", *words, *field, *MODEL)
+    assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_without_columns(tmp_path: Path) -> None:
+    """Columns of a format that has no types for them cannot be kept."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "a", "n": 1}\n')
+    done = run("embed", corpus, "--out", tmp_path / "out", "--keep", "n", *MODEL)
+    assert (done.returncode, "columns are kept of parquet, and not of jsonl" in done.stderr) == (
+        2, True,
+    )  # fmt: skip
+
+
+def test_columns_go_along(tmp_path: Path, corpus: Path) -> None:
+    """Exports to Parquet, hits of a search and batches in Python have the columns."""
+    out, table = tmp_path / "out", pq.read_table(corpus)
+    words = ("--keep", "kind,price,author", *MODEL)
+    assert run("embed", corpus, "--out", out, *words, environment=SMALL_PARTS).returncode == 0
+    for name in ("parquet", "npy"):
+        assert run("export", out, "--out", tmp_path / name, "--format", name).returncode == 0
+        assert run("verify", tmp_path / name, "--against", corpus).returncode == 0
+    check(tmp_path / "parquet", table)
+    without = ("embed", corpus, "--out", tmp_path / "npy", "--format", "npy", *MODEL)
+    assert "finished already" in run(*without).stdout
+    batches = pa.Table.from_batches(embedfarm.open(out).batches())
+    assert batches.column_names == ["index", "kind", "price", "author", "embedding"]
+    assert same_rows(batches.select(["kind", "author"]), table.select(["kind", "author"]))
+    wanted = [7, 1234]
+    for row in wanted:
+        hit = search(out, embedfarm.open(out).matrix[row], 3)[0]
+        assert hit.index == row
+        columns = table.select(["kind", "price", "author"]).slice(row, 1)
+        assert [dict(hit.columns)] == columns.to_pylist()
+    found = run("search", out, "a query", "--json")
+    assert set(json.loads(found.stdout)[0]["columns"]) == {"kind", "price", "author"}
+    assert "price:" in run("search", out, "a query").stdout
+
+
+def test_vectors_are_reused_beside_other_columns(tmp_path: Path, corpus: Path) -> None:
+    """A command with other columns takes the vectors that are there, and embeds nothing."""
+    old, out = tmp_path / "old", tmp_path / "out"
+    assert run("embed", corpus, "--out", old, *MODEL).returncode == 0
+    words = ("--keep", "all", "--reuse", old, *MODEL)
+    assert run("embed", corpus, "--out", out, *words, environment=SMALL_PARTS).returncode == 0
+    check(out, pq.read_table(corpus))
+    assert sum(each["chunks"] for each in manifest(out)["workers"].values()) == 0
