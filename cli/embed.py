@@ -33,12 +33,15 @@ from embedfarm.cli.reading_options import (
     ChunkOverlap,
     ChunkTokens,
     Corpus,
+    Deduplicate,
+    EmbedChanged,
     Encoding,
     Glob,
     IdField,
     InputFormat,
     Keep,
     OnBadRow,
+    Reused,
     TextField,
     TextTemplate,
     check_template,
@@ -98,24 +101,6 @@ RetryFailed = Annotated[
 JobName = Annotated[
     str, typer.Option("--job-id", callback=_check_job_id, help="Id of the job on a shared farm.")
 ]
-Reused = Annotated[
-    list[Path],
-    typer.Option(
-        "--reuse",
-        help="Finished output whose vectors are taken for the texts that it has; may be repeated.",
-    ),
-]
-Deduplicate = Annotated[
-    bool,
-    typer.Option("--deduplicate", help="Embed each distinct text once, wherever it stands."),
-]
-EmbedChanged = Annotated[
-    bool,
-    typer.Option(
-        "--embed-changed",
-        help="Embed the rows again that have changed in the corpus of an unfinished output.",
-    ),
-]
 
 
 @with_job_fields
@@ -173,14 +158,9 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
         run_to_end(
-            request,
-            place,
-            terms,
-            retry=retry_failed,
-            reuse=reuse,
-            deduplicate=deduplicate,
+            request, place, terms, retry=retry_failed, reuse=reuse, deduplicate=deduplicate,
             as_json=as_json,
-        )
+        )  # fmt: skip
 
 
 def _ranges(vector_dtype: str, path: Path | None) -> bytes:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from embedfarm.cli.embed import OutputFormat
 from embedfarm.cli.options import FAILED, AsJson, fail, plain_errors, print_json, read_settings
+from embedfarm.contract.formatting import counted
 
 TEXT_WIDTH = 76
 
@@ -48,17 +49,38 @@ def export(
     directory: Annotated[Path, typer.Argument(help="A finished output of `embedfarm embed`.")],
     out: Annotated[Path, typer.Option(help="Another output directory.")],
     output_format: OutputFormat = "npy",
+    add_column: Annotated[
+        str,
+        typer.Option(help="Copy the corpus, which is Parquet, with the vectors as this column."),
+    ] = "",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
     """Write a finished output in another format, without embedding anything again."""
     from embedfarm.collector.export import export as write
 
+    if add_column:
+        _copy(directory, out, add_column, as_json=as_json)
+        return
     with plain_errors():
         manifest = write(directory, out, output_format)
     if as_json:
         print_json({"out": str(out), "count": manifest.count, "failed": manifest.failed})
     else:
         typer.echo(f"{manifest.count - manifest.failed:,} vectors in {out} ({manifest.format})")
+
+
+def _copy(directory: Path, out: Path, column: str, *, as_json: bool) -> None:
+    """Write the corpus of an output with its vectors as one more column, and say what is there."""
+    from embedfarm.runs.dataset_copy import copy_with_vectors
+
+    with plain_errors():
+        files = copy_with_vectors(directory, out, column, read_settings()).files
+    rows, vectors = sum(each.rows for each in files), sum(each.vectors for each in files)
+    if as_json:
+        print_json({"out": str(out), "files": len(files), "rows": rows, "vectors": vectors})
+    else:
+        whole = f"{counted(rows, 'row')} of {counted(len(files), 'file')}"
+        typer.echo(f"{whole} in {out}, {vectors:,} of them with a vector in column {column!r}")
 
 
 def search(

@@ -1,5 +1,6 @@
-"""How a corpus is read, and what of it stays beside the vectors, as flags."""
+"""How a corpus is read, what of it stays beside the vectors, and what is known of it, as flags."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -35,6 +36,24 @@ ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens per chunk of a dir
 ChunkOverlap = Annotated[int, typer.Option(min=0, help="Tokens that the next chunk repeats.")]
 OnBadRow = Annotated[
     Literal["fail", "skip"], typer.Option(help="skip lists bad rows in _skipped.jsonl.")
+]
+Reused = Annotated[
+    list[Path],
+    typer.Option(
+        "--reuse",
+        help="Finished output whose vectors are taken for the texts that it has; may be repeated.",
+    ),
+]
+Deduplicate = Annotated[
+    bool,
+    typer.Option("--deduplicate", help="Embed each distinct text once, wherever it stands."),
+]
+EmbedChanged = Annotated[
+    bool,
+    typer.Option(
+        "--embed-changed",
+        help="Embed the rows again that have changed in the corpus of an unfinished output.",
+    ),
 ]
 
 

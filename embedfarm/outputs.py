@@ -15,6 +15,7 @@ from embedfarm.collector.search import Hit, iter_columns, iter_vectors, search
 from embedfarm.collector.sinks import Vectors
 from embedfarm.collector.verify import OutputProblem
 from embedfarm.contract.settings import Settings
+from embedfarm.runs.dataset_copy import copy_with_vectors
 from embedfarm.runs.query import embed_query
 from embedfarm.runs.request import read_again
 
@@ -114,6 +115,23 @@ class Embeddings:
         """
         for vectors, kept in zip(iter_vectors(self.path), iter_columns(self.path), strict=True):
             yield record_batch(vectors, kept)
+
+    def copy_corpus(self, out: str | Path, column: str = "embedding") -> None:
+        """Write a copy of the corpus, which is Parquet, with the vectors as one more column.
+
+        A row that has no vector has a null there; all else is as the corpus has it. An interrupted
+        copy goes on with the same call.
+
+        Args:
+            out: Directory of the copy.
+            column: Name of the column.
+
+        Raises:
+            CorpusError: The corpus is no Parquet, has such a column, or is not where it was.
+            OutputError: `out` holds something else; SourceChanged: the corpus has other rows now.
+            OSError: The disk refuses.
+        """
+        copy_with_vectors(self.path, Path(out), column, Settings())
 
     def search(self, query: str | NDArray[np.float32], count: int = 5) -> list[Hit]:
         """Return the chunks nearest to a query, by exact cosine over all vectors, best first.

@@ -94,7 +94,7 @@ def read_again(
     identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
 ) -> Iterator[Rows]:
     """Read the rows of a corpus as for the output that has this `Request.identity`."""
-    options = _options_of(identity, sources, settings)
+    options = options_of(identity, sources, settings)
     return read_corpus(
         sources, options, (lambda _: None) if identity["skip_bad_rows"] else fail_on_bad_row
     )
@@ -111,12 +111,12 @@ def request_of(manifest: Manifest, settings: Settings) -> Request:
     same |= {"ranges": np.asarray(said["ranges"], "<f4").tobytes()}
     if not said["lsh_bits"]:
         del same["lsh_bits"]
-    options = _options_of(said, said["sources"], settings)
+    options = options_of(said, said["sources"], settings)
     spec = JobSpec(**same)
     return Request(tuple(said["sources"]), options, said["skip_bad_rows"], spec, said["format"])
 
 
-def _options_of(
+def options_of(
     identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
 ) -> CorpusOptions:
     """Return how the sources of an output are read.

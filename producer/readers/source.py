@@ -13,6 +13,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.redaction import hide_in_word, hide_secrets
 from embedfarm.producer.readers.items import CorpusError
 from embedfarm.producer.readers.limits import Unpacked
@@ -102,7 +103,7 @@ def named_errors(name: str, *, is_url: bool) -> Iterator[None]:
     kinds = (Exception,) if is_url else (OSError, ValueError, ImportError, pa.ArrowException)
     try:
         yield
-    except CorpusError:
+    except EmbedfarmError:
         raise
     except kinds as error:
         reason = str(error) or type(error).__name__
