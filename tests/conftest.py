@@ -28,6 +28,10 @@ settings.load_profile("default")
 
 gc.disable()  # until all modules are imported, which stay
 
+# Models as small as those of tests lose by more threads, and by those that spin. Workers that tests
+# start have as many as their devices.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A run syncs some hundred thousand files, and removes them: on a disk that is most of its time.
 # Processes of the run, and programs that tests start, find the place by the variable as well.
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 # each run makes its own below

@@ -37,7 +37,7 @@ def farm() -> Iterator[embedfarm.Farm]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EMBEDFARM_LANE_SECONDS_MAX", "600")
-        with embedfarm.Farm(devices="cpu", workers=1) as farm:
+        with embedfarm.Farm(devices="cpu", workers=1, engine="openvino") as farm:
             farm.encode("warm up")
             yield farm
 
