@@ -85,7 +85,7 @@ class Environment:
         for package in packages.values():
             for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
                 if not (site / name).exists():
-                    (site / name).symlink_to(package.locate_file(name))
+                    (site / name).symlink_to(str(package.locate_file(name)))
 
     def pip(self, *words: object) -> str:
         """Run pip for the environment, and return what it prints."""
