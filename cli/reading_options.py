@@ -13,7 +13,7 @@ Corpus = Annotated[
 TextField = Annotated[str, typer.Option(help="Field or column of the text; a.b is b inside a.")]
 IdField = Annotated[str, typer.Option(help="Field or column of an id to keep.")]
 InputFormat = Annotated[
-    str, typer.Option(help="jsonl, json, csv, tsv, parquet or txt; default: by suffix.")
+    str, typer.Option(help="jsonl, json, csv, tsv, parquet, arrow or txt; default: by suffix.")
 ]
 Encoding = Annotated[
     str, typer.Option(help="Encoding of files that are not UTF-8, such as cp1252 or utf-16.")
@@ -28,7 +28,7 @@ TextTemplate = Annotated[
 Keep = Annotated[
     list[str],
     typer.Option(
-        help="Columns of Parquet that stay beside the vectors, with commas between, or all of them."
+        help="Columns of Parquet or Arrow to keep beside the vectors, with commas between, or all."
     ),
 ]
 Glob = Annotated[str, typer.Option(help="Glob that chooses the files of a directory.")]

@@ -10,7 +10,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 from embedfarm.contract.records import Rows
 from embedfarm.producer import chunker
-from embedfarm.producer.readers import delimited, directory, jsonl, parquet, text
+from embedfarm.producer.readers import arrow, delimited, directory, jsonl, parquet, text
 from embedfarm.producer.readers.fields import ColumnQueue, Fields, parse_template
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
@@ -39,9 +39,11 @@ FORMATS: Final[dict[str, _Read]] = {
     "csv": partial(delimited.read, delimiter=","),
     "tsv": partial(delimited.read, delimiter="\t"),
     "parquet": parquet.read,
+    "arrow": arrow.read,
     "txt": text.read,
 }
 SUFFIXES: Final = TABLES | {".txt": "txt"}
+WITHOUT_ENCODING: Final = frozenset({"parquet", "arrow"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +56,11 @@ class CorpusOptions:
             of one field.
         id_field: Column or key of the id; None for rows without ids.
         keep: Columns that stay beside the vectors, `("all",)` for every one. They are those of
-            Parquet, at the top.
+            Parquet or Arrow, at the top.
         format: A name in `FORMATS` for every file named as a source; None goes by the suffix.
         glob: Which files of a directory are read, by their path below it. If they are all of one
             format of rows, they are read as such; else each of them is a document.
-        encoding: Encoding of the files, as Python names it; those of Parquet have none.
+        encoding: Encoding of the files, as Python names it; those of Parquet and Arrow have none.
         tokenizer_file: A tokenizer.json, which a directory needs to be cut into chunks.
         chunk_tokens: Tokens of a chunk of a directory's file, at most.
         chunk_overlap: Tokens of a chunk that the next one repeats, at most.
@@ -231,7 +233,7 @@ def _read(  # noqa: PLR0913, PLR0917 -- what the one call has in hand
             return
         chosen = format_of(location, options)
         with opened(location) as file:
-            has_none = chosen == "parquet" or canonical(options.encoding) == UTF_8
+            has_none = chosen in WITHOUT_ENCODING or canonical(options.encoding) == UTF_8
             content = file if has_none else recode(file, options.encoding)
             yield from FORMATS[chosen](content, location.name, fields, cursor)
 

@@ -5,14 +5,17 @@ from typing import BinaryIO, Final
 
 import pyarrow as pa
 
-from embedfarm.producer.readers import parquet
+from embedfarm.producer.readers import arrow, parquet
 from embedfarm.producer.readers.corpus import CorpusOptions, format_of
 from embedfarm.producer.readers.directory import locate
 from embedfarm.producer.readers.items import CorpusError
 from embedfarm.producer.readers.record_batches import kept_names
 from embedfarm.producer.readers.source import Location, named_errors, open_binary
 
-SCHEMAS: Final[Mapping[str, Callable[[BinaryIO], pa.Schema]]] = {"parquet": parquet.schema}
+SCHEMAS: Final[Mapping[str, Callable[[BinaryIO, str], pa.Schema]]] = {
+    "parquet": parquet.schema,
+    "arrow": arrow.schema,
+}
 """Formats whose columns have types, and what reads these from a file."""
 
 
@@ -59,7 +62,7 @@ def _columns_of(location: Location, options: CorpusOptions) -> pa.Schema:
         named_errors(location.name, is_url=is_url),
         open_binary(location.filesystem, location.path) as file,
     ):
-        schema = read(file)
+        schema = read(file, location.name)
     names = kept_names(schema, location.name, options.keep)
     return pa.schema([schema.field(name) for name in names])
 

@@ -30,7 +30,7 @@ def read(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterator[
     yield from rows.items(batches, skip, cursor)
 
 
-def schema(file: BinaryIO) -> pa.Schema:
+def schema(file: BinaryIO, _name: str) -> pa.Schema:
     """Return the schema of a file, whose rows are not read."""
     return _open(file).schema_arrow
 

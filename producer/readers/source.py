@@ -28,6 +28,10 @@ TABLES: Final = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
 }
 """Formats of files of rows, by suffix."""
 

@@ -22,6 +22,10 @@ ROWS = [
     ("c", "中文 \u2028"),
     ("d", "x" * 300),
 ]
+FUZZED = [
+    "jsonl", "csv", "tsv", "txt", "parquet-plain", "parquet-packed", "arrow-plain", "arrow-packed",
+    "arrow-stream",
+]  # fmt: skip
 MANGLED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HOSTILE = st.sampled_from(
     [b"\0", b"\xff", b"\xfe\xff", b"\xef\xbb\xbf", b"\r", b"\r\n", b'"', b"\\ud800",
@@ -38,6 +42,16 @@ def valid(name: str) -> bytes:
         table = pa.table({"id": ids * 40, "text": texts * 40, "other": [[1.5], None] * 80})
         compression, dictionary = ("none", False) if name == "parquet-plain" else ("snappy", True)
         pq.write_table(table, file, 50, compression=compression, use_dictionary=dictionary)
+        return file.getvalue()
+    if name.startswith("arrow"):
+        file = io.BytesIO()
+        ids, texts = zip(*ROWS, strict=True)
+        kinds = pa.array(["k", None] * 80).dictionary_encode()
+        table = pa.table({"id": ids * 40, "text": texts * 40, "kind": kinds})
+        new = pa.ipc.new_stream if name == "arrow-stream" else pa.ipc.new_file
+        packed = pa.ipc.IpcWriteOptions(compression="zstd" if name == "arrow-packed" else None)
+        with new(file, table.schema, options=packed) as writer:
+            writer.write_table(table, 50)
         return file.getvalue()
     if name == "jsonl":
         return b"".join(json.dumps({"id": i, "text": t}).encode() + b"\n" for i, t in ROWS)
@@ -75,7 +89,7 @@ def read(path: Path, name: str, field: str | None) -> None:
         str(row).encode()
 
 
-@pytest.mark.parametrize("name", ["jsonl", "csv", "tsv", "txt", "parquet-plain", "parquet-packed"])
+@pytest.mark.parametrize("name", FUZZED)
 @MANGLED
 @given(data=st.data())
 def test_mangled_files(tmp_path: Path, name: str, data: st.DataObject) -> None:

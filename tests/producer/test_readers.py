@@ -809,7 +809,10 @@ def test_unknown_format(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"format": "xml"}, "unknown format 'xml'; known: jsonl, json, csv, tsv, parquet, txt"),
+        (
+            {"format": "xml"},
+            "unknown format 'xml'; known: jsonl, json, csv, tsv, parquet, arrow, txt",
+        ),
         ({"id_field": "text"}, "field 'text' cannot be text and id at once"),
         ({"chunk_tokens": 0}, "chunks of 0 tokens cannot overlap by 20"),
         ({"chunk_overlap": 101}, "chunks of 200 tokens cannot overlap by 101"),

@@ -229,14 +229,26 @@ def test_refused(tmp_path: Path, words: Sequence[str], sentence: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_columns_of_arrow(tmp_path: Path) -> None:
+    """Columns of an Arrow file are kept as those of Parquet are, after a retry, too."""
+    table, corpus, out = table_of(500), tmp_path / "corpus.arrow", tmp_path / "out"
+    with pa.ipc.new_file(corpus, table.schema) as file:
+        file.write_table(table, 77)
+    words = ("embed", corpus, "--out", out, "--keep", "all", *MODEL)
+    assert run(*words, environment=SMALL_PARTS).returncode == 0
+    check(out, table)
+    fail_chunks(out, table.column("text").to_pylist(), {7, 400}, table)
+    assert run(*words, "--retry-failed").returncode == 0
+    check(out, table)
+
+
 def test_a_corpus_without_columns(tmp_path: Path) -> None:
     """Columns of a format that has no types for them cannot be kept."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "a", "n": 1}\n')
     done = run("embed", corpus, "--out", tmp_path / "out", "--keep", "n", *MODEL)
-    assert (done.returncode, "columns are kept of parquet, and not of jsonl" in done.stderr) == (
-        2, True,
-    )  # fmt: skip
+    sentence = "columns are kept of parquet and arrow, and not of jsonl"
+    assert (done.returncode, sentence in done.stderr) == (2, True)
 
 
 def test_columns_go_along(tmp_path: Path, corpus: Path) -> None:

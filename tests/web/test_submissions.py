@@ -97,6 +97,14 @@ def parquet_of(texts: list[str], path: Path) -> bytes:
     return path.read_bytes()
 
 
+def arrow_of(texts: list[str]) -> bytes:
+    """Return a corpus as a stream of Arrow's."""
+    table, file = pa.table({"text": texts}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table, 7)
+    return bytes(file.getvalue())
+
+
 def test_every_form_is_embedded(
     web: TestClient, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -123,6 +131,10 @@ def test_every_form_is_embedded(
             "data": {"encoding": "utf-16"},
         },
         {"json": {"texts": texts, "encoding": "utf-16"}},  # which these have not
+        {
+            "content": arrow_of(texts),
+            "headers": {"content-type": "application/vnd.apache.arrow.stream"},
+        },
         {
             "content": gzip.compress(lines),
             "headers": JSONL | {"content-encoding": "gzip"},

@@ -66,6 +66,8 @@ FILE_TYPES: Final = {
     "text/tab-separated-values": "tsv",
     "text/plain": "txt",
     "application/vnd.apache.parquet": "parquet",
+    "application/vnd.apache.arrow.file": "arrow",
+    "application/vnd.apache.arrow.stream": "arrow",
 }
 """Media types of a body that is a corpus, and the format that each of them means."""
 
@@ -188,7 +190,7 @@ class Options(EmbeddingOptions):
     """Options by which a corpus is read, embedded and stored, as `embedfarm embed` has them."""
 
     format: SinkName = Field(default="parquet", description="Of the output.")
-    input_format: Literal["", "jsonl", "csv", "tsv", "parquet", "txt"] = Field(
+    input_format: Literal["", "jsonl", "csv", "tsv", "parquet", "arrow", "txt"] = Field(
         default="", description="By default as the name or the type of the file says."
     )
     encoding: Annotated[Words, AfterValidator(_known_encoding)] = Field(
@@ -201,7 +203,7 @@ class Options(EmbeddingOptions):
     id_field: Words = ""
     keep: Words = Field(
         default="",
-        description="Columns of Parquet that stay beside the vectors, with commas between, or all.",
+        description="Columns of Parquet or Arrow to keep beside the vectors, with commas, or all.",
     )
     on_bad_row: Literal["fail", "skip"] = "fail"
     reuse: JobIds = Field(
