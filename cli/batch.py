@@ -125,7 +125,7 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "JobCancel
     from embedfarm.runs.completion import complete
     from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request
-    from embedfarm.runs.run import Interrupted
+    from embedfarm.runs.run_failures import Interrupted
 
     spec = JobSpec(model=model, name=out.parent.name)
     request = Request(

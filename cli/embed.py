@@ -2,12 +2,11 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from msgspec import to_builtins
 from rich.console import Console
 
 from embedfarm.cli.job_options import with_job_fields
@@ -25,10 +24,10 @@ from embedfarm.cli.options import (
     fail,
     pin,
     plain_errors,
-    print_json,
     read_settings,
     stop_on_signals,
 )
+from embedfarm.cli.output_report import report
 from embedfarm.cli.reading_options import (
     ChunkOverlap,
     ChunkTokens,
@@ -59,7 +58,6 @@ from embedfarm.cli.term_options import (
 )
 from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
-from embedfarm.contract.formatting import counted, describe_reuse
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_parent_pipe
 from embedfarm.contract.scheduling_terms import USUAL, Terms
@@ -68,7 +66,6 @@ from embedfarm.contract.settings import Settings
 JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 if TYPE_CHECKING:
-    from embedfarm.collector.manifest import Changes, Manifest
     from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request
 
@@ -100,6 +97,12 @@ RetryFailed = Annotated[
 ]
 JobName = Annotated[
     str, typer.Option("--job-id", callback=_check_job_id, help="Id of the job on a shared farm.")
+]
+Plan = Annotated[
+    bool,
+    typer.Option(
+        "--plan", help="Say how long it will take and what it will cost, and embed nothing."
+    ),
 ]
 
 
@@ -133,10 +136,12 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
     reuse: Reused = [],  # noqa: B006 -- typer's
     deduplicate: Deduplicate = False,  # noqa: FBT002 -- a flag
+    plan: Plan = False,  # noqa: FBT002 -- a flag
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
     **fields: Any,  # noqa: ANN401 # those of a job, which the table types
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
+    from embedfarm.cli.plan import plan_job
     from embedfarm.producer.readers import CorpusOptions
     from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request, tokenizer_file
@@ -147,16 +152,18 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors():
         options = CorpusOptions(
             text_field=text_field, template=check_template(text, text_field),
-            id_field=id_field or None, format=input_format or None, encoding=encoding,
-            keep=split_names(keep),
-            tokenizer_file=tokenizer_file(corpus, fields["model"], settings, glob), glob=glob,
-            chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
+            id_field=id_field or None, format=input_format or None, encoding=encoding, glob=glob,
+            keep=split_names(keep), chunk_overlap=chunk_overlap, chunk_tokens=chunk_tokens,
+            tokenizer_file=tokenizer_file(corpus, fields["model"], settings, glob),
         )  # fmt: skip
         fields["ranges"] = _ranges(fields["vector_dtype"], fields["ranges"])
         spec = JobSpec(**fields, name=out.name)
         settings = pin(settings, [spec.model])  # on a private farm it is the one that is wanted
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
+        if plan:
+            plan_job(request, place, as_json=as_json)
+            return
         run_to_end(
             request, place, terms, retry=retry_failed, reuse=reuse, deduplicate=deduplicate,
             as_json=as_json,
@@ -185,7 +192,7 @@ def run_to_end(  # noqa: PLR0913 # three are said by name
     """Embed unless it is done already, report, and end with the status that says how it went."""
     from embedfarm.cli.progress import View
     from embedfarm.runs.completion import complete
-    from embedfarm.runs.run import Interrupted
+    from embedfarm.runs.run_failures import Interrupted
 
     stop = stop_on_signals()
     watch_parent_pipe(stop.set)
@@ -211,118 +218,3 @@ def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
         request = request_of(read_manifest(out), settings)
         place = Place(out, settings, "all", 0, "", command_line())
         run_to_end(request, place, USUAL, retry=True, as_json=as_json)
-
-
-def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
-    """Print where the vectors are and how fast the run was; `before` is an earlier manifest."""
-    repaired = before.failed - manifest.failed if before else 0
-    embedded = sum(figures.chunks for figures in manifest.workers.values())
-    rate = embedded / manifest.embed_seconds if manifest.embed_seconds else 0.0
-    tokens = manifest.tokens / manifest.embed_seconds if manifest.embed_seconds else 0.0
-    if as_json:
-        print_json(
-            {
-                "out": str(out),
-                "finished_before": before is not None,
-                "repaired": repaired,
-                "count": manifest.count,
-                "failed": manifest.failed,
-                "skipped": manifest.skipped,
-                "reused": manifest.reused,
-                "changes": manifest.changes and to_builtins(manifest.changes),
-                "dimensions": manifest.dimensions,
-                "tokens": manifest.tokens,
-                "load_seconds": manifest.load_seconds,
-                "embed_seconds": manifest.embed_seconds,
-                "chunks_per_second": rate,
-                "tokens_per_second": tokens,
-                **manifest.spent._asdict(),
-                "workers": {n: w.chunks for n, w in manifest.workers.items()},
-                "accounts": manifest.accounts,
-            }
-        )
-        return
-    from embedfarm.collector.manifest import OWN
-
-    console = Console(highlight=False, soft_wrap=True)
-    if repaired:
-        console.print(f"{repaired:,} chunks that had failed have their vectors now.")
-    elif before is manifest:
-        console.print(f"{out} is finished already; nothing to do.")
-    console.print(
-        f"[bold]{counted(manifest.count - manifest.failed, 'vector')}[/bold] of "
-        f"{manifest.dimensions} dimensions in {out} "
-        f"({counted(len(manifest.parts), 'part')}, {manifest.format})"
-    )
-    console.print(
-        f"{manifest.embed_seconds:,.1f} s, {rate:,.0f} chunks/s, {tokens:,.0f} tokens/s; "
-        f"model loaded in {manifest.load_seconds:,.1f} s; {manifest.spent.words}"
-    )
-    for directory, count in manifest.reused.items():
-        whence = "the same text before" if directory == OWN else directory
-        console.print(f"  {counted(count, 'chunk')} ({count / manifest.count:.0%}) from {whence}")
-    if manifest.reused:
-        reused = sum(manifest.reused.values())
-        console.print(f"  {describe_reuse(reused, embedded, manifest.embed_seconds)}")
-    if manifest.changes is not None:
-        console.print(f"  {_describe_changes(manifest.changes, out)}")
-    for name, figures in sorted(manifest.workers.items()):
-        share = figures.chunks / max(1, embedded)
-        account = describe_account(manifest.accounts.get(name, {}))
-        console.print(f"  {name}: {counted(figures.chunks, 'chunk')} ({share:.0%}){account}")
-    for remark in _remarks(manifest, out):
-        console.print(remark)
-
-
-def _describe_changes(changes: "Changes", out: Path) -> str:
-    """Describe how many chunks are not what they were in another output."""
-    from embedfarm.collector.manifest import CHANGES_FILE
-
-    kinds = ("added", "changed", "moved", "removed")
-    counts = ", ".join(f"{getattr(changes, kind):,} {kind}" for kind in kinds)
-    return f"{counts} since {changes.since}: {out / CHANGES_FILE}"
-
-
-def _remarks(manifest: "Manifest", out: Path) -> Iterator[str]:
-    """Yield what people should know of an output beside its vectors, in rich's markup."""
-    from embedfarm.collector.manifest import ERRORS_FILE, find_listing
-    from embedfarm.runs.skipped_rows import SKIPPED_FILE
-
-    if manifest.skipped:
-        listing = find_listing(out, SKIPPED_FILE)
-        yield f"[yellow]{counted(manifest.skipped, 'bad row')} skipped[/yellow]: {listing}"
-    if manifest.repeated_ids is not None:
-        repeated = manifest.repeated_ids
-        yield (
-            f"[yellow]{counted(repeated.count, 'chunk')} with the id of an earlier one[/yellow]: "
-            f"the first is chunk {repeated.first:,}, with the id of chunk {repeated.earlier:,}"
-        )
-    full, empty = (
-        sum(account.get(name, 0) for account in manifest.accounts.values())
-        for name in ("texts_full", "texts_empty")
-    )
-    if empty:
-        yield (
-            f"[yellow]{counted(empty, 'chunk')} without a text[/yellow]: an empty one, or white "
-            "space alone, has a vector as any other"
-        )
-    if full:
-        yield (
-            f"[yellow]{counted(full, 'chunk')} at the model's limit[/yellow]: what a text has "
-            "beyond it is in no vector (--long windows takes it in, --long error names such texts)"
-        )
-    if manifest.failed:
-        listing = find_listing(out, ERRORS_FILE)
-        yield f"[red]{counted(manifest.failed, 'chunk')} failed[/red]: {listing}"
-
-
-def describe_account(account: dict[str, Any]) -> str:
-    """Describe in half a line what a worker's device did in this run; "" for nothing."""
-    if not account.get("engine"):
-        return ""
-    words = [account["engine"]]
-    names = {"busy_ratio": "busy", "padding_ratio": "padding", "peak_ratio": "of the device's peak"}
-    words += [f"{account[key]:.0%} {name}" for key, name in names.items() if key in account]
-    if account["parity"]:
-        words.append(f"cosine with float32 at least {account['parity']['reference_least']:.5f}")
-    return "; " + ", ".join(words)

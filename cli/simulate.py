@@ -21,13 +21,14 @@ from embedfarm.cli.options import (
     print_json,
     read_settings,
 )
-from embedfarm.contract.formatting import format_seconds
+from embedfarm.cli.plan import tell_forecast
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.producer.readers import CorpusOptions
+from embedfarm.runs.request import Request, tokenizer_file
+from embedfarm.watch.corpus_sample import take_sample
 from embedfarm.watch.forecast import (
     CHUNK_TOKENS,
-    Forecast,
-    chunk_lengths,
     forecast,
     remembered_speeds,
 )
@@ -109,10 +110,11 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
     spec = JobSpec(model=model)
     if plan:
         with plain_errors():
-            _tell(forecast(plan, spec, settings, devices, cpu_workers), as_json=as_json)
+            made = forecast(_request(plan, spec, settings), settings, devices, cpu_workers)
+            tell_forecast(made, as_json=as_json)
         return
     with plain_errors():
-        tokens = [] if lengths is None else chunk_lengths([str(lengths)], spec, settings)
+        tokens = [] if lengths is None else _lengths(lengths, spec, settings)
         if from_history:
             mean = sum(tokens) / len(tokens) if tokens else CHUNK_TOKENS
             machines = tuple(map(Machine, remembered_speeds(spec, settings, mean)))
@@ -137,6 +139,18 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
         print_json([asdict(row) for row in rows])
     else:
         _print(rows, scenarios, wanted)
+
+
+def _request(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> Request:
+    """Return the request to embed a corpus that is read as it comes."""
+    options = CorpusOptions(tokenizer_file=tokenizer_file(corpus, spec.model, settings))
+    return Request(tuple(corpus), options, skip_bad_rows=False, spec=spec, sink="parquet")
+
+
+def _lengths(corpus: Path, spec: JobSpec, settings: Settings) -> list[int]:
+    """Return the estimated tokens of each chunk of a corpus."""
+    sample = take_sample(_request([str(corpus)], spec, settings), settings)
+    return list(map(int, sample.lengths))
 
 
 def _machines(workers: int, speeds: str) -> "tuple[Machine, ...]":
@@ -236,17 +250,3 @@ def _show(scenarios: "Iterable[Scenario]", policies: Mapping[str, Sequence[str]]
     for policy, passes in policies.items():
         table.add_row(policy, " → ".join(passes))
     console.print(table)
-
-
-def _tell(made: Forecast, *, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(made))
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{made.chunks:,} chunks, {made.tokens:,} tokens")
-    console.print(
-        f"{made.workers} workers, {made.tokens_per_second:,.0f} tokens/s by {made.source}"
-    )
-    most = format_seconds(made.seconds_p95)
-    console.print(f"about {format_seconds(made.seconds)}, hardly more than {most}")
-    console.print(f"{made.device_hours:,.2f} device hours")

@@ -194,6 +194,8 @@ class About(msgspec.Struct, kw_only=True):
         accounts: What each worker's device did in the run that finished the output, by name:
             engine, padding, where time went, share of the peak, and a sample of its vectors beside
             float32 (`embedfarm.contract.usage`).
+        estimate: What the job was estimated to take before it ran, as `contract.spending.Estimate`
+            has it; empty if nobody asked.
         changes: How the chunks differ from those of the first output that was reused, by their ids;
             None where one of the two has none.
     """
@@ -211,6 +213,7 @@ class About(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = msgspec.field(default_factory=library_versions)
     accounts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     changes: Changes | None = None
+    estimate: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Manifest(About, kw_only=True):

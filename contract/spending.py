@@ -7,7 +7,7 @@ counts from then on. The sums are whole numbers on the server, which the commits
 
 from typing import Final, NamedTuple
 
-from embedfarm.contract.formatting import HOUR, format_seconds
+from embedfarm.contract.formatting import HOUR, format_range, format_seconds
 
 MICRO: Final = 1_000_000  # of a second, and of the unit of costs
 _CENT: Final = 0.01
@@ -30,6 +30,40 @@ class Spent(NamedTuple):
         """Both in words, such as "12 s of devices, cost 0.03"; the cost only where there is one."""
         cost = f", cost {format_cost(self.cost)}" if self.cost else ""
         return f"{format_device_hours(self.device_hours)} of devices{cost}"
+
+
+class Estimate(NamedTuple):
+    """What a job was estimated to take before it ran; a job's hash has it under these names.
+
+    Attributes:
+        estimated_seconds_least: Least time from its first block to its last result.
+        estimated_seconds_most: Most of that time.
+        estimated_device_hours: Device-hours of its results.
+        estimated_cost: Their cost; 0 without any price.
+    """
+
+    estimated_seconds_least: float = 0.0
+    estimated_seconds_most: float = 0.0
+    estimated_device_hours: float = 0.0
+    estimated_cost: float = 0.0
+
+    @property
+    def kept(self) -> dict[str, float]:
+        """The estimate by its names; nothing for none."""
+        return self._asdict() if self.estimated_seconds_most else {}
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The estimate as it is noted with a job; nothing for none."""
+        return {name: str(value) for name, value in self.kept.items()}
+
+    @property
+    def words(self) -> str:
+        """The estimate in words; "" for none."""
+        least, most, hours, cost = self
+        if not most:
+            return ""
+        return f"{format_range(least, most)}, {Spent(hours, cost).words}"
 
 
 def spent_from(device_us: int, cost_micros: int) -> Spent:

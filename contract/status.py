@@ -8,12 +8,12 @@ from embedfarm.contract.encoding import COUNT_MAX
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import describe_reuse
 from embedfarm.contract.scheduling_terms import LIMITS, USUAL
-from embedfarm.contract.spending import Spent, spent_from
+from embedfarm.contract.spending import Estimate, Spent, spent_from
 
 TEXT_FIELDS: Final = frozenset(
     {"state", "tenant", "out", "reason", "submitted_by", "labels", "corpus", "braked"}
 )  # of a status; the others are numbers, and of these some have fractions
-FRACTIONS: Final = frozenset(LIMITS)
+FRACTIONS: Final = frozenset({*LIMITS, *Estimate._fields})
 
 ENDED_STATES: Final = frozenset({"finished", "failed"})
 MOVING_STATES: Final = frozenset({"open", "closed"})
@@ -63,6 +63,7 @@ class JobStatus:
     `cost_micros` what that cost, in millionths; earlier makings of the job do not count.
     `priority`, `tenant`, `weight`, `deadline_ms`, `labels`, `max_hours` and `max_cost` are the
     job's `Terms`; `braked` says which of the last two it has reached, if it has paused itself.
+    Fields that begin with `estimated_` are what the job was estimated to take before it ran.
     `out` is the directory that it fills, on its collector's host, `reason` says why it failed, or
     what it waits for, and `submitted_by` is who made it: an account at a host, or a key of HTTP.
     `corpus` names its sources, if others can be made of the same ones: not an upload, and not
@@ -107,6 +108,10 @@ class JobStatus:
     max_hours: float = USUAL.max_hours
     max_cost: float = USUAL.max_cost
     braked: str = ""
+    estimated_seconds_least: float = 0.0
+    estimated_seconds_most: float = 0.0
+    estimated_device_hours: float = 0.0
+    estimated_cost: float = 0.0
     out: str = ""
     reason: str = ""
     submitted_by: str = ""
@@ -145,6 +150,11 @@ class JobStatus:
     def spent(self) -> Spent:
         """Device-hours that the job has taken, and their cost."""
         return spent_from(self.device_us, self.cost_micros)
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the job was estimated to take before it ran."""
+        return Estimate(*(getattr(self, name) for name in Estimate._fields))
 
     @property
     def limited(self) -> bool:

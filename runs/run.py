@@ -27,7 +27,6 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output import Output
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
-from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient, FarmFull
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.outlook import OutlookReader
@@ -43,18 +42,18 @@ from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import EndState, JobGone, JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.producer.submitter import Submitter
+from embedfarm.runs.budget import check_limits, read_estimate, take_limits
 from embedfarm.runs.column_keeping import make_spool
 from embedfarm.runs.disk_room import is_full, when_free, with_room
 from embedfarm.runs.ending import discard_output, end_job, remove_state
 from embedfarm.runs.fingerprint import Fingerprint
-from embedfarm.runs.job_brake import check_limits, take_limits
 from embedfarm.runs.own_job import OwnJob, make_own_job, refuse_copy
 from embedfarm.runs.place import Place
 from embedfarm.runs.private_farm import LocalFarm, run_local_farm
 from embedfarm.runs.reconciler import Reconciler
 from embedfarm.runs.request import Request
 from embedfarm.runs.reuse import find_reusable, learn, list_changes
-from embedfarm.runs.run_failures import FOR_GOOD, cause_of, check_refusals
+from embedfarm.runs.run_failures import FOR_GOOD, Interrupted, cause_of, check_refusals
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
 
@@ -62,12 +61,6 @@ STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
 T = TypeVar("T")
-
-
-class Interrupted(EmbedfarmError, RuntimeError):
-    """Raised when the run was stopped; the output can be resumed."""
-
-    exit_status = 130
 
 
 Show: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat], OutlookReader], object]
@@ -244,6 +237,7 @@ class Run:
         files = model_files.find_local(spec.model, place.settings.model_cache)
         name = name_corpus(self.request.sources, place.settings.jobs_path)
         notes = {"out": str(place.out.resolve()), "command": place.command, "corpus": name}
+        notes |= read_estimate(place.out, self.request).notes
         if self._trace:
             notes[tracing.NOTE] = self._trace
         submitter = Submitter(
@@ -360,6 +354,7 @@ class Run:
             embedded=status.last_commit_ms / 1000,
             accounts={name: describe(each) for name, each in accounts.items()},
             changes=self._changes(collector),
+            estimate=status.estimate.kept,
         )
         manifest = collector.finish(count, about)
         self._trace_part(collector.output)

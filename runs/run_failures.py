@@ -12,6 +12,13 @@ from embedfarm.contract.status import Cause
 from embedfarm.producer.readers import CorpusError
 from embedfarm.workers.devices import DeviceError
 
+
+class Interrupted(EmbedfarmError, RuntimeError):
+    """Raised when the run was stopped; the output can be resumed."""
+
+    exit_status = 130
+
+
 # The same command would fail again.
 FOR_GOOD: Final = (CorpusError, DeviceError, ModelRefused, JobTaken)
 CAUSES: Final[Mapping[type[EmbedfarmError], Cause]] = {

@@ -1,57 +1,41 @@
-"""How long a job will take, before it is run: `embedfarm simulate --plan`."""
+"""How long a job will take, and what it will cost, before it is run: `embedfarm embed --plan`."""
 
-import json
 import logging
 import statistics
-import subprocess
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from embedfarm.contract import model_files
 from embedfarm.contract.broker import closing_client
-from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import FarmClient, length_class
+from embedfarm.contract.formatting import HOUR
 from embedfarm.contract.job_spec import JobSpec, model_key
-from embedfarm.contract.processes import RUN_MODULE
+from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
-from embedfarm.runs.private_farm import LocalFarm, run_local_farm
-from embedfarm.runs.request import tokenizer_file
+from embedfarm.contract.spending import Estimate
+from embedfarm.runs.request import Request
 from embedfarm.scheduler.history import History
 from embedfarm.scheduler.policies import DEFAULT_POLICY
 from embedfarm.scheduler.simulation.scenario import PAIRS_TOKENS, Machine, Scenario, Work
 from embedfarm.scheduler.simulation.suite import simulate
-from embedfarm.workers.device_groups import choose_devices
+from embedfarm.watch.corpus_sample import take_sample
+from embedfarm.watch.trial_run import ForecastError, WorkerPace, calibrate
 
-SEEDS = 20
-SAMPLE = 1000  # chunks, to know how many tokens a byte is, and how fast they are embedded
-TOKENS_MAX = 512
-START_SECONDS_MAX = 120.0  # for all workers of a large host
-REMEMBERED_SECONDS_MAX = 20.0
-POLL_SECONDS = 0.2
-FRAMING = 2  # tokens around a text
-CHUNK_TOKENS = 100.0  # of a chunk, where nothing is said about it
-BYTES_PER_TOKEN = 4.0  # without a tokenizer
+SEEDS: Final = 20
+SIMULATED_SECONDS: Final = 60.0  # of a job; the rest of a longer one goes at the same speed
+SIMULATED_CHUNKS: Final = 10_000
+SPREAD_MIN: Final = 0.05  # that a range has at least, to both sides
+HISTORY_SPREAD: Final = 0.1  # sigma of what is remembered, when the work is done
+CHUNK_TOKENS: Final = 100.0  # of a chunk, where nothing is said about it
 
 log = logging.getLogger(__name__)
 
 
-class ForecastError(EmbedfarmError, ValueError):
-    """Raised when nothing can be said about a job; the message says why."""
-
-    exit_status = 2
-
-
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of how long a job will take.
+    """Forecast of how long a job will take, and what it will cost.
 
     Attributes:
         chunks: Chunks in the corpus.
@@ -60,8 +44,10 @@ class Forecast:
         tokens_per_second: Speed of all workers together.
         source: Where the speed is from: "history" or "calibration".
         seconds: Median of the simulated makespans.
+        seconds_p5: 5th percentile of the simulated makespans.
         seconds_p95: 95th percentile of the simulated makespans.
-        device_hours: Device hours of all workers together.
+        device_hours: Hours of single devices that the results will take.
+        cost: What these cost, by the prices of the workers; 0 without any.
     """
 
     chunks: int
@@ -70,70 +56,106 @@ class Forecast:
     tokens_per_second: float
     source: str
     seconds: float
+    seconds_p5: float
     seconds_p95: float
     device_hours: float
+    cost: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """What is kept with the job, to be shown beside what it took."""
+        return Estimate(self.seconds_p5, self.seconds_p95, self.device_hours, self.cost)
 
 
-def forecast(
-    corpus: Sequence[str], spec: JobSpec, settings: Settings, devices: str, cpu_workers: int
-) -> Forecast:
-    """Forecast how long a corpus will take, by running the job in the simulator.
+def forecast(request: Request, settings: Settings, devices: str, cpu_workers: int) -> Forecast:
+    """Forecast how long a request will take on a farm that has nothing else to do.
 
     The speed of the workers is what the farm at `redis_url` remembers; without a farm, or where
-    it does not know the model, the devices here embed a sample first.
+    it does not know the model, the devices here embed a sample for some seconds first.
 
     Raises:
         ForecastError: There is nothing to go by.
+        CorpusError: The corpus cannot be read.
     """
-    lengths = chunk_lengths(corpus, spec, settings)
-    mean = sum(lengths) / len(lengths)
-    speeds, source = _known_speeds(spec, settings, mean), "history"
-    if not speeds:
-        speeds, source = _calibrate(corpus, spec, settings, devices, cpu_workers), "calibration"
-    # The speeds are of chunks of this length class, or the nearest known one: attention included.
-    work = Work(sum(lengths) / sum(speeds), lengths=lengths)
-    slower = 1 + sum(each**2 for each in lengths) / sum(lengths) / PAIRS_TOKENS
-    machines = tuple(Machine(speed * slower) for speed in speeds)
-    scenario = Scenario("plan", "the corpus", machines, (work,), history_error=0.0)
-    ran = [simulate(scenario, DEFAULT_POLICY, settings, seed).makespan for seed in range(SEEDS)]
+    if "-" in request.sources:
+        raise ForecastError("standard input can be read once only: put it into a file to plan it")
+    sample = take_sample(request, settings)
+    if not len(sample.lengths):
+        raise ForecastError("the corpus has no chunks")
+    tokens = int(sample.lengths.sum())
+    paces, source = _known_paces(request.spec, settings, tokens / len(sample.lengths)), "history"
+    if not paces:
+        paces, source = calibrate(request, sample, settings, devices, cpu_workers), "calibration"
+    every = max(1, len(sample.lengths) // SIMULATED_CHUNKS)
+    lengths = [int(each) for each in sample.lengths[::every]]
+    ran = [_makespan(paces, tokens, lengths, settings, seed) for seed in range(SEEDS)]
     seconds = statistics.median(ran)
+    least, most = (float(np.percentile(ran, share)) for share in (5, 95))
+    speed = sum(each.tokens_per_second for each in paces)
+    shares = [(tokens * each.tokens_per_second / speed, each) for each in paces]
     return Forecast(
-        chunks=len(lengths),
-        tokens=sum(lengths),
-        workers=len(speeds),
-        tokens_per_second=sum(speeds),
+        chunks=len(sample.lengths),
+        tokens=tokens,
+        workers=len(paces),
+        tokens_per_second=speed,
         source=source,
         seconds=seconds,
-        seconds_p95=float(np.percentile(ran, 95)),
-        device_hours=seconds * len(speeds) / 3600,
+        seconds_p5=min(least, seconds * (1 - SPREAD_MIN)),
+        seconds_p95=max(most, seconds * (1 + SPREAD_MIN)),
+        device_hours=sum(share * each.device_seconds for share, each in shares) / HOUR,
+        cost=sum(share * each.cost for share, each in shares),
     )
 
 
-def chunk_lengths(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> list[int]:
-    """Estimate the tokens of each chunk of a corpus from its bytes.
+def _makespan(
+    paces: Sequence[WorkerPace],
+    tokens: int,
+    lengths: Sequence[int],
+    settings: Settings,
+    seed: int,
+) -> float:
+    """Simulate a job once, with speeds as they might have been measured as well."""
+    random = np.random.default_rng(seed)
+    speeds = [_draw(each, random) for each in paces]
+    seconds = tokens / sum(speeds)
+    simulated = min(seconds, SIMULATED_SECONDS)
+    # The speeds are of chunks of these lengths, attention included.
+    slower = 1 + sum(each**2 for each in lengths) / sum(lengths) / PAIRS_TOKENS
+    machines = tuple(Machine(speed * slower) for speed in speeds)
+    work = (Work(simulated, lengths=lengths),)
+    scenario = Scenario("plan", "the corpus", machines, work, history_error=0.0)
+    # What a micro-batch costs by itself is part of the speeds.
+    scenario = replace(scenario, overhead_seconds=0.0)
+    return seconds - simulated + simulate(scenario, DEFAULT_POLICY, settings, seed).makespan
 
-    How many bytes a token has is found out from a sample, if the model's tokenizer is at hand.
 
-    Raises:
-        ForecastError: The corpus is empty.
-    """
-    sizes = [len(text.encode()) for text in _texts(corpus, spec, settings)]
-    if not sizes:
-        raise ForecastError("the corpus has no chunks")
-    tokens_max = spec.max_length or TOKENS_MAX
-    bytes_per_token = _bytes_per_token(
-        list(islice(_texts(corpus, spec, settings), SAMPLE)), spec, settings
-    )
-    return [min(tokens_max, int(size / bytes_per_token) + FRAMING) for size in sizes]
+def _draw(pace: WorkerPace, random: np.random.Generator) -> float:
+    """Draw a speed: by some of the micro-batches that were measured, in place of all of them."""
+    if not pace.batches:
+        return float(pace.tokens_per_second * random.lognormal(0, HISTORY_SPREAD))
+    batches = np.asarray(pace.batches)
+    drawn = batches[random.integers(0, len(batches), len(batches))].sum(axis=0)
+    whole = batches.sum(axis=0)
+    return float(pace.tokens_per_second * (drawn[0] / drawn[1]) / (whole[0] / whole[1]))
 
 
-def _known_speeds(spec: JobSpec, settings: Settings, chunk_tokens: float) -> list[float]:
-    """Return the speeds that the farm remembers; none without a farm."""
+def _known_paces(spec: JobSpec, settings: Settings, chunk_tokens: float) -> list[WorkerPace]:
+    """Return the paces that the farm remembers; none without a farm."""
+    if not settings.redis_url:
+        return []
     try:
-        return remembered_speeds(spec, settings, chunk_tokens) if settings.redis_url else []
+        found = _remembered(spec, settings, chunk_tokens)
     except ForecastError as error:
         log.warning("%s: a sample is embedded here", error)
         return []
+    return [
+        WorkerPace(
+            speed,
+            beat.devices / speed if beat else 1 / speed,
+            (beat.devices * beat.device_cost_per_hour if beat else 0.0) / HOUR / speed,
+        )
+        for speed, beat in found
+    ]
 
 
 def remembered_speeds(
@@ -149,103 +171,22 @@ def remembered_speeds(
     Raises:
         ForecastError: No such worker has embedded anything with the model.
     """
+    return [speed for speed, _ in _remembered(spec, settings, chunk_tokens)]
+
+
+def _remembered(
+    spec: JobSpec, settings: Settings, chunk_tokens: float
+) -> list[tuple[float, Heartbeat | None]]:
     with closing_client(settings.redis_url) as client:
         farm, history = FarmClient(client), History(settings.rate_half_life_seconds)
         history.recall(farm.statistics.history())
-        alive = {beat.worker for beat in farm.workers() if beat.state != "draining"}
+        alive = {beat.worker: beat for beat in farm.workers() if beat.state != "draining"}
     rates = history.rates(model_key(spec), length_class(chunk_tokens))
-    found = [rate.tokens_per_second for name, rate in rates.items() if not alive or name in alive]
+    found = [
+        (rate.tokens_per_second, alive.get(name))
+        for name, rate in rates.items()
+        if not alive or name in alive
+    ]
     if not found:
         raise ForecastError(f"no worker of the farm has embedded anything with {spec.model} yet")
     return found
-
-
-def _texts(corpus: Sequence[str], spec: JobSpec, settings: Settings) -> Iterator[str]:
-    options = CorpusOptions(tokenizer_file=tokenizer_file(corpus, spec.model, settings))
-    for rows in read_corpus(tuple(corpus), options, fail_on_bad_row):
-        yield from rows.texts
-
-
-def _bytes_per_token(texts: Sequence[str], spec: JobSpec, settings: Settings) -> float:
-    """Return the bytes per token of these texts, without the tokens that frame each of them."""
-    from tokenizers import Tokenizer  # noqa: PLC0415 # only where it is needed
-
-    if model_files.is_null(spec.model):
-        return BYTES_PER_TOKEN
-    path = model_files.resolve(spec.model, settings.model_cache) / "tokenizer.json"
-    if not path.exists():
-        return BYTES_PER_TOKEN
-    encoded = Tokenizer.from_file(str(path)).encode_batch_fast(texts, add_special_tokens=False)
-    return sum(len(text.encode()) for text in texts) / max(1, sum(len(e.ids) for e in encoded))
-
-
-def _calibrate(
-    corpus: Sequence[str], spec: JobSpec, settings: Settings, devices: str, cpu_workers: int
-) -> list[float]:
-    """Measure tokens/s of the workers here, by embedding a sample in a farm of its own.
-
-    Raises:
-        ForecastError: The workers did not start, or the sample was not embedded.
-        ChildError: A process of that farm cannot start.
-    """
-    workers = len(choose_devices(devices, cpu_workers, settings))
-    with tempfile.TemporaryDirectory(prefix="embedfarm-plan-") as name:
-        place = Path(name)
-        with (place / "sample.jsonl").open("w", encoding="utf-8") as file:
-            for text in islice(_texts(corpus, spec, settings), SAMPLE):
-                file.write(json.dumps({"text": text}) + "\n")
-        with run_local_farm(place / "farm", settings, devices, cpu_workers) as farm:
-            _await_workers(farm, workers)
-            words = ["embed", str(place / "sample.jsonl"), "--out", str(place / "out")]
-            words += ["--redis", farm.url, "--model", spec.model]
-            words += ["--max-length", str(spec.max_length)]
-            done = subprocess.run(
-                [*RUN_MODULE, "embedfarm", *words],
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                raise ForecastError(f"the sample was not embedded: {done.stderr.strip()}")
-            here = settings.model_copy(update={"redis_url": farm.url})
-            return await_speeds(spec, here, workers)
-
-
-def _await_workers(farm: LocalFarm, workers: int) -> None:
-    """Wait for the workers and the scheduler: a worker that came late would find nothing to do."""
-    deadline = time.monotonic() + START_SECONDS_MAX
-    with closing_client(farm.url) as client:
-        here = FarmClient(client)
-        while (there := len(here.workers())) < workers or here.plans.scheduler_stats() is None:
-            if farm.failed:
-                raise farm.failed
-            if time.monotonic() > deadline:
-                raise ForecastError(
-                    f"{there} of {workers} workers, or no scheduler, after {START_SECONDS_MAX:g} s"
-                )
-            threading.Event().wait(POLL_SECONDS)
-
-
-def await_speeds(spec: JobSpec, settings: Settings, workers: int) -> list[float]:
-    """Wait until the scheduler has stored the speeds, which it does every other second.
-
-    A worker without any share of the sample has no speed; it is left out in the end, with a
-    warning.
-
-    Raises:
-        ForecastError: The scheduler has stored nothing in time.
-    """
-    deadline = time.monotonic() + REMEMBERED_SECONDS_MAX
-    while True:
-        late = time.monotonic() > deadline
-        try:
-            speeds = remembered_speeds(spec, settings)
-        except ForecastError:
-            if late:
-                raise
-            speeds = []
-        if len(speeds) >= workers:
-            return speeds
-        if late:
-            there = f"{len(speeds)} of {workers} workers"
-            log.warning("only %s had a share of the sample: the forecast is for these", there)
-            return speeds
-        threading.Event().wait(POLL_SECONDS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedfarm.cli.embed import report
+from embedfarm.cli.output_report import report
 from embedfarm.collector.export import export
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,

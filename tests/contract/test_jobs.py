@@ -23,6 +23,7 @@ from embedfarm.contract.jobs import BlocksLost, ChangeRefused, Job, identities
 from embedfarm.contract.records import Block, ChunkError
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.spending import Estimate
 from embedfarm.contract.status import JobGone, JobStatus
 from tests.contract.little_job import (
     CHUNKS,
@@ -791,7 +792,8 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     job.note("rows_skipped", 1)
     job.note("ids_repeated", 1)
     job.note("chunks_reused", 1)
-    job.note("braked", "")
+    for name in ("braked", *Estimate._fields):
+        job.note(name, "1")
     metas = [job.keys.meta, wire.JobKeys("other").meta, wire.JobKeys("noted").meta]
     names = [name for meta in metas for name in cast("list[bytes]", client.hkeys(meta))]
     fields = {name.decode().split(":")[0] for name in names}

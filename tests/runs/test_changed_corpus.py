@@ -34,7 +34,8 @@ from embedfarm.runs import sending as module
 from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, check_finished
-from embedfarm.runs.run import Interrupted, Run
+from embedfarm.runs.run import Run
+from embedfarm.runs.run_failures import Interrupted
 from tests.farm.harness import check_output, manifest, run, write_corpus
 from tests.full_disk import small_disk
 from tests.support import LiveServer, wait_until

@@ -10,10 +10,13 @@ from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.records import Decision, Rate
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.producer.readers import CorpusOptions
+from embedfarm.runs.request import Request
 from embedfarm.scheduler.history import rate_key
 from embedfarm.scheduler.loop import NOTES_MAX
 from embedfarm.watch import forecast
 from embedfarm.watch.forecast import Forecast
+from embedfarm.watch.trial_run import WorkerPace
 from tests.farm.harness import run
 from tests.scheduler.conftest import Install
 from tests.scheduler.live import Start, at, beat, fill, remember
@@ -66,7 +69,9 @@ def corpus(tmp_path: Path) -> list[str]:
 def plan(farm: FarmClient, corpus: Sequence[str]) -> Forecast:
     """Return the forecast of a job on this farm."""
     settings = Settings(redis_url=at(farm)["EMBEDFARM_REDIS_URL"])
-    return forecast.forecast(corpus, JobSpec(model="null:4"), settings, "cpu", 1)
+    spec = JobSpec(model="null:4")
+    request = Request(tuple(corpus), CorpusOptions(), skip_bad_rows=False, spec=spec, sink="npy")
+    return forecast.forecast(request, settings, "cpu", 1)
 
 
 def test_a_job_is_forecast_for_those_who_are_alive(farm: FarmClient, corpus: list[str]) -> None:
@@ -109,7 +114,7 @@ def test_a_farm_that_does_not_know_a_model_is_calibrated(
     farm: FarmClient, corpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forecast calibrates where no live worker has embedded anything with the model."""
-    monkeypatch.setattr(forecast, "_calibrate", lambda *_: [1234.0])
+    monkeypatch.setattr(forecast, "calibrate", lambda *_: [WorkerPace(1234.0, 0.0, 0.0)])
     assert plan(farm, corpus).source == "calibration"
     remember(farm, "gone", 9000, "null:4")
     beat(farm, "new")

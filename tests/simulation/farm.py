@@ -25,7 +25,7 @@ from embedfarm.runs.completion import complete
 from embedfarm.runs.ending import discard_output
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request
-from embedfarm.runs.run import Interrupted
+from embedfarm.runs.run_failures import Interrupted
 from embedfarm.scheduler.loop import Scheduler
 from embedfarm.workers import worker
 from embedfarm.workers.engines.engine import Tokenised
