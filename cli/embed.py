@@ -40,6 +40,7 @@ from embedfarm.cli.reading_options import (
     InputFormat,
     Keep,
     OnBadRow,
+    Query,
     Reused,
     TextField,
     TextTemplate,
@@ -113,6 +114,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     text_field: TextField = "text",
     text: TextTemplate = "",
     id_field: IdField = "",
+    query: Query = "",
     keep: Keep = [],  # noqa: B006 -- typer's
     input_format: InputFormat = "",
     encoding: Encoding = "utf-8",
@@ -151,13 +153,12 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     terms = read_terms(priority, tenant, weight, deadline, labels, max_hours, max_cost)
     with plain_errors():
         options = CorpusOptions(
-            text_field=text_field, template=check_template(text, text_field),
-            id_field=id_field or None, format=input_format or None, encoding=encoding, glob=glob,
-            keep=split_names(keep), chunk_overlap=chunk_overlap, chunk_tokens=chunk_tokens,
+            text_field=text_field, template=check_template(text, text_field), query=query or None,
+            id_field=id_field or None, keep=split_names(keep), format=input_format or None,
+            encoding=encoding, glob=glob, chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
             tokenizer_file=tokenizer_file(corpus, fields["model"], settings, glob),
         )  # fmt: skip
-        fields["ranges"] = _ranges(fields["vector_dtype"], fields["ranges"])
-        spec = JobSpec(**fields, name=out.name)
+        spec = JobSpec(**fields | _read_ranges(**fields), name=out.name)
         settings = pin(settings, [spec.model])  # on a private farm it is the one that is wanted
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
@@ -170,13 +171,13 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         )  # fmt: skip
 
 
-def _ranges(vector_dtype: str, path: Path | None) -> bytes:
+def _read_ranges(vector_dtype: str, ranges: Path | None, **_: object) -> dict[str, bytes]:
     """Read ranges as a job carries them; they come with "int8", and only with it."""
     from embedfarm.collector.ranges import read_ranges
 
-    if (vector_dtype == "int8") != (path is not None):
+    if (vector_dtype == "int8") != (ranges is not None):
         fail("int8 vectors need --ranges, and nothing else does", USAGE)
-    return b"" if path is None else read_ranges(path).astype("<f4").tobytes()
+    return {"ranges": b"" if ranges is None else read_ranges(ranges).astype("<f4").tobytes()}
 
 
 def run_to_end(  # noqa: PLR0913 # three are said by name

@@ -25,6 +25,9 @@ TextTemplate = Annotated[
         help=r"Text made of several fields, such as 'title: {title}\n{body}'; {{ is a brace.",
     ),
 ]
+Query = Annotated[
+    str, typer.Option(help="Query for the rows of a database, which come in the order of their id.")
+]
 Keep = Annotated[
     list[str],
     typer.Option(

@@ -51,6 +51,7 @@ templates_path: list[str] = []
 CONTENTS: Final = {
     "Use it": [
         "docs/tutorial",
+        "docs/corpora",
         "docs/python",
         "docs/outputs",
         "docs/examples/notebook",

@@ -70,6 +70,7 @@ class Reading:
         text_field: Column or key of the text.
         text: Text made of several fields, such as "{title}: {body}", in place of that of one field.
         id_field: Column or key of the id; None for a corpus without ids.
+        query: Query that gives the rows of a database; they come in the order of `id_field`.
         keep: Columns that stay beside the vectors in the output, ("all",) for every one: of a
             table, of rows, or of Parquet.
         format: Format of files, None to go by their names.
@@ -80,6 +81,7 @@ class Reading:
     text_field: str = "text"
     text: str | None = None
     id_field: str | None = None
+    query: str | None = None
     keep: Sequence[str] = ()
     format: str | None = None
     encoding: str = "utf-8"
@@ -145,6 +147,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         options = CorpusOptions(
             text_field=reading.text_field,
             template=reading.text,
+            query=reading.query,
             id_field=reading.id_field,
             keep=(reading.keep,) if isinstance(reading.keep, str) else tuple(reading.keep),
             format=reading.format,

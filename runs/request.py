@@ -86,7 +86,7 @@ class Request:
         reading = asdict(self.options) | {"encoding": encoding}
         left_out = {"tokenizer_file"}
         left_out |= {"encoding"} if encoding == UTF_8 else set()
-        left_out |= {name for name in ("template", "keep") if not reading[name]}
+        left_out |= {name for name in ("template", "query", "keep") if not reading[name]}
         return {k: v for k, v in reading.items() if k not in left_out}
 
 

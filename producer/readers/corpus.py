@@ -10,13 +10,14 @@ from typing import BinaryIO, Final, TypeAlias
 
 from embedfarm.contract.records import Rows
 from embedfarm.producer import chunker
-from embedfarm.producer.readers import arrow, delimited, directory, jsonl, parquet, text
+from embedfarm.producer.readers import arrow, database, delimited, directory, jsonl, parquet, text
 from embedfarm.producer.readers.fields import ColumnQueue, Fields, parse_template
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
 from embedfarm.producer.readers.recoded import UTF_8, canonical, is_encoding, recode
 from embedfarm.producer.readers.source import (
     COMPRESSIONS,
+    DATABASE,
     TABLES,
     Cursor,
     Location,
@@ -55,6 +56,7 @@ class CorpusOptions:
         template: Text made of several fields, such as "{title}: {body}", in place of that
             of one field.
         id_field: Column or key of the id; None for rows without ids.
+        query: Query that gives the rows of a database, which come in the order of `id_field`.
         keep: Columns that stay beside the vectors, `("all",)` for every one. They are those of
             Parquet or Arrow, at the top.
         format: A name in `FORMATS` for every file named as a source; None goes by the suffix.
@@ -72,6 +74,7 @@ class CorpusOptions:
     text_field: str = "text"
     template: str | None = None
     id_field: str | None = None
+    query: str | None = None
     keep: tuple[str, ...] = ()
     format: str | None = None
     glob: str = "**/*"
@@ -187,6 +190,10 @@ def format_of(location: Location, options: CorpusOptions) -> str:
     Raises:
         CorpusError: Neither the options nor the name of the file say it, or it cannot be read so.
     """
+    if location.is_database:
+        return DATABASE
+    if options.query is not None:
+        raise CorpusError(f"{location.name}: a query is for a database, which this is not")
     stem, compression = split_compression(location.path)
     by_name = "jsonl" if location.is_stdin else SUFFIXES.get(PurePosixPath(stem).suffix.lower())
     chosen = options.format or by_name
@@ -232,6 +239,9 @@ def _read(  # noqa: PLR0913, PLR0917 -- what the one call has in hand
             yield from directory.read(location, options.glob, options.encoding, cut, cursor)
             return
         chosen = format_of(location, options)
+        if location.is_database:
+            yield from database.read(location.path, location.name, fields, options.query, cursor)
+            return
         with opened(location) as file:
             has_none = chosen in WITHOUT_ENCODING or canonical(options.encoding) == UTF_8
             content = file if has_none else recode(file, options.encoding)

@@ -57,7 +57,7 @@ def _look(
     location: Location, options: CorpusOptions
 ) -> Iterator[tuple[str, tuple[Any, ...] | None]]:
     """Yield each file with what tells whether it has changed; None where nothing does."""
-    if location.is_stdin:
+    if location.is_stdin or location.is_database:
         yield location.name, None
     elif location.is_directory:
         for _, entry in find(location, options.glob):

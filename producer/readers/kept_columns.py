@@ -5,7 +5,7 @@ from typing import BinaryIO, Final
 
 import pyarrow as pa
 
-from embedfarm.producer.readers import arrow, parquet
+from embedfarm.producer.readers import arrow, database, parquet
 from embedfarm.producer.readers.corpus import CorpusOptions, format_of
 from embedfarm.producer.readers.directory import locate
 from embedfarm.producer.readers.items import CorpusError
@@ -52,10 +52,18 @@ def describe_other(schema: pa.Schema, other: pa.Schema) -> str:
 def _columns_of(location: Location, options: CorpusOptions) -> pa.Schema:
     """Return the columns to keep of one file."""
     kind = "a directory of documents" if location.is_directory else format_of(location, options)
+    if location.is_database:
+        with named_errors(location.name, is_url=True):
+            return _kept(
+                database.schema(location.path, location.name, options.query, options.id_field),
+                location,
+                options,
+            )
     read = SCHEMAS.get(kind)
     if read is None:
         raise CorpusError(
-            f"{location.name}: columns are kept of {' and '.join(SCHEMAS)}, and not of {kind}"
+            f"{location.name}: columns are kept of {', '.join(SCHEMAS)} and a database, not of "
+            f"{kind}"
         )
     is_url = location.is_url
     with (
@@ -63,6 +71,10 @@ def _columns_of(location: Location, options: CorpusOptions) -> pa.Schema:
         open_binary(location.filesystem, location.path) as file,
     ):
         schema = read(file, location.name)
+    return _kept(schema, location, options)
+
+
+def _kept(schema: pa.Schema, location: Location, options: CorpusOptions) -> pa.Schema:
     names = kept_names(schema, location.name, options.keep)
     return pa.schema([schema.field(name) for name in names])
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ TABLES: Final = {
 }
 """Formats of files of rows, by suffix."""
 
+DATABASE: Final = "database"
+DATABASE_URL: Final = re.compile(r"(sqlite|postgres|postgresql)://")
+
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 
 _BUFFER_BYTES: Final = 1 << 20
@@ -61,8 +65,8 @@ class Location(NamedTuple):
 
     Attributes:
         name: Name for people and ids, without secrets.
-        filesystem: The fsspec file system it is on; None for standard input.
-        path: Path on that file system.
+        filesystem: The fsspec file system it is on; None for standard input, `DATABASE` for one.
+        path: Path on that file system; URL of a database.
         is_directory: Whether it is a directory.
     """
 
@@ -75,6 +79,11 @@ class Location(NamedTuple):
     def is_url(self) -> bool:
         """Whether the location is on another file system than this machine's."""
         return not (self.is_stdin or isinstance(self.filesystem, LocalFileSystem))
+
+    @property
+    def is_database(self) -> bool:
+        """Whether the location is a database, whose rows a query gives."""
+        return bool(self.filesystem == DATABASE)
 
     @property
     def is_stdin(self) -> bool:
@@ -91,6 +100,8 @@ def find_locations(source: str) -> list[Location]:
     if source == "-":
         return [Location("<stdin>", None, "-", is_directory=False)]
     name = printable(hide_in_word(source))
+    if DATABASE_URL.match(source):
+        return [Location(name, DATABASE, source, is_directory=False)]
     with named_errors(name, is_url="://" in source):
         locations = list(_find(source, name))
     if not locations:

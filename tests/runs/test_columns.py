@@ -247,7 +247,7 @@ def test_a_corpus_without_columns(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "a", "n": 1}\n')
     done = run("embed", corpus, "--out", tmp_path / "out", "--keep", "n", *MODEL)
-    sentence = "columns are kept of parquet and arrow, and not of jsonl"
+    sentence = "columns are kept of parquet, arrow and a database, not of jsonl"
     assert (done.returncode, sentence in done.stderr) == (2, True)
 
 
