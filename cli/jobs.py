@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embedfarm.cli.job_table import job_table
+from embedfarm.cli.many_jobs import bulk_jobs
 from embedfarm.cli.options import (
     INTERRUPTED,
     USAGE,
@@ -56,6 +57,7 @@ EVENTS_MAX: Final = 20  # of a job's timeline
 WATCH_SECONDS: Final = 0.5
 
 jobs_app = typer.Typer(help="List, show and steer the farm's jobs.", no_args_is_help=True)
+jobs_app.command("bulk")(bulk_jobs)
 JobId = Annotated[str, typer.Argument(help="Id as `jobs ls` shows it, or its beginning.")]
 
 

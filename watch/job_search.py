@@ -1,6 +1,7 @@
 """Search among the jobs of a farm: by words, state, tenant and age, in an order of choice."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ LOOKED_MAX: Final = 20_000  # jobs looked through, those in work first and then 
 State: TypeAlias = Literal[
     "", "queued", "running", "paused", "finished", "incomplete", "failed", "cancelled"
 ]
-Age: TypeAlias = Literal["", "hour", "day", "week"]
+Age: TypeAlias = Literal["", "hour", "day", "week", "before-day", "before-week"]
 Order: TypeAlias = Literal["newest", "oldest", "name", "chunks", "failures"]
 
 _ORDER_FIELDS: Final[Mapping[Order, str]] = {"chunks": "chunk_count", "failures": "chunks_failed"}
 
-AGE_SECONDS: Final[Mapping[Age, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
+AGE_SECONDS: Final[Mapping[str, float]] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
+BEFORE: Final = "before-"  # how an age begins that is more than that
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class JobQuery:
         tenant: Tenant of the jobs, "" for any.
         label: Label that the jobs have, "" for any.
         corpus: Corpus of the jobs as their status names it, "" for any.
-        age: Time within which they were created, "" for any.
+        age: Time within which they were created, or before which; "" for any.
         order: Which comes first: the newest, the oldest, the first by name, the largest, or the
             one with the most failed chunks.
     """
@@ -143,15 +145,13 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
     Raises:
         redis.ConnectionError, redis.TimeoutError: The server is away.
     """
-    after_ms = 0.0
-    if query.age:
-        after_ms = 1000 * (time.time() - AGE_SECONDS[query.age])
+    after_ms, before_ms = _times(query.age)
     words = query.words.casefold().split()
     looked, found = 0, list[_Looked]()
     for row in _rows(farm, query):
         looked += 1
         if (
-            row.status.created_ms >= after_ms
+            after_ms <= row.status.created_ms < before_ms
             and query.tenant in {"", row.status.tenant}
             and row.is_in(query.state)
             and (not query.label or row.status.has_label(query.label))
@@ -162,6 +162,14 @@ def search_jobs(farm: FarmClient, query: JobQuery) -> FoundJobs:
     found.sort(key=lambda row: (_KEYS[query.order](row), row.job))
     known = farm.client.zcard(wire.JOBS) + farm.client.zcard(wire.ENDED)
     return FoundJobs([row.job for row in found], looked, known <= LOOKED_MAX)
+
+
+def _times(age: Age) -> tuple[float, float]:
+    """Return the Unix ms from which on, and before which, jobs of an age were created."""
+    if not age:
+        return 0.0, math.inf
+    at = 1000 * (time.time() - AGE_SECONDS[age.removeprefix(BEFORE)])
+    return (0.0, at) if age.startswith(BEFORE) else (at, math.inf)
 
 
 def _rows(farm: FarmClient, query: JobQuery) -> Iterator[_Looked]:

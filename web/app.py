@@ -23,6 +23,7 @@ from embedfarm.web.http.head import HeadRequests
 from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
 from embedfarm.web.interactive import InteractiveRequests
 from embedfarm.web.jobs import (
+    bulk,
     events,
     failures,
     feeds,
@@ -59,7 +60,7 @@ from embedfarm.web.services import Passes, Services
 from embedfarm.web.tei import routes as tei_protocol
 
 PROTOCOLS: Final = (
-    jobs, submissions, retries, results, nearest_chunks, failures, events, feeds,
+    bulk, jobs, submissions, retries, results, nearest_chunks, failures, events, feeds,
     operations, timeline_routes, process_logs, metrics,
     openai_protocol, files, batches, tei_protocol,
 )  # fmt: skip

@@ -140,6 +140,11 @@ def worst_requests() -> dict[str, Sequence[Request]]:
             Request(b"a\n" * 8 * BODY_BYTES, media_type="text/plain"),
             Request(b"{}", headers={"idempotency-key": LONG}),
         ],
+        "POST /v1/job-actions": [
+            *hostile("verb", "jobs", "words"),
+            heavy(verb="cancel", jobs=["a" * 256] * 1000),
+            heavy(verb="pause"),
+        ],
         "GET /v1/jobs/{job}": [Request()],
         "PATCH /v1/jobs/{job}": [*hostile("tenant", "deadline_ms")],
         "DELETE /v1/jobs/{job}": [Request()],

@@ -1,10 +1,11 @@
 """Tests of the page of all jobs: how they are found, and steered many at a time."""
 
+import json
 import re
 import time
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -22,9 +23,9 @@ from embedfarm.ingest.job_directories import Call
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.watch.job_search import JobQuery, search_jobs
 from embedfarm.web.auth.keys import Key, make_key
-from embedfarm.web.pages.steer import ACTIONS
+from embedfarm.web.jobs.bulk import DO, Do
 from embedfarm.web.services import Services
-from tests.farm.harness import write_corpus
+from tests.farm.harness import run, write_corpus
 from tests.support import LiveServer
 from tests.web.conftest import client_of
 
@@ -263,19 +264,94 @@ def test_a_full_farm_keeps_no_other_job_from_it(
     web: TestClient, many: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job for which the farm has no place is named; those after it are done all the same."""
-    usual = ACTIONS["delete"]
+    usual = DO["delete"]
 
     def delete(services: Services, key: Key, job: str) -> None:
         if job == "id-mails":
             raise FarmFull(9, 60)
-        usual.do(services, key, job)
+        usual(services, key, job)
 
     page = ask(web, "delete", job=["id-mails", "id-notes"])
-    monkeypatch.setitem(ACTIONS, "delete", usual._replace(do=delete))
+    monkeypatch.setitem(cast("dict[str, Do]", DO), "delete", delete)
     status, text = act(web, page)
     assert status == 200
     assert "the farm is full (9 jobs), try again in 60 s" in text
     assert not FarmClient(many).exists("id-notes")
+
+
+def test_priorities_of_many(web: TestClient, many: redis.Redis) -> None:
+    """Jobs that go on are given a priority; those that have it, or have ended, are left out."""
+    Job(many, "id-papers").set_terms(priority=1)
+    page = ask(web, "priority-high", every="yes")
+    assert "Set 1 job to high priority?" in page
+    assert act(web, page) == (303, "/jobs")
+    assert Job(many, "id-Wikipedia one").status().priority == 1
+    assert "Urgent priority …" in web.get("/jobs", headers=BROWSER).text
+
+
+def bulk(web: TestClient, verb: str, **others: object) -> dict[str, Any]:
+    """Act on many jobs by HTTP, and return the answer."""
+    answer = web.post("/v1/job-actions", json={"verb": verb, **others})
+    assert answer.status_code == 200, answer.text
+    said: dict[str, Any] = answer.json()
+    return said
+
+
+def test_many_by_http(web: TestClient, many: redis.Redis) -> None:
+    """A dry run names the jobs; the action is done to these though others come meanwhile."""
+    dry = bulk(web, "pause", words="wiki", dry_run=True)
+    assert (dry["found"], dry["possible"], dry["jobs"]) == (2, 1, ["id-Wikipedia one"])
+    assert Job(many, "id-Wikipedia one").status().state == "open"
+    make(many, "Wikipedia three")
+    assert bulk(web, "pause", jobs=dry["jobs"])["jobs"] == dry["jobs"]
+    assert Job(many, "id-Wikipedia one").status().state == "paused"
+    assert Job(many, "id-Wikipedia three").status().state == "open"
+    said = bulk(web, "resume", jobs=["id-Wikipedia one", "id-mails", "none"])
+    assert said["jobs"] == ["id-Wikipedia one"]
+    assert said["refused"]["none"] == "there is no such job any more"
+    assert "is failed" in said["refused"]["id-mails"]
+    urgent = bulk(web, "priority-urgent", state="paused")
+    assert urgent["jobs"] == ["id-papers"]
+    assert Job(many, "id-papers").status().priority == 2
+    for wrong in ({"verb": "burn"}, {"verb": "cancel", "age": "year"}, {"state": "paused"}):
+        assert web.post("/v1/job-actions", json=wrong).status_code == 422
+
+
+def test_old_jobs_are_chosen(web: TestClient, many: redis.Redis) -> None:
+    """Jobs may be chosen for having been created long ago."""
+    del many
+    assert bulk(web, "delete", age="before-day", dry_run=True)["jobs"] == ["id-mails"]
+    assert bulk(web, "delete", age="before-week", dry_run=True)["jobs"] == []
+    assert shown(web, age="before-day") == ["mails"]
+
+
+def test_many_of_a_tenant(server: LiveServer, many: redis.Redis) -> None:
+    """A tenant's key finds and changes its own jobs only, and names no other."""
+    secret, key = make_key("ann", ["read", "submit"], "red")
+    with client_of(server, [key]) as web:
+        web.headers |= {"authorization": f"Bearer {secret}"}
+        assert bulk(web, "delete", dry_run=True)["found"] == 2
+        said = bulk(web, "delete", jobs=["id-letters", "id-mails"])
+    assert said["jobs"] == ["id-mails"]
+    assert said["refused"] == {"id-letters": "there is no such job any more"}
+    assert FarmClient(many).exists("id-letters")
+
+
+def test_many_by_the_command_line(server: LiveServer, many: redis.Redis) -> None:
+    """The command says how many it hits, asks, and does it; a dry run changes nothing."""
+    words = ("jobs", "bulk", "cancel", "--redis", server.url)
+    asked = run(*words, stdin=b"n\n")
+    assert asked.returncode == 1
+    assert "cancel: 2 jobs of 6 found" in asked.stdout
+    dry = json.loads(run(*words, "--dry-run", "--state", "paused", "--json").stdout)
+    assert (dry["jobs"], dry["possible"]) == (["id-papers"], 1)
+    assert Job(many, "id-papers").status().state == "paused"
+    done = run(*words, "--yes", "--words", "wiki")
+    assert done.returncode == 0, done.stderr
+    assert Job(many, "id-Wikipedia one").status().cancelled
+    assert Job(many, "id-papers").status().state == "paused"
+    assert run("jobs", "bulk", "delete", "--yes", "--redis", server.url).returncode == 0
+    assert FarmClient(many).ended_ids(9) == []
 
 
 def test_what_others_own_is_not_steered(server: LiveServer, many: redis.Redis) -> None:

@@ -76,6 +76,7 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
 WITHOUT_ID: Final[dict[str, dict[str, Any]]] = {
     "GET /v1/jobs": {"params": {"limit": 1}},
     "POST /v1/jobs": {"json": {"texts": ["b"]}},
+    "POST /v1/job-actions": {"json": {"verb": "cancel"}},
     "POST /v1/feeds": {"json": {}},
     "GET /v1/batches": {},
     "POST /v1/batches": {"json": {"input_file_id": f"file-{NONE}", **BATCH}},

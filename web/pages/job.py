@@ -19,6 +19,7 @@ from embedfarm.contract.records import Sample
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.ingest.job_directories import is_submitted
+from embedfarm.watch.job_actions import MAY, PRIORITY_OF
 from embedfarm.watch.overview import read_job
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
@@ -28,7 +29,6 @@ from embedfarm.web.jobs.routes import After, JobId
 from embedfarm.web.pages.download import why_not
 from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.periods import HOUR, PERIODS, Period
-from embedfarm.web.pages.steer import ACTIONS
 from embedfarm.web.services import Service, Services, need
 
 FAILURES_MAX: Final = 20  # on a page
@@ -136,8 +136,8 @@ def _spec(handle: Job) -> dict[str, Any]:
 
 
 def actions_for(job: JobStatus) -> list[str]:
-    """List what may be done to a job in its state."""
-    return [verb for verb, action in ACTIONS.items() if action.may(job)]
+    """List what may be done to a job in its state, but for its priority."""
+    return [verb for verb, may in MAY.items() if verb not in PRIORITY_OF and may(job)]
 
 
 def read_speeds(farm: FarmClient, job: str, period: Period) -> list[Moment]:

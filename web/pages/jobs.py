@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from embedfarm.contract.redaction import CORPUS_CHARACTERS_MAX
-from embedfarm.contract.scheduling_terms import LABEL_CHARACTERS_MAX
+from embedfarm.contract.scheduling_terms import LABEL_CHARACTERS_MAX, PRIORITIES
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.watch.job_search import Age, FoundJobs, JobQuery, Order, State, search_jobs
 from embedfarm.watch.overview import QUEUED, JobFacts, read_jobs
@@ -27,6 +27,7 @@ STATES: Final[dict[State, str]] = {
 }  # fmt: skip
 AGES: Final[dict[Age, str]] = {
     "": "any time", "hour": "the last hour", "day": "the last day", "week": "the last week",
+    "before-day": "more than a day ago", "before-week": "more than a week ago",
 }  # fmt: skip
 ORDERS: Final[dict[Order, str]] = {
     "newest": "newest first", "oldest": "oldest first", "name": "by name",
@@ -92,6 +93,7 @@ class _Listing:
             "states": STATES,
             "ages": AGES,
             "orders": ORDERS,
+            "priorities": list(PRIORITIES),
             "moving": {each.job: each for each in self._reader.read().jobs},
             "queue": _places(self._services.submissions, jobs),
         }

@@ -1,29 +1,24 @@
 """Actions on jobs from the pages: asked first, then done as by the API, then shown."""
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form, HTTPException, Path, Query, Request, Response
+from fastapi import APIRouter, Form, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import counted
-from embedfarm.contract.status import JobGone, JobStatus
-from embedfarm.watch.job_search import search_jobs
+from embedfarm.contract.scheduling_terms import PRIORITIES
+from embedfarm.watch.job_actions import MANY_MAX, MAY, PRIORITY_OF, Verb, choose_jobs
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs
-from embedfarm.web.auth.keys import Key, Scope
+from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.rendering import PATH_CHARACTERS_MAX, local_path, render, segment
-from embedfarm.web.jobs import retries
-from embedfarm.web.jobs import routes as jobs
+from embedfarm.web.jobs.bulk import DO, act_on_all
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.pages.jobs import JobFilter
 from embedfarm.web.pages.sign_in import leave_for
-from embedfarm.web.services import Caller, Service, Services, need
+from embedfarm.web.services import Caller, Service, need
 
-MANY_MAX: Final = 1000  # jobs that one request may act on
-MANY_SECONDS: Final = 20.0  # for them; those that are left then are named
 NAMED_MAX: Final = 10
 
 
@@ -31,8 +26,6 @@ class Action(NamedTuple):
     """Something that may be done to jobs.
 
     Attributes:
-        do: Function of the API route that does it to one job.
-        may: Whether the state of a job allows it.
         question: Question that is asked first, with a place for the job or the number of jobs.
         consequence: Sentence that says what happens then.
         yes: Label of the button that does it, with the same place.
@@ -40,8 +33,6 @@ class Action(NamedTuple):
         dangerous: Whether the action cannot be undone.
     """
 
-    do: Callable[[Services, Key, str], Any]
-    may: Callable[[JobStatus], bool]
     question: str
     consequence: str
     yes: str
@@ -49,24 +40,18 @@ class Action(NamedTuple):
     dangerous: bool = False
 
 
-ACTIONS: Final = {
+ACTIONS: Final[dict[str, Action]] = {
     "pause": Action(
-        jobs.pause_job,
-        lambda job: job.moving and not job.embedded,
         "Pause {}?",
         "Workers get no more of it until it is resumed. What they hold is still embedded.",
         "Pause {}",
     ),
     "resume": Action(
-        jobs.resume_job,
-        lambda job: job.state == "paused" and not job.limited,
         "Resume {}?",
         "Workers go on where they stopped.",
         "Resume {}",
     ),
     "cancel": Action(
-        jobs.cancel_job,
-        lambda job: job.moving or job.state == "paused",
         "Cancel {}?",
         "This is for good. What is embedded already stays with its output.",
         "Cancel {}",
@@ -74,24 +59,26 @@ ACTIONS: Final = {
         dangerous=True,
     ),
     "retry": Action(
-        retries.retry_job,
-        lambda job: job.state == "failed" or (job.state == "finished" and job.chunks_failed > 0),
         "Try again what failed in {}?",
         "The chunks that failed are embedded again, and put into the output where they belong.",
         "Try again",
     ),
     "delete": Action(
-        jobs.delete_job,
-        lambda job: job.removable,
         "Delete {}?",
         "The farm forgets what it knows, the failed chunks included. Files of an output stay.",
         "Delete {}",
         "Keep it",
         dangerous=True,
     ),
+    **{
+        verb: Action(
+            f"Set {{}} to {name} priority?",
+            "The next plan follows it.",
+            f"Set {{}} to {name}",
+        )
+        for verb, name in zip(PRIORITY_OF, PRIORITIES, strict=True)
+    },
 }
-
-Verb = Literal["pause", "resume", "cancel", "retry", "delete"]
 
 router: Final = APIRouter(include_in_schema=False, dependencies=need(Scope.SUBMIT))
 
@@ -125,7 +112,7 @@ def ask(request: Request, services: Service, job: JobId, verb: Annotated[Verb, P
 @router.post("/jobs/{job}/{verb}")
 def act(services: Service, key: Caller, job: JobId, verb: Annotated[Verb, Path()]) -> Response:
     """Do an action, and show the job, or the farm after the job was deleted."""
-    ACTIONS[verb].do(services, key, job)
+    DO[verb](services, key, job)
     return leave_for("/" if verb == "delete" else f"/jobs/{segment(job)}")
 
 
@@ -135,14 +122,15 @@ def ask_many(
 ) -> Response:
     """Ask whether an action on many jobs is meant, and say on how many of them it can be done."""
     action = ACTIONS[selection.verb]
-    names = selection.job
     if selection.every:
-        names = search_jobs(services.farm, selection.query()).jobs
-    chosen = [job for job in read_jobs(services.farm, names) if action.may(job)]
-    some = chosen[:MANY_MAX]
+        some, possible, found, _ = choose_jobs(services.farm, selection.query(), selection.verb)
+    else:
+        marked = read_jobs(services.farm, selection.job)
+        some = [job for job in marked if MAY[selection.verb](job)]
+        possible, found = len(some), len(selection.job)
     told = _question(action, counted(len(some), "job")) | {
         "subjects": _subjects(some),
-        "consequence": _consequence(action, len(some), len(chosen), len(names)),
+        "consequence": _consequence(action, len(some), possible, found),
         "no": "Leave them as they are",
         "back": selection.place(),
         "fields": [("verb", selection.verb), ("back", selection.place())]
@@ -190,21 +178,7 @@ def act_on_many(
     request: Request, services: Service, key: Caller, asked: Annotated[ManyJobs, Form()]
 ) -> Response:
     """Do an action to jobs one after the other, and show them, or those that it was not done to."""
-    refused = dict[str, str]()
-    end = time.monotonic() + MANY_SECONDS
-    for job in asked.job:
-        if time.monotonic() > end:
-            refused[job] = "there was no time left for it, do it again"
-            continue
-        try:
-            services.find_job(job)
-            ACTIONS[asked.verb].do(services, key, job)
-        except HTTPException as error:
-            refused[job] = error.detail
-        except JobGone:
-            refused[job] = "there is no such job any more"
-        except EmbedfarmError as error:  # the job has ended, or the farm is full
-            refused[job] = str(error)
+    refused = act_on_all(services, key, asked.verb, asked.job)
     if not refused:
         return leave_for(asked.back)
     told = {
