@@ -44,7 +44,7 @@ VERBS: Final = {
     ),
     "export": Verb(
         ("outputs", "export"),
-        "Write a finished output in another format, without embedding anything again.",
+        "Write a finished output in another format, or to a store, with nothing embedded again.",
     ),
     "reconcile": Verb(
         ("reconcile", "reconcile"),

@@ -28,6 +28,7 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.cli.output_report import report
+from embedfarm.cli.plan import plan_job
 from embedfarm.cli.reading_options import (
     ChunkOverlap,
     ChunkTokens,
@@ -47,6 +48,7 @@ from embedfarm.cli.reading_options import (
     check_template,
     split_names,
 )
+from embedfarm.cli.store_options import OthersInStore, To, destination_of, print_export
 from embedfarm.cli.term_options import (
     Deadline,
     Labels,
@@ -69,6 +71,7 @@ JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 if TYPE_CHECKING:
     from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request
+    from embedfarm.runs.store_feed import Destination
 
 EPILOG = (
     f"Ends with {FAILED_CHUNKS} when chunks failed, named in _errors.jsonl, with {LIMITED} when a "
@@ -139,16 +142,17 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     reuse: Reused = [],  # noqa: B006 -- typer's
     deduplicate: Deduplicate = False,  # noqa: FBT002 -- a flag
     plan: Plan = False,  # noqa: FBT002 -- a flag
+    to: To = "",
+    others: OthersInStore = "refuse",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
     **fields: Any,  # noqa: ANN401 # those of a job, which the table types
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
-    from embedfarm.cli.plan import plan_job
     from embedfarm.producer.readers import CorpusOptions
     from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request, tokenizer_file
 
-    settings = read_settings(redis)
+    settings = pin(read_settings(redis), [fields["model"]])  # wanted on a private farm
     tracing.start(settings.traces, "embed")
     terms = read_terms(priority, tenant, weight, deadline, labels, max_hours, max_cost)
     with plain_errors():
@@ -159,7 +163,6 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             tokenizer_file=tokenizer_file(corpus, fields["model"], settings, glob),
         )  # fmt: skip
         spec = JobSpec(**fields | _read_ranges(**fields), name=out.name)
-        settings = pin(settings, [spec.model])  # on a private farm it is the one that is wanted
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
         place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
         if plan:
@@ -167,7 +170,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             return
         run_to_end(
             request, place, terms, retry=retry_failed, reuse=reuse, deduplicate=deduplicate,
-            as_json=as_json,
+            to=destination_of(to, others), as_json=as_json,
         )  # fmt: skip
 
 
@@ -188,6 +191,7 @@ def run_to_end(  # noqa: PLR0913 # three are said by name
     retry: bool,
     reuse: Sequence[Path] = (),
     deduplicate: bool = False,
+    to: "Destination | None" = None,
     as_json: bool,
 ) -> None:
     """Embed unless it is done already, report, and end with the status that says how it went."""
@@ -199,12 +203,15 @@ def run_to_end(  # noqa: PLR0913 # three are said by name
     watch_parent_pipe(stop.set)
     view = View(Console(stderr=True), lines=as_json or not sys.stderr.isatty())
     try:
-        manifest, before = complete(
-            request, place, stop, view, terms, retry=retry, reuse=reuse, deduplicate=deduplicate
-        )
+        manifest, before, exported = complete(
+            request, place, stop, view, terms, retry=retry, reuse=reuse, deduplicate=deduplicate,
+            to=to,
+        )  # fmt: skip
     except Interrupted:
         fail("interrupted; the same command goes on from here", INTERRUPTED)
-    report(manifest, place.out, before=before, as_json=as_json)
+    report(manifest, place.out, before=before, exported=exported, as_json=as_json)
+    if to is not None and exported is not None and not as_json:
+        print_export(exported, to.shown)
     if manifest.failed:
         raise typer.Exit(FAILED_CHUNKS)
 

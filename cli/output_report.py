@@ -13,9 +13,17 @@ from embedfarm.contract.spending import Estimate
 
 if TYPE_CHECKING:
     from embedfarm.collector.manifest import Changes, Manifest
+    from embedfarm.collector.store_export import ExportReport
 
 
-def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_json: bool) -> None:
+def report(
+    manifest: "Manifest",
+    out: Path,
+    *,
+    before: "Manifest | None",
+    exported: "ExportReport | None" = None,
+    as_json: bool,
+) -> None:
     """Print where the vectors are and how fast the run was; `before` is an earlier manifest."""
     repaired = before.failed - manifest.failed if before else 0
     embedded = sum(figures.chunks for figures in manifest.workers.values())
@@ -42,6 +50,7 @@ def report(manifest: "Manifest", out: Path, *, before: "Manifest | None", as_jso
                 **manifest.estimate,
                 "workers": {n: w.chunks for n, w in manifest.workers.items()},
                 "accounts": manifest.accounts,
+                "exported": exported and to_builtins(exported),
             }
         )
         return

@@ -1,14 +1,28 @@
-"""`embedfarm verify | search`: what is in an output directory."""
+"""`embedfarm verify | export | search`: what is in an output directory."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import to_builtins
 from rich.console import Console
 
 from embedfarm.cli.embed import OutputFormat
-from embedfarm.cli.options import FAILED, AsJson, fail, plain_errors, print_json, read_settings
+from embedfarm.cli.options import (
+    FAILED,
+    USAGE,
+    AsJson,
+    fail,
+    plain_errors,
+    print_json,
+    read_settings,
+    stop_on_signals,
+)
+from embedfarm.cli.store_options import ExportLines, OthersInStore, To, print_export
 from embedfarm.contract.formatting import counted
+
+if TYPE_CHECKING:
+    from embedfarm.collector.store_export import Others
 
 TEXT_WIDTH = 76
 
@@ -45,23 +59,30 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-def export(
+def export(  # noqa: PLR0913, PLR0917 -- each is a flag
     directory: Annotated[Path, typer.Argument(help="A finished output of `embedfarm embed`.")],
-    out: Annotated[Path, typer.Option(help="Another output directory.")],
+    out: Annotated[Path | None, typer.Option(help="Another output directory.")] = None,
     output_format: OutputFormat = "npy",
     add_column: Annotated[
         str,
         typer.Option(help="Copy the corpus, which is Parquet, with the vectors as this column."),
     ] = "",
+    to: To = "",
+    others: OthersInStore = "refuse",
     as_json: AsJson = False,  # noqa: FBT002 -- a flag
 ) -> None:
-    """Write a finished output in another format, without embedding anything again."""
+    """Write a finished output in another format, or to a store, with nothing embedded again."""
     from embedfarm.collector.export import export as write
 
-    if add_column:
+    if (out is None) == (not to):
+        fail("give --out DIRECTORY for another format, or --to URL for a vector store", USAGE)
+    if add_column and out is not None:
         _copy(directory, out, add_column, as_json=as_json)
         return
     with plain_errors():
+        if out is None:
+            _export_to_store(directory, to, others, as_json=as_json)
+            return
         manifest = write(directory, out, output_format)
     if as_json:
         print_json({"out": str(out), "count": manifest.count, "failed": manifest.failed})
@@ -81,6 +102,22 @@ def _copy(directory: Path, out: Path, column: str, *, as_json: bool) -> None:
     else:
         whole = f"{counted(rows, 'row')} of {counted(len(files), 'file')}"
         typer.echo(f"{whole} in {out}, {vectors:,} of them with a vector in column {column!r}")
+
+
+def _export_to_store(directory: Path, to: str, others: "Others", *, as_json: bool) -> None:
+    """Bring a vector store up to a finished output."""
+    from embedfarm.collector.manifest import read_manifest
+    from embedfarm.runs.store_feed import Destination, exporting
+
+    manifest, settings = read_manifest(directory), read_settings()
+    destination = Destination(to, others)
+    lines = ExportLines(manifest.count)
+    with exporting(directory, destination, settings, stop_on_signals(), lines.show) as export:
+        report = export.finish(manifest)
+    if as_json:
+        print_json({"to": destination.shown} | to_builtins(report))
+    else:
+        print_export(report, destination.shown)
 
 
 def search(

@@ -23,6 +23,7 @@ _IN_TEXT: Final = re.compile(rf"({_SCHEME})((?:(?!::{_SCHEME})[^\s\"'])*)", re.I
 _WHOLE: Final = re.compile(rf"({_SCHEME})((?:(?!::{_SCHEME}).)*)", re.IGNORECASE | re.DOTALL)
 _SERVER: Final = re.compile(r"(rediss?|unix|(rediss?\+)?sentinel)://", re.IGNORECASE)
 _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
+_KEYED: Final = re.compile(r"(qdrant|milvus)(\+https)?://", re.IGNORECASE)  # a user may be a key
 # Arguments that say who asks, and until when, and not what is asked for: those that the signed
 # URLs of AWS, Google, Azure, CloudFront, Alibaba, Tencent and Akamai have, and usual names of keys.
 _WHO_ASKS: Final = re.compile(
@@ -153,7 +154,7 @@ def _hide(found: re.Match[str]) -> str:
     if _SERVER.fullmatch(scheme):
         return hide_password(scheme + rest)
     user, at, rest = _cut_user(rest)
-    if at and (":" in user or _WEB.fullmatch(scheme)):
+    if at and (":" in user or _WEB.fullmatch(scheme) or _KEYED.fullmatch(scheme)):
         user = HIDDEN
     place, mark, query = _cut(rest, "?#")
     if query and (_WEB.fullmatch(scheme) or "=" in query):

@@ -54,6 +54,7 @@ CONTENTS: Final = {
         "docs/corpora",
         "docs/python",
         "docs/outputs",
+        "docs/stores",
         "docs/examples/notebook",
         "docs/api",
         "docs/extending",

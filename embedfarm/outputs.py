@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -13,11 +14,13 @@ from embedfarm.collector import verify as verification
 from embedfarm.collector.manifest import Failure, Manifest, read_failures, read_manifest
 from embedfarm.collector.search import Hit, iter_columns, iter_vectors, search
 from embedfarm.collector.sinks import Vectors
+from embedfarm.collector.store_export import ExportReport, Others
 from embedfarm.collector.verify import OutputProblem
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from embedfarm.runs.query import embed_query
 from embedfarm.runs.request import read_again
+from embedfarm.runs.store_feed import Destination, exporting
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -159,6 +162,19 @@ class Embeddings:
         if against:
             source = read_again(self.manifest.settings, list(map(str, against)), Settings())
         return verification.verify(self.path, source)
+
+    def export_to(self, url: str, others: Others = "refuse") -> ExportReport:
+        """Bring a vector store up to this output; a call that was cut off goes on.
+
+        Args:
+            url: URL of the collection, such as `"qdrant://localhost:6333#documents"`.
+            others: What becomes of rows in the collection that this output does not have.
+
+        Raises:
+            StoreError: The store refuses, or stays away for `store_seconds_max`.
+        """
+        with exporting(self.path, Destination(url, others), Settings(), Event()) as export:
+            return export.finish(read_manifest(self.path))
 
 
 def open_output(path: str | Path) -> Embeddings:

@@ -3,23 +3,33 @@
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from embedfarm.collector.manifest import Manifest
+from embedfarm.collector.store_export import ExportReport
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.runs.ending import tidy
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
 from embedfarm.runs.run import Run, Show
+from embedfarm.runs.store_feed import Destination, StoreFeed
 
 
 class CompletedOutput(NamedTuple):
-    """The manifest of a finished output, and the one that it had when it was asked for, if any."""
+    """A finished output.
+
+    Attributes:
+        manifest: Its manifest.
+        before: The manifest that it had when it was asked for, if any.
+        exported: What its export into a vector store did, if there was one.
+    """
 
     manifest: Manifest
     before: Manifest | None
+    exported: ExportReport | None = None
 
 
 def complete(  # noqa: PLR0913 # the last two are for those who need them
@@ -32,6 +42,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
     retry: bool = False,
     reuse: Sequence[Path] = (),
     deduplicate: bool = False,
+    to: Destination | None = None,
 ) -> CompletedOutput:
     """Embed what a request asks for, unless its output is finished.
 
@@ -44,11 +55,22 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         retry: Whether the failed chunks of a finished output are embedded again.
         reuse: Finished outputs whose vectors are taken for the texts that they have.
         deduplicate: Whether each distinct text is embedded once, wherever it stands in the corpus.
+        to: A vector store that gets the vectors as well.
 
     Raises:
         Interrupted: `stop` was set; the same call goes on from there.
-        EmbedfarmError: The request cannot be done; see `Run.embed` and `retry_failed`.
+        EmbedfarmError: The request cannot be done; see `Run.embed`, `retry_failed` and
+            `StoreExport.finish`.
     """
+    if to is not None:
+        base = reuse[0] if reuse else None
+        with StoreFeed(place.out, to, place.settings, stop, base) as feed:
+            fed = replace(place, after_part=feed.after_part)
+            done = complete(
+                request, fed, feed.run_stop, view, terms, retry=retry, reuse=reuse,
+                deduplicate=deduplicate,
+            )  # fmt: skip
+        return done._replace(exported=feed.finish(done.manifest))
     before = check_finished(request, place.out)
     if before is not None:
         tidy(place.out, before, place.settings, stop)

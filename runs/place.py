@@ -1,8 +1,11 @@
 """Place of a run: where and by whom the work is done."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedfarm.collector.output import Output
+from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import Settings
 
 
@@ -19,6 +22,7 @@ class Place:
         embed_changed: Whether to drop what is on disk from the first part on of which the corpus
             has other rows now.
         command: The command line, for people who want to do the same.
+        after_part: Called when a part is on the disk, and holds the job back until it returns.
     """
 
     out: Path
@@ -28,3 +32,4 @@ class Place:
     job_id: str = ""
     command: str = ""
     embed_changed: bool = False
+    after_part: Callable[[Output, Job], object] = lambda _output, _job: None

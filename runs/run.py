@@ -254,6 +254,7 @@ class Run:
 
         def on_part() -> None:
             self._trace_part(output)
+            self.place.after_part(output, farm.job(own.name, own.owner))
             check_output(output.parts, self.place.settings)
 
         check_output(output.parts, self.place.settings)

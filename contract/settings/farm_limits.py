@@ -253,6 +253,14 @@ class CollectorSettings(BaseModel):
     full_disk_seconds: Annotated[
         PositiveFloat, Field(description="Time between looks at an output's disk that is full.")
     ] = 5.0
+    store_seconds_max: Annotated[
+        PositiveFloat,
+        Field(description="Time after which a vector store that does not answer is given up."),
+    ] = 600.0
+    store_parts_behind_max: Annotated[
+        PositiveInt,
+        Field(description="Parts on the disk and not in the vector store, at which a job waits."),
+    ] = 4
 
 
 class LaneSettings(BaseModel):

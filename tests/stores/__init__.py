@@ -1,0 +1,1 @@
+"""Tests of exports into vector stores, against the real ones."""
