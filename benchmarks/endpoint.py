@@ -40,9 +40,9 @@ from embedfarm.contract import model_files
 from embedfarm.contract.broker import PrivateServer, closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.similarity import cosine
 from embedfarm.outputs import open_output
 from embedfarm.workers.engines.endpoint_client import TEXTS_MAX
-from embedfarm.workers.similarity import cosine
 
 WEIGHTS: Final = "model.safetensors"
 SERVER: Final = Path("build/peers/infinity/bin/infinity_emb")

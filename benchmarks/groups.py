@@ -26,11 +26,11 @@ from benchmarks.packing import embed
 from benchmarks.random_models import Architecture, build
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.group import FORMED, Group
 from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
-from embedfarm.workers.similarity import cosine
 
 HEAD_WIDTH: Final = 64
 GROUP_SECONDS: Final = 600.0

@@ -121,6 +121,20 @@ class Collector:
         early = partial(self.output.write, early=True)
         self._close(early, early)
 
+    def close_last_part(self) -> bool:
+        """Put the end of the job on the disk, before `finish`; False when `stop` came first.
+
+        Raises:
+            OSError: The disk refused for another reason than being full.
+        """
+        try:
+            self.close_part()
+        except (*UNAVAILABLE, OSError):
+            if not self.stop.is_set():
+                raise
+            return False
+        return True
+
     def finish(self, count: int, about: About) -> Manifest | None:
         """Finish the output of `count` chunks with its manifest; None when `stop` came first.
 
@@ -148,7 +162,9 @@ class Collector:
             result = self._persist(partial(self._look, upto))
             if result is not None and not self._settled:
                 settle = partial(self._persist, self.settle)
-                self._settled = self._store(settle, settle)
+                # Whoever gave chunks up had perhaps no model, and said nothing of it.
+                has_vectors = len(result.errors) < result.embedded
+                self._settled = bool(self._store(settle, settle)) and has_vectors
                 result = self._persist(partial(self._look, upto))
             if result is not None and (result := self._check(result)) is not None:
                 writer.put(result)

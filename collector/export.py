@@ -48,8 +48,7 @@ def export(directory: Path, target: Path, sink: str) -> Manifest:
             raise OutputError(f"{target} is another output, which is not finished")
         origin.touch()
         remove_temporaries(target)
-        exported = _write(directory, manifest, target, sink)
-        write_manifest(target, exported)
+        exported = write_manifest(target, _write(directory, manifest, target, sink))
         sync_directory(target)
         shutil.rmtree(private)
     return exported

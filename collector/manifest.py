@@ -1,6 +1,7 @@
 """What a finished output says about itself, and how its source is recognised again."""
 
 import fcntl
+import hashlib
 import platform
 import shutil
 import time
@@ -16,6 +17,7 @@ import pyarrow as pa
 from embedfarm.collector.durable_files import ByteRange, replacing, sync_directory
 from embedfarm.collector.id_digests import RepeatedIds
 from embedfarm.collector.text_digests import DIGESTS_FILE
+from embedfarm.contract.canaries import Canaries
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import HOUR
 from embedfarm.contract.spending import Spent
@@ -27,6 +29,7 @@ IDS_FILE: Final = "ids.jsonl"
 STATE_DIRECTORY: Final = ".embedfarm"
 DECIDED: Final = f"{STATE_DIRECTORY}/decided"
 CHANGES_FILE: Final = "_changes.parquet"
+SAMPLE_FILE: Final = "_sample.parquet"
 OWN: Final = "."  # what `Manifest.reused` calls the output itself
 # Size of each checksum in `Result.checksums`.
 CHECKSUM_BYTES: Final = 4
@@ -175,6 +178,18 @@ class Changes(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class SampleList(msgspec.Struct, frozen=True):
+    """List of a few texts of an output beside their vectors (`embedfarm.collector.text_sample`).
+
+    Attributes:
+        texts: How many.
+        sha256: SHA-256 of the list.
+    """
+
+    texts: int
+    sha256: str
+
+
 class About(msgspec.Struct, kw_only=True):
     """What only the caller knows about an output.
 
@@ -198,6 +213,9 @@ class About(msgspec.Struct, kw_only=True):
             has it; empty if nobody asked.
         changes: How the chunks differ from those of the first output that was reused, by their ids;
             None where one of the two has none.
+        canaries: What the model makes of fixed texts, by which it is known again; None where no
+            worker said so, as with an earlier version.
+        sample: Some texts of the output, with their vectors; None where there are none.
     """
 
     job: str
@@ -214,6 +232,8 @@ class About(msgspec.Struct, kw_only=True):
     accounts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     changes: Changes | None = None
     estimate: dict[str, float] = msgspec.field(default_factory=dict)
+    canaries: Canaries | None = None
+    sample: SampleList | None = None
 
 
 class Manifest(About, kw_only=True):
@@ -237,6 +257,8 @@ class Manifest(About, kw_only=True):
             not known.
         reused: How many vectors were not made for this output: by directory those of other
             outputs, and under `OWN` those of texts that an earlier row of the corpus has.
+        manifest_sha256: SHA-256 of all the rest: of the manifest without this, as JSON with names
+            in order and no white space (`checksum`); "" in manifests of earlier versions.
     """
 
     version: int = VERSION
@@ -253,6 +275,7 @@ class Manifest(About, kw_only=True):
     repeated_ids: RepeatedIds | None = None
     digests_sha256: str = ""
     reused: dict[str, int] = msgspec.field(default_factory=dict)
+    manifest_sha256: str = ""
 
     @property
     def spent(self) -> Spent:
@@ -265,7 +288,10 @@ class Manifest(About, kw_only=True):
     def lists(self) -> dict[str, str]:
         """The SHA-256 of each list beside the parts and the failed chunks, by its name."""
         changes = "" if self.changes is None else self.changes.sha256
-        sums = {DIGESTS_FILE: self.digests_sha256, CHANGES_FILE: changes}
+        sample = "" if self.sample is None else self.sample.sha256
+        sums = {
+            DIGESTS_FILE: self.digests_sha256, CHANGES_FILE: changes, SAMPLE_FILE: sample,
+        }  # fmt: skip
         return {name: sha256 for name, sha256 in sums.items() if sha256}
 
     @property
@@ -284,10 +310,23 @@ def find_listing(directory: Path, name: str) -> Path:
     return older if older.exists() and not (directory / name).exists() else directory / name
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Put `_manifest.json` in `directory`, whole and durably."""
+def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
+    """Put `_manifest.json` in `directory`, whole and durably; return it with its checksum."""
+    sealed = msgspec.structs.replace(manifest, manifest_sha256="")
+    sealed.manifest_sha256 = checksum(msgspec.to_builtins(sealed))
     with replacing(directory / MANIFEST_FILE) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+        file.write(msgspec.json.format(msgspec.json.encode(sealed)) + b"\n")
+    return sealed
+
+
+def checksum(facts: dict[str, Any]) -> str:
+    """Return the checksum of a manifest: it depends on what it says, and not on its layout.
+
+    Args:
+        facts: The manifest, as decoded from JSON.
+    """
+    said = {name: value for name, value in facts.items() if name != "manifest_sha256"}
+    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -336,7 +375,8 @@ def settle(directory: Path) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        data = path.read_bytes()
+        manifest = msgspec.json.decode(data, type=Manifest)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ManifestError(f"{path} does not exist: no finished output is here") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -344,6 +384,10 @@ def _read_manifest(path: Path) -> Manifest:
     if manifest.version != VERSION:
         raise ManifestError(
             f"{path} is of version {manifest.version}; this program reads {VERSION}"
+        )
+    if manifest.manifest_sha256 not in ("", checksum(msgspec.json.decode(data))):
+        raise ManifestError(
+            f"{path} is damaged, or was changed by hand: its own checksum is that of another"
         )
     return manifest
 

@@ -281,8 +281,7 @@ class Output:
         self.flush()
         tile(self._parts, count)
         self._sink.finish(count, self._layout)
-        manifest = self._manifest(count, about)
-        write_manifest(self.directory, manifest)
+        manifest = write_manifest(self.directory, self._manifest(count, about))
         for name in (JOURNAL_FILE, REQUEST_FILE):
             (self.directory / STATE_DIRECTORY / name).unlink()
         self._id_digests.remove()

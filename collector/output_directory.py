@@ -20,6 +20,7 @@ from embedfarm.collector.durable_files import (
 from embedfarm.collector.manifest import (
     CHANGES_FILE,
     MANIFEST_FILE,
+    SAMPLE_FILE,
     STATE_DIRECTORY,
     OutputError,
     find_listing,
@@ -77,7 +78,8 @@ def list_output_files(directory: Path) -> list[str]:
 @cache
 def _file_names() -> re.Pattern[str]:
     """Return a pattern of the names of an output's files, whichever sink has written them."""
-    names = [r"_?errors\.jsonl", re.escape(DIGESTS_FILE), re.escape(CHANGES_FILE)]
+    lists = (DIGESTS_FILE, CHANGES_FILE, SAMPLE_FILE)
+    names = [r"_?errors\.jsonl", *map(re.escape, lists)]
     for name in sink_names():
         with suppress(UnknownSink):  # one that does not load has written nothing here
             names.append(sink_kind(name).files)

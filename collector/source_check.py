@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from embedfarm.collector.digest_index import NOWHERE
 from embedfarm.collector.manifest import CHECKSUM_BYTES, OutputError, Part
 from embedfarm.collector.text_digests import DIGEST_BYTES, text_digests
+from embedfarm.collector.text_sample import TextSample
 from embedfarm.contract.records import Result, Rows, text_checksums
 
 if TYPE_CHECKING:
@@ -144,9 +145,11 @@ class SourceCheck:
         held: Lock: while somebody holds it, no other reading begins.
         known: Tells which vectors need not be made; None where all are.
         columns: Has the columns of the rows that are read; None where none are kept.
+        sample: Chooses some texts that are kept; None where none are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sample: TextSample | None = None) -> None:
+        self.sample = sample
         self.known: Finder | None = None
         self.columns: ColumnSpool | None = None
         self.count: int | None = None
@@ -171,7 +174,8 @@ class SourceCheck:
         Args:
             parts: Parts of the output on disk; they are looked at here, when no part is written.
             first: Index of the first row that is read. Parts that begin before it are not compared:
-                an earlier run has done that, and the source has not changed since.
+                an earlier run has done that, and the source has not changed since. What it has kept
+                of the sample has been recalled.
 
         Raises:
             OSError: The disk refused what `known` wrote; nothing has changed.
@@ -181,6 +185,8 @@ class SourceCheck:
                 self.known.begin(first)  # first, since the disk may be full
             if self.columns is not None:
                 self.columns.begin(first, parts[-1].end if parts else first)
+            if self.sample is not None and not first:
+                self.sample.begin()
             self.reading += 1
             self._prefix = PrefixCheck([part for part in parts if part.start >= first], first)
             self._first = parts[-1].end if parts else first
@@ -202,18 +208,17 @@ class SourceCheck:
         checksums = text_checksums(rows.texts)
         # Rows that are on disk; nobody else changes it.
         done = min(len(rows.texts), max(0, self._first - self._prefix.count))
-        if self.known is None:
-            digests, places = text_digests(rows.texts[done:]), self._places[:0]
-        else:
-            digests = text_digests(rows.texts)
+        digests, places = text_digests(rows.texts), self._places[:0]
+        if self.known is not None:
             places = self.known.find(digests, self._prefix.count)
             rows = rows._replace(known=(places != NOWHERE).tobytes())
-            digests, places = digests[done * DIGEST_BYTES :], places[done:]
         with self._changed:
+            if self.sample is not None:
+                self.sample.add(digests, rows.texts, self._prefix.count)
             self._prefix.feed(checksums, rows.ids)
             self._checksums += checksums[done * CHECKSUM_BYTES :]
-            self._digests += digests
-            self._places = np.concatenate([self._places, places])
+            self._digests += digests[done * DIGEST_BYTES :]
+            self._places = np.concatenate([self._places, places[done:]])
             self._with_ids = rows.ids is not None
             self._ids += () if rows.ids is None else rows.ids[done:]
             if mark is not None:
@@ -299,12 +304,23 @@ class SourceCheck:
                 del self._ids[:gone]
 
     def mark_before(self, row: int) -> Mark | None:
-        """Return the last place at `row` or before it from which the source can be read on."""
+        """Return the last place at `row` or before it from which the source can be read on.
+
+        What has been read of the sample is on the disk then.
+
+        Raises:
+            OSError: The disk refused; nothing has changed.
+        """
         with self._changed:
             place = bisect_right(self._marks, row, key=lambda mark: mark.row)
             for _ in range(place - 1):
                 self._marks.popleft()
-            return self._marks[0] if place else None
+            mark = self._marks[0] if place else None
+            if mark is None or self.sample is None:
+                return mark
+            kept = self.sample.so_far(mark.facts)
+        self.sample.keep(kept)
+        return mark
 
 
 def _agree(

@@ -2,11 +2,14 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
+import msgspec
+
 from embedfarm.contract import wire
+from embedfarm.contract.canaries import Canaries, disagreement
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
@@ -14,9 +17,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.model_files import differences
 from embedfarm.contract.records import TokenisationSettings
 from embedfarm.contract.status import JobGone
-from embedfarm.contract.unreadable_records import (
-    read_words,
-)
+from embedfarm.contract.unreadable_records import read_words
 from embedfarm.contract.usage import Account
 
 NOT_NOW: Final = "not now: "  # how a reason begins that passes
@@ -99,6 +100,46 @@ class JobReports(FarmKeys):
         """Return the fingerprint that the job's workers agreed on, empty before the first one."""
         (data,) = Job(self.client, job, owner).notes("fingerprint").values() or [b"{}"]
         return read_words(data, f"fingerprint of {job}", self.on_unreadable)
+
+    def agree_on_canaries(
+        self, jobs: Collection[tuple[str, str]], canaries: Canaries, dtype: str
+    ) -> dict[tuple[str, str], str]:
+        """See that workers make the canaries that the other workers of some jobs make.
+
+        The first worker's canaries become a job's, unless the submitter gave some.
+
+        Args:
+            jobs: Ids of the jobs, each with the owner or generation that is meant, or "".
+            canaries: What the caller makes.
+            dtype: Type that its model computes in.
+
+        Returns:
+            In which way they differ, by job; "" where they do not, or the job is gone, or what it
+            has cannot be read.
+        """
+        ours = msgspec.json.encode(canaries)
+        pipe = self.client.pipeline(transaction=False)
+        for job, of in jobs:
+            self._script("note")(
+                keys=[wire.JobKeys(job).meta], args=["HSETNX", of, "canaries", ours], client=pipe
+            )
+        found = {}
+        for (job, of), data in zip(jobs, pipe.execute(), strict=True):
+            known = self._canaries(job, b"" if data == ours else data or b"")
+            found[job, of] = "" if known is None else disagreement(known, canaries, dtype)
+        return found
+
+    def canaries(self, job: str, owner: str = "") -> Canaries | None:
+        """Return the canaries that the job's workers agreed on; None before the first one."""
+        return self._canaries(job, Job(self.client, job, owner).notes("canaries").get("", b""))
+
+    def _canaries(self, job: str, data: bytes) -> Canaries | None:
+        """Return canaries out of JSON, None where there are none; report anything else."""
+        try:
+            return None if not data else msgspec.json.decode(data, type=Canaries)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self.on_unreadable(f"canaries of {job}", str(error))
+            return None
 
     def agree_on_tokens(
         self, job: str, tokenisation: TokenisationSettings | None, of: str = ""

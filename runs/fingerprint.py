@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.contract.canaries import Canaries
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.own_job import OwnJob
 
 FINGERPRINT_FILE: Final = "fingerprint.json"
+CANARIES_FILE: Final = "canaries.json"
 
 
 @dataclass
@@ -23,10 +28,12 @@ class Fingerprint:
     Attributes:
         out: The output directory.
         known: The fingerprint by component; empty while the workers have not agreed.
+        canaries: The canaries that the workers agreed on; None while they have not.
     """
 
     out: Path
     known: Mapping[str, str] = field(default_factory=dict)
+    canaries: Canaries | None = None
 
     @property
     def path(self) -> Path:
@@ -40,6 +47,11 @@ class Fingerprint:
         kept: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8"))
         return kept
 
+    def read_canaries(self) -> Canaries | None:
+        """Return the canaries that earlier runs have kept; None before any has."""
+        path = self.path.with_name(CANARIES_FILE)
+        return msgspec.json.decode(path.read_bytes(), type=Canaries) if path.exists() else None
+
     def recall(self, farm: FarmClient, job: OwnJob, make_again: Callable[[], object]) -> None:
         """Hold the workers to the model that earlier runs of this output used.
 
@@ -51,10 +63,10 @@ class Fingerprint:
         Raises:
             ModelRefused: The workers use another model.
         """
-        self.known = self.read()
+        self.known, self.canaries = self.read(), self.read_canaries()
         while self.known:
             try:
-                farm.reports.agree(job.name, self.known, job.owner)
+                self._remind(farm, job)
             except JobGone:
                 make_again()
             else:
@@ -71,10 +83,26 @@ class Fingerprint:
         """
         if self.known:
             with contextlib.suppress(JobGone):
-                farm.reports.agree(job.name, self.known, job.owner)
+                self._remind(farm, job)
         else:
             self.known = farm.reports.fingerprint(job.name, job.owner)
+        if self.canaries is None:
+            self.canaries = farm.reports.canaries(job.name, job.owner)
         return bool(self.known)
+
+    def _remind(self, farm: FarmClient, job: OwnJob) -> None:
+        """Tell the server again what is known.
+
+        Raises:
+            ModelRefused: The server has heard of another model.
+            JobGone: It has no such job.
+        """
+        farm.reports.agree(job.name, self.known, job.owner)
+        if self.canaries is not None:
+            dtype = self.known.get("dtype", "")
+            found = farm.reports.agree_on_canaries([(*job,)], self.canaries, dtype)
+            for words in filter(None, found.values()):
+                raise ModelRefused(f"the workers make other vectors than before: {words}")
 
     def settle(self, farm: FarmClient, job: OwnJob) -> bool:
         """Learn the model, and keep it on the disk, durably, for runs that find another server.
@@ -89,14 +117,18 @@ class Fingerprint:
             ModelRefused: The server has lost the model, and heard of another one since.
             OSError: The disk refused.
         """
-        if self.learn(farm, job) and not self.path.exists():
-            hold_to(self.out, self.known)
+        if self.learn(farm, job):
+            hold_to(self.out, self.known, self.canaries)
         return bool(self.known)
 
 
-def hold_to(out: Path, fingerprint: Mapping[str, str]) -> None:
-    """Hold the workers of a new output to the model that others were made with."""
+def hold_to(out: Path, fingerprint: Mapping[str, str], canaries: Canaries | None) -> None:
+    """Hold the workers of an output to the model that it, or another one, was made with."""
     path = Fingerprint(out).path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(json.dumps(dict(fingerprint)).encode())
+    kept = {} if canaries is None else {CANARIES_FILE: msgspec.json.encode(canaries)}
+    kept[FINGERPRINT_FILE] = json.dumps(dict(fingerprint)).encode()
+    for name, data in kept.items():
+        if not path.with_name(name).exists():
+            with replacing(path.with_name(name)) as file:
+                file.write(data)

@@ -107,13 +107,19 @@ def request_of(manifest: Manifest, settings: Settings) -> Request:
         ModelError: The model has no tokenizer, by which its sources must be cut.
     """
     said = manifest.settings
+    options = options_of(said, said["sources"], settings)
+    sources, spec = tuple(said["sources"]), spec_of(manifest)
+    return Request(sources, options, said["skip_bad_rows"], spec, said["format"])
+
+
+def spec_of(manifest: Manifest) -> JobSpec:
+    """Return the specification that a finished output was made by, for the fastest engine."""
+    said = manifest.settings
     same = {name: said[name] for name in JobSpec.__struct_fields__ if name in said}
     same |= {"ranges": np.asarray(said["ranges"], "<f4").tobytes()}
     if not said["lsh_bits"]:
         del same["lsh_bits"]
-    options = options_of(said, said["sources"], settings)
-    spec = JobSpec(**same)
-    return Request(tuple(said["sources"]), options, said["skip_bad_rows"], spec, said["format"])
+    return JobSpec(**same)
 
 
 def options_of(

@@ -64,7 +64,7 @@ def retry_failed(request: Request, place: Place, embed: Embed) -> Manifest:
         # A retry that was done when a crash came belongs to the error list of its time alone.
         inner = state / f"retry-{manifest.errors_sha256[:16]}"
         if read_state(inner) is not State.FINISHED:
-            hold_to(inner, manifest.fingerprint)
+            hold_to(inner, manifest.fingerprint, manifest.canaries)
             again = _write_corpus(state / inner.name, request, place.out, manifest)
             embed(again, replace(place, out=inner, job_id=""))
         manifest = patch(place.out, inner)

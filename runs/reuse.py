@@ -17,6 +17,7 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output import Output
 from embedfarm.collector.request_comparison import describe_differences
 from embedfarm.collector.text_digests import DIGESTS_FILE
+from embedfarm.contract.canaries import Canaries, disagreement
 from embedfarm.contract.job_spec import JOB_FIELDS, Decides
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.settings import Settings
@@ -63,10 +64,22 @@ def _compare(first: Known, directory: Path, manifest: Manifest) -> None:
     words = describe_differences(first.manifest.fingerprint, manifest.fingerprint)
     if words:
         raise OutputError(f"{directory} and {first.directory} are of two models: {words}")
+    _compare_canaries(first.directory, first.manifest, directory, manifest.canaries)
     layouts = {(each.dimensions, each.dtype) for each in (first.manifest, manifest)}
     if len(layouts) > 1:
         has = " and ".join(f"{count} {dtype}" for count, dtype in sorted(layouts))
         raise OutputError(f"{directory} has vectors of another kind than those before: {has}")
+
+
+def _compare_canaries(
+    directory: Path, manifest: Manifest, other: Path, canaries: Canaries | None
+) -> None:
+    """Refuse an output whose model has the same files as another one's and makes other vectors."""
+    known = manifest.canaries
+    if known is not None and canaries is not None:
+        words = disagreement(known, canaries, manifest.fingerprint.get("dtype", ""))
+        if words:
+            raise OutputError(f"{other} has other vectors than {directory} for one model: {words}")
 
 
 def learn(out: Path, settings: Settings, outputs: Sequence[Known]) -> KnownVectors:
@@ -88,8 +101,9 @@ def learn(out: Path, settings: Settings, outputs: Sequence[Known]) -> KnownVecto
         words = describe_differences(manifest.fingerprint, begun) if begun else ""
         if words:
             raise OutputError(f"{directory} and what was begun in {out} are of two models: {words}")
+        _compare_canaries(directory, manifest, out, Fingerprint(out).read_canaries())
         if not begun:
-            hold_to(out, manifest.fingerprint)
+            hold_to(out, manifest.fingerprint, manifest.canaries)
     return KnownVectors(private / "known", settings.reuse_bytes_max, out, outputs)
 
 

@@ -25,6 +25,9 @@ from embedfarm.collector.manifest import (
     OutputError,
 )
 from embedfarm.collector.output import Output
+from embedfarm.collector.sample_list import write_sample
+from embedfarm.collector.source_check import SourceCheck
+from embedfarm.collector.text_sample import TextSample
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
 from embedfarm.contract.farm_client import FarmClient, FarmFull
@@ -90,6 +93,7 @@ class Run:
     _known: KnownVectors | None = None
     _trace: str = ""
     _part_began: float = 0.0
+    _sample: TextSample = field(init=False)
     _sending: Sending = field(init=False)
     _ended: bool = False
     _outage: threading.Event = field(default_factory=threading.Event)
@@ -99,10 +103,11 @@ class Run:
 
     def __post_init__(self) -> None:
         self._fingerprint = Fingerprint(self.place.out)
-        settings = self.place.settings
+        settings, out = self.place.settings, self.place.out
+        self._sample = TextSample(out / STATE_DIRECTORY / "sample.json", settings.sample_texts)
         self._sending = Sending(
-            self.request, self.place.out, self.stop, corpus_limits(settings),
-            settings.full_disk_seconds,
+            self.request, out, self.stop, corpus_limits(settings), settings.full_disk_seconds,
+            SourceCheck(self._sample),
         )  # fmt: skip
 
     def embed(self) -> Manifest:
@@ -264,7 +269,9 @@ class Run:
             self._sending.source, self._known, lambda: self._fingerprint.settle(farm, own),
         )  # fmt: skip
         count = collector.collect()
-        return None if count is None else self._finish(collector, farm, own, count)
+        if count is None or not collector.close_last_part():
+            return None
+        return self._finish(collector, farm, own, count)
 
     def _trace_part(self, output: Output) -> None:
         """Trace a part that is on the disk, with the time since the one before."""
@@ -354,19 +361,18 @@ class Run:
             embed_seconds=status.embed_seconds,
             embedded=status.last_commit_ms / 1000,
             accounts={name: describe(each) for name, each in accounts.items()},
-            changes=self._changes(collector),
+            changes=self._changes(collector.output),
             estimate=status.estimate.kept,
+            canaries=self._fingerprint.canaries,
+            sample=self._with_room(partial(write_sample, self.place.out, self._sample.texts)),
         )
-        manifest = collector.finish(count, about)
-        self._trace_part(collector.output)
-        return manifest
+        return collector.finish(count, about)
 
-    def _changes(self, collector: Collector) -> Changes | None:
+    def _changes(self, output: Output) -> Changes | None:
         """List what has changed since the first output that is reused, if there is one."""
         if self._known is None or not self._known.outputs:
             return None
-        collector.close_part()
-        return self._with_room(partial(list_changes, collector.output, self._known.outputs))
+        return self._with_room(partial(list_changes, output, self._known.outputs))
 
     def _last_status(self, farm: FarmClient, own: OwnJob) -> JobStatus:
         """Return what the server counted; nothing, if it has lost the job now that all is here."""

@@ -124,6 +124,9 @@ class Sending:
         # A server that has lost its log's end may want rows again that come before the mark.
         if mark is not None and (mark.facts != facts.digest or mark.row > submitter.start):
             mark = None
+        sample = self.source.sample
+        if mark is not None and sample is not None and not sample.recall(mark.facts):
+            mark = None
         first = mark.row if mark else 0
         self._with_room(partial(self.source.begin, output.parts, first))
         self._columns = ColumnCheck(output.read_columns, output.parts, first)

@@ -6,6 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -38,6 +39,7 @@ class Committer:
         devices: Number of devices that the worker has as one.
         agree_again: Agrees once more with a job's other workers on the engine that has embedded
             chunks of it; returns the fingerprint, or nothing where they have another.
+        refuse: Leaves a job to others, for a reason.
     """
 
     farm: FarmClient
@@ -49,6 +51,7 @@ class Committer:
     device: str
     devices: int = 1
     agree_again: Callable[[str, str, Engine], bytes] = lambda _job, _generation, _engine: b""
+    refuse: Callable[[str, str], None] = lambda _job, _reason: None
     tokens_per_second: float = 0.0
     total: Account = field(default_factory=Account)
     _accounts: OrderedDict[Making, Account] = field(default_factory=OrderedDict)
@@ -67,13 +70,14 @@ class Committer:
                 leases will expire.
         """
         began = time.monotonic()
+        self._agree_on_canaries(batch)
         accounts = self._note(batch)
         done: Counter[str] = Counter()  # chunks by job
         tokens = 0
         price = self.settings.device_cost_per_hour
         results = results_of(batch, vectors, self.worker, self.devices, price)
         for group in _groups(results):
-            for answer, (lease, result) in zip(self._send(group, batch.engine), group, strict=True):
+            for answer, (lease, result) in zip(self._send(group, batch), group, strict=True):
                 for each in (accounts[lease.making], self.total):
                     each.duplicates += answer == "duplicate"
                     each.chunks += result.embedded if answer == "committed" else 0
@@ -90,6 +94,36 @@ class Committer:
         if tracing.enabled():
             for part in batch.parts:
                 self._trace(batch, part, done[part.job], (began, ended))
+
+    def _agree_on_canaries(self, batch: MicroBatch) -> None:
+        """See that the engine makes the vectors that the jobs' other workers make.
+
+        Leases of a job whose canaries are others go back untouched, and others embed it. This is
+        done anew for each micro-batch, so that a server that has a result has its canaries.
+
+        Raises:
+            redis.ConnectionError: The server stayed away, or `stop` was set while it was.
+        """
+        canaries = batch.canaries
+        if canaries is None:
+            return
+        dtype, parts = batch.engine.fingerprint.get("dtype", ""), {p.making: p for p in batch.parts}
+        found = self._persist(
+            lambda: self.farm.reports.agree_on_canaries(list(parts), canaries, dtype)
+        )
+        for making, words in found.items():
+            if words:
+                self._give_back(parts[making], f"this worker makes other vectors: {words}")
+
+    def _give_back(self, part: JobPart, reason: str) -> None:
+        """Refuse a job, and hand back what was leased of it: nobody has tried that."""
+        self._persist(lambda: self.refuse(part.job, reason))
+        stream = self.farm.job(part.job).stream
+        for lease in part.leases:
+            lease.lost = True
+            if not lease.copied:
+                entry = lease.entry
+                self._persist(partial(stream.release, entry.stream, self.worker, [entry.id]))
 
     def _trace(
         self, batch: MicroBatch, part: JobPart, chunks: int, committed: tuple[float, float]
@@ -133,7 +167,7 @@ class Committer:
         self._persist(lambda: self.farm.reports.account(self.worker, self.incarnation, noted))
         return noted
 
-    def _send(self, group: Sequence[tuple[Lease, Result]], engine: Engine) -> list[str]:
+    def _send(self, group: Sequence[tuple[Lease, Result]], batch: MicroBatch) -> list[str]:
         """Commit in one round trip, repeated while the server is away: a repeat is a duplicate.
 
         Returns:
@@ -141,7 +175,7 @@ class Committer:
         """
         answers = self._store(group)
         unsettled = [place for place, answer in enumerate(answers) if answer == "unsettled"]
-        settled = [place for place in unsettled if self._settle(group[place][0], engine)]
+        settled = [place for place in unsettled if self._settle(group[place][0], batch)]
         if settled:
             again = self._store([group[place] for place in settled])
             for place, answer in zip(settled, again, strict=True):
@@ -157,11 +191,12 @@ class Committer:
         results = [(lease.job, lease.entry, result, lease.agreed) for lease, result in group]
         return self._persist(lambda: block_stream.commit(self.farm.client, results))
 
-    def _settle(self, lease: Lease, engine: Engine) -> bool:
+    def _settle(self, lease: Lease, batch: MicroBatch) -> bool:
         """Agree once more on the engine of a lease; without it the lease is left to others."""
         job, generation = lease.making
-        lease.agreed = self._persist(lambda: self.agree_again(job, generation, engine))
-        return bool(lease.agreed)
+        lease.agreed = self._persist(lambda: self.agree_again(job, generation, batch.engine))
+        self._agree_on_canaries(batch)
+        return bool(lease.agreed) and not lease.lost
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Make a call, again and again while the server is away."""

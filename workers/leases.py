@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
 
+from embedfarm.contract.canaries import Canaries
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Block
@@ -98,6 +99,7 @@ class MicroBatch:
         fetched: Monotonic time at which it was ready for the device.
         forward_began: Monotonic time at which the device began, 0 before.
         account: Counts and times of what was done with it so far.
+        canaries: What the engine makes of the canaries, None where it makes none.
         parts: The parts of the jobs, one after the other.
     """
 
@@ -110,6 +112,7 @@ class MicroBatch:
     fetched: float = 0.0
     forward_began: float = 0.0
     account: Account = field(default_factory=Account)
+    canaries: Canaries | None = None
     parts: list[JobPart] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from embedfarm.contract.similarity import cosine
 from embedfarm.contract.usage import Parity
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, Tokenised
 from embedfarm.workers.leases import Making
-from embedfarm.workers.similarity import cosine
 
 SAMPLE_TEXTS: Final = 8
 OWN_TEXTS: Final = 1000  # of a job, from which on it has a sample of its own

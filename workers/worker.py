@@ -35,6 +35,7 @@ from embedfarm.contract.processes import restarts
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
+from embedfarm.workers.canary_keeper import CanaryKeeper
 from embedfarm.workers.commit import Committer
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.fetch import Fetcher
@@ -119,20 +120,15 @@ class Worker:
         self.embedder = Embedder(
             budgets, self.models.open_reference, timings, self.watchdog, self.lane, self._progress
         )
+        self.canaries = CanaryKeeper()
         self.committer = Committer(
             farm, self.name, self.holdings, settings, stop, self.incarnation, self.device_kind,
-            self.devices, self.engines.agree_again,
+            self.devices, self.engines.agree_again, self.engines.refuse,
         )  # fmt: skip
         self.fetcher = Fetcher(
-            farm,
-            self.name,
-            self.holdings,
-            self.engines,
-            settings,
-            stop,
-            self.committer.rate,
+            farm, self.name, self.holdings, self.engines, settings, stop, self.committer.rate,
             self.lane_loader.look,
-        )
+        )  # fmt: skip
         # None wakes an idle device for a request.
         self.ready: queue.Queue[MicroBatch | None] = queue.Queue(maxsize=1)
         self.done: queue.Queue[Embedded | None] = queue.Queue(maxsize=1)
@@ -248,6 +244,7 @@ class Worker:
             self._next.set(self._forecast(batch, 1.0))
             with batch.trying():
                 vectors = self.embedder.embed(batch)
+                self.canaries.attach(batch, self.watchdog)
             self._next.want(0.0)
             self._current = None
             jobs, ended = batch.jobs, time.monotonic()

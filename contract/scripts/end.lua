@@ -6,6 +6,7 @@ local found, owner = unpack(redis.call('HMGET', KEYS[1], 'state', 'owner'))
 if not found or (ARGV[5] ~= '' and ARGV[5] ~= owner) then return 'gone' end
 local now = redis.call('TIME')
 redis.call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2], 'result_bytes', 0,
+  'canaries', '',
   'ended_ms', now[1] * 1000 + math.floor(now[2] / 1000), unpack(ARGV, 6))
 if ARGV[1] == 'finished' then
   -- A server that came back without its last writes may not know what was done: its results were taken.

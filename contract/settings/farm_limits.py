@@ -246,6 +246,15 @@ class CollectorSettings(BaseModel):
     reuse_bytes_max: Annotated[
         PositiveInt, Field(description="Vectors of other outputs in memory that are reused.")
     ] = 512 * MEBIBYTE
+    sample_texts: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1000,
+            description="Texts of the corpus that an output keeps, so that `check` can try other "
+            "models on them; 0: none.",
+        ),
+    ] = 32
     reconcile_seconds: Annotated[
         PositiveFloat,
         Field(description="Waiting for one result, after which lost chunks are looked for."),

@@ -1,6 +1,7 @@
 """Tests of the output directory: its states, its lock, its journal, and what it refuses."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from embedfarm.collector.manifest import (
     Part,
     TilingError,
     WorkerFigures,
+    checksum,
     read_manifest,
     tile,
 )
@@ -341,6 +343,39 @@ def test_other_manifest(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 2'))
     with pytest.raises(ManifestError, match="version 2; this program reads 1"):
         read_manifest(tmp_path)
+
+
+def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
+    """Whatever it says otherwise is found by its own checksum, and another layout is none of it."""
+    with open_output(tmp_path) as output:
+        output.add(result(0))
+        finished = output.finish(2, ABOUT)
+    path = tmp_path / "_manifest.json"
+    data = path.read_bytes()
+    facts = json.loads(data)
+    assert facts["manifest_sha256"] == checksum(facts) == finished.manifest_sha256
+    path.write_text(json.dumps(facts, indent=7, sort_keys=True))
+    assert read_manifest(tmp_path) == finished
+    for name, value in (("model", "another"), ("created", 1.5), ("unheard_of", 1)):
+        path.write_text(json.dumps(facts | {name: value}))
+        with pytest.raises(ManifestError, match=r"_manifest\.json is damaged.* its own checksum"):
+            read_manifest(tmp_path)
+    digits = data.index(b'"texts_sha256": "') + len(b'"texts_sha256": "')
+    path.write_bytes(data[:digits] + bytes([data[digits] ^ 1]) + data[digits + 1 :])
+    with pytest.raises(ManifestError, match="its own checksum"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_without_a_checksum_is_read(tmp_path: Path) -> None:
+    """A manifest of an earlier version says nothing of itself, and is read as it is."""
+    with open_output(tmp_path) as output:
+        output.finish(0, ABOUT)
+    path = tmp_path / "_manifest.json"
+    later = {"manifest_sha256", "canaries", "sample"}
+    facts = {k: v for k, v in json.loads(path.read_bytes()).items() if k not in later}
+    path.write_text(json.dumps(facts))
+    manifest = read_manifest(tmp_path)
+    assert (manifest.manifest_sha256, manifest.canaries, manifest.sample) == ("", None, None)
 
 
 @pytest.fixture(scope="module")

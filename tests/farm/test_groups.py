@@ -17,9 +17,9 @@ import pytest
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
-from embedfarm.workers.similarity import cosine
 from tests.farm.harness import Embedding, read_parquet, run, write_corpus
 from tests.support import wait_until
 from tests.workers.tiny_models import SENTENCES, build

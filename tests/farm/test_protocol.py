@@ -138,7 +138,15 @@ def test_every_field_of_meta_is_named() -> None:
     _, _, rest = PROSE.partition("`ef:{J}:meta` has")
     paragraph, _, _ = rest.partition("\n\n")
     noted = {"spec", "fingerprint", "recipe", "refused:<worker>", "account:<worker>#<incarnation>"}
-    noted |= {"chunks:<worker>", "command", "traceparent", "feed", "owner", "generation"}
+    noted |= {
+        "canaries",
+        "chunks:<worker>",
+        "command",
+        "traceparent",
+        "feed",
+        "owner",
+        "generation",
+    }
     assert set(re.findall(r"`([^`]+)`", paragraph)) == set(JobStatus.__dataclass_fields__) | noted
 
 

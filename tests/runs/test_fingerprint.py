@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
 
 import embedfarm
 from embedfarm.collector.manifest import STATE_DIRECTORY, Part, read_manifest
 from embedfarm.collector.output import Output
+from embedfarm.contract.canaries import TEXTS, canaries_of
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.status import JobGone
-from embedfarm.runs.fingerprint import FINGERPRINT_FILE, Fingerprint
+from embedfarm.runs.fingerprint import FINGERPRINT_FILE, Fingerprint, hold_to
 from embedfarm.runs.own_job import OwnJob
 
 OWN = OwnJob("j", "")
@@ -112,5 +114,34 @@ def test_it_is_on_the_disk_before_any_vector_is(
     monkeypatch.setattr(Output, "write", look_and_write)
     with embedfarm.Farm(devices="cpu", workers=1) as farm:
         embedfarm.embed(["a", "b"], out=out, model="null:4", farm=farm, progress=False)
-    assert there == [True]
+    assert set(there) == {True}
     assert read_manifest(out).fingerprint
+
+
+CANARIES = canaries_of(np.eye(len(TEXTS), 8, dtype=np.float32))
+
+
+def test_canaries_go_with_it(job: Job, out: Path) -> None:
+    """Canaries are learned, kept and set again as the fingerprint is, if they come later, too."""
+    farm, first = FarmClient(job.client), Fingerprint(out)
+    farm.reports.agree("j", OURS)
+    first.settle(farm, OWN)
+    assert (first.known, first.canaries, first.read_canaries()) == (OURS, None, None)
+    farm.reports.agree_on_canaries([("j", "")], CANARIES, "")
+    first.settle(farm, OWN)
+    job.client.hdel(job.keys.meta, "fingerprint", "canaries")
+    Fingerprint(out).recall(farm, OWN, lambda: pytest.fail("the job is there"))
+    assert (farm.reports.fingerprint("j"), farm.reports.canaries("j")) == (OURS, CANARIES)
+    job.client.hdel(job.keys.meta, "canaries")
+    first.learn(farm, OWN)
+    assert farm.reports.canaries("j") == CANARIES
+
+
+def test_a_server_with_other_canaries_is_refused(job: Job, out: Path) -> None:
+    """A job whose workers have agreed on other vectors does not go on with an output."""
+    farm = FarmClient(job.client)
+    hold_to(out, OURS, CANARIES)
+    other = canaries_of(CANARIES.matrix()[:, ::-1])
+    farm.reports.agree_on_canaries([("j", "")], other, "")
+    with pytest.raises(ModelRefused, match="the workers make other vectors than before: a cosine"):
+        Fingerprint(out).recall(farm, OWN, lambda: pytest.fail("the job is there"))

@@ -41,6 +41,7 @@ def fail_chunks(
         name: getattr(read_manifest(out), name)
         for name in (field.name for field in msgspec.structs.fields(About))
     }
+    about["sample"] = None
     settings = about["settings"]
     shutil.rmtree(out)
     spool = None

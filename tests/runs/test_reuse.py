@@ -32,6 +32,7 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output import Output
 from embedfarm.collector.text_digests import DIGESTS_FILE, text_digests
+from embedfarm.contract.canaries import canaries_of
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.records import Result, text_checksums
@@ -226,6 +227,21 @@ def test_another_model_behind_the_name_is_refused(old: Path, tmp_path: Path) -> 
         embed(corpus, tmp_path / "out", other)
     with pytest.raises(OutputError, match="are of two models: weights: "):
         embed(corpus, tmp_path / "another", old, other)
+
+
+def test_other_vectors_of_one_model_are_refused(old: Path, tmp_path: Path) -> None:
+    """Workers are held to the canaries of what is reused, and outputs to one another's."""
+    canaries = read_manifest(old).canaries
+    assert canaries is not None
+    turned = canaries_of(canaries.matrix()[:, ::-1])
+    other = remade(old, tmp_path / "other", canaries=turned)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["all new", *TEXTS])
+    with pytest.raises(ModelRefused, match="other vectors: a cosine of"):
+        embed(corpus, tmp_path / "out", other)
+    with pytest.raises(OutputError, match=r"has other vectors than .* for one model"):
+        embed(corpus, tmp_path / "another", old, other)
+    untold = remade(old, tmp_path / "untold", canaries=None)
+    assert embed(corpus, tmp_path / "third", untold).canaries == canaries
 
 
 def test_damage_is_not_taken_over(old: Path, tmp_path: Path) -> None:

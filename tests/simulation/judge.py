@@ -8,17 +8,22 @@ say instead that its source has changed, if it has.
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedfarm.collector.manifest import Manifest
+from embedfarm.contract.canaries import TEXTS
 from embedfarm.workers.engines.null import NullEngine
 from tests.simulation.corpora import Version
 
 DIMENSIONS: Final = 4
+SAMPLE_TEXTS: Final = 4  # that an output keeps
 
 _forward: Final = NullEngine.forward  # as it is, whatever a run puts in its place
 
@@ -35,16 +40,33 @@ class Stored:
         count: Number of chunks, from its manifest.
         vectors: Vectors by index of the chunk; those of failed chunks mean nothing.
         attempts: Attempts by index of each chunk that was given up on.
+        sample: Vectors of the texts that are kept beside theirs; None where nobody looked.
+        canaries: Vectors of the canaries, as bytes; None where there are none.
+        made: Number of chunks that were embedded for it.
     """
 
     count: int
     vectors: dict[int, NDArray[np.float32]]
     attempts: dict[int, int]
+    sample: dict[str, NDArray[np.float32]] | None = None
+    canaries: bytes | None = None
+    made: int = 0
 
 
 def read_output(out: Path, manifest: Manifest) -> Stored:
     """Read all of a finished output."""
-    return Stored(manifest.count, _vectors(out, manifest), _attempts(out))
+    attempts, reused = _attempts(out), sum(manifest.reused.values())
+    canaries = None if manifest.canaries is None else manifest.canaries.vectors
+    made = manifest.count - manifest.failed - reused
+    vectors, sample = _vectors(out, manifest), _sample(out)
+    return Stored(manifest.count, vectors, attempts, sample, canaries, made)
+
+
+def _sample(out: Path) -> dict[str, NDArray[np.float32]]:
+    """Return the vectors of the texts that an output keeps, by text."""
+    path = out / "_sample.parquet"
+    rows = pq.read_table(BytesIO(path.read_bytes())).to_pylist() if path.exists() else []
+    return {row["text"]: np.array(row["embedding"], np.float32) for row in rows}
 
 
 def _vectors(out: Path, manifest: Manifest) -> dict[int, NDArray[np.float32]]:
@@ -99,7 +121,9 @@ def judge(
     wrongs = []
     for version in versions:
         wrong = difference(stored, version.texts, weights)
+        wrong = wrong or sample_difference(stored, version.texts, weights)
         if not wrong:
+            _check_canaries(stored, weights)
             _check_failed(stored, version.texts, deadly, tries_min)
             return
         wrongs.append(wrong)
@@ -118,6 +142,28 @@ def difference(stored: Stored, texts: Sequence[str], weights: str = "") -> str:
     expected = expected_vectors(texts, weights)
     wrong = [i for i in kept if not np.array_equal(stored.vectors[i], expected[i])]
     return f"wrong vectors of chunks {wrong}" if wrong else ""
+
+
+def sample_difference(stored: Stored, texts: Sequence[str], weights: str = "") -> str:
+    """Say how the sample of an output differs from that of some texts; return "" if it does not."""
+    if stored.sample is None:
+        return ""
+    digests = {text: blake2b(text.encode(), digest_size=16).digest() for text in texts}
+    least = sorted(digests, key=lambda text: digests[text])[:SAMPLE_TEXTS]
+    wanted = [text for text in least if texts.index(text) not in stored.attempts]
+    if stored.sample.keys() != set(wanted):
+        return f"the sample has {sorted(stored.sample)}, and {sorted(wanted)} are expected"
+    expected = dict(zip(wanted, expected_vectors(wanted, weights), strict=True))
+    wrong = [text for text in wanted if not np.array_equal(stored.sample[text], expected[text])]
+    return f"wrong vectors in the sample of {wrong}" if wrong else ""
+
+
+def _check_canaries(stored: Stored, weights: str) -> None:
+    """Raise an error if an output does not say what its model makes of the canaries."""
+    if stored.made and stored.canaries is None:
+        raise Failure(f"{stored.made} chunks were embedded, and no canaries are there")
+    if stored.canaries not in {None, expected_vectors(TEXTS, weights).tobytes()}:
+        raise Failure("the canaries are those of another model")
 
 
 def _check_failed(

@@ -27,7 +27,7 @@ from tests.simulation.farm import (
     run_worker,
 )
 from tests.simulation.faults import Faults
-from tests.simulation.judge import DIMENSIONS, Failure
+from tests.simulation.judge import DIMENSIONS, SAMPLE_TEXTS, Failure
 from tests.simulation.link import Host
 from tests.simulation.model_steps import ModelSteps
 from tests.simulation.model_watch import put_up
@@ -298,6 +298,7 @@ class Simulation:
             block_chunks_min=random.choice([1, 4]),
             block_chunks_max=random.choice([4, 16]),
             part_bytes_max=part,
+            sample_texts=SAMPLE_TEXTS,
             window_bytes_max=window,
             reuse_bytes_max=random.choice([1, 10_000]),
             farm_window_bytes_max=random.choice(

@@ -25,10 +25,10 @@ def worker_on(server: LiveServer, device: str = "cpu-0", **settings: Any) -> Wor
 class Running:
     """A worker in a thread; an exception that `run` raises is kept."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, name: str | None = None) -> None:
         self.worker = worker
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
 
     def _run(self) -> None:
@@ -49,9 +49,12 @@ class Running:
 
 
 @contextlib.contextmanager
-def working(worker: Worker) -> Iterator[Worker]:
-    """Run a worker for the time of the block; it must stop without error."""
-    running = Running(worker)
+def working(worker: Worker, name: str | None = None) -> Iterator[Worker]:
+    """Run a worker for the time of the block; it must stop without error.
+
+    Its thread, which drives the device, has this name.
+    """
+    running = Running(worker, name)
     try:
         yield worker
     finally:

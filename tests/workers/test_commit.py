@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.canaries import canaries_of
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
@@ -18,6 +19,7 @@ from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.usage import Parity
+from embedfarm.workers.canary_keeper import make_canaries
 from embedfarm.workers.commit import PIPELINE_BYTES, Committer
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import Engine
@@ -180,6 +182,25 @@ def test_jobs_of_one_micro_batch_get_each_their_own(farm: FarmClient) -> None:
         assert (status.chunks_done, status.tokens_done) == (count, 4 * count)
         assert job.stream.backlog() == (0, 0)
     assert (committer.total.chunks, committer.holdings.tokens) == (15, 0)
+
+
+def test_a_job_with_other_canaries_is_handed_back(farm: FarmClient) -> None:
+    """A job whose workers make other vectors gets nothing, and its leases go back untried."""
+    jobs, batch = lease_both(farm)
+    committer, refused = committer_on(farm), dict[str, str]()
+    committer.refuse = refused.__setitem__
+    batch.canaries = make_canaries(batch.engine)
+    assert batch.canaries is not None
+    others = canaries_of(batch.canaries.matrix()[:, ::-1])
+    farm.reports.agree_on_canaries([("a", "")], others, "float32")
+    commit(committer, batch)
+    assert [job.status().chunks_done for job in jobs] == [0, 10]
+    assert list(refused) == ["a"]
+    assert "other vectors: a cosine of" in refused["a"]
+    assert committer.holdings.tokens == 0
+    back = jobs[0].stream.expired(jobs[0].keys.blocks, 60.0, 9)
+    assert [pending.deliveries for pending in back] == [0, 0]
+    assert (farm.reports.canaries("a"), farm.reports.canaries("b")) == (others, batch.canaries)
 
 
 def test_accounts_of_jobs_add_up_to_what_was_done(farm: FarmClient) -> None:

@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.devices import describe_devices
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.compiled import compile_layers
@@ -26,7 +27,6 @@ from embedfarm.workers.engines.memory import limit_batches, predict_bytes
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.unpadded import unpad
 from embedfarm.workers.model_store import ModelStore
-from embedfarm.workers.similarity import cosine
 from embedfarm.workers.watchdog import Watchdog
 from tests.workers.support import block_of, micro_batch
 from tests.workers.tiny_models import DIMENSIONS, KINDS, SENTENCES, bert, build

@@ -15,10 +15,10 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines.endpoint import EndpointEngine
 from embedfarm.workers.engines.engine import DeviceAway, Engine, ModelUnavailable
 from embedfarm.workers.engines.opening import open_engine
-from embedfarm.workers.similarity import cosine
 from tests.support import LiveServer, wait_until
 from tests.workers.embedding_server import EmbeddingServer, listening
 from tests.workers.running import Running, worker_on, working

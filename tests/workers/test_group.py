@@ -13,11 +13,11 @@ import pytest
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines import sentence_transformer, tensor_parallel
 from embedfarm.workers.engines.group import Group
 from embedfarm.workers.engines.opening import engine_name
 from embedfarm.workers.engines.tensor_parallel import LayeredEngine, find_obstacle
-from embedfarm.workers.similarity import cosine
 from tests.workers.groups import alone, embed, formed, open_model
 from tests.workers.tiny_models import build
 

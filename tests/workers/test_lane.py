@@ -28,6 +28,7 @@ from embedfarm.contract.lane import Lane, LaneLate, LaneRefused, LaneUnserved, T
 from embedfarm.contract.load_forecast import seconds_until_loaded
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.records import Block
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers import lane_loader, model_room, model_store
 from embedfarm.workers.budgets import Budgets
 from embedfarm.workers.embedder import Embedder
@@ -35,7 +36,6 @@ from embedfarm.workers.engines.engine import DeviceFailed, Engine, Finish, Token
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.host_memory import AvailableMemory
 from embedfarm.workers.leases import MicroBatch
-from embedfarm.workers.similarity import cosine
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.worker import Worker
 from tests.farm.test_model import mixed_texts

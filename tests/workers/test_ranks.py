@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines.engine import DeviceFailed, NoRoom, OutOfMemory
-from embedfarm.workers.similarity import cosine
 from tests.support import wait_until
 from tests.workers.groups import TEXTS, alone, embed, formed, open_model
 

@@ -148,7 +148,7 @@ def test_heartbeat_tells_what_it_does(server: LiveServer, farm: FarmClient) -> N
         wait_until(lambda: state() == "idle" and beats[0].chunks_done == 40)
         assert beats[0].tokens_per_second > 0
         assert beats[0].held_tokens == 0
-        assert set(beats[0].where) == {"queue", "forward", "tokenise", "commit"}
+        assert set(beats[0].where) == {"queue", "forward", "check", "tokenise", "commit"}
         assert done(farm.job("j"))
 
 

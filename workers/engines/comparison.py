@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.engine import Engine, Tokenised
 from embedfarm.workers.engines.measurement import measure_peak
 from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.engines.sentence_transformer import resolve_dtype
 from embedfarm.workers.packing import pack
-from embedfarm.workers.similarity import cosine
 
 NEIGHBOURS: Final = 10
 ROWS_AT_A_TIME: Final = 1000

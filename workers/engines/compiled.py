@@ -21,10 +21,10 @@ import torch
 from sentence_transformers.base.modules import Transformer
 
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines.calibration import calibration_pass
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.packing import STARTED_MAX
-from embedfarm.workers.similarity import cosine
 
 USED_SECONDS: Final = 20.0  # what compiling takes on an H100, see docs/gpu.md
 COSINE_MIN: Final = 0.999  # of any text, compiled and not, in the model's own precision

@@ -17,20 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers.base.modules import Transformer
 
+from embedfarm.contract.canaries import COSINE_MIN, LENGTH_TOLERANCE
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import TokenisationSettings
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines.endpoint_client import TEXTS_MAX, EndpointClient, RequestRefused
 from embedfarm.workers.engines.engine import Chunk, DeviceAway, Finish, ModelUnavailable, Tokenised
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.tokenizer import Offsets, Tokenizer
 from embedfarm.workers.engines.tokens import Tokens
-from embedfarm.workers.similarity import cosine
 
-# Least cosine to the vector that the model has here in float32, by what the server computes in.
-COSINE_MIN: Final = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999, "int8": 0.98}
-LENGTH_TOLERANCE: Final = 0.01  # of a vector's length, where the model does not make it 1
 REQUEST_TOKENS: Final = 4096  # of a device batch for each request at a time
 LAUNCH_TOKENS: Final = 256  # what a request costs by itself, as tokens
 LONG_TOKENS_MAX: Final = 1024  # of the long canary, so that the reference takes seconds at most

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.engine import OutOfMemory
 from embedfarm.workers.engines.tokens import Tokens
-from embedfarm.workers.similarity import cosine
 
 # A farm sends nothing to anybody: without this module, those that report their use do not.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # None: not importable

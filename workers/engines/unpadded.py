@@ -20,10 +20,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines.calibration import calibration_pass
 from embedfarm.workers.engines.engine import DeviceFailed
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
-from embedfarm.workers.similarity import cosine
 
 NAME: Final = "embedfarm-unpadded"
 # What a model passes on to its attention, though its forward pass may not name it.

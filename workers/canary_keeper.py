@@ -1,0 +1,110 @@
+"""Canaries of a worker: what its engines make of the fixed texts that all workers embed."""
+
+import logging
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedfarm.contract.canaries import TEXTS, Canaries, canaries_of
+from embedfarm.workers.engines.engine import DeviceFailed, Engine
+from embedfarm.workers.engines.null import NullEngine
+from embedfarm.workers.engines.windows import pool_windows
+from embedfarm.workers.leases import MicroBatch
+from embedfarm.workers.packing import pack
+from embedfarm.workers.texts import tokenise
+from embedfarm.workers.watchdog import Watchdog
+
+ENGINES_MAX: Final = 64  # of which the canaries are kept
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class CanaryKeeper:
+    """The canaries of the engines that a worker has; each engine makes them once.
+
+    An engine that is loaded anew makes them anew, whatever one of the same files made before.
+    """
+
+    _made: OrderedDict[int, tuple["weakref.ref[Engine]", Canaries | None]] = field(
+        default_factory=OrderedDict
+    )
+
+    def attach(self, batch: MicroBatch, watchdog: Watchdog) -> None:
+        """Give a micro-batch the canaries of its engine, which makes them if it has not.
+
+        Raises:
+            DeviceFailed: Nothing works on the device any more.
+        """
+        if not self.has(batch.engine):
+            began = time.monotonic()
+            with watchdog.watch("the canaries", watchdog.load_limit, batch.leases):
+                self.make(batch.engine)
+            batch.account.spend("check", time.monotonic() - began)
+        batch.canaries = self.of(batch.engine)
+
+    def has(self, engine: Engine) -> bool:
+        """Tell whether an engine has made its canaries; its id may be that of an earlier one."""
+        kept, _ = self._made.get(id(engine), (None, None))
+        return kept is not None and kept() is engine
+
+    def make(self, engine: Engine) -> None:
+        """Have an engine make its canaries.
+
+        Raises:
+            DeviceFailed: Nothing works on the device any more.
+        """
+        self._made[id(engine)] = weakref.ref(engine), make_canaries(engine)
+        self._made.move_to_end(id(engine))
+        while len(self._made) > ENGINES_MAX:
+            self._made.popitem(last=False)
+
+    def of(self, engine: Engine) -> Canaries | None:
+        """Return the canaries that an engine has made; None where it made none."""
+        return self._made[id(engine)][1] if self.has(engine) else None
+
+
+def make_canaries(engine: Engine) -> Canaries | None:
+    """Embed the canaries as an engine embeds the texts of its job.
+
+    Returns:
+        The canaries; None where the engine raises, as it may over texts that are not the job's.
+
+    Raises:
+        DeviceFailed: Nothing works on the device any more.
+    """
+    if isinstance(engine, NullEngine):  # a modelled device takes its time for a job's texts alone
+        engine = replace(engine, tokens_per_second=0.0)
+    try:
+        return canaries_of(embed_texts(engine, TEXTS))
+    except DeviceFailed:
+        raise
+    except Exception as error:  # noqa: BLE001 # a model may raise anything; a canary is no result
+        log.warning("no canaries: %s", error)
+        return None
+
+
+def embed_texts(engine: Engine, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Return the vectors of a few texts, shape (texts, dimensions), as a job has them.
+
+    The vector of a text that cannot be embedded is zero.
+
+    Raises:
+        DeviceFailed: Nothing works on the device any more.
+        Exception: Whatever the engine raises.
+    """
+    batch, reasons = tokenise(engine, texts)
+    rows = np.flatnonzero(batch.lengths > 0)
+    vectors = np.zeros((len(batch.lengths), engine.dimensions), np.float32)
+    lengths = batch.lengths[rows]
+    for each in pack(lengths, engine.batch_tokens, engine.launch_tokens, padded=engine.padded):
+        vectors[rows[each]] = engine.forward(batch, rows[each])
+    pooled = pool_windows(batch, vectors, normalised=engine.normalised)
+    pooled[list(reasons)] = 0
+    return pooled
