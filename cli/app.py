@@ -38,6 +38,10 @@ VERBS: Final = {
         ("outputs", "verify"),
         "Check that an output is complete and undamaged, and that it belongs to its corpus.",
     ),
+    "check": Verb(
+        ("outputs", "check"),
+        "Tell whether a model still makes the vectors of an output, and what differs if not.",
+    ),
     "search": Verb(
         ("outputs", "search"),
         "Find the chunks nearest to a query, by exact cosine over all vectors.",

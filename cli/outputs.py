@@ -1,5 +1,6 @@
-"""`embedfarm verify | export | search`: what is in an output directory."""
+"""`embedfarm verify | check | search | export`: what is in an output directory."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,55 @@ def verify(
             console.print(f"[green]{directory} is complete and undamaged[/green]")
             console.print(verification.describe_comparison(compared, against=bool(against)))
     if problems:
+        raise typer.Exit(FAILED)
+
+
+def check(  # noqa: PLR0913, PLR0917 -- each is a flag
+    directory: Annotated[Path, typer.Argument(help="The output of `embedfarm embed`.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Directory or name of the model, if not the output's; with --endpoint the name "
+            "that the server knows it by."
+        ),
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="Type to compute in, if not the output's.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, or cuda for the first GPU.")] = "cpu",
+    endpoint: Annotated[
+        str,
+        typer.Option(
+            help="A server that embeds, such as http://host:8080/v1, in place of a model here; its "
+            "key is EMBEDFARM_ENDPOINT_KEY.",
+            metavar="URL",
+        ),
+    ] = "",
+    as_json: AsJson = False,  # noqa: FBT002 -- a flag
+) -> None:
+    """Tell whether a model still makes the vectors of an output, and what differs if not.
+
+    The status is 0 if it does, and 1 if not or if nothing can be compared.
+    """
+    from embedfarm.outputs import open_output
+    from embedfarm.runs.check import VERDICTS
+
+    with plain_errors():
+        read_settings()
+        output = open_output(directory)
+        report = output.check(model, dtype=dtype, device=device, endpoint=endpoint)
+    if as_json:
+        print_json({**asdict(report), "agrees": report.agrees, "says": VERDICTS[report.verdict]})
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        colour = "green" if report.agrees else "red"
+        console.print(f"[{colour}]{VERDICTS[report.verdict]}[/{colour}]: {report.reason}")
+        if report.differing:
+            console.print(f"of the fingerprint {', '.join(report.differing)} differ")
+        if report.sample_least is not None:
+            words = f"{report.sample} texts of the corpus: least cosine {report.sample_least:.5f}"
+            if report.recall is not None:
+                words += f", {report.recall:.1%} of their nearest neighbours are the same"
+            console.print(words)
+    if not report.agrees:
         raise typer.Exit(FAILED)
 
 

@@ -25,6 +25,8 @@ from embedfarm.runs.store_feed import Destination, exporting
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
+    from embedfarm.runs.check import CheckReport
+
 
 class Embeddings:
     """The vectors of a finished output, in the order of its corpus.
@@ -151,6 +153,40 @@ class Embeddings:
         if isinstance(query, str):
             query = embed_query(self.manifest, query, Settings())
         return search(self.path, query, count)
+
+    def check(
+        self,
+        model: str = "",
+        *,
+        dtype: str = "",
+        device: str = "cpu",
+        endpoint: str = "",
+    ) -> "CheckReport":
+        """Find out whether a model still makes the vectors of this output.
+
+        Args:
+            model: Directory or name of the model, loaded in this process; "" for the output's.
+                With `endpoint` the name by which the server knows it.
+            dtype: Type to compute in; "" for the output's.
+            device: torch's name of the device.
+            endpoint: URL of a server that embeds, before its `/embeddings`; "" for none.
+
+        Returns:
+            The verdict, with cosines of -1 to 1 and shares of 0 to 1; its `agrees` says whether the
+            vectors are this model's.
+
+        Raises:
+            ModelError: The model is not to be had.
+            OutputError: The sample of the output is damaged.
+        """
+        from embedfarm.runs import check  # noqa: PLC0415 # what opens models takes a while
+
+        settings = Settings()
+        if endpoint:
+            candidate = check.served_candidate(self.manifest, settings, endpoint, model)
+        else:
+            candidate = check.local_candidate(self.manifest, settings, model, dtype, device)
+        return check.check(self.path, self.manifest, candidate)
 
     def verify(self, against: Sequence[str | Path] = ()) -> list[OutputProblem]:
         """Return all problems of the output; none when it is as it was when it was finished.

@@ -1,9 +1,10 @@
 """Interactive requests, which wait for vectors of a few texts: a thread each, and not too many."""
 
 import math
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeVar, cast
 
@@ -22,9 +23,32 @@ from embedfarm.contract.records import LaneAnswer
 
 T = TypeVar("T")
 BUSY_SECONDS: Final = 1
+COMPARED_SECONDS: Final = 600.0
+COMPARED_MAX: Final = 256  # outputs, each by the models that were compared with it
 DIMENSIONS_MAX: Final = 1 << 16  # that may be asked for
 FAILED_MAX: Final = 3  # texts that an error names
 PLACES_FACTOR: Final = 7  # times the places that are left, which requests for one model may have
+
+
+@dataclass
+class Compared:
+    """Remembers for some time what was compared, and agreed; any thread may ask."""
+
+    _until: OrderedDict[Hashable, float] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def holds(self, key: Hashable) -> bool:
+        """Tell whether something was compared lately."""
+        with self._lock:
+            return time.monotonic() < self._until.get(key, 0.0)
+
+    def add(self, key: Hashable) -> None:
+        """Note that something was compared now."""
+        with self._lock:
+            self._until.pop(key, None)
+            self._until[key] = time.monotonic() + COMPARED_SECONDS
+            while len(self._until) > COMPARED_MAX:
+                self._until.popitem(last=False)
 
 
 @dataclass
@@ -39,11 +63,13 @@ class InteractiveRequests:
         lane: Queue on the server where workers find interactive requests.
         waiting_max: Most requests, and threads, at a time.
         waiting: Requests that wait now, by model.
+        compared: What workers were found to make the vectors of.
     """
 
     lane: Lane
     waiting_max: int
     waiting: Counter[str] = field(default_factory=Counter)
+    compared: Compared = field(default_factory=Compared)
     _limiter: CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:

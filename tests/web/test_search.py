@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 import redis
 
-from embedfarm.collector.manifest import read_manifest
+from embedfarm.collector.manifest import read_manifest, write_manifest
 from embedfarm.collector.search import search
+from embedfarm.contract.canaries import canaries_of
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.query import embed_query
 from tests.support import LiveServer
@@ -70,3 +72,28 @@ def test_what_cannot_be_searched(server: LiveServer, client: redis.Redis, tmp_pa
     assert refused.status_code == 409
     assert "use `embedfarm search`" in refused.text
     assert (nobody.status_code, empty.status_code) == (503, 422)
+
+
+def test_workers_with_other_vectors_are_refused(
+    server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A search is refused where the workers have the job's files and make other vectors."""
+    del client
+    with (
+        client_of(server, models=(NULL,), jobs_directory=tmp_path / "jobs") as web,
+        doing(server, tmp_path),
+    ):
+        job = web.post("/v1/jobs", json={"texts": TEXTS, "model": NULL}).json()["job"]
+        out = Path(wait_for(web, job, "finished")["out"])
+        query = {"query": TEXTS[7]["text"]}
+        for _ in range(2):  # what was compared is remembered
+            assert web.get(f"/v1/jobs/{job}/search", params=query).status_code == 200
+        manifest = read_manifest(out)
+        assert manifest.canaries is not None
+        turned = manifest.canaries.matrix()[:, ::-1]
+        write_manifest(out, msgspec.structs.replace(manifest, canaries=canaries_of(turned)))
+        refused = web.get(f"/v1/jobs/{job}/search", params=query)
+        assert refused.status_code == 409
+        assert "makes other vectors" in refused.json()["detail"]
+        write_manifest(out, msgspec.structs.replace(manifest, canaries=None))
+        assert web.get(f"/v1/jobs/{job}/search", params=query).status_code == 200

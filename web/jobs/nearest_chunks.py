@@ -1,5 +1,6 @@
 """Search in the output of a finished job: the chunks nearest to a text, with their texts."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Final
 
@@ -8,6 +9,7 @@ from pydantic import BaseModel
 
 from embedfarm.collector.manifest import Manifest, OutputError, read_manifest
 from embedfarm.collector.search import search
+from embedfarm.contract.canaries import cosine_min, likeness
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import allow
 from embedfarm.web.auth.keys import Scope
@@ -19,7 +21,7 @@ from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.services import Service, Services, need
 
 COUNT_MAX: Final = 100
-WEIGHTS: Final = "weights"  # of a fingerprint
+WEIGHTS, DTYPE = "weights", "dtype"  # of a fingerprint
 COMPONENT_BYTES: Final = {"float32": 4, "float16": 2}  # of the other types one
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -74,6 +76,7 @@ def find_chunks(
         answer = interactive.embed(manifest.model, [query], task=task)
         if answer.fingerprint.get(WEIGHTS) != manifest.fingerprint.get(WEIGHTS):
             raise HTTPException(409, f"the workers have another {manifest.model} than the job had")
+        _compare_canaries(interactive, manifest, answer.fingerprint)
         vector = shape(answer.matrix(), manifest.settings["dimensions"] or None)[0]
         hits = search(directory, vector, count)
     except (OutputError, OSError) as error:
@@ -83,6 +86,42 @@ def find_chunks(
         FoundChunk(index=hit.index, id=hit.id, score=hit.score, text=texts.get(hit.index))
         for hit in hits
     ]
+
+
+def _compare_canaries(
+    interactive: InteractiveRequests, manifest: Manifest, fingerprint: Mapping[str, str]
+) -> None:
+    """Refuse a search where the workers make other vectors than those of the output.
+
+    They are asked now and then. A job with a prompt, a limit or windows of its own has canaries
+    that no request can ask for.
+
+    Args:
+        interactive: What asks the workers.
+        manifest: The output's.
+        fingerprint: That of the model that embedded the query.
+
+    Raises:
+        HTTPException: They do.
+    """
+    known, said = manifest.canaries, manifest.settings
+    own = said["prompt"] or said["max_length"] or said["long"] != "truncate"
+    key = (manifest.job, manifest.manifest_sha256, *sorted(fingerprint.items()))
+    if known is None or own or interactive.compared.holds(key):
+        return
+    answer = interactive.embed(
+        manifest.model,
+        known.texts,
+        prompt_name=said.get("prompt_name", ""),
+        task=said.get("task", ""),
+    )
+    made = answer.matrix()[:, : known.dimensions]
+    least = likeness(known.matrix(), made).least if made.shape[1] == known.dimensions else 0.0
+    if least < cosine_min(manifest.fingerprint.get(DTYPE, ""), answer.fingerprint.get(DTYPE, "")):
+        raise HTTPException(
+            409, f"the workers' {manifest.model} makes other vectors: least cosine {least:.4f}"
+        )
+    interactive.compared.add(key)
 
 
 def _check_size(manifest: Manifest, settings: Settings) -> None:
