@@ -31,6 +31,7 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.cli.progress import View, describe_progress
+from embedfarm.cli.run_table import describe_runs, run_table
 from embedfarm.cli.term_options import (
     PriorityName,
     describe_deadline,
@@ -50,6 +51,7 @@ from embedfarm.contract.scheduling_terms import (
     read_deadline,
 )
 from embedfarm.contract.status import JobGone, JobStatus
+from embedfarm.watch.corpus_runs import last_runs
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs, read_progress
 
 ENDED_MAX: Final = 1000  # shown
@@ -99,6 +101,19 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     for place, entry in enumerate(reversed(timeline)):
         at = format_moment(entry.time_ms / 1000)
         console.print(f"{'' if place else 'timeline':20} {at}  {entry.sentence}", markup=False)
+
+
+@jobs_app.command("runs")
+def show_runs(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:  # noqa: FBT002 -- a flag
+    """Show the last jobs of the same corpus side by side: rates, costs, failures."""
+    with on_farm(redis) as farm:
+        runs = last_runs(farm, read_job(farm, find_job(farm, job).id))
+    if as_json:
+        print_json(describe_runs(runs))
+    elif runs:
+        Console().print(run_table(runs))
+    else:
+        typer.echo("nobody can tell which other jobs have the corpus: it was uploaded or piped in")
 
 
 @jobs_app.command("pause")

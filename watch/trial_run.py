@@ -1,6 +1,7 @@
 """Trial run: how fast the workers here are, by embedding a sample for some seconds."""
 
 import json
+import math
 import threading
 import time
 from collections import defaultdict
@@ -125,42 +126,37 @@ def paces_of(
 ) -> list[WorkerPace]:
     """Return the pace of each worker, in the estimated tokens of the sample's corpus.
 
-    A worker's first micro-batch is left out, if there are others: it warms up. All together are no
-    faster than they were by the clock, since what else they wait for counts as well.
+    A worker's first micro-batch is left out, if there are others: it warms up. No worker is faster
+    than it was by the clock from its first result to its last: what it waits for counts as well.
     """
     done = [each.done for each in heard]
     chunks = sum(each.chunks for each in done)
     estimated = int(sample.lengths[sample.indices[:chunks]].sum())
     ratio = estimated / max(1, sum(each.real_tokens for each in done))
-    by_worker: defaultdict[str, list[Completion]] = defaultdict(list)
-    for each in done:
-        by_worker[each.worker].append(each)
+    by_worker: defaultdict[str, list[TimedCompletion]] = defaultdict(list)
+    for each in heard:
+        by_worker[each.done.worker].append(each)
     known = {beat.worker: beat for beat in beats}
-    paces = [
-        _pace([each for each in all_of if not each.first] or all_of, known.get(worker), ratio)
-        for worker, all_of in sorted(by_worker.items())
-    ]
-    slowdown = min(1.0, _by_the_clock(heard, ratio) / sum(each.tokens_per_second for each in paces))
-    return [each._replace(tokens_per_second=each.tokens_per_second * slowdown) for each in paces]
+    return [_pace(of, known.get(worker), ratio) for worker, of in sorted(by_worker.items())]
 
 
-def _pace(done: Sequence[Completion], beat: Heartbeat | None, ratio: float) -> WorkerPace:
+def _pace(heard: Sequence[TimedCompletion], beat: Heartbeat | None, ratio: float) -> WorkerPace:
+    done = [each.done for each in heard if not each.done.first] or [each.done for each in heard]
     batches = [(ratio * each.real_tokens, each.seconds) for each in done]
     tokens = sum(tokens for tokens, _ in batches)
     devices = 1 if beat is None else beat.devices
     worked = devices * sum(each.seconds - each.overhead_seconds for each in done) / tokens
     price = 0.0 if beat is None else beat.device_cost_per_hour
-    seconds = sum(seconds for _, seconds in batches)
-    return WorkerPace(tokens / seconds, worked, worked / HOUR * price, batches)
+    speed = min(tokens / sum(seconds for _, seconds in batches), _by_the_clock(heard, ratio))
+    return WorkerPace(speed, worked, worked / HOUR * price, batches)
 
 
 def _by_the_clock(heard: Sequence[TimedCompletion], ratio: float) -> float:
-    """Return the tokens per second from the first to the last result; infinite if that is short."""
-    first, last = heard[0].heard, heard[-1].heard
-    if last - first < SECONDS_MAX / 3:
-        return float("inf")
-    tokens = sum(each.done.real_tokens for each in heard if each.heard > first)
-    return ratio * tokens / (last - first)
+    """Return tokens per second from the first to the last result; infinite if that is short."""
+    seconds = heard[-1].heard - heard[0].heard
+    if seconds < SECONDS_MAX / 3:
+        return math.inf
+    return ratio * sum(each.done.real_tokens for each in heard[1:]) / seconds
 
 
 def _await_workers(farm: LocalFarm, workers: int) -> None:

@@ -19,14 +19,16 @@ from embedfarm.contract.records import Sample
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.ingest.job_directories import is_submitted
+from embedfarm.watch.corpus_runs import CorpusRun, last_runs
 from embedfarm.watch.job_actions import MAY, PRIORITY_OF
-from embedfarm.watch.overview import read_job
+from embedfarm.watch.overview import JobFacts, read_job
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.farm_readers import Reader
 from embedfarm.web.jobs.failures import PLACE, read_failures
 from embedfarm.web.jobs.routes import After, JobId
 from embedfarm.web.pages.download import why_not
+from embedfarm.web.pages.jobs import SEARCH_SECONDS
 from embedfarm.web.pages.page_events import LIVE, answer_live
 from embedfarm.web.pages.periods import HOUR, PERIODS, Period
 from embedfarm.web.services import Service, Services, need
@@ -84,10 +86,29 @@ def show_job(
     shown: Annotated[Shown, Depends()],
 ) -> Response:
     """Show a job."""
-    return answer_live(request, "job.html", partial(_read, services, reader, job, shown))
+    runs = _Runs(services)
+    return answer_live(request, "job.html", partial(_read, services, reader, job, shown, runs))
 
 
-def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> dict[str, Any]:
+class _Runs:
+    """The last jobs of a corpus, which are looked for anew now and then while somebody watches."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._found: list[CorpusRun] = []
+        self._look_at = 0.0
+
+    def read(self, facts: JobFacts) -> list[CorpusRun]:
+        """Return those of the corpus of a job; one by itself is none."""
+        if time.monotonic() >= self._look_at:
+            self._found = last_runs(self._services.farm, facts)
+            self._look_at = time.monotonic() + SEARCH_SECONDS
+        return self._found if len(self._found) > 1 else []
+
+
+def _read(
+    services: Services, reader: FarmReader, name: str, shown: Shown, runs: _Runs
+) -> dict[str, Any]:
     after, period = shown.failures, shown.period
     farm, handle = services.farm, services.farm.job(name)
     facts = read_job(farm, name)
@@ -111,6 +132,7 @@ def _read(services: Services, reader: FarmReader, name: str, shown: Shown) -> di
         "accounts": {worker: describe(account) for worker, account in accounts.items()},
         "timeline": farm.timeline.newest(EVENTS_MAX, name),
         "actions": actions_for(facts),
+        "runs": runs.read(facts),
         "no_results": why_not(services.settings, facts),
         "reusable": facts.state == "finished" and is_submitted(name),
         "chart_at": int(time.time() // CHART_SECONDS) if facts.moving else 0,
