@@ -43,7 +43,7 @@ class PostgreSql:
                 self._url,
                 autocommit=True,
                 connect_timeout=CONNECT_SECONDS,
-                options="-c client_min_messages=warning",
+                prepare_threshold=None,  # poolers may give each transaction another server process
             )
         return self._open
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -306,6 +307,21 @@ def test_two_stores_at_once(tmp_path: Path) -> None:
         assert export(out, each).sent == 230
         assert_rows(each, TEXTS)
     assert len(list((out / "_stores").iterdir())) == 2
+
+
+def test_rows_of_parts_that_are_no_more_go(tmp_path: Path, url: str) -> None:
+    """What an output had sent before its corpus changed under it goes, without being asked."""
+    out = write_output(tmp_path / "out", TEXTS)
+    export(out, url)
+    shutil.move(out / "_stores", tmp_path / "_stores")
+    shutil.rmtree(out)
+    texts = dict(list(TEXTS.items())[:100]) | {f"id {n}": f"other {n}" for n in range(300, 330)}
+    write_output(out, texts)
+    shutil.move(tmp_path / "_stores", out / "_stores")
+    report = export(out, url)
+    assert (report.sent, report.deleted, report.rows, report.exact) == (30, 130, 130, True)
+    assert_rows(url, texts)
+    assert export(out, url).deleted == 0
 
 
 def test_python_programs_export(tmp_path: Path) -> None:

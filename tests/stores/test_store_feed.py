@@ -9,6 +9,8 @@ import psycopg
 import pytest
 
 from embedfarm.collector.manifest import read_manifest
+from embedfarm.collector.store_journal import StoreJournal
+from embedfarm.collector.stores.address import parse_address
 from embedfarm.collector.stores.patience import StoreUnavailable
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.store_feed import Destination, exporting
@@ -92,6 +94,22 @@ def test_a_store_holds_a_job_back(postgresql: PostgresServer, tmp_path: Path) ->
             raise
     assert embedding.wait() == 0
     assert_contents(url, rows(TEXTS, IDS))
+
+
+def test_a_killed_job_goes_on_in_its_store(postgresql: PostgresServer, tmp_path: Path) -> None:
+    """A job that is killed while it fills a store goes on when it is run again, each row once."""
+    url = f"{postgresql.url}#killed"
+    corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS)
+    words = (corpus, *MODEL[2:], "--model", f"null:{DIMENSIONS}:4000", "--to", url)
+    out = tmp_path / "out"
+    for parts in (1, 4):
+        embedding = Embedding(words, out, SMALL_PARTS)
+        wait_until(lambda: len(StoreJournal.of(out, parse_address(url)).parts) >= parts, 60)  # noqa: B023
+        embedding.kill()
+    embedding = Embedding(words, out, SMALL_PARTS)
+    assert embedding.wait() == 0, embedding.log()
+    job = read_manifest(out).job
+    assert_contents(url, rows(TEXTS, [f"{job}:{n}" for n in range(len(TEXTS))]))
 
 
 def test_a_job_goes_on_without_its_store(postgresql: PostgresServer, tmp_path: Path) -> None:
