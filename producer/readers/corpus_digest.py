@@ -16,8 +16,8 @@ from embedfarm.producer.readers.source import Location
 FRESH_SECONDS: Final = 2.0
 # Of what stores say about a file, what changes with its content.
 _TELLING: Final = (
-    "etag", "ETag", "e_tag", "md5Hash", "content_md5", "generation", "version_id", "checksum",
-    "mtime", "LastModified", "last_modified", "updated", "Last-Modified",
+    "etag", "ETag", "e_tag", "blob_id", "md5Hash", "content_md5", "generation", "version_id",
+    "checksum", "mtime", "LastModified", "last_modified", "updated", "Last-Modified",
 )  # fmt: skip
 
 
