@@ -29,6 +29,8 @@ _AS_THEY_ARE: Final[dict[str, Any]] = {
     "data_page_size": 1 << 18,
 }
 _KEPT_COMPRESSION: Final = "snappy"
+# A column of texts that never repeat gives its dictionary up sooner than at a MiB.
+_DICTIONARY_BYTES_MAX: Final = 1 << 18
 
 
 class Parquet:
@@ -113,6 +115,7 @@ def _encodings(kept: pa.Table | None) -> dict[str, Any]:
     return {
         "compression": dict.fromkeys(leaves, _KEPT_COMPRESSION),
         "use_dictionary": leaves,
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES_MAX,
         "write_statistics": ["index", *leaves],
     }
 

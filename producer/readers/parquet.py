@@ -12,6 +12,8 @@ from embedfarm.producer.readers.record_batches import RowReader
 from embedfarm.producer.readers.source import Cursor
 
 _BATCH_ROWS: Final = 512
+_BATCH_ROWS_MAX: Final = 4096
+_BATCH_BYTES: Final = 2 << 20
 _BUFFER_BYTES: Final = 1 << 20
 
 
@@ -26,7 +28,8 @@ def read(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterator[
     table = _open(file)
     rows = RowReader(table.schema_arrow, name, fields)
     groups, skip = _groups_from(table, cursor.offset)
-    batches = table.iter_batches(_BATCH_ROWS, row_groups=groups, columns=rows.columns)
+    batch_rows = _BATCH_ROWS if fields.columns is None else _wide_rows(table.metadata)
+    batches = table.iter_batches(batch_rows, row_groups=groups, columns=rows.columns)
     yield from rows.items(batches, skip, cursor)
 
 
@@ -37,6 +40,13 @@ def schema(file: BinaryIO, _name: str) -> pa.Schema:
 
 def _open(file: BinaryIO) -> pq.ParquetFile:
     return pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+
+
+def _wide_rows(metadata: pq.FileMetaData) -> int:
+    """Return the rows of a batch with many columns: more of them at a time cost less."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    row_bytes: int = sum(group.total_byte_size for group in groups) // max(1, metadata.num_rows)
+    return max(_BATCH_ROWS, min(_BATCH_ROWS_MAX, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _groups_from(table: pq.ParquetFile, row: int) -> tuple[list[int], int]:

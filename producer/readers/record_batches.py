@@ -59,8 +59,8 @@ class RowReader:
             ]
             if self._keep and self._fields.columns is not None:
                 kept = rest.select(self._keep)
-                for first, count in _good_runs(items):
-                    self._fields.columns.append(kept.slice(first, count))
+                runs = _good_runs(items) if BadRow in map(type, items) else [(0, len(items))]
+                self._fields.columns.extend(kept.slice(*run) for run in runs)
             for item in items:
                 cursor.offset += 1
                 yield item
