@@ -1,4 +1,4 @@
-"""Columns of a corpus on their way to the parts of its output: on the disk, in bounded memory.
+"""Columns of a corpus on their way to the parts of its output, in bounded memory.
 
 Whoever reads the corpus puts them here before it sends the rows, and a part takes those of its
 rows. They never go through the server. They are read anew after a crash, and need not survive it.
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from embedfarm.collector.column_rows import take_rows
 from embedfarm.collector.manifest import OutputError
 
-SEGMENT_BYTES: Final = 4 << 20
-"""Bytes of columns in memory, and in a file."""
+SEGMENT_BYTES: Final = 32 << 20
+"""Bytes of columns in memory; what is more, before its part takes it, goes into a file."""
 
 
 class ColumnsMissing(OutputError):
@@ -50,6 +50,8 @@ class _Segment:
 
 class ColumnSpool:
     """Columns of the rows that were read and are not on the disk with their vectors yet.
+
+    Where many of them wait, they do so in files.
 
     One thread may put while another one takes.
 
@@ -173,6 +175,10 @@ class ColumnSpool:
         with self._lock:
             while self._segments and self._segments[0].start + self._segments[0].count <= upto:
                 self._segments.pop(0).path.unlink(missing_ok=True)
+            while self._held and self._held_start + self._held[0].num_rows <= upto:
+                batch = self._held.pop(0)
+                self._held_start += batch.num_rows
+                self._held_bytes -= batch.nbytes
 
     def _overlapping(self, start: int, end: int) -> list[_Segment]:
         """Return the files that have some of the rows from `start` to `end - 1`."""
