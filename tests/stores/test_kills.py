@@ -74,11 +74,13 @@ class Bar:
             finally:
                 process.kill()
 
-    def kill(self, out: Path, after: int, restart: bool) -> None:  # noqa: FBT001 -- one of two ways
-        """Kill an export some time after so many parts are confirmed, or restart its server."""
+    def kill(self, out: Path, *, restart: bool) -> None:
+        """Kill an export some time after it has sent a part; before that, restart its server."""
+        before = self.confirmed(out)
         with self.command(out) as process:
-            wait_until(lambda: self.confirmed(out) >= after or process.poll() is not None, 120)
-            threading.Event().wait(self.generator.random() * len(self.texts) / 250_000)
+            wait_until(lambda: self.confirmed(out) > before or process.poll() is not None, 120)
+            threading.Event().wait(self.generator.random() * len(self.texts) / 500_000)
+            assert process.poll() is None, "it was at its end before it could be killed"
             if restart and self.server is not None:
                 self.server.kill()
                 threading.Event().wait(0.5)
@@ -111,7 +113,7 @@ def through_kills(bar: Bar, kills: int, restarts: int) -> None:
         began = time.monotonic()
         for number in range(kills):
             restart = number * restarts // kills != (number + 1) * restarts // kills
-            bar.kill(first, after=number + 1, restart=restart)
+            bar.kill(first, restart=restart)
         left = bar.finish(first)
         assert left["rows"] == len(bar.texts)
         assert 0 < left["sent"] < len(bar.texts)
