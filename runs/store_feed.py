@@ -195,7 +195,7 @@ class StoreFeed:
     def _run(self) -> None:
         """Send parts until the run has ended, or the store fails."""
         try:
-            with exporting(self._out, self._to, self._settings, self._stop) as export:
+            with exporting(self._out, self._to, self._settings, self._ended) as export:
                 self._export = export
                 while not self._ended.is_set():
                     parts = list(self._parts)
