@@ -2,11 +2,11 @@
 
 import sqlite3
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import adbc_driver_postgresql.dbapi
+import psycopg
 import pytest
 
 import embedfarm
@@ -15,6 +15,7 @@ from embedfarm.producer.readers import CorpusError, CorpusOptions, fail_on_bad_r
 from embedfarm.producer.readers.kept_columns import find_columns
 from tests.farm.harness import Embedding, null_vectors, run
 from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, kept, wait_for_parts
+from tests.stores.servers import PostgresServer
 
 COUNT = 1500
 QUERY = "SELECT id, body, title, price FROM docs"
@@ -145,14 +146,10 @@ INSERT INTO docs (name) VALUES ('n0');
 @pytest.fixture(scope="module")
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a PostgreSQL with a corpus in it, and give its URL."""
-    home = tmp_path_factory.mktemp("postgresql")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(home))
-        # It looks for that directory when it is imported.
-        server = import_module("pgserver").get_server(home / "data", cleanup_mode="stop")
-    server.psql(TABLE)
-    yield server.get_uri()
-    server.cleanup()
+    with PostgresServer(tmp_path_factory.mktemp("postgresql")) as server:
+        with psycopg.connect(server.url) as connection:
+            connection.execute(TABLE)
+        yield server.url
 
 
 def test_postgresql(tmp_path: Path, postgresql: str) -> None:
@@ -174,7 +171,10 @@ def test_postgresql(tmp_path: Path, postgresql: str) -> None:
     assert same_rows(kept(out).select(columns), table.select(columns))
     texts = table.column("body").to_pylist()
     assert (embedfarm.open(out).matrix == null_vectors(texts, DIMENSIONS)).all()
-    assert embedfarm.open(out).manifest.skipped == 1
+    made = embedfarm.open(out).manifest
+    assert made.skipped == 1
+    assert made.settings["sources"][0].startswith("postgresql://***@127.0.0.1:")
+    assert run("verify", out, "--against", postgresql).returncode == 0
     assert "finished already" in run("embed", postgresql, *reading, *words, "--out", out).stdout
 
 
