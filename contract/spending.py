@@ -27,9 +27,9 @@ class Spent(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Both in words, such as "12 s of devices, cost 0.03"; the cost only where there is one."""
+        """Both in words, such as "12 s of devices' time, cost 0.03"; without a price no cost."""
         cost = f", cost {format_cost(self.cost)}" if self.cost else ""
-        return f"{format_device_hours(self.device_hours)} of devices{cost}"
+        return f"{format_device_hours(self.device_hours)} of devices' time{cost}"
 
 
 class Estimate(NamedTuple):

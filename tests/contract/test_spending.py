@@ -60,5 +60,5 @@ def test_costs_in_words(cost: float, words: str) -> None:
 
 def test_spent_in_words() -> None:
     """A cost is said where there is a price."""
-    assert Spent(0.01, 0).words == "36 s of devices"
-    assert Spent(0.01, 0.5).words == "36 s of devices, cost 0.50"
+    assert Spent(0.01, 0).words == "36 s of devices' time"
+    assert Spent(0.01, 0.5).words == "36 s of devices' time, cost 0.50"

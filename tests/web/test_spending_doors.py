@@ -36,7 +36,7 @@ def test_all_doors_show_the_same(web: TestClient, server: LiveServer, client: re
     lines = io.StringIO()
     view = View(Console(file=lines, width=200), lines=True)
     view.show(farm.job("little").status(), farm.workers(), OutlookReader(farm, "little"))
-    assert "1 h 30 min of devices, cost 12.34" in lines.getvalue()
+    assert "1 h 30 min of devices' time, cost 12.34" in lines.getvalue()
     for ended in (False, True):
         if ended:
             farm.end("little", "failed", "", Settings())
