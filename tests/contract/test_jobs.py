@@ -799,7 +799,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     fields = {name.decode().split(":")[0] for name in names}
     noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
     assert noted == {
-        "fingerprint", "recipe", "refused", "account", "chunks", "command", "generation",
+        "fingerprint", "canaries", "recipe", "refused", "account", "chunks", "command", "generation",
     }  # fmt: skip
     assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
     assert set(JobStatus.__dataclass_fields__) < fields
