@@ -70,10 +70,11 @@ def test_a_job_says_who_made_it_and_what_it_took(web: TestClient, client: redis.
     for worker, seconds in (("one", 3600.0), ("two", 1800.0)):
         account = Account(chunks=1, seconds={"forward": seconds, "queue": 9.0})
         FarmClient(client).reports.account(worker, "1", {(job.id, ""): account})
+    job.note("device_us", 5_400_000_000)
     assert web.get("/v1/jobs/little").json()["submitted_by"] == "key ann"
     page = unescape(web.get("/jobs/little").text)
     assert re.search(r"<dt>created</dt><dd>[^<]* by key ann</dd>", page)
-    assert "It took 1 h 30 min of devices' time." in page
+    assert re.search(r"<dt>Devices' time</dt>\s*<dd><div class=\"figure\">1 h 30 min</div>", page)
     assert re.search(r'data-label="device time">1 h', page)
 
 
