@@ -236,7 +236,8 @@ class Job(JobHandle):
             JobGone: There is no such job.
         """
         given: dict[str, Any] = {name: term for name, term in changes.items() if term is not None}
-        terms = {name: getattr(replace(USUAL, **given), name) for name in given}
+        made = replace(USUAL, **given)
+        terms = {name: getattr(made, name) for name in TermChanges.__annotations__ if name in given}
         if not terms:
             self.status()
         elif self._note("HSET", *_pairs(terms)) is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -63,14 +63,12 @@ def as_sources(
     make_private(out / STATE_DIRECTORY)
     path = out / CORPUS_FILE
     columns = list(dict.fromkeys(options.fields().names))
-    with replacing(path) as file:
-        writer: pq.ParquetWriter | None = None
-        for table in _tables(corpus, columns, options.keep):
-            writer = writer or pq.ParquetWriter(file, table.schema)
+    tables = _tables(corpus, columns, options.keep)
+    none = pa.schema([(name, pa.string()) for name in columns]).empty_table()
+    first = next(tables, none)
+    with replacing(path) as file, pq.ParquetWriter(file, first.schema) as writer:
+        for table in chain([first], tables):
             writer.write_table(_as_before(table, writer.schema))
-        if writer is None:
-            writer = pq.ParquetWriter(file, pa.schema([(name, pa.string()) for name in columns]))
-        writer.close()
     return (str(path),), replace(options, format="parquet")
 
 
