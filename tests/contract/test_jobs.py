@@ -799,7 +799,8 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     fields = {name.decode().split(":")[0] for name in names}
     noted = fields - set(JobStatus.__dataclass_fields__) - {"spec"}
     assert noted == {
-        "fingerprint", "canaries", "recipe", "refused", "account", "chunks", "command", "generation",
+        "account", "canaries", "chunks", "command", "fingerprint", "generation", "recipe",
+        "refused",
     }  # fmt: skip
     assert all(f'"{name}' in (wire.__doc__ or "") for name in noted)
     assert set(JobStatus.__dataclass_fields__) < fields
