@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from enum import IntEnum
@@ -124,6 +125,13 @@ def _is_long(item: pytest.Item) -> bool:
 def _shares_fixture(module: str) -> bool:
     text = (Path(__file__).parents[1] / module).read_text(encoding="utf-8")
     return SHARED.search(text) is not None
+
+
+@pytest.fixture(autouse=True)
+def no_timer_is_left() -> Iterator[None]:
+    """Stop the timer that a worker in this process leaves on for the end of its own."""
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 @pytest.fixture(scope="session")

@@ -98,18 +98,19 @@ class Watchdog:
         return next((each for each in late if each.spent > each.limit()), None)
 
     def run(self, ended: threading.Event, give_up: Callable[[Watched], object]) -> None:
-        """Look until `ended` is set, or until something has taken too long."""
+        """Look until `ended` is set, or until something has taken too long.
+
+        The kernel's timer stays on behind that: a thread that was left to itself may hold the
+        interpreter's lock later, and keep the process from its end.
+        """
         processor_seconds = self.settings.hang_seconds * (os.cpu_count() or 1)
-        try:
-            while not ended.is_set():
-                signal.setitimer(signal.ITIMER_PROF, processor_seconds)
-                late = self.look()
-                if late is not None:
-                    give_up(late)
-                    return
-                ended.wait(LOOK_SECONDS)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+        while not ended.is_set():
+            signal.setitimer(signal.ITIMER_PROF, processor_seconds)
+            late = self.look()
+            if late is not None:
+                give_up(late)
+                return
+            ended.wait(LOOK_SECONDS)
 
 
 def show_what_held_the_lock() -> None:

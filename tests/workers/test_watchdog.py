@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Final
 
 import redis
 
@@ -81,7 +82,24 @@ def test_it_looks_until_it_is_over() -> None:
     ended.set()
     watchdog.run(ended, lambda hung: found.append(hung.what))
     assert found == ["this"]
-    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0.0
+
+
+LOCKED_AT_ITS_END: Final = """
+import threading
+from embedfarm.contract.settings import Settings
+from embedfarm.workers.watchdog import Watchdog
+from tests.poison_worker import hold_lock
+ended = threading.Event()
+threading.Timer(0.1, ended.set).start()
+Watchdog(Settings(hang_seconds=0.5)).run(ended, print)
+hold_lock()
+"""
+
+
+def test_a_process_that_is_locked_at_its_end_is_ended() -> None:
+    """A stage that was left behind, and holds the interpreter's lock, does not keep the process."""
+    done = subprocess.run([sys.executable, "-c", LOCKED_AT_ITS_END], check=False, timeout=120)
+    assert done.returncode == -signal.SIGPROF
 
 
 def test_a_stopped_process_does_not_hang(server: LiveServer, client: redis.Redis) -> None:
