@@ -30,6 +30,7 @@ from embedfarm.contract.window import FarmWindow
 T = TypeVar("T")
 
 WAIT_SECONDS: Final = 1.0
+SHORT_WAIT_SECONDS: Final = 0.25  # while the server is short of room, and others wait for this job
 RESULTS_AHEAD: Final = 32
 GONE_LOOKS: Final = 15  # at a job that is not there, each `WAIT_SECONDS` after the one before
 DIFFERS: Final = "the source has other rows there than were embedded"
@@ -82,6 +83,7 @@ class Collector:
     settle: Callable[[], bool] = lambda: True
     _settled: bool = False
     _window: FarmWindow = field(init=False)
+    _short: bool = False  # whether the server was short of room when no result came
     _gone: tuple[str, int] = ("", 0)  # the server that has no such job, and looks at it
     _damaged: tuple[int, str] | None = None  # where a result begins that cannot be read, and why
     # The server that had the last result that was made anew for that, and where it began.
@@ -393,7 +395,8 @@ class Collector:
         The client renews an idle connection without a word, so that an outage is not always met as
         an error. Results that came back with it are on disk, and in the way of new ones.
         """
-        if not self._persist(lambda: self.job.wait(self.job.keys.result_wakeup, WAIT_SECONDS)):
+        seconds = SHORT_WAIT_SECONDS if self._short else WAIT_SECONDS
+        if not self._persist(lambda: self.job.wait(self.job.keys.result_wakeup, seconds)):
             self._persist(self._forget_durable)
             self._persist(self._take_straddling)
             if self._persist(self._holds_up):
@@ -401,13 +404,15 @@ class Collector:
 
     def _holds_up(self) -> bool:
         """Tell whether the server is short of room, and nobody works on more for the part begun."""
-        if not self.output.buffered or not self._window.seen().short:
+        self._short = bool(self.output.buffered) and self._window.seen().short
+        if not self._short:
             return False
         try:
             return self.job.stream.backlog()[1] == 0
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise
+            self._short = False
             return False  # its status will say so
 
     def _persist(self, attempt: Callable[[], T]) -> T:
