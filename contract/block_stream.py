@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import redis
 
@@ -105,7 +105,7 @@ class BlockStream(JobHandle):
 
     def commit(self, results: Sequence[tuple[Entry, Result]]) -> list[str]:
         """Store results of this job, as `commit` does, whatever model made them."""
-        return commit(self.client, [(self.id, entry, result, b"") for entry, result in results])
+        return commit(self.client, [Commit(self.id, *each) for each in results])
 
     def split(self, entry: Entry, pieces: Sequence[Block], attempts: int = 0) -> str:
         """Replace a block by smaller ones on the retry stream, atomically.
@@ -175,24 +175,40 @@ def _streams(job: str) -> tuple[str, str]:
     return keys.retry, keys.blocks
 
 
-def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result, bytes]]) -> list[str]:
+class Commit(NamedTuple):
+    """A result that is to be stored, and what its maker agreed on with others.
+
+    Attributes:
+        job: Id of the job.
+        entry: The leased block.
+        result: What became of its chunks.
+        fingerprint: Fingerprint of the model that made it, as `JobReports.agree` returned it; with
+            b"" nobody asks which model that was.
+        canaries: Digest of the job's canaries, as `JobReports.agree_on_canaries` has it; with ""
+            nobody asks for them.
+    """
+
+    job: str
+    entry: Entry
+    result: Result
+    fingerprint: bytes = b""
+    canaries: str = ""
+
+
+def commit(client: redis.Redis, commits: Sequence[Commit]) -> list[str]:
     """Store results and acknowledge their entries, in one pipeline.
 
     Each is stored atomically, and none depends on another, be it of the same job or not.
 
-    Args:
-        client: Client of the farm's server.
-        results: Job, entry, result, and the fingerprint of the model that made it, as
-            `JobReports.agree` returned it; with b"" nobody asks which model that was.
-
     Returns:
         For each result "committed", "duplicate" (somebody was first, or the job was made anew
         since; nothing changed), "cancelled", "gone" where the job was deleted, or "unsettled" where
-        the job has another fingerprint; nothing changed, and the worker is to agree on one again.
+        the job has another fingerprint, or other canaries or none: nothing changed, and the worker
+        is to agree on them again.
     """
     pipe = client.pipeline(transaction=False)
     script = client.register_script(wire.script("commit"))
-    for job, entry, result, agreed in results:
+    for job, entry, result, fingerprint, canaries in commits:
         keys = wire.JobKeys(job)
         errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
         script(
@@ -209,9 +225,10 @@ def commit(client: redis.Redis, results: Sequence[tuple[str, Entry, Result, byte
                 entry.generation,
                 result.worker,
                 result.embedded,
-                agreed,
+                fingerprint,
                 round(result.seconds * MICRO),
                 round(result.cost * MICRO),
+                canaries,
                 *errors,
             ],
             client=pipe,

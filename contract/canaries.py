@@ -135,5 +135,5 @@ def disagreement(known: Canaries, made: Canaries, dtype: str) -> str:
         return f"vectors of {made.dimensions:,} dimensions, and not of {known.dimensions:,}"
     found, least = likeness(known.matrix(), made.matrix()), cosine_min(dtype)
     if found.least < least:
-        return f"a cosine of {found.least:.5f} to the job's, and at least {least} is wanted"
-    return "" if found.lengths else "vectors of another length than the job's"
+        return f"a cosine of {found.least:.5f}, and at least {least} is wanted"
+    return "" if found.lengths else "vectors of another length"

@@ -26,7 +26,7 @@ Happening: TypeAlias = Literal[
     "submitted", "first vectors", "paused", "resumed", "cancelled", "changed", "late", "finished",
     "failed", "deleted",
     "joined", "left", "lost", "returned", "restarted", "ended", "loaded", "refused",
-    "took over", "pass failed",
+    "computes wrongly", "took over", "pass failed",
 ]  # fmt: skip
 
 _WORDS: Final[dict[str, str]] = {
@@ -48,12 +48,13 @@ _WORDS: Final[dict[str, str]] = {
     "ended": "process {worker} ended",
     "loaded": "worker {worker} loaded a model",
     "refused": "worker {worker} cannot embed job {job}",
+    "computes wrongly": "worker {worker} stopped, since its device computes wrongly",
     "took over": "a scheduler became the active one",
     "pass failed": "a pass of the scheduler failed and is left out",
 }
 
 
-_WARNED: Final = frozenset({"late", "lost", "refused", "pass failed"})
+_WARNED: Final = frozenset({"late", "lost", "refused", "computes wrongly", "pass failed"})
 _BAD: Final = _WARNED | {"failed", "ended"}
 
 

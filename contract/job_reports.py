@@ -1,10 +1,11 @@
 """What workers say about jobs: models and tokens that they agree on, refusals, and accounts."""
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -21,12 +22,26 @@ from embedfarm.contract.unreadable_records import read_words
 from embedfarm.contract.usage import Account
 
 NOT_NOW: Final = "not now: "  # how a reason begins that passes
+DIGEST_CHARACTERS: Final = 16  # of canaries, which commits name by it
 
 
 class ModelRefused(EmbedfarmError, RuntimeError):
     """Raised when a worker cannot or must not embed a job; the message says why."""
 
     exit_status = 2
+
+
+class CanaryAgreement(NamedTuple):
+    """How a worker's canaries agree with those of a job.
+
+    Attributes:
+        difference: In which way they differ; "" where they do not, or the job is gone, or what it
+            has cannot be read.
+        digest: Digest of the job's canaries as the server has them; "" where it has none.
+    """
+
+    difference: str
+    digest: str
 
 
 @dataclass
@@ -103,30 +118,33 @@ class JobReports(FarmKeys):
 
     def agree_on_canaries(
         self, jobs: Collection[tuple[str, str]], canaries: Canaries, dtype: str
-    ) -> dict[tuple[str, str], str]:
+    ) -> dict[tuple[str, str], CanaryAgreement]:
         """See that workers make the canaries that the other workers of some jobs make.
 
-        The first worker's canaries become a job's, unless the submitter gave some.
+        The first worker's canaries become a job's, unless the submitter gave some. Their digest
+        is noted behind them, so that a server that has it has them, whatever it lost.
 
         Args:
             jobs: Ids of the jobs, each with the owner or generation that is meant, or "".
             canaries: What the caller makes.
             dtype: Type that its model computes in.
-
-        Returns:
-            In which way they differ, by job; "" where they do not, or the job is gone, or what it
-            has cannot be read.
         """
         ours = msgspec.json.encode(canaries)
-        pipe = self.client.pipeline(transaction=False)
+        pipe, note = self.client.pipeline(transaction=False), self._script("note")
         for job, of in jobs:
-            self._script("note")(
-                keys=[wire.JobKeys(job).meta], args=["HSETNX", of, "canaries", ours], client=pipe
-            )
+            meta = wire.JobKeys(job).meta
+            note(keys=[meta], args=["HSETNX", of, "canaries", ours], client=pipe)
         found = {}
         for (job, of), data in zip(jobs, pipe.execute(), strict=True):
+            digest = hashlib.sha256(data).hexdigest()[:DIGEST_CHARACTERS] if data else ""
             known = self._canaries(job, b"" if data == ours else data or b"")
-            found[job, of] = "" if known is None else disagreement(known, canaries, dtype)
+            difference = "" if known is None else disagreement(known, canaries, dtype)
+            found[job, of] = CanaryAgreement(difference, digest)
+        for (job, of), agreement in found.items():
+            if agreement.digest:
+                args = ["HSETNX", of, "canaries_digest", agreement.digest]
+                note(keys=[wire.JobKeys(job).meta], args=args, client=pipe)
+        pipe.execute()
         return found
 
     def canaries(self, job: str, owner: str = "") -> Canaries | None:

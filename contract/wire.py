@@ -61,14 +61,14 @@ RQ's keys (`rq:*`) are outside of this scheme and have no hash tag; RQ does not 
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the
-workers agreed on, "canaries", what it makes of fixed texts, in JSON, "recipe", the
-`TokenisationSettings` of token ids, "refused:<worker>", why one cannot embed the job ("" once it
-can), "account:<worker>#<incarnation>", an `Account` of what it did, "chunks:<worker>", how many
-chunks it committed, "command", the command line that does the same, "traceparent", for
-`contract.tracing`, "feed", with feeds, "owner", the output that it fills, and "generation", the
-making of the job: whoever makes it anew under the same name begins another one, and blocks of
-earlier ones count no more (`scripts/create.lua`). `meta` and the newest 100 of `failed` outlive the
-job for so long.
+workers agreed on, "canaries", what it makes of fixed texts, in JSON, "canaries_digest", by which
+commits name these, "recipe", the `TokenisationSettings` of token ids, "refused:<worker>", why one
+cannot embed the job ("" once it can), "account:<worker>#<incarnation>", an `Account` of what it
+did, "chunks:<worker>", how many chunks it committed, "command", the command line that does the
+same, "traceparent", for `contract.tracing`, "feed", with feeds, "owner", the output that it fills,
+and "generation", the making of the job: whoever makes it anew under the same name begins another
+one, and blocks of earlier ones count no more (`scripts/create.lua`). `meta` and the newest 100 of
+`failed` outlive the job for so long.
 """
 
 from dataclasses import dataclass

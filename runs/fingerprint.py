@@ -101,8 +101,10 @@ class Fingerprint:
         if self.canaries is not None:
             dtype = self.known.get("dtype", "")
             found = farm.reports.agree_on_canaries([(*job,)], self.canaries, dtype)
-            for words in filter(None, found.values()):
-                raise ModelRefused(f"the workers make other vectors than before: {words}")
+            for difference, _digest in found.values():
+                if difference:
+                    words = f"the workers make other vectors than before: {difference}"
+                    raise ModelRefused(words)
 
     def settle(self, farm: FarmClient, job: OwnJob) -> bool:
         """Learn the model, and keep it on the disk, durably, for runs that find another server.

@@ -3,16 +3,18 @@
 import logging
 import time
 import weakref
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.contract.canaries import TEXTS, Canaries, canaries_of
-from embedfarm.workers.engines.engine import DeviceFailed, Engine
+from embedfarm.contract.canaries import TEXTS, Canaries, canaries_of, disagreement
+from embedfarm.workers.engines.engine import DeviceAway, DeviceFailed, Engine
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.engines.windows import pool_windows
 from embedfarm.workers.leases import MicroBatch
@@ -21,8 +23,15 @@ from embedfarm.workers.texts import tokenise
 from embedfarm.workers.watchdog import Watchdog
 
 ENGINES_MAX: Final = 64  # of which the canaries are kept
+CHECK_TEXTS_MIN: Final = 2  # another text's vector is seen only beside that one
+CHECK_SHARE: Final = 0.04  # characters for each token of a micro-batch: a hundredth of its work
+_CHARACTERS: Final = list(accumulate(map(len, TEXTS)))
 
 log = logging.getLogger(__name__)
+
+
+class ComputesWrongly(DeviceAway):
+    """Raised when a device makes other vectors of a text than it made of it before."""
 
 
 @dataclass
@@ -39,6 +48,9 @@ class CanaryKeeper:
     def attach(self, batch: MicroBatch, watchdog: Watchdog) -> None:
         """Give a micro-batch the canaries of its engine, which makes them if it has not.
 
+        They are made before the engine embeds anything else, so that `check` knows later whether
+        the device has changed since.
+
         Raises:
             DeviceFailed: Nothing works on the device any more.
         """
@@ -48,6 +60,31 @@ class CanaryKeeper:
                 self.make(batch.engine)
             batch.account.spend("check", time.monotonic() - began)
         batch.canaries = self.of(batch.engine)
+
+    def check(self, batch: MicroBatch, watchdog: Watchdog) -> None:
+        """Have the device embed canaries once more behind a micro-batch that it has embedded.
+
+        The first ones of them, as many as are a hundredth of the micro-batch's work, and at least
+        two. Nothing of a micro-batch is stored before: whenever the device began to compute
+        wrongly, nothing of that is.
+
+        Raises:
+            ComputesWrongly: A vector is not what the same engine made of the text before.
+            DeviceFailed: Nothing works on the device any more.
+        """
+        known = batch.canaries
+        if known is None:
+            return
+        began = time.monotonic()
+        count = bisect_right(_CHARACTERS, CHECK_SHARE * batch.tokenised.lengths.sum())
+        texts = TEXTS[: max(CHECK_TEXTS_MIN, count)]
+        with watchdog.watch("the canaries", watchdog.load_limit):
+            made = make_canaries(batch.engine, texts)
+        batch.account.spend("forward", time.monotonic() - began)
+        before = canaries_of(known.matrix()[: len(texts)], texts)
+        words = disagreement(before, made, batch.dtype) if made is not None else ""
+        if words:
+            raise ComputesWrongly(f"it makes other vectors of the same texts than before: {words}")
 
     def has(self, engine: Engine) -> bool:
         """Tell whether an engine has made its canaries; its id may be that of an earlier one."""
@@ -70,8 +107,8 @@ class CanaryKeeper:
         return self._made[id(engine)][1] if self.has(engine) else None
 
 
-def make_canaries(engine: Engine) -> Canaries | None:
-    """Embed the canaries as an engine embeds the texts of its job.
+def make_canaries(engine: Engine, texts: tuple[str, ...] = TEXTS) -> Canaries | None:
+    """Embed canaries as an engine embeds the texts of its job.
 
     Returns:
         The canaries; None where the engine raises, as it may over texts that are not the job's.
@@ -82,7 +119,7 @@ def make_canaries(engine: Engine) -> Canaries | None:
     if isinstance(engine, NullEngine):  # a modelled device takes its time for a job's texts alone
         engine = replace(engine, tokens_per_second=0.0)
     try:
-        return canaries_of(embed_texts(engine, TEXTS))
+        return canaries_of(embed_texts(engine, texts), texts)
     except DeviceFailed:
         raise
     except Exception as error:  # noqa: BLE001 # a model may raise anything; a canary is no result

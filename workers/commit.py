@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract import block_stream, tracing
+from embedfarm.contract.block_stream import Commit
 from embedfarm.contract.broker import UNAVAILABLE, persist
+from embedfarm.contract.canaries import Canaries
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Result
@@ -55,6 +57,7 @@ class Committer:
     tokens_per_second: float = 0.0
     total: Account = field(default_factory=Account)
     _accounts: OrderedDict[Making, Account] = field(default_factory=OrderedDict)
+    _canaries: OrderedDict[Making, tuple[Canaries, str]] = field(default_factory=OrderedDict)
     _rates: dict[str, float] = field(default_factory=dict)  # by `model_key`
     _last_end: float = 0.0
 
@@ -98,8 +101,8 @@ class Committer:
     def _agree_on_canaries(self, batch: MicroBatch) -> None:
         """See that the engine makes the vectors that the jobs' other workers make.
 
-        Leases of a job whose canaries are others go back untouched, and others embed it. This is
-        done anew for each micro-batch, so that a server that has a result has its canaries.
+        Leases of a job whose canaries are others go back untouched, and others embed it. With a
+        job that this was agreed on, each commit asks whether the server has it still.
 
         Raises:
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
@@ -107,13 +110,25 @@ class Committer:
         canaries = batch.canaries
         if canaries is None:
             return
-        dtype, parts = batch.engine.fingerprint.get("dtype", ""), {p.making: p for p in batch.parts}
+        parts = {part.making: part for part in batch.parts}
+        asked = [making for making in parts if not self._canaries_digest(making, batch)]
+        if not asked:
+            return
         found = self._persist(
-            lambda: self.farm.reports.agree_on_canaries(list(parts), canaries, dtype)
+            lambda: self.farm.reports.agree_on_canaries(asked, canaries, batch.dtype)
         )
-        for making, words in found.items():
-            if words:
-                self._give_back(parts[making], f"this worker makes other vectors: {words}")
+        for making, (difference, digest) in found.items():
+            if difference:
+                reason = f"this worker makes other vectors than the job has: {difference}"
+                self._give_back(parts[making], reason)
+            self._canaries[making] = canaries, digest
+            while len(self._canaries) > ACCOUNTS_MAX:
+                self._canaries.popitem(last=False)
+
+    def _canaries_digest(self, making: Making, batch: MicroBatch) -> str:
+        """Return the digest of a job's canaries, with which those of the engine agreed, or ""."""
+        canaries, digest = self._canaries.get(making, (None, ""))
+        return digest if canaries is batch.canaries else ""
 
     def _give_back(self, part: JobPart, reason: str) -> None:
         """Refuse a job, and hand back what was leased of it: nobody has tried that."""
@@ -152,7 +167,7 @@ class Committer:
     def _note(self, batch: MicroBatch) -> dict[Making, Account]:
         """Note and return the jobs' accounts, before results: with its last one a job may end."""
         engine = batch.engine
-        batch.account.engine = f"{engine.name} {engine.fingerprint.get('dtype', '')}"
+        batch.account.engine = f"{engine.name} {batch.dtype}"
         batch.account.peak_flops_per_second = engine.peak_flops_per_second
         self.total.add(batch.account)
         batch.share_account()
@@ -173,11 +188,11 @@ class Committer:
         Returns:
             What `block_stream.commit` says of each result.
         """
-        answers = self._store(group)
+        answers = self._store(group, batch)
         unsettled = [place for place, answer in enumerate(answers) if answer == "unsettled"]
         settled = [place for place in unsettled if self._settle(group[place][0], batch)]
         if settled:
-            again = self._store([group[place] for place in settled])
+            again = self._store([group[place] for place in settled], batch)
             for place, answer in zip(settled, again, strict=True):
                 answers[place] = answer
         pairs = zip(group, answers, strict=True)
@@ -186,13 +201,20 @@ class Committer:
             log.info("job %s was deleted; %d results dropped", job, count)
         return answers
 
-    def _store(self, group: Sequence[tuple[Lease, Result]]) -> list[str]:
+    def _store(self, group: Sequence[tuple[Lease, Result]], batch: MicroBatch) -> list[str]:
         """Commit in one round trip; return what `block_stream.commit` says of each result."""
-        results = [(lease.job, lease.entry, result, lease.agreed) for lease, result in group]
-        return self._persist(lambda: block_stream.commit(self.farm.client, results))
+        commits = [
+            Commit(
+                lease.job, lease.entry, result, lease.agreed,
+                self._canaries_digest(lease.making, batch),
+            )
+            for lease, result in group
+        ]  # fmt: skip
+        return self._persist(lambda: block_stream.commit(self.farm.client, commits))
 
     def _settle(self, lease: Lease, batch: MicroBatch) -> bool:
         """Agree once more on the engine of a lease; without it the lease is left to others."""
+        self._canaries.pop(lease.making, None)
         job, generation = lease.making
         lease.agreed = self._persist(lambda: self.agree_again(job, generation, batch.engine))
         self._agree_on_canaries(batch)

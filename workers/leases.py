@@ -141,6 +141,11 @@ class MicroBatch:
             part.account.add(share)
 
     @property
+    def dtype(self) -> str:
+        """Type that the engine computes in, "" where it does not say."""
+        return self.engine.fingerprint.get("dtype", "")
+
+    @property
     def texts_full(self) -> int:
         """Texts that fill what the model takes."""
         return sum(part.account.texts_full for part in self.parts)
@@ -226,10 +231,10 @@ class Holdings:
                     groups[lease.job, lease.entry.stream].append(lease)
         return groups
 
-    def jobs(self) -> set[str]:
-        """Return the jobs of all leases, copies included."""
+    def jobs(self) -> list[str]:
+        """Return the jobs of all leases, copies included, in the order in which they came."""
         with self._lock:
-            return {lease.job for lease in self._leases.values()}
+            return list(dict.fromkeys(lease.job for lease in self._leases.values()))
 
     def engines(self) -> set[str]:
         """Return the keys of the engines that are to embed all leases, copies included."""

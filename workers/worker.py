@@ -30,12 +30,13 @@ from embedfarm.contract.broker import (
     name_worker,
 )
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_timeline import FarmEvent
 from embedfarm.contract.lane import Lane
 from embedfarm.contract.processes import restarts
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.budgets import Budgets
-from embedfarm.workers.canary_keeper import CanaryKeeper
+from embedfarm.workers.canary_keeper import CanaryKeeper, ComputesWrongly
 from embedfarm.workers.commit import Committer
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.fetch import Fetcher
@@ -243,8 +244,9 @@ class Worker:
             self._current = batch
             self._next.set(self._forecast(batch, 1.0))
             with batch.trying():
-                vectors = self.embedder.embed(batch)
                 self.canaries.attach(batch, self.watchdog)
+                vectors = self.embedder.embed(batch)
+                self.canaries.check(batch, self.watchdog)
             self._next.want(0.0)
             self._current = None
             jobs, ended = batch.jobs, time.monotonic()
@@ -370,6 +372,9 @@ class Worker:
         farm = FarmClient(self.client)
         try:
             farm.leave(self.name)
+            if isinstance(self.failure, ComputesWrongly):
+                note = str(self.failure)
+                farm.timeline.add(FarmEvent(kind="computes wrongly", worker=self.name, note=note))
             self.models.leave()
             hand_back(farm, self.name, self.holdings)
         except UNAVAILABLE as error:

@@ -5,15 +5,15 @@
 -- KEYS: in|retry, res, meta, failed, result wake-up
 -- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
 --       generation of the block, worker, chunks that it embedded, fingerprint that it agreed on
---       with others or "", devices' microseconds, their cost in millionths, then index, reason, attempts of what failed
-if (redis.call('HGET', KEYS[3], 'generation') or '') ~= ARGV[9] then return 'duplicate' end
+--       with others or "", devices' microseconds, their cost in millionths, digest of the canaries that it agreed on
+--       with others or "", then index, reason, attempts of what failed
+local generation, agreed, canaries = unpack(redis.call('HMGET', KEYS[3], 'generation', 'fingerprint', 'canaries_digest'))
+if (generation or '') ~= ARGV[9] then return 'duplicate' end
 if #redis.call('XPENDING', KEYS[1], 'farm', ARGV[1], ARGV[1], 1) == 0 then return 'duplicate' end
-if ARGV[12] ~= '' then
-  -- A server that came back may have lost what its workers agreed on, and kept the job.
-  local agreed = redis.call('HGET', KEYS[3], 'fingerprint')
-  if agreed and agreed ~= ARGV[12] then return 'unsettled' end
-  if not agreed then redis.call('HSET', KEYS[3], 'fingerprint', ARGV[12]) end
-end
+-- A server that came back may have lost what its workers agreed on, and kept the job.
+if ARGV[12] ~= '' and agreed and agreed ~= ARGV[12] then return 'unsettled' end
+if ARGV[15] ~= '' and canaries ~= ARGV[15] then return 'unsettled' end
+if ARGV[12] ~= '' and not agreed then redis.call('HSET', KEYS[3], 'fingerprint', ARGV[12]) end
 redis.call('XACK', KEYS[1], 'farm', ARGV[1])
 redis.call('XDEL', KEYS[1], ARGV[1])
 if redis.call('HGET', KEYS[3], 'state') == 'cancelled' then return 'cancelled' end
@@ -31,7 +31,7 @@ redis.call('HINCRBY', KEYS[3], 'real_tokens_done', ARGV[7])
 redis.call('HINCRBY', KEYS[3], 'result_bytes', #ARGV[3])
 if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[3], 'device_us', ARGV[13]) end
 if ARGV[14] ~= '0' then redis.call('HINCRBY', KEYS[3], 'cost_micros', ARGV[14]) end
-for i = 15, #ARGV, 3 do
+for i = 16, #ARGV, 3 do
   redis.call('HINCRBY', KEYS[3], 'chunks_failed', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
     'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])

@@ -97,10 +97,12 @@ def test_the_first_worker_of_each_job_says_what_it_makes(farm: FarmClient) -> No
     jobs = [(name, farm.job(name).noted("generation")) for name in ("a", "b")]
     first, other = canaries_of(vectors()), canaries_of(vectors(1))
     assert farm.reports.canaries("a") is None
-    assert farm.reports.agree_on_canaries(jobs[:1], first, "float32") == {jobs[0]: ""}
+    (agreed,) = farm.reports.agree_on_canaries(jobs[:1], first, "float32").values()
+    assert (agreed.difference, agreed.digest) == ("", farm.job("a").noted("canaries_digest"))
     found = farm.reports.agree_on_canaries([*jobs, ("gone", "")], other, "float32")
-    assert "cosine" in found[jobs[0]]
-    assert (found[jobs[1]], found["gone", ""]) == ("", "")
+    assert "cosine" in found[jobs[0]].difference
+    assert found[jobs[0]].digest == agreed.digest != found[jobs[1]].digest
+    assert (found[jobs[1]].difference, found["gone", ""]) == ("", ("", ""))
     assert farm.reports.canaries("a") == first
     assert farm.reports.canaries("b") == other
 
@@ -108,7 +110,7 @@ def test_the_first_worker_of_each_job_says_what_it_makes(farm: FarmClient) -> No
 def test_those_of_an_earlier_making_do_not_count(farm: FarmClient) -> None:
     """Whoever embedded an earlier job of the name says nothing about this one."""
     assert farm.reports.agree_on_canaries([("a", "earlier")], canaries_of(vectors()), "") == {
-        ("a", "earlier"): ""
+        ("a", "earlier"): ("", "")
     }
     assert farm.reports.canaries("a") is None
 
@@ -118,9 +120,8 @@ def test_what_cannot_be_read_stands_in_nobodys_way(farm: FarmClient) -> None:
     said: dict[str, str] = {}
     farm = FarmClient(farm.client, said.__setitem__)
     farm.job("a").note("canaries", b"{")
-    assert farm.reports.agree_on_canaries([("a", "")], canaries_of(vectors()), "") == {
-        ("a", ""): ""
-    }
+    (agreed,) = farm.reports.agree_on_canaries([("a", "")], canaries_of(vectors()), "").values()
+    assert not agreed.difference
     assert farm.reports.canaries("a") is None
     assert list(said) == ["canaries of a"]
 

@@ -140,6 +140,7 @@ def test_every_field_of_meta_is_named() -> None:
     noted = {"spec", "fingerprint", "recipe", "refused:<worker>", "account:<worker>#<incarnation>"}
     noted |= {
         "canaries",
+        "canaries_digest",
         "chunks:<worker>",
         "command",
         "traceparent",

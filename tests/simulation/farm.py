@@ -28,7 +28,8 @@ from embedfarm.runs.request import Request
 from embedfarm.runs.run_failures import Interrupted
 from embedfarm.scheduler.loop import Scheduler
 from embedfarm.workers import worker
-from embedfarm.workers.engines.engine import Tokenised
+from embedfarm.workers.canary_keeper import CanaryKeeper
+from embedfarm.workers.engines.engine import Engine, Tokenised
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.worker import Worker
 from tests.simulation import library, link
@@ -163,6 +164,19 @@ def run_embed(  # noqa: PLR0913 # as `complete` has them
 
 
 _forward: Final = NullEngine.forward
+_make: Final = CanaryKeeper.make
+
+
+def note_canaries() -> None:
+    """Note which devices have made canaries; one that makes them anew has loaded sound weights."""
+
+    def make(keeper: CanaryKeeper, engine: Engine) -> None:
+        process = current().process
+        process.device = ""
+        _make(keeper, engine)
+        process.device = "sound"
+
+    setattr(CanaryKeeper, "make", make)  # noqa: B010 # in this process alone
 
 
 def guess_vectors(dimensions: int) -> None:
@@ -208,7 +222,8 @@ def harmful_texts(harms: Mapping[str, Callable[[], None]]) -> None:
             for feature in batch.features[rows].tolist():
                 if feature in harmful:
                     harmful[feature]()
-            return _forward(engine, batch, rows)
+            vectors = _forward(engine, batch, rows)
+            return -vectors if current().process.device == "damaged" else vectors
 
     setattr(NullEngine, "forward", forward)  # noqa: B010 # in this process alone
 

@@ -202,6 +202,16 @@ class Faults:
         self._later(DRAIN_SECONDS, lambda: role.kill(process))
         return self._later(seconds, lambda: self.world.thaw(process))
 
+    def damage(self) -> float | None:
+        """Let the device of a worker make wrong vectors from now on."""
+        among = [role for role in self.roles if role.process and role.process.device == "sound"]
+        if not among or not (victim := self._victim(among)):
+            return None
+        _, process = victim
+        self.trace(f"device of {process.name} begins to compute wrongly")
+        process.device = "damaged"
+        return 0.0
+
     def jump(self) -> float | None:
         """Set the wall clock of a process wrong."""
         if not (victim := self._victim()):

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from embedfarm.contract import broker
 from embedfarm.contract.settings import Settings
+from embedfarm.workers.canary_keeper import ComputesWrongly
 from tests.simulation import sightings
 from tests.simulation.disk import Disk
 from tests.simulation.farm import (
@@ -21,6 +22,7 @@ from tests.simulation.farm import (
     end_by,
     guess_vectors,
     harmful_texts,
+    note_canaries,
     note_discards,
     read_slowly,
     run_scheduler,
@@ -36,12 +38,14 @@ from tests.simulation.mount import mounted
 from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
 from tests.simulation.shelf import Shelf
+from tests.simulation.states import State
 from tests.simulation.user_steps import Lives
 from tests.simulation.users import SIZES, User
 from tests.simulation.views import Broken
 from tests.simulation.world import World, enter
 
 SECONDS_AFTER_MAX: Final = 90.0  # after faults and reactions; a lost connection may take a timeout
+HARM_SECONDS: Final = 10.0  # more for each text that kills or hangs a worker
 SYNC_SECONDS_MAX: Final = 0.01
 STEPS_MAX: Final = 1_000_000  # of which a run has some thousands
 DARK_SHARE: Final = 0.3  # of finished jobs behind which the power is lost
@@ -52,8 +56,11 @@ CROWD_SHARE: Final = 0.3  # of the other seeds, with several users at once, whos
 USERS: Final = ("job", "more", "third", "fourth", "fifth", "sixth")
 SEVERAL_SHARE: Final = 0.2  # of the seeds, with several models
 SEVERAL_USERS: Final = (2, 3)
+DAMAGED_SHARE: Final = 0.3  # of those with one model, in which a device begins to compute wrongly
 SLOW_SHARE: Final = 0.15  # of the lively ones, in which reading is slower than all timeouts
 READ_SECONDS_MAX: Final = 12.0  # for all of a corpus, where reading is slower than all timeouts
+
+DAMAGED: Final = State("device computes wrongly", "a worker ends by `ComputesWrongly`")
 
 
 class Outcome(NamedTuple):
@@ -125,6 +132,7 @@ class Simulation:
         connect_to(self.host)
         guess_vectors(DIMENSIONS)
         end_by(self._kill_current)
+        note_canaries()
         sync_seconds = partial(random.uniform, 0.0, SYNC_SECONDS_MAX)
         self.disk = Disk(self.directory / "disk", world, sync_seconds, self._detail)
         settings = self._settings()
@@ -160,6 +168,9 @@ class Simulation:
         )
         horizon = random.choice([1.0, 2.0, 4.0, 8.0])
         self.faults.plan(horizon)
+        own = Random(f"damage {self.seed}")
+        if shelf is None and own.random() < DAMAGED_SHARE:  # nobody asks vectors of requests twice
+            self.faults.add(own.uniform(0.0, horizon), self.faults.damage, horizon)
         if shelf is not None:
             shelf.stock([role.name for role in self.workers], horizon)
             ModelSteps(self.scene, self.faults, shelf).plan(horizon)
@@ -178,7 +189,8 @@ class Simulation:
             if self.world.steps >= STEPS_MAX:
                 raise Failure(f"not done after {STEPS_MAX:,} steps, {self.world.now:.1f} s")
             if self.world.now >= self._deadline():
-                raise Failure(f"not done {SECONDS_AFTER_MAX:.0f} s after all faults and reactions")
+                seconds = self._seconds_after_max
+                raise Failure(f"not done {seconds:.0f} s after all faults and reactions")
         scene = self.scene
         if scene.errors:
             raise scene.errors[0]
@@ -198,7 +210,12 @@ class Simulation:
         return bool(self.scene.errors or all(role.done for role in commands))
 
     def _deadline(self) -> float:
-        return max(self.faults.ends_at, self.scene.reacted_at) + SECONDS_AFTER_MAX
+        return max(self.faults.ends_at, self.scene.reacted_at) + self._seconds_after_max
+
+    @property
+    def _seconds_after_max(self) -> float:
+        """Seconds that a run may take behind the last fault; workers die of harmful texts."""
+        return SECONDS_AFTER_MAX + HARM_SECONDS * len(self.harms)
 
     # What is run.
 
@@ -331,6 +348,8 @@ class Simulation:
         self._say(f"{self.world.process.name} ended: {error!r}")
         if isinstance(error, OSError) and error.errno == errno.EIO:
             self.faults.end_by_failed_sync()
+        elif isinstance(error, ComputesWrongly) and self.world.process.device == "damaged":
+            DAMAGED.reach()
         elif not (role.stop.is_set() and isinstance(error, broker.UNAVAILABLE)):
             self.scene.fail(error)
 

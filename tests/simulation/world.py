@@ -59,6 +59,8 @@ class Process:
         frozen: Whether it is stopped, as by SIGSTOP; time goes on without it.
         clock_seconds: Seconds by which its wall clock is wrong.
         doom: Its death at one of its next effects, if one awaits it.
+        device: Its device's state: "sound", "damaged" for one that makes wrong vectors, or "" while
+            it has made none.
         tasks: Its tasks that have not ended.
     """
 
@@ -67,6 +69,7 @@ class Process:
     frozen: bool = False
     clock_seconds: float = 0.0
     doom: Doom | None = None
+    device: str = ""
     tasks: dict["Task", None] = field(default_factory=dict)
     held_back: list["Task"] = field(default_factory=list)
     at_death: list[Callable[[], None]] = field(default_factory=list)

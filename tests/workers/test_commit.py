@@ -196,11 +196,32 @@ def test_a_job_with_other_canaries_is_handed_back(farm: FarmClient) -> None:
     commit(committer, batch)
     assert [job.status().chunks_done for job in jobs] == [0, 10]
     assert list(refused) == ["a"]
-    assert "other vectors: a cosine of" in refused["a"]
+    assert "other vectors than the job has: a cosine of" in refused["a"]
     assert committer.holdings.tokens == 0
     back = jobs[0].stream.expired(jobs[0].keys.blocks, 60.0, 9)
     assert [pending.deliveries for pending in back] == [0, 0]
     assert (farm.reports.canaries("a"), farm.reports.canaries("b")) == (others, batch.canaries)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_server_that_forgot_the_canaries_has_them_before_a_result(
+    farm: FarmClient, *, honest: bool
+) -> None:
+    """A crash may take what was agreed on before a commit: it is agreed on again, or not."""
+    jobs, batch = lease_both(farm)
+    committer = committer_on(farm)
+    committer.agree_again = lambda job, of, engine: farm.reports.agree(job, engine.fingerprint, of)
+    batch.canaries = make_canaries(batch.engine)
+    assert batch.canaries is not None
+    for job in jobs:
+        committer._canaries[job.id, job.noted("generation")] = batch.canaries, "as agreed"
+    others = canaries_of(batch.canaries.matrix()[:, ::-1])
+    if not honest:  # somebody was there since
+        farm.reports.agree_on_canaries([("a", "")], others, "float32")
+    commit(committer, batch)
+    assert [job.status().chunks_done for job in jobs] == [5 if honest else 0, 10]
+    assert farm.reports.canaries("a") == (batch.canaries if honest else others)
+    assert farm.reports.canaries("b") == batch.canaries
 
 
 def test_accounts_of_jobs_add_up_to_what_was_done(farm: FarmClient) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.contract import block_stream, wire
-from embedfarm.contract.block_stream import BlockStream
+from embedfarm.contract.block_stream import BlockStream, Commit
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.entries import Entry
@@ -778,7 +778,7 @@ def names(batch: MicroBatch) -> list[str]:
 def commit_all(fetcher: Fetcher, batch: MicroBatch) -> None:
     """Embed and store a micro-batch of several jobs."""
     found = results_of(batch, Embedder().embed(batch), fetcher.worker)
-    done = [(lease.job, lease.entry, result, lease.agreed) for lease, result in found]
+    done = [Commit(each.job, each.entry, result, each.agreed) for each, result in found]
     assert block_stream.commit(fetcher.farm.client, done) == ["committed"] * len(done)
     fetcher.holdings.remove(batch.leases)
 
@@ -791,7 +791,7 @@ def test_small_jobs_share_a_micro_batch(farm: FarmClient) -> None:
     batch = fetch(fetcher)
     assert names(batch) == ["c", "a", "b"]
     assert [part.texts for part in batch.parts] == [slice(0, 3), slice(3, 6), slice(6, 9)]
-    assert fetcher.holdings.jobs() == {"a", "b", "c"}
+    assert sorted(fetcher.holdings.jobs()) == ["a", "b", "c"]
     assert all(job.status().first_read_ms for job in jobs)
     commit_all(fetcher, batch)
     for job in jobs:
