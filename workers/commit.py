@@ -121,6 +121,7 @@ class Committer:
             if difference:
                 reason = f"this worker makes other vectors than the job has: {difference}"
                 self._give_back(parts[making], reason)
+                continue
             self._canaries[making] = canaries, digest
             while len(self._canaries) > ACCOUNTS_MAX:
                 self._canaries.popitem(last=False)

@@ -236,7 +236,7 @@ def test_other_vectors_of_one_model_are_refused(old: Path, tmp_path: Path) -> No
     turned = canaries_of(canaries.matrix()[:, ::-1])
     other = remade(old, tmp_path / "other", canaries=turned)
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["all new", *TEXTS])
-    with pytest.raises(ModelRefused, match="other vectors: a cosine of"):
+    with pytest.raises(ModelRefused, match="other vectors than the job has: a cosine of"):
         embed(corpus, tmp_path / "out", other)
     with pytest.raises(OutputError, match=r"has other vectors than .* for one model"):
         embed(corpus, tmp_path / "another", old, other)
