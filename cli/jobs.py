@@ -31,7 +31,7 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.cli.progress import View, describe_progress
-from embedfarm.cli.run_table import describe_runs, run_table
+from embedfarm.cli.run_table import run_table
 from embedfarm.cli.term_options import (
     PriorityName,
     describe_deadline,
@@ -51,7 +51,7 @@ from embedfarm.contract.scheduling_terms import (
     read_deadline,
 )
 from embedfarm.contract.status import JobGone, JobStatus
-from embedfarm.watch.corpus_runs import last_runs
+from embedfarm.watch.corpus_runs import figures_of, last_runs
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs, read_progress
 
 ENDED_MAX: Final = 1000  # shown
@@ -109,7 +109,7 @@ def show_runs(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
     with on_farm(redis) as farm:
         runs = last_runs(farm, read_job(farm, find_job(farm, job).id))
     if as_json:
-        print_json(describe_runs(runs))
+        print_json([asdict(figures_of(each)) for each in runs])
     elif runs:
         Console().print(run_table(runs))
     else:

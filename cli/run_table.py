@@ -1,7 +1,7 @@
 """The table of a corpus's last jobs that `embedfarm jobs runs` prints."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
@@ -36,22 +36,3 @@ def run_table(runs: Sequence[CorpusRun]) -> Table:
             f"{facts.chunks_failed:,}",
         )
     return table
-
-
-def describe_runs(runs: Sequence[CorpusRun]) -> list[dict[str, Any]]:
-    """Return the jobs as JSON has them."""
-    return [
-        {
-            "job": each.facts.job,
-            "created_ms": each.facts.created_ms,
-            "state": each.facts.state,
-            "chunks": each.facts.known,
-            "seconds": each.seconds,
-            "chunks_per_second": each.chunks_per_second,
-            "tokens_per_second": each.tokens_per_second,
-            "device_hours": each.facts.device_hours,
-            "cost": each.facts.cost,
-            "failed": each.facts.chunks_failed,
-        }
-        for each in runs
-    ]

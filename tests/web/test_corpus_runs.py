@@ -1,4 +1,4 @@
-"""Tests of the last jobs of one corpus side by side, on the page and at the command line."""
+"""Tests of the last jobs of one corpus: on the page, by HTTP and at the command line."""
 
 import json
 
@@ -56,6 +56,17 @@ def test_they_stand_side_by_side_on_the_page(web: TestClient, runs: redis.Redis)
     assert "Last runs" not in web.get("/jobs/other", headers=BROWSER).text
 
 
+def test_http_has_the_same(web: TestClient, runs: redis.Redis, server: LiveServer) -> None:
+    """A job has the runs of its corpus by HTTP as at the command line; an upload has none."""
+    said = web.get("/v1/jobs/monday/runs").json()
+    assert {each["job"] for each in said} == {"monday", "tuesday", "theirs"}
+    told = run("jobs", "runs", "monday", "--redis", server.url, "--json").stdout
+    assert said == json.loads(told)
+    make(runs, "upload", "")
+    assert web.get("/v1/jobs/upload/runs").json() == []
+    assert web.get("/v1/jobs/none/runs").status_code == 404
+
+
 def test_a_tenant_sees_its_own(server: LiveServer, runs: redis.Redis) -> None:
     """The jobs of others with the same corpus are not there for a tenant."""
     make(runs, "again", "/data/wiki", "red")
@@ -63,6 +74,8 @@ def test_a_tenant_sees_its_own(server: LiveServer, runs: redis.Redis) -> None:
     with client_of(server, [key]) as web:
         headers = BROWSER | {"authorization": f"Bearer {secret}"}
         page = web.get("/jobs/theirs", headers=headers).text
+        said = web.get("/v1/jobs/theirs/runs", headers=headers).json()
+    assert {each["job"] for each in said} == {"theirs", "again"}
     assert "run again" in page
     assert "run monday" not in page
 

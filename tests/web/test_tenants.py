@@ -56,6 +56,7 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
     "GET /v1/jobs/{job}/errors/{index}": {"index": "0"},
     "GET /v1/jobs/{job}/events": {},
     "GET /v1/jobs/{job}/timeline": {},
+    "GET /v1/jobs/{job}/runs": {},
     "GET /v1/batches/{batch}": {},
     "POST /v1/batches/{batch}/cancel": {},
     "GET /v1/files/{file}": {},

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, Self
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from embedfarm.watch.corpus_runs import RunFigures, figures_of, last_runs
 from embedfarm.watch.overview import (
     JobChoice,
     JobFacts,
@@ -77,6 +78,16 @@ def list_jobs(
 def show_job(services: Service, job: JobId) -> JobProgress:
     """Show a job: what it asks for, how far it is, how fast it goes, and who refused it."""
     return read_progress(services.farm, job)
+
+
+@router.get("/{job}/runs", responses=problems(404), dependencies=need(Scope.READ))
+def list_runs(services: Service, job: JobId) -> list[RunFigures]:
+    """List the last six jobs of the same corpus, newest first; none where nobody can tell.
+
+    Of a corpus that was uploaded nobody knows the other jobs. A tenant's key is told of its own.
+    """
+    farm = services.farm
+    return [figures_of(each) for each in last_runs(farm, read_job(farm, job))]
 
 
 @router.post("/{job}/pause", responses=problems(404, 409), dependencies=need(Scope.SUBMIT))
