@@ -46,6 +46,7 @@ from embedfarm.web.pages import (
     failure_page,
     job,
     log_page,
+    raise_limit,
     scheduler,
     search_page,
     sign_in,
@@ -67,7 +68,8 @@ PROTOCOLS: Final = (
 PAGES: Final = (
     api_docs.router, submit.router, farm.router, all_jobs.router, job.router, download.router,
     search_page.router, failure_page.router, workers.router, log_page.router,
-    scheduler.router, scheduler.steering, charts.router, sign_in.router, steer.router,
+    scheduler.router, scheduler.steering, charts.router, sign_in.router,
+    raise_limit.router, steer.router,
 )  # fmt: skip
 
 OTHER_THREADS: Final = 64  # for routes that wait for the server only: anyio has 40

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
 import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect
@@ -41,6 +42,7 @@ PAGES: Final = {
     "docs": "/docs",
     "overview": "/",
     "job": "/jobs/handbook",
+    "limited": "/jobs/limited",
     "ended": "/jobs/old-0",
     "new": "/jobs/new",
     "upload": "/jobs/new?of=file",
@@ -182,6 +184,7 @@ def add_jobs(client: redis.Redis) -> None:
         )  # fmt: skip
         farm.reports.account("gpu:cuda-0", "1", {(name, ""): account})
     Job(client, "tickets").pause()
+    add_limited_job(client)
     for place in range(25):
         job = Job(client, f"old-{place}")
         job.create(JobSpec(model=MODEL, name=f"nightly export {place}"), 0, notes=notes)
@@ -202,6 +205,16 @@ def add_jobs(client: redis.Redis) -> None:
         ),
         STATS,
     )  # fmt: skip
+
+
+def add_limited_job(client: redis.Redis) -> None:
+    """Add a job that has paused itself, since it has taken its device-hours."""
+    job = Job(client, "limited")
+    terms = Terms(max_hours=1.5, max_cost=20)
+    job.create(JobSpec(model=MODEL, name="archive, first half"), 0, terms)
+    push(job, 0, CHUNKS)
+    entry, result = embed(job.stream.read("gpu:cuda-0", 1)[0])
+    job.stream.commit([(entry, msgspec.structs.replace(result, seconds=5460.0, cost=12.5))])
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
     "GET /jobs/{job}/errors/{index}": {"index": "0"},
     "GET /jobs/{job}/{verb}": {"verb": "cancel"},
     "POST /jobs/{job}/{verb}": {"verb": "cancel"},
+    "POST /jobs/{job}/limits": {"data": {"max_hours": "2"}},
     "GET /charts/jobs/{job}/speed.svg": {},
     "GET /charts/jobs/{job}/workers.svg": {},
     "GET /charts/jobs/{job}/lanes.svg": {},

@@ -16,6 +16,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.pace import Range, TimedMicroBatch
 from embedfarm.contract.records import Sample
+from embedfarm.contract.scheduling_terms import LIMIT_MAX
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.usage import describe
 from embedfarm.ingest.job_directories import is_submitted
@@ -132,6 +133,8 @@ def _read(
         "accounts": {worker: describe(account) for worker, account in accounts.items()},
         "timeline": farm.timeline.newest(EVENTS_MAX, name),
         "actions": actions_for(facts),
+        "limited": facts.state == "paused" and (facts.limited or bool(facts.braked)),
+        "limit_max": int(LIMIT_MAX),
         "runs": runs.read(facts),
         "no_results": why_not(services.settings, facts),
         "reusable": facts.state == "finished" and is_submitted(name),
