@@ -31,7 +31,8 @@ Query = Annotated[
 Keep = Annotated[
     list[str],
     typer.Option(
-        help="Columns of Parquet or Arrow to keep beside the vectors, with commas between, or all."
+        help="Columns to keep beside the vectors, with commas between, or all; those of JSON and "
+        "CSV are strings, or declared, as in year:int64 (float64, bool)."
     ),
 ]
 Glob = Annotated[str, typer.Option(help="Glob that chooses the files of a directory.")]

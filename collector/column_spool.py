@@ -107,7 +107,8 @@ class ColumnSpool:
             OutputError: The columns are of other types than they were.
             OSError: The disk refused; the same batch may be put again.
         """
-        batch = batch.select(self.schema.names)
+        if set(self.schema.names) <= set(batch.schema.names):
+            batch = batch.select(self.schema.names)
         self.compare(batch.schema, "while they were read, the columns to keep became")
         with self._lock:
             skip = min(batch.num_rows, max(0, self._wanted - self._end))

@@ -100,7 +100,6 @@ def _write_corpus(base: Path, request: Request, out: Path, manifest: Manifest) -
     corpus, text = base.with_suffix(".parquet"), TEXT
     while text in schema.names:
         text += "_"
-    request = replace(request, options=replace(request.options, keep=tuple(schema.names)))
     spool = ColumnSpool(base.with_suffix(".columns"), schema)
     field = pa.field(text, pa.string())
     with (

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final, TypeAlias
 from embedfarm.contract.records import Rows
 from embedfarm.producer import chunker
 from embedfarm.producer.readers import arrow, database, delimited, directory, jsonl, parquet, text
-from embedfarm.producer.readers.fields import ColumnQueue, Fields, parse_template
+from embedfarm.producer.readers.fields import ALL, ColumnQueue, Fields, KeptField, parse_template
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
 from embedfarm.producer.readers.recoded import UTF_8, canonical, is_encoding, recode
@@ -25,6 +25,7 @@ from embedfarm.producer.readers.source import (
     open_binary,
     split_compression,
 )
+from embedfarm.producer.readers.text_columns import parse_kept
 
 BATCH_ROWS_MAX: Final = 2048
 BATCH_CHARACTERS_MAX: Final = 1 << 20
@@ -57,8 +58,8 @@ class CorpusOptions:
             of one field.
         id_field: Column or key of the id; None for rows without ids.
         query: Query that gives the rows of a database, which come in the order of `id_field`.
-        keep: Columns that stay beside the vectors, `("all",)` for every one. They are those of
-            Parquet or Arrow, at the top.
+        keep: Columns that stay beside the vectors, `("all",)` for every one, at the top of a row.
+            Of JSON and CSV they are strings, or what is declared, as in "year:int64".
         format: A name in `FORMATS` for every file named as a source; None goes by the suffix.
         glob: Which files of a directory are read, by their path below it. If they are all of one
             format of rows, they are read as such; else each of them is a document.
@@ -111,6 +112,17 @@ class CorpusOptions:
         return Fields(template.fields, self.id_field, template, self.keep, columns)
 
 
+_Look: TypeAlias = Callable[[BinaryIO, str, Fields], list[str]]
+
+LOOKS: Final[dict[str, _Look]] = {
+    "jsonl": jsonl.names_in_json,
+    "json": jsonl.names_in_json,
+    "csv": partial(delimited.names_in_header, delimiter=","),
+    "tsv": partial(delimited.names_in_header, delimiter="\t"),
+}
+"""Formats of text whose rows have fields, and what finds the names of these in a file."""
+
+
 def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
     sources: Sequence[str],
     options: CorpusOptions,
@@ -146,7 +158,7 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
         if not location.is_directory:
             format_of(location, options)
     opened = partial(_open, stdin=stdin, bytes_max=limits.bytes_max)
-    fields = options.fields(columns)
+    fields = replace(options.fields(columns), kept=kept_fields(locations, options))
     items = _read_all(locations, options, fields, cut, opened, cursor or Cursor())
     return limit_rows(_gather(items, bad_rows, with_ids=with_ids), limits)
 
@@ -209,6 +221,47 @@ def format_of(location: Location, options: CorpusOptions) -> str:
     return chosen
 
 
+def kept_fields(locations: Sequence[Location], options: CorpusOptions) -> tuple[KeptField, ...]:
+    """Return the fields to keep where rows are text; if all of them are kept, those of all files.
+
+    Raises:
+        CorpusError: A file has to be looked into and cannot, or one field is named with two types.
+    """
+    if not options.keep:
+        return ()
+    files = [each for each in locations if not each.is_directory]
+    texts = [each for each in files if format_of(each, options) in LOOKS]
+    if texts and options.keep != (ALL,):
+        return parse_kept(options.keep)
+    names = dict.fromkeys(name for each in texts for name in names_in(each, options))
+    return tuple(map(KeptField, names))
+
+
+def names_in(location: Location, options: CorpusOptions) -> list[str]:
+    """Return the names of the fields in a file of text: in its first rows, or its header.
+
+    Raises:
+        CorpusError: It is standard input, or cannot be read.
+    """
+    name, chosen = location.name, format_of(location, options)
+    if location.is_stdin:
+        raise CorpusError(
+            f"{name}: nobody can look into it beforehand: name the columns to keep, each with its "
+            "type (--keep title:string,year:int64)"
+        )
+    with (
+        named_errors(name, is_url=location.is_url),
+        open_binary(location.filesystem, location.path) as file,
+    ):
+        return LOOKS[chosen](_in_utf_8(file, chosen, options), name, options.fields())
+
+
+def _in_utf_8(file: BinaryIO, chosen: str, options: CorpusOptions) -> BinaryIO:
+    """Return a file's content, in UTF-8 if it is one of text."""
+    has_none = chosen in WITHOUT_ENCODING or canonical(options.encoding) == UTF_8
+    return file if has_none else recode(file, options.encoding)
+
+
 def _read_all(  # noqa: PLR0913, PLR0917 -- what the one call has in hand
     locations: Sequence[Location],
     options: CorpusOptions,
@@ -243,8 +296,7 @@ def _read(  # noqa: PLR0913, PLR0917 -- what the one call has in hand
             yield from database.read(location.path, location.name, fields, options.query, cursor)
             return
         with opened(location) as file:
-            has_none = chosen in WITHOUT_ENCODING or canonical(options.encoding) == UTF_8
-            content = file if has_none else recode(file, options.encoding)
+            content = _in_utf_8(file, chosen, options)
             yield from FORMATS[chosen](content, location.name, fields, cursor)
 
 

@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 from embedfarm.producer.readers.fields import Fields
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item, is_unicode
 from embedfarm.producer.readers.source import LINE_BYTES_MAX, Cursor, number_lines
+from embedfarm.producer.readers.text_columns import TextColumns, columns_of_csv
 
 DELIMITERS: Final = (",", ";", "\t", "|")
 
@@ -28,16 +29,60 @@ def read(
     Raises:
         CorpusError: There is no header row, or it lacks a field.
     """
-    csv.field_size_limit(LINE_BYTES_MAX)
     begin = Cursor()
-    lines = _lines(file, name, begin)
-    first = list(_upto_header(lines))
-    used = _find_delimiter(first[-1], fields.names, delimiter) if first else delimiter
-    header = _header(_read_rows(chain(first, lines), used, 0), name)
+    header, used = _begin(file, name, fields, delimiter, begin)
     if not cursor.offset:
         cursor.offset, cursor.line = begin.offset, begin.line
-    columns = [_column(header, field, name) for field in fields.names]
-    rows = _read_rows(_lines(file, name, cursor, begin.offset), used, cursor.line)
+    kept = columns_of_csv(fields)
+
+    def rows(cursor: Cursor) -> Iterator[Item]:
+        lines = _lines(file, name, cursor, begin.offset)
+        yield from _items(_read_rows(lines, used, cursor.line), header, name, fields, kept)
+
+    yield from rows(cursor) if kept is None else kept.ahead(rows, cursor)
+
+
+def names_in_header(file: BinaryIO, name: str, fields: Fields, *, delimiter: str) -> list[str]:
+    """Return the names in the header of a file.
+
+    Raises:
+        CorpusError: There is no header row.
+    """
+    return _begin(file, name, fields, delimiter, Cursor())[0]
+
+
+def column_of(header: Sequence[str], field: str, name: str) -> int:
+    """Return the index of a field's column.
+
+    Raises:
+        CorpusError: There is not just one of that name.
+    """
+    if header.count(field) != 1:
+        raise CorpusError(f"{name}: no single column {field!r}; it has {', '.join(header)}")
+    return header.index(field)
+
+
+def _begin(
+    file: BinaryIO, name: str, fields: Fields, delimiter: str, cursor: Cursor
+) -> tuple[list[str], str]:
+    """Read a file up to its header; return that, and the delimiter."""
+    csv.field_size_limit(LINE_BYTES_MAX)
+    lines = _lines(file, name, cursor)
+    first = list(_upto_header(lines))
+    used = _find_delimiter(first[-1], fields.names, delimiter) if first else delimiter
+    return _header(_read_rows(chain(first, lines), used, 0), name), used
+
+
+def _items(
+    rows: Iterator[tuple[int, list[str] | csv.Error]],
+    header: Sequence[str],
+    name: str,
+    fields: Fields,
+    kept: TextColumns | None,
+) -> Iterator[Item]:
+    """Yield an item per row."""
+    columns = [column_of(header, field, name) for field in fields.names]
+    beside = [column_of(header, field, name) for field in (kept.names if kept else ())]
     for line, row in rows:
         if isinstance(row, csv.Error):
             yield BadRow(name, line, None, f"no row: {row}")
@@ -47,10 +92,12 @@ def read(
         else:
             values = [row[column] for column in columns]
             damaged = next((n for n, value in enumerate(values) if not is_unicode(value)), None)
-            if damaged is None:
-                yield fields.row(values)
-            else:
+            if damaged is not None:
                 yield BadRow(name, line, fields.names[damaged], "not UTF-8")
+            elif kept and (unfit := kept.add([row[column] for column in beside])):
+                yield BadRow(name, line, unfit.field, unfit.reason)
+            else:
+                yield fields.row(values)
 
 
 def _lines(file: BinaryIO, name: str, cursor: Cursor, read_bytes: int = 0) -> Iterator[str]:
@@ -114,10 +161,3 @@ def _header(rows: Iterator[tuple[int, list[str] | csv.Error]], name: str) -> lis
     if not header:
         raise CorpusError(f"{name}: no header row, the file is empty")
     return header
-
-
-def _column(header: list[str], field: str, name: str) -> int:
-    """Return the index of a field's column, or raise `CorpusError` if there is not just one."""
-    if header.count(field) != 1:
-        raise CorpusError(f"{name}: no single column {field!r}; it has {', '.join(header)}")
-    return header.index(field)

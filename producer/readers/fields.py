@@ -5,7 +5,7 @@ import string
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from embedfarm.producer.readers.items import CorpusError
 
@@ -70,6 +70,20 @@ def parse_template(template: str) -> Template:
     return Template(tuple(fields), (*between, text))
 
 
+class KeptField(NamedTuple):
+    """A field of rows that are text, which becomes a column beside the vectors.
+
+    Attributes:
+        name: Its name, at the top of a row.
+        type: Type of its values, by name.
+        declared: Whether somebody said that it is of this type.
+    """
+
+    name: str
+    type: str = "string"
+    declared: bool = False
+
+
 @dataclass(frozen=True)
 class Fields:
     """What is taken of each row.
@@ -80,6 +94,7 @@ class Fields:
         template: What makes a text of several fields; None where the one field is the text.
         keep: Names of the columns to keep, or `ALL` alone.
         columns: Gets these columns; None where nobody wants them now.
+        kept: The columns to keep where rows are text, of JSON or CSV, and have no types.
     """
 
     texts: tuple[str, ...]
@@ -87,6 +102,7 @@ class Fields:
     template: Template | None = None
     keep: tuple[str, ...] = ()
     columns: ColumnQueue | None = None
+    kept: tuple[KeptField, ...] = ()
 
     @property
     def names(self) -> list[str]:

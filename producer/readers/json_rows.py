@@ -1,5 +1,6 @@
 """Objects of JSON as rows: the text and id of each, at the top or inside."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import islice, product
@@ -8,14 +9,20 @@ from typing import Any, Final
 
 import msgspec
 
-from embedfarm.producer.readers.fields import Fields
+from embedfarm.producer.readers.fields import ALL, Fields
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
+from embedfarm.producer.readers.text_columns import TextColumns, columns_of_json
 
 ID_OPTION: Final = "--id-field"
 FIELDS_SHOWN: Final = 10  # of an object without the field that is asked for
 
 _TEXT_KINDS: Final = (str,)
 _NUMBER_KINDS: Final = (str, int, float)
+log = logging.getLogger(__name__)
+
+decode_pieces = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Decodes an object to the pieces of JSON that its fields hold."""
+
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _JSON_NAMES: Final = {
     str: "string",
@@ -52,6 +59,9 @@ class JsonRows:
             for place in range(len(names))
         ]
         self._alone = len(names) == 1
+        self.columns = columns_of_json(fields)
+        is_watched = fields.keep == (ALL,) and fields.columns is not None
+        self._known = {each.name for each in fields.kept} if is_watched else None
         try:
             self._decoders = [
                 _decoder(paths, self._kinds) for paths in product(*map(_paths, names))
@@ -68,12 +78,31 @@ class JsonRows:
             except _UNREADABLE as error:
                 reason = str(error)
             else:
+                if self.columns and (bad := self._keep(self.columns, line, number)):
+                    return bad
                 values = [str(found)] if self._alone else [*map(str, found)]
                 return self._fields.row(values)
         if line.isspace():
             return None
         field, known = self._diagnose(line)
         return BadRow(self._name, number, field, known or reason)
+
+    def _keep(self, columns: TextColumns, line: bytes, number: int) -> BadRow | None:
+        """Take what is kept of an object, or tell what is wrong with it."""
+        try:
+            pieces = decode_pieces(line)
+        except _UNREADABLE as error:  # what is skipped otherwise, such as a name that is not UTF-8
+            return BadRow(self._name, number, None, f"not JSON: {error}")
+        if self._known is not None and not pieces.keys() <= self._known:
+            unknown = next(name for name in pieces if name not in self._known)
+            self._known = None
+            log.warning(
+                "%s line %d: none of the first rows has the field %r, which is not kept; --keep "
+                "takes it by its name, into another --out, and with --reuse nothing is embedded "
+                "again", self._name, number, unknown,
+            )  # fmt: skip
+        unfit = columns.add([pieces.get(name) for name in columns.names])
+        return BadRow(self._name, number, unfit.field, unfit.reason) if unfit else None
 
     def _diagnose(self, line: bytes) -> tuple[str | None, str]:
         """Return field and reason for which an object was refused; "" where the decoder knows."""

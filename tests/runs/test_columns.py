@@ -243,12 +243,65 @@ def test_columns_of_arrow(tmp_path: Path) -> None:
 
 
 def test_a_corpus_without_columns(tmp_path: Path) -> None:
-    """Columns of a format that has no types for them cannot be kept."""
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"text": "a", "n": 1}\n')
+    """Plain text has no columns that could be kept."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("a\n")
     done = run("embed", corpus, "--out", tmp_path / "out", "--keep", "n", *MODEL)
-    sentence = "columns are kept of parquet, arrow and a database, not of jsonl"
+    sentence = "columns are kept of jsonl, json, csv, tsv, parquet, arrow and a database, not txt"
     assert (done.returncode, sentence in done.stderr) == (2, True)
+
+
+def lines_of(form: str, count: int = COUNT) -> list[str]:
+    """Return the lines of a corpus of text, in which each 50th row is none that can be kept."""
+    numbers = ["odd" if n % 50 == 7 else n for n in range(count)]
+    rows = [
+        {"text": text, "n": n, "s": f"s{n}"}
+        for text, n in zip(texts_of(count), numbers, strict=True)
+    ]
+    if form == "jsonl":
+        return [json.dumps(row) for row in rows]
+    return ["text,n,s", *(",".join(map(str, row.values())) for row in rows)]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_columns_of_text_survive_kills_and_retries(tmp_path: Path, form: str) -> None:
+    """Columns of JSON Lines and CSV stand beside their vectors after kills, and after a retry."""
+    corpus, out = tmp_path / f"corpus.{form}", tmp_path / "out"
+    corpus.write_text("\n".join(lines_of(form)))
+    keep = ("--keep", "s,n:int64")
+    slow = ("--model", f"null:{DIMENSIONS}:30000", *MODEL[2:])
+    words = (corpus, *keep, "--on-bad-row", "skip", *slow)
+    for parts in (2, 5):
+        embedding = Embedding(words, out, SMALL_PARTS)
+        wait_for_parts(out, parts)
+        embedding.kill()
+    assert Embedding(words, out, SMALL_PARTS).wait() == 0
+    good = [n for n in range(COUNT) if n % 50 != 7]
+    texts = [list(texts_of(COUNT))[n] for n in good]
+    table = pa.table({"text": texts, "s": [f"s{n}" for n in good], "n": pa.array(good, pa.int64())})
+    check(out, table)
+    assert len((out / "_skipped.jsonl").read_text().splitlines()) == COUNT - len(good)
+    assert run("verify", out, "--against", corpus).returncode == 0
+    fail_chunks(out, texts, {0, 700, 1469}, table.select(["s", "n"]))
+    done = run("embed", "--out", out, *words, "--retry-failed")
+    assert done.returncode == 0, done.stderr
+    check(out, table)
+
+
+def test_changed_columns_of_text(tmp_path: Path) -> None:
+    """A finished output of JSON Lines is not another corpus's, nor that of other columns."""
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
+    lines = lines_of("jsonl", 100)
+    corpus.write_text("\n".join(lines))
+    words = ("embed", corpus, "--out", out, *MODEL)
+    assert run(*words, "--keep", "all").returncode == 0
+    assert kept(out).column_names == ["index", "text", "n", "s"]
+    assert kept(out).column("n").to_pylist()[6:9] == ["6", "odd", "8"]
+    assert "finished already" in run(*words, "--keep", "all").stdout
+    assert "keep: all before, s now" in run(*words, "--keep", "s").stderr
+    corpus.write_text("\n".join([*lines[:-1], lines[-1].replace("s99", "s98")]))
+    again = run(*words, "--keep", "all")
+    assert (again.returncode, "texts, ids or columns in rows 0 to" in again.stderr) == (2, True)
 
 
 def test_columns_go_along(tmp_path: Path, corpus: Path) -> None:

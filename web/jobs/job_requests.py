@@ -203,7 +203,7 @@ class Options(EmbeddingOptions):
     id_field: Words = ""
     keep: Words = Field(
         default="",
-        description="Columns of Parquet or Arrow to keep beside the vectors, with commas, or all.",
+        description="Columns to keep beside the vectors, with commas, or all; year:int64 is typed.",
     )
     on_bad_row: Literal["fail", "skip"] = "fail"
     reuse: JobIds = Field(
