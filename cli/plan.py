@@ -18,8 +18,10 @@ def plan_job(request: "Request", place: "Place", *, as_json: bool) -> None:
     """Forecast a job, print the forecast, and keep it beside the output for the job's end."""
     from embedfarm.collector.output_directory import State, read_state
     from embedfarm.runs.budget import keep_estimate
+    from embedfarm.runs.versions import pin_versions
     from embedfarm.watch.forecast import forecast
 
+    request = pin_versions(request, place.out)
     made = forecast(request, place.settings, place.devices, place.workers)
     if read_state(place.out) is not State.FINISHED:
         keep_estimate(place.out, request, made.estimate)

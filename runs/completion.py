@@ -16,6 +16,7 @@ from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
 from embedfarm.runs.run import Run, Show
 from embedfarm.runs.store_feed import Destination, StoreFeed
+from embedfarm.runs.versions import pin_versions
 
 
 class CompletedOutput(NamedTuple):
@@ -71,6 +72,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
                 deduplicate=deduplicate,
             )  # fmt: skip
         return done._replace(exported=feed.finish(done.manifest))
+    request = pin_versions(request, place.out)
     before = check_finished(request, place.out)
     if before is not None:
         tidy(place.out, before, place.settings, stop)

@@ -28,6 +28,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
 from embedfarm.producer.readers.directory import locate
 from embedfarm.producer.readers.fields import ColumnQueue
+from embedfarm.producer.readers.lance import split_version
 from embedfarm.producer.readers.recoded import UTF_8, canonical
 
 
@@ -168,7 +169,7 @@ def read_texts(
         settings: Settings, which say where models are kept.
     """
     sources = identity["sources"]
-    if not all(Path(source).exists() for source in sources):
+    if not all(Path(split_version(source)[0]).exists() for source in sources):
         return {}
     texts: dict[int, str] = {}
     first = 0
@@ -276,7 +277,10 @@ def _check_files(out: Path, manifest: Manifest) -> None:
 
 
 def _absolute(source: str) -> str:
-    return str(Path(source).resolve()) if Path(source).exists() else name_source(source)
+    place = split_version(source)[0]
+    if not Path(place).exists():
+        return name_source(source)
+    return f"{Path(place).resolve()}{source.removeprefix(place)}"
 
 
 def file_facts(sources: Sequence[str]) -> dict[str, list[int]]:

@@ -10,7 +10,16 @@ from typing import BinaryIO, Final, TypeAlias
 
 from embedfarm.contract.records import Rows
 from embedfarm.producer import chunker
-from embedfarm.producer.readers import arrow, database, delimited, directory, jsonl, parquet, text
+from embedfarm.producer.readers import (
+    arrow,
+    database,
+    delimited,
+    directory,
+    jsonl,
+    lance,
+    parquet,
+    text,
+)
 from embedfarm.producer.readers.fields import ALL, ColumnQueue, Fields, KeptField, parse_template
 from embedfarm.producer.readers.items import BadRow, CorpusError, Item
 from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
@@ -18,6 +27,7 @@ from embedfarm.producer.readers.recoded import UTF_8, canonical, is_encoding, re
 from embedfarm.producer.readers.source import (
     COMPRESSIONS,
     DATABASE,
+    LANCE,
     TABLES,
     Cursor,
     Location,
@@ -206,6 +216,8 @@ def format_of(location: Location, options: CorpusOptions) -> str:
         return DATABASE
     if options.query is not None:
         raise CorpusError(f"{location.name}: a query is for a database, which this is not")
+    if location.is_lance:
+        return LANCE
     stem, compression = split_compression(location.path)
     by_name = "jsonl" if location.is_stdin else SUFFIXES.get(PurePosixPath(stem).suffix.lower())
     chosen = options.format or by_name
@@ -294,6 +306,9 @@ def _read(  # noqa: PLR0913, PLR0917 -- what the one call has in hand
         chosen = format_of(location, options)
         if location.is_database:
             yield from database.read(location.path, location.name, fields, options.query, cursor)
+            return
+        if location.is_lance:
+            yield from lance.read(location.path, location.name, fields, cursor)
             return
         with opened(location) as file:
             content = _in_utf_8(file, chosen, options)

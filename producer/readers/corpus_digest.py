@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
 
+from embedfarm.producer.readers import lance
 from embedfarm.producer.readers.corpus import CorpusOptions
 from embedfarm.producer.readers.directory import find, locate
 from embedfarm.producer.readers.source import Location
@@ -59,6 +60,8 @@ def _look(
     """Yield each file with what tells whether it has changed; None where nothing does."""
     if location.is_stdin or location.is_database:
         yield location.name, None
+    elif location.is_lance:
+        yield location.path, lance.facts(location.path, location.name)
     elif location.is_directory:
         for _, entry in find(location, options.glob):
             yield entry["name"], _facts_of(location, entry["name"])

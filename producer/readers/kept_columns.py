@@ -6,7 +6,7 @@ from typing import BinaryIO, Final
 
 import pyarrow as pa
 
-from embedfarm.producer.readers import arrow, database, parquet
+from embedfarm.producer.readers import arrow, database, lance, parquet
 from embedfarm.producer.readers.corpus import (
     LOOKS,
     CorpusOptions,
@@ -96,12 +96,15 @@ def _columns_of(location: Location, options: CorpusOptions, kept: Sequence[KeptF
                 location,
                 options,
             )
+    if location.is_lance:
+        with named_errors(location.name, is_url=True):
+            return _kept(lance.schema(location.path, location.name), location, options)
     if kind in LOOKS:
         _check_header(location, options, kept, kind)
         return schema_of(kept)
     read = SCHEMAS.get(kind)
     if read is None:
-        able = ", ".join([*LOOKS, *SCHEMAS])
+        able = ", ".join([*LOOKS, *SCHEMAS, "lance"])
         raise CorpusError(f"{location.name}: columns are kept of {able} and a database, not {kind}")
     if location.is_stdin:
         raise CorpusError(

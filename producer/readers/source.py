@@ -39,6 +39,10 @@ TABLES: Final = {
 DATABASE: Final = "database"
 DATABASE_URL: Final = re.compile(r"(sqlite|postgres|postgresql)://")
 
+LANCE: Final = "lance"
+LANCE_SOURCE: Final = re.compile(r"(?P<place>.*\.lance/?)(@v(?P<version>[0-9]+))?", re.DOTALL)
+"""A directory of Lance's, on any store, and a version of it."""
+
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 
 _BUFFER_BYTES: Final = 1 << 20
@@ -65,8 +69,10 @@ class Location(NamedTuple):
 
     Attributes:
         name: Name for people and ids, without secrets.
-        filesystem: The fsspec file system it is on; None for standard input, `DATABASE` for one.
-        path: Path on that file system; URL of a database.
+        filesystem: The fsspec file system it is on; None for standard input, `DATABASE` and
+            `LANCE` for what other libraries read.
+        path: Path on that file system; URL of a database; path or URL of a Lance dataset, which may
+            have a version behind it.
         is_directory: Whether it is a directory.
     """
 
@@ -86,6 +92,11 @@ class Location(NamedTuple):
         return bool(self.filesystem == DATABASE)
 
     @property
+    def is_lance(self) -> bool:
+        """Whether the location is a Lance dataset."""
+        return bool(self.filesystem == LANCE)
+
+    @property
     def is_stdin(self) -> bool:
         """Whether the location is standard input."""
         return self.filesystem is None
@@ -102,11 +113,19 @@ def find_locations(source: str) -> list[Location]:
     name = printable(hide_in_word(source))
     if DATABASE_URL.match(source):
         return [Location(name, DATABASE, source, is_directory=False)]
+    if is_lance(source):
+        return [Location(name, LANCE, source, is_directory=False)]
     with named_errors(name, is_url="://" in source):
         locations = list(_find(source, name))
     if not locations:
         raise CorpusError(f"{name or repr(name)}: no such file or directory")
     return locations
+
+
+def is_lance(source: str) -> bool:
+    """Tell whether `source` names a Lance dataset, or a version of one."""
+    dataset = LANCE_SOURCE.fullmatch(source)
+    return dataset is not None and ("://" in source or Path(dataset["place"]).is_dir())
 
 
 @contextmanager
@@ -139,6 +158,8 @@ def _find(source: str, name: str) -> Iterator[Location]:
         yield Location(name, filesystem, path, filesystem.isdir(path))
         return
     for match in sorted(filesystem.glob(path)):
+        if LANCE_SOURCE.fullmatch(match) and filesystem.isdir(match):
+            raise CorpusError(f"{name}: a Lance dataset is named by itself, and not by a glob")
         shown = filesystem.unstrip_protocol(match) if "://" in source else match
         yield Location(printable(hide_in_word(shown)), filesystem, match, filesystem.isdir(match))
 

@@ -247,7 +247,7 @@ def test_a_corpus_without_columns(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("a\n")
     done = run("embed", corpus, "--out", tmp_path / "out", "--keep", "n", *MODEL)
-    sentence = "columns are kept of jsonl, json, csv, tsv, parquet, arrow and a database, not txt"
+    sentence = "csv, tsv, parquet, arrow, lance and a database, not txt"
     assert (done.returncode, sentence in done.stderr) == (2, True)
 
 

@@ -1,0 +1,66 @@
+"""Corpora that have versions: an output is of one of them, however often its command is run."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from embedfarm.collector.manifest import read_manifest
+from embedfarm.collector.output_directory import State, read_request, read_state
+from embedfarm.producer.readers.lance import facts, split_version
+from embedfarm.producer.readers.source import is_lance
+from embedfarm.runs.request import Request
+
+log = logging.getLogger(__name__)
+
+
+def pin_versions(request: Request, out: Path) -> Request:
+    """Return a request in which each Lance dataset is of one version.
+
+    Where none is named, it is the one that the output was begun with, and else the newest.
+
+    Raises:
+        CorpusError: A dataset cannot be opened.
+        OutputError: The output's request cannot be read.
+    """
+    if not any(map(is_lance, request.sources)):
+        return request
+    before = _sources_of(out)
+    now = request.identity()["sources"]
+    if len(before) != len(now):
+        before = [""] * len(now)
+    sources = map(_pin, request.sources, now, before)
+    return replace(request, sources=tuple(sources))
+
+
+def _sources_of(out: Path) -> Sequence[str]:
+    """Return the sources that an output was begun with; none if it was not begun."""
+    state = read_state(out)
+    if state is State.NEW:
+        return ()
+    said = read_manifest(out).settings if state is State.FINISHED else read_request(out)
+    sources: Sequence[str] = said["sources"]
+    return sources
+
+
+def _pin(source: str, name: str, before: str) -> str:
+    """Return a source with its version.
+
+    Args:
+        source: The source.
+        name: Its name in records.
+        before: What an earlier run has there, "" if nothing.
+    """
+    place, version = split_version(source)
+    if version is not None or not is_lance(source):
+        return source
+    newest = facts(source, source)[0]
+    at, version = split_version(before)
+    if at != name or version is None:
+        return f"{place.rstrip('/')}@v{newest}"
+    if version != newest:
+        log.warning(
+            "%s has version %d now; this output is of version %d: another --out is of the newest, "
+            "and with --reuse it embeds what is new only", name, newest, version,
+        )  # fmt: skip
+    return f"{place.rstrip('/')}@v{version}"
