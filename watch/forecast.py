@@ -144,17 +144,35 @@ def _known_paces(spec: JobSpec, settings: Settings, chunk_tokens: float) -> list
     if not settings.redis_url:
         return []
     try:
-        found = _remembered(spec, settings, chunk_tokens)
+        with closing_client(settings.redis_url) as client:
+            half_life = settings.rate_half_life_seconds
+            return remembered_paces(FarmClient(client), spec, half_life, chunk_tokens)
     except ForecastError as error:
         log.warning("%s: a sample is embedded here", error)
         return []
+
+
+def remembered_paces(
+    farm: FarmClient, spec: JobSpec, half_life_seconds: float, chunk_tokens: float
+) -> list[WorkerPace]:
+    """Return the paces of a farm's live workers, or of all it remembers if none is alive.
+
+    Args:
+        farm: The farm.
+        spec: Spec of the job, which has the model.
+        half_life_seconds: Setting `rate_half_life_seconds`.
+        chunk_tokens: Mean length of chunks; the rate is that of their class, or the nearest known.
+
+    Raises:
+        ForecastError: No such worker has embedded anything with the model.
+    """
     return [
         WorkerPace(
             speed,
             beat.devices / speed if beat else 1 / speed,
             (beat.devices * beat.device_cost_per_hour if beat else 0.0) / HOUR / speed,
         )
-        for speed, beat in found
+        for speed, beat in _remembered(farm, spec, half_life_seconds, chunk_tokens)
     ]
 
 
@@ -171,16 +189,18 @@ def remembered_speeds(
     Raises:
         ForecastError: No such worker has embedded anything with the model.
     """
-    return [speed for speed, _ in _remembered(spec, settings, chunk_tokens)]
+    with closing_client(settings.redis_url) as client:
+        half_life = settings.rate_half_life_seconds
+        found = _remembered(FarmClient(client), spec, half_life, chunk_tokens)
+    return [speed for speed, _ in found]
 
 
 def _remembered(
-    spec: JobSpec, settings: Settings, chunk_tokens: float
+    farm: FarmClient, spec: JobSpec, half_life_seconds: float, chunk_tokens: float
 ) -> list[tuple[float, Heartbeat | None]]:
-    with closing_client(settings.redis_url) as client:
-        farm, history = FarmClient(client), History(settings.rate_half_life_seconds)
-        history.recall(farm.statistics.history())
-        alive = {beat.worker: beat for beat in farm.workers() if beat.state != "draining"}
+    history = History(half_life_seconds)
+    history.recall(farm.statistics.history())
+    alive = {beat.worker: beat for beat in farm.workers() if beat.state != "draining"}
     rates = history.rates(model_key(spec), length_class(chunk_tokens))
     found = [
         (rate.tokens_per_second, alive.get(name))

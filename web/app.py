@@ -24,6 +24,7 @@ from embedfarm.web.http.problems import HANDLERS, Problem, is_openai
 from embedfarm.web.interactive import InteractiveRequests
 from embedfarm.web.jobs import (
     bulk,
+    estimate_routes,
     events,
     failures,
     feeds,
@@ -61,8 +62,8 @@ from embedfarm.web.services import Passes, Services
 from embedfarm.web.tei import routes as tei_protocol
 
 PROTOCOLS: Final = (
-    bulk, jobs, submissions, retries, results, nearest_chunks, failures, events, feeds,
-    operations, timeline_routes, process_logs, metrics,
+    bulk, jobs, submissions, estimate_routes, retries, results, nearest_chunks, failures, events,
+    feeds, operations, timeline_routes, process_logs, metrics,
     openai_protocol, files, batches, tei_protocol,
 )  # fmt: skip
 PAGES: Final = (

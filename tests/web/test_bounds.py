@@ -140,6 +140,16 @@ def worst_requests() -> dict[str, Sequence[Request]]:
             Request(b"a\n" * 8 * BODY_BYTES, media_type="text/plain"),
             Request(b"{}", headers={"idempotency-key": LONG}),
         ],
+        "POST /v1/estimates": [
+            *hostile("texts", "source"),
+            *forms(),
+            Request(filled(b'{"texts":[', b'"%s"' % (b"a" * 10), b"]}")),
+            Request(b"\n" * 8 * BODY_BYTES, media_type="text/plain"),
+            Request(
+                b"a" * 8 * BODY_BYTES, media_type="text/plain", more="?chunks=1125899906842624"
+            ),
+            Request(b"\n" * 8 * BODY_BYTES, media_type="application/x-ndjson"),
+        ],
         "POST /v1/job-actions": [
             *hostile("verb", "jobs", "words"),
             heavy(verb="cancel", jobs=["a" * 256] * 1000),

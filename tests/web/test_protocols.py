@@ -24,7 +24,7 @@ from embedfarm.contract.model_files import resolve
 from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.web.auth.keys import make_key
-from embedfarm.web.tei.tokenizers import tokenizer_of
+from embedfarm.web.http.tokenizers import tokenizer_of
 from tests.contract.little_job import heartbeat
 from tests.farm.harness import null_vectors, role
 from tests.support import LiveServer, wait_until

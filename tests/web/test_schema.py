@@ -52,6 +52,7 @@ FINER: Final = {
     "GET /v1/jobs/{job}/results": "a type that is none",
     "GET /v1/jobs/{job}/search": "a model that no worker has",
     "POST /v1/jobs": "the same, one field as text and id, a strange file, a key used before",
+    "POST /v1/estimates": "the same, a corpus that is of no lines or has no row",
     "POST /v1/jobs/{job}/texts": "fewer ids than texts",
 }
 

@@ -78,6 +78,7 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
 WITHOUT_ID: Final[dict[str, dict[str, Any]]] = {
     "GET /v1/jobs": {"params": {"limit": 1}},
     "POST /v1/jobs": {"json": {"texts": ["b"]}},
+    "POST /v1/estimates": {"json": {"texts": ["b"]}},
     "POST /v1/job-actions": {"json": {"verb": "cancel"}},
     "POST /v1/feeds": {"json": {}},
     "GET /v1/batches": {},
@@ -112,6 +113,7 @@ WITHOUT_ID: Final[dict[str, dict[str, Any]]] = {
     "POST /steer": {"data": {"verb": "cancel"}},
     "GET /jobs/new": {},
     "POST /jobs/new": FORM,
+    "POST /jobs/new/estimate": FORM,
     "GET /workers": {},
     "GET /scheduler": {},
     "GET /scheduler/passes": {"params": {"passes": "size"}},

@@ -222,7 +222,7 @@ class Options(EmbeddingOptions):
             raise ValueError(f"field {self.text_field!r} cannot be text and id at once")
         return self
 
-    def merge(self, others: Mapping[str, Any]) -> "Options":
+    def merge(self, others: Mapping[str, Any]) -> Self:
         """Return these options, overruled by others.
 
         Raises:
@@ -230,7 +230,7 @@ class Options(EmbeddingOptions):
         """
         given = self.model_dump(exclude_unset=True) | dict(others)
         try:
-            merged: Options = Options.model_validate(given)
+            merged: Self = type(self).model_validate(given)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
         return merged

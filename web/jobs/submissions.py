@@ -91,7 +91,7 @@ _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _EITHER: Final = [
     {"$ref": REFERENCE.format(model=f"Submitted{has}")} for has in ("Texts", "Source")
 ]
-_BODIES: Final = {
+BODIES: Final = {
     JSON: {"schema": {"oneOf": _EITHER}},
     FORM: {"schema": {"$ref": REFERENCE.format(model=UploadedCorpus.__name__)}},
 } | dict.fromkeys(FILE_TYPES, _BINARY)
@@ -103,7 +103,7 @@ _BODIES: Final = {
     response_model=JobFacts,
     responses={201: LOCATION, **problems(404, 409, 415, 507)},
     dependencies=need(Scope.SUBMIT),
-    openapi_extra={"requestBody": {"required": True, "content": _BODIES}},
+    openapi_extra={"requestBody": {"required": True, "content": BODIES}},
 )
 async def submit_job(
     services: Service,
@@ -136,7 +136,7 @@ def _answer(services: Services, who: Caller, key: str | None, order: Order) -> t
     return answer_once(services, who, key, order.identity(), submit)
 
 
-def _find_source(source: str, settings: Settings) -> str:
+def find_source(source: str, settings: Settings) -> str:
     """Return where a corpus is, if the farm may read it and it is not among the jobs by HTTP.
 
     Raises:
@@ -208,7 +208,7 @@ def _check(services: Services, order: Order) -> tuple[str, str]:
         _check_webhook(order.options.webhook, services.settings)
     if order.upload is not None:
         return model, order.corpus
-    return model, _find_source(order.corpus, services.settings)
+    return model, find_source(order.corpus, services.settings)
 
 
 def _find_output(services: Services, job: str) -> Path:

@@ -20,9 +20,9 @@ from embedfarm.web.http.answers import list_of, respond
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import openai_problems
 from embedfarm.web.http.schemas import ROWS, TEXT, TEXTS, TOKENS, WHOLE, Body, Many, shapes
+from embedfarm.web.http.tokenizers import check_count, decode_ids, tokenizer_of
 from embedfarm.web.interactive import DIMENSIONS_MAX, Interactive, InteractiveRequests, shape
 from embedfarm.web.services import Service, Services, need
-from embedfarm.web.tei.tokenizers import check_count, decode_ids, tokenizer_of
 
 OWNER: Final = "embedfarm"
 BEST_FIRST: Final[tuple[StateOfModel, ...]] = ("ready", "loading", "parked", "failed")

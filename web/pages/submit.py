@@ -4,6 +4,7 @@ import contextlib
 from typing import Annotated, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from embedfarm.collector.sinks import sink_kind, sink_names
 from embedfarm.contract.encoding import RecordError
@@ -13,7 +14,14 @@ from embedfarm.contract.status import JobGone
 from embedfarm.ingest.job_queue import has_worker
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.rendering import render
-from embedfarm.web.jobs.job_requests import NOT_IN_BODIES, JobIds, Options, choices_in_bodies
+from embedfarm.web.jobs.estimate_routes import EstimateOptions, estimate_order
+from embedfarm.web.jobs.job_requests import (
+    NOT_IN_BODIES,
+    JobIds,
+    Options,
+    choices_in_bodies,
+    reading,
+)
 from embedfarm.web.jobs.submissions import submit_job
 from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
@@ -105,3 +113,11 @@ async def submit(services: Service, key: Caller, request: Request) -> Response:
     """Submit a job, and show it."""
     made = await submit_job(services, key, request, Options(), None)
     return leave_for(f"/jobs/{made.headers['location'].rpartition('/')[2]}")
+
+
+@router.post("/estimate")
+async def show_estimate(services: Service, request: Request) -> Response:
+    """Show what the job that a form asks for would take; nothing is submitted."""
+    async with reading(request, services, EstimateOptions()) as order:
+        made = await run_in_threadpool(estimate_order, services, order)
+    return render(request, "estimate.html", {"estimate": made})

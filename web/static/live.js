@@ -129,6 +129,43 @@ function upload(event) {
   rest(true);
 }
 
+// Asks what a job would take, and shows the answer in its form. Of a file of lines the beginning is
+// enough, with the size of the whole; any other one is sent, unless it is too large for that.
+const BEGINNING_BYTES = 1 << 19;
+const SENT_BYTES_MAX = 64 << 20;
+
+async function estimate(event) {
+  const button = event.submitter;
+  if (!button?.matches("[data-estimate]")) return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  const place = event.target.querySelector("[data-answer]");
+  const body = new FormData(event.target);
+  const file = body.get("file");
+  if (file instanceof File && /\.(jsonl|ndjson|csv|tsv|txt)$/i.test(file.name)) {
+    body.set("file", file.slice(0, BEGINNING_BYTES), file.name);
+    body.set("bytes", file.size);
+  } else if (file instanceof File && file.size > SENT_BYTES_MAX) {
+    place.textContent = "Only files of lines are estimated: JSON Lines, CSV, TSV and plain text.";
+    return;
+  }
+  button.disabled = true;
+  place.textContent = "Estimating …";
+  try {
+    const answer = await fetch(button.formAction, {
+      method: "POST", headers: { accept: "text/html" }, body,
+    });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const found = page.querySelector("[data-estimate]");
+    if (found) place.replaceChildren(...found.children);
+    else place.textContent = page.querySelector("[data-reason]")?.textContent ?? answer.statusText;
+  } catch {
+    place.textContent = "There was no answer: ask again.";
+  }
+  button.disabled = false;
+}
+
 document.addEventListener("click", ask);
+document.querySelector("form [data-answer]")?.closest("form").addEventListener("submit", estimate);
 document.querySelector("form[data-upload]")?.addEventListener("submit", upload);
 if (live) listen();

@@ -18,6 +18,7 @@ from embedfarm.web.http.answers import list_of, respond
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import problems
 from embedfarm.web.http.schemas import TEXT, TEXTS, WHOLE, Body, Many, shapes
+from embedfarm.web.http.tokenizers import check_texts, tokenize, tokenizer_of
 from embedfarm.web.interactive import (
     DIMENSIONS_MAX,
     Interactive,
@@ -27,7 +28,6 @@ from embedfarm.web.interactive import (
 )
 from embedfarm.web.jobs.job_requests import Words
 from embedfarm.web.services import Service, Services, need
-from embedfarm.web.tei.tokenizers import check_texts, tokenize, tokenizer_of
 
 router: Final = APIRouter(tags=["TEI"], route_class=BoundedRoute)
 Inputs = Annotated[
