@@ -72,7 +72,7 @@ class Reading:
         id_field: Column or key of the id; None for a corpus without ids.
         query: Query that gives the rows of a database; they come in the order of `id_field`.
         keep: Columns that stay beside the vectors in the output, ("all",) for every one: of a
-            table, of rows, or of Parquet.
+            table, of rows, or of files; of JSON and CSV "year:int64" is a number, "year" a string.
         format: Format of files, None to go by their names.
         encoding: Encoding of files that are not UTF-8, such as "cp1252" or "utf-16".
         on_bad_row: "fail" ends the run over a row that cannot be read, "skip" lists it.

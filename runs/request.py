@@ -30,6 +30,7 @@ from embedfarm.producer.readers.directory import locate
 from embedfarm.producer.readers.fields import ColumnQueue
 from embedfarm.producer.readers.lance import split_version
 from embedfarm.producer.readers.recoded import UTF_8, canonical
+from embedfarm.producer.readers.source import is_lance
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class Request:
             "format": self.sink,
         }
 
+    @property
+    def corpora(self) -> list[str]:
+        """The sources, whichever version of them is read."""
+        return [split_version(source)[0] for source in self.sources]
+
     def of_texts(self, corpus: Path, text_field: str, keep: Sequence[str]) -> "Request":
         """Return a request that does the same with texts in a file, beside columns to keep."""
         suffix = corpus.suffix.removeprefix(".")
@@ -94,7 +100,11 @@ class Request:
 def read_again(
     identity: Mapping[str, Any], sources: Sequence[str], settings: Settings
 ) -> Iterator[Rows]:
-    """Read the rows of a corpus as for the output that has this `Request.identity`."""
+    """Read the rows of a corpus as for the output that has this `Request.identity`.
+
+    A Lance dataset without a version is read in that of the output.
+    """
+    sources = [same_version(each, identity["sources"]) for each in sources]
     options = options_of(identity, sources, settings)
     return read_corpus(
         sources, options, (lambda _: None) if identity["skip_bad_rows"] else fail_on_bad_row
@@ -274,6 +284,23 @@ def _check_files(out: Path, manifest: Manifest) -> None:
                     f"{out} was finished, but {span.path.name} {how}: bring it back, or remove "
                     f"{MANIFEST_FILE} and what is left of the output to embed it again"
                 )
+
+
+def same_version(source: str, before: Sequence[str]) -> str:
+    """Return a Lance dataset with the version that it has among the sources of an output.
+
+    A source that names a version, is not among them, or is none of Lance's is returned as it is.
+
+    Args:
+        source: Path or URL.
+        before: Sources by their names in records (`Request.identity`).
+    """
+    if not is_lance(source) or split_version(source)[1] is not None:
+        return source
+    place = source.rstrip("/")
+    versions = [split_version(each) for each in before]
+    said = [version for each, version in versions if each == _absolute(place)]
+    return f"{place}@v{said[0]}" if said and said[0] is not None else source
 
 
 def _absolute(source: str) -> str:

@@ -240,7 +240,7 @@ class Run:
     def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
         place, spec, start = self.place, self.request.spec, output.next_index
         files = model_files.find_local(spec.model, place.settings.model_cache)
-        name = name_corpus(self.request.sources, place.settings.jobs_path)
+        name = name_corpus(self.request.corpora, place.settings.jobs_path)
         notes = {"out": str(place.out.resolve()), "command": place.command, "corpus": name}
         notes |= read_estimate(place.out, self.request).notes
         if self._trace:

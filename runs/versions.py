@@ -7,9 +7,10 @@ from pathlib import Path
 
 from embedfarm.collector.manifest import read_manifest
 from embedfarm.collector.output_directory import State, read_request, read_state
+from embedfarm.contract.redaction import name_source
 from embedfarm.producer.readers.lance import facts, split_version
 from embedfarm.producer.readers.source import is_lance
-from embedfarm.runs.request import Request
+from embedfarm.runs.request import Request, same_version
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,8 @@ def pin_versions(request: Request, out: Path) -> Request:
     if not any(map(is_lance, request.sources)):
         return request
     before = _sources_of(out)
-    now = request.identity()["sources"]
-    if len(before) != len(now):
-        before = [""] * len(now)
-    sources = map(_pin, request.sources, now, before)
-    return replace(request, sources=tuple(sources))
+    sources = tuple(_pin(source, before) for source in request.sources)
+    return replace(request, sources=sources)
 
 
 def _sources_of(out: Path) -> Sequence[str]:
@@ -43,24 +41,23 @@ def _sources_of(out: Path) -> Sequence[str]:
     return sources
 
 
-def _pin(source: str, name: str, before: str) -> str:
-    """Return a source with its version.
+def _pin(source: str, before: Sequence[str]) -> str:
+    """Return a source with its version: that of an earlier run, or the newest.
 
     Args:
         source: The source.
-        name: Its name in records.
-        before: What an earlier run has there, "" if nothing.
+        before: Sources that an earlier run has, by their names in records.
     """
-    place, version = split_version(source)
-    if version is not None or not is_lance(source):
+    if not is_lance(source) or split_version(source)[1] is not None:
         return source
-    newest = facts(source, source)[0]
-    at, version = split_version(before)
-    if at != name or version is None:
-        return f"{place.rstrip('/')}@v{newest}"
+    newest = facts(source, name_source(source))[0]
+    said = same_version(source, before)
+    version = split_version(said)[1]
+    if version is None:
+        return f"{source.rstrip('/')}@v{newest}"
     if version != newest:
         log.warning(
             "%s has version %d now; this output is of version %d: another --out is of the newest, "
-            "and with --reuse it embeds what is new only", name, newest, version,
+            "and with --reuse it embeds what is new only", name_source(source), newest, version,
         )  # fmt: skip
-    return f"{place.rstrip('/')}@v{version}"
+    return said

@@ -23,6 +23,7 @@ from embedfarm.producer.readers import (
 )
 from embedfarm.producer.readers.fields import ColumnQueue
 from embedfarm.producer.readers.kept_columns import find_columns
+from embedfarm.runs.request import same_version
 from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of
 from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, check, kept, wait_for_parts
 from tests.runs.test_retry import fail_chunks
@@ -88,6 +89,8 @@ def test_a_killed_command_goes_on_with_its_version(tmp_path: Path, dataset: Path
     assert done.returncode == 0, done.stderr
     assert f"has version {newest.version} now; this output is of version 1" in done.stderr
     check(out, table)
+    for source, status in [(dataset, 0), (f"{dataset}/", 0), (f"{dataset}@v3", 1)]:
+        assert run("verify", out, "--against", source).returncode == status
     new = tmp_path / "new"
     done = run("embed", "--out", new, *words, "--reuse", out, environment=SMALL_PARTS)
     assert done.returncode == 0, done.stderr
@@ -98,6 +101,24 @@ def test_a_killed_command_goes_on_with_its_version(tmp_path: Path, dataset: Path
     check(out, table)
     other = run("embed", f"{dataset}@v2", "--out", out, *words[1:])
     assert (other.returncode, "corpus.lance@v1 before" in other.stderr) == (2, True)
+
+
+def test_sources_with_versions(
+    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset that an output has is read in its version; one that names another, in that."""
+    monkeypatch.chdir(tmp_path)
+    before = ["/other.lance@v9", f"{dataset}@v2", "s3://b/x.lance@v4"]
+    for source, same in [
+        ("corpus.lance", "corpus.lance@v2"),
+        (f"{dataset}/", f"{dataset}@v2"),
+        ("corpus.lance@v1", "corpus.lance@v1"),
+        ("s3://b/x.lance", "s3://b/x.lance@v4"),
+        ("s3://b/y.lance", "s3://b/y.lance"),
+        ("/other.lance", "/other.lance"),  # there is none now
+        ("corpus.parquet", "corpus.parquet"),
+    ]:
+        assert same_version(source, before) == same
 
 
 def test_a_version_that_is_gone(tmp_path: Path, dataset: Path) -> None:
