@@ -170,7 +170,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             return
         run_to_end(
             request, place, terms, retry=retry_failed, reuse=reuse, deduplicate=deduplicate,
-            to=destination_of(to, others), as_json=as_json,
+            to=destination_of(to, others, settings), as_json=as_json,
         )  # fmt: skip
 
 

@@ -157,10 +157,10 @@ def _copy(directory: Path, out: Path, column: str, *, as_json: bool) -> None:
 def _export_to_store(directory: Path, to: str, others: "Others", *, as_json: bool) -> None:
     """Bring a vector store up to a finished output."""
     from embedfarm.collector.manifest import read_manifest
-    from embedfarm.runs.store_feed import Destination, exporting
+    from embedfarm.runs.store_feed import exporting, find_destination
 
     manifest, settings = read_manifest(directory), read_settings()
-    destination = Destination(to, others)
+    destination = find_destination(to, others, settings)
     lines = ExportLines(manifest.count)
     with exporting(directory, destination, settings, stop_on_signals(), lines.show) as export:
         report = export.finish(manifest)

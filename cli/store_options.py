@@ -11,6 +11,7 @@ from embedfarm.contract.formatting import counted
 
 if TYPE_CHECKING:
     from embedfarm.collector.store_export import ExportReport, Others
+    from embedfarm.contract.settings import Settings
     from embedfarm.runs.store_feed import Destination
 
 LINE_SECONDS: Final = 5.0  # between two lines of progress
@@ -21,7 +22,7 @@ To = Annotated[
         "--to",
         metavar="URL",
         help="Vector store that gets the vectors: qdrant, postgresql, milvus or lancedb, as in "
-        "qdrant://localhost:6333#documents.",
+        "qdrant://localhost:6333#documents; or a name in the setting stores.",
     ),
 ]
 OthersInStore = Annotated[
@@ -34,11 +35,11 @@ OthersInStore = Annotated[
 ]
 
 
-def destination_of(to: str, others: "Others") -> "Destination | None":
+def destination_of(to: str, others: "Others", settings: "Settings") -> "Destination | None":
     """Return where vectors go beside their output; None where they go nowhere else."""
-    from embedfarm.runs.store_feed import Destination
+    from embedfarm.runs.store_feed import find_destination
 
-    return Destination(to, others) if to else None
+    return find_destination(to, others, settings) if to else None
 
 
 class ExportLines:

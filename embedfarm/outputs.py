@@ -20,7 +20,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from embedfarm.runs.query import embed_query
 from embedfarm.runs.request import read_again
-from embedfarm.runs.store_feed import Destination, exporting
+from embedfarm.runs.store_feed import exporting, find_destination
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -209,7 +209,9 @@ class Embeddings:
         Raises:
             StoreError: The store refuses, or stays away for `store_seconds_max`.
         """
-        with exporting(self.path, Destination(url, others), Settings(), Event()) as export:
+        settings = Settings()
+        to = find_destination(url, others, settings)
+        with exporting(self.path, to, settings, Event()) as export:
             return export.finish(read_manifest(self.path))
 
 

@@ -45,7 +45,7 @@ EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
     "text_field", "text", "id_field", "keep", "input_format", "encoding", "glob", "chunk_tokens",
     "chunk_overlap", "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
     "max_hours", "max_cost",
-    "job_id", "embed_changed", "reuse", "deduplicate",
+    "job_id", "embed_changed", "reuse", "deduplicate", "to", "others",
 }  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -321,6 +321,8 @@ def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]
     for name, given in options.items():
         if name not in EMBED_OPTIONS:
             raise OptionRefused(f"no option {name!r}; there are {', '.join(sorted(EMBED_OPTIONS))}")
+        if name == "to" and not (isinstance(given, str) and given in settings.stores):
+            raise OptionRefused("option 'to' must be a name in the setting stores")
         for value in _values(name, given):
             flag = f"--{name.replace('_', '-')}"
             if name in PATH_OPTIONS or (name == "model" and _is_path(str(value))):

@@ -16,6 +16,7 @@ from embedfarm.collector.store_journal import locked_journal
 from embedfarm.collector.store_mark import Origin
 from embedfarm.collector.stores.address import parse_address
 from embedfarm.collector.stores.patience import ExportStopped, PatientStore
+from embedfarm.collector.stores.store import StoreError
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.redaction import hide_secrets
@@ -45,6 +46,21 @@ class Destination(NamedTuple):
     def shown(self) -> str:
         """The URL for people, without its secrets."""
         return parse_address(self.url).shown
+
+
+def find_destination(to: str, others: Others, settings: Settings) -> Destination:
+    """Return where an output goes: to the URL of a collection, or to a store by its name.
+
+    Raises:
+        StoreError: The setting `stores` has no such name.
+    """
+    if "://" in to:
+        return Destination(to, others)
+    store = settings.stores.get(to)
+    if store is None:
+        known = ", ".join(sorted(settings.stores)) or "none"
+        raise StoreError(f"{to!r} is no URL, and no name in the setting stores, which has {known}")
+    return Destination(store.url.get_secret_value(), others)
 
 
 @contextmanager

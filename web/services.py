@@ -83,6 +83,12 @@ class Services:
         return TenantFarm(self.client, tenant=tenant, actor=actor, jobs_max=jobs_max)
 
     @property
+    def stores(self) -> list[str]:
+        """Names of the vector stores that the caller's jobs may fill."""
+        stores = self.settings.stores
+        return sorted(name for name in stores if stores[name].serves(self.caller.tenant))
+
+    @property
     def submissions(self) -> Submissions:
         """Queue of the jobs that `embedfarm ingest` runs."""
         return Submissions(self.client, self.settings)

@@ -22,6 +22,7 @@ from embedfarm.contract.settings.door_limits import (
     DEFAULT_MODEL,
     HttpSettings,
     IngestSettings,
+    NamedStore,
     Recurring,
 )
 from embedfarm.contract.settings.farm_limits import (
@@ -37,7 +38,15 @@ from embedfarm.contract.settings.farm_limits import (
 from embedfarm.contract.settings.profiles import PROFILES, PROPORTIONS
 from embedfarm.contract.settings.trusted_files import TrustedToml, UntrustedFile
 
-__all__ = ["DEFAULT_MODEL", "EndpointType", "Recurring", "Settings", "UntrustedFile", "misspelt"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "EndpointType",
+    "NamedStore",
+    "Recurring",
+    "Settings",
+    "UntrustedFile",
+    "misspelt",
+]
 
 PREFIX: Final = "EMBEDFARM_"
 SECRETS: Final = ("webhook_secret", "endpoint_key")
@@ -97,6 +106,8 @@ class Settings(
         values = self.model_dump(mode="json", exclude_none=True)
         for name in SECRETS:
             values[name] = getattr(self, name).get_secret_value()  # not in a dump
+        for name, store in self.stores.items():
+            values["stores"][name]["url"] = store.url.get_secret_value()
         return {
             f"EMBEDFARM_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in values.items()

@@ -11,6 +11,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
 )
 
 from embedfarm.contract.settings.profiles import MEBIBYTE
@@ -34,6 +35,24 @@ class Recurring(BaseModel):
     cron: str
     task: str
     arguments: dict[str, Any] = {}
+
+
+class NamedStore(BaseModel):
+    """A collection of a vector store, which jobs may name without knowing where it is.
+
+    Attributes:
+        url: URL of the collection as `embed --to` takes it, with its key or password.
+        tenants: Tenants whose keys may name it; `*` for all of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: SecretStr
+    tenants: list[str] = []
+
+    def serves(self, tenant: str | None) -> bool:
+        """Tell whether a key of a tenant may name the store; None is for an operator's key."""
+        return tenant is None or not {tenant, EVERY_TENANT}.isdisjoint(self.tenants)
 
 
 class TenantLimits(BaseModel):
@@ -105,6 +124,14 @@ class IngestSettings(BaseModel):
             description="Signs webhooks: `whsec_` and 24 to 64 bytes in base64; empty: unsigned."
         ),
     ] = NO_SECRET
+    stores: Annotated[
+        dict[str, NamedStore],
+        Field(
+            description='Vector stores that jobs fill by name, such as `{"search": {"url": '
+            '"postgresql://farm:PASSWORD@db/search#documents", "tenants": ["shop"]}}`; keys of '
+            "other tenants than these may not name them."
+        ),
+    ] = {}
     recurring: Annotated[
         list[Recurring],
         Field(

@@ -211,6 +211,10 @@ class Options(EmbeddingOptions):
         description="Ids of finished jobs whose vectors are taken, with commas between.",
     )
     deduplicate: bool = Field(default=False, description="Embed each distinct text once.")
+    to: Words = Field(default="", description="Vector store to fill, by its name on the farm.")
+    others: Literal["refuse", "keep", "delete"] = Field(
+        default="refuse", description="What becomes of rows in it that are not of this job."
+    )
     webhook: Words = Field(default="", description="URL that is told how the job ended.")
 
     @model_validator(mode="after")

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, HTTPException
@@ -21,6 +20,7 @@ from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
+STORE: Final = ("to", "others")
 SAME: Final = (*(JOB_FIELDS.keys() - {"ranges"}), "format")
 READING: Final = {
     "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",
@@ -46,7 +46,7 @@ def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
         if facts.state == "failed":
             _begin_anew(services, facts)
         elif facts.state == "finished":
-            call = _call_for(Path(facts.out), services.settings)
+            call = _call_for(services.settings, facts)
             services.submissions.embed(job, call, "retry_failed")
         else:
             raise HTTPException(409, f"job {job} is {facts.state}: there is nothing to retry yet")
@@ -77,21 +77,26 @@ def _begin_anew(services: Services, facts: JobFacts) -> None:
         services.submissions.embed(facts.job, call)
 
 
-def _call_for(out: Path, settings: Settings) -> Call:
+def _call_for(settings: Settings, facts: JobFacts) -> Call:
     """Make the call that embeds again the chunks that failed of a finished output.
+
+    The store that the job has filled gets them, too.
 
     Raises:
         HTTPException: No chunk failed, or the options cannot be given again.
         OutputError, OSError: There is no finished output.
         PathRefused: The output or its corpus lies below no allowed directory.
     """
-    manifest = read_manifest(allow(str(out), settings.task_roots))
+    manifest = read_manifest(allow(facts.out, settings.task_roots))
     if not manifest.failed:
         raise HTTPException(409, "no chunk of it failed")
     sources = [
         str(allow_source(each, settings.task_roots)) for each in manifest.settings["sources"]
     ]
-    return Call(sources, str(out), options_of(manifest))
+    directory = directory_of(settings, facts.job)
+    before = read_call(directory) if directory is not None else None
+    store = {} if before is None else {k: v for k, v in before.options.items() if k in STORE}
+    return Call(sources, facts.out, options_of(manifest) | store)
 
 
 def options_of(manifest: Manifest) -> dict[str, Any]:

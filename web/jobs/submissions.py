@@ -204,6 +204,9 @@ def _make(services: Services, job: str, order: Order, directory: Path) -> None:
 def _check(services: Services, order: Order) -> tuple[str, str]:
     """Return the model and the corpus of an order, if all that it names may be asked for."""
     model = services.find_model(order.options.model)
+    if order.options.to and order.options.to not in services.stores:
+        shown = hide_in_word(order.options.to)
+        raise HTTPException(422, f"to: there is no store {shown!r} for this key")
     if order.options.webhook:
         _check_webhook(order.options.webhook, services.settings)
     if order.upload is not None:

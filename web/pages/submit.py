@@ -87,6 +87,7 @@ def ask_corpus(
         "sinks": {name: sink_kind(name).about for name in sink_names()},
         "attended": has_worker(services.client),
         "fields": FIELDS,
+        "stores": services.stores,
     }
     return render(request, "new.html", told)
 
